@@ -265,9 +265,7 @@ def _require(is_right: bool, message: Any) -> None:
 def _sweeps(tables: Sequence[Filled]) -> Iterator[Sample]:
     for table in tables:
         for values in asyncio.run(_swept(table)):
-            yield Sample(
-                "sweep every 5 s and delay every minute, nothing late", table.name, values
-            )
+            yield Sample("sweep every 5 s and delay every minute, nothing late", table.name, values)
 
 
 async def _swept(table: Filled) -> list[dict[str, float]]:

@@ -10,6 +10,10 @@ Under a lease no read is needed: a `Lease` remembers the record as its last writ
 method raises `Unavailable` when the store cannot be reached; a write may then have happened or not.
 It may be tried again under the same lease: a `checkpoint` of the same entries then happens once and
 returns; any other write happens once, or, if it had happened already, raises `LeaseLost`.
+
+Every value counts for the task's owner (`roundgate.storage.accounts`) until the store forgets the
+task. A write for which the account has no room raises `QuotaExceeded` and does not happen. An outcome
+of up to `ROW` bytes always has room: it was counted with the task.
 """
 
 from __future__ import annotations
@@ -18,16 +22,21 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from roundgate.errors import LeaseLost, Unavailable
 from roundgate.observability.metrics import Metrics
 from roundgate.protocol import Status
 from roundgate.storage import (
     ANY,
+    Accounts,
+    Change,
     Ending,
     Found,
     Lost,
     OpenTask,
+    Part,
+    Put,
     TaskQueue,
     TaskRecord,
     TaskRef,
@@ -35,6 +44,8 @@ from roundgate.storage import (
     Wanted,
     Work,
 )
+from roundgate.storage.accounts import ROW, Reserved
+from roundgate.storage.tasks import FORGET_AFTER_MS
 from roundgate.tasks import events, machine
 from roundgate.tasks.events import (
     Added,
@@ -52,6 +63,9 @@ from roundgate.tasks.events import (
 
 log = logging.getLogger("roundgate.tasks")
 
+VALUE: Final = 64
+"""Bytes that a value of a task counts besides its own: its name, its key, its place in an index."""
+
 
 @dataclass(slots=True)
 class _Held:
@@ -59,6 +73,8 @@ class _Held:
 
     known: TaskRecord
     """The record as the last write of this lease left it."""
+    state_bytes: int = 0
+    """How much of `ctx.state` has been counted."""
     number: int = 0
     """The number of the last write of entries."""
     in_doubt: Sequence[bytes] | None = None
@@ -125,6 +141,12 @@ class StoredTasks:
 
     The other parts of a process reach the store through this class alone, so some methods only pass
     a call on: tests count, delay and interrupt each call of a process at one seam.
+
+    Args:
+        store: the store.
+        queue: takes messages; without one a sweep of another process sends them.
+        metrics: counts tasks that are created, claimed and end.
+        accounts: the accounts of owners; `None` for an operator's commands, which count nothing.
     """
 
     def __init__(
@@ -132,12 +154,12 @@ class StoredTasks:
         store: TaskStore,
         queue: TaskQueue | None = None,
         metrics: Metrics | None = None,
+        accounts: Accounts | None = None,
     ) -> None:
-        """Make the tasks. `queue` takes their messages; without one a sweep of another process
-        sends them. `metrics` counts tasks that are created, claimed and end."""
         self.store = store
         self._queue = queue
         self._metrics = metrics or Metrics()
+        self._accounts = accounts
         self._listening: dict[TaskRef, list[Callable[[], None]]] = {}
 
     async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
@@ -165,10 +187,25 @@ class StoredTasks:
 
         return end
 
-    async def _swap(self, change: Next) -> TaskRecord | Lost:
-        """Write a change, count it, and tell those who listen to the task."""
+    async def _reserve(self, record: TaskRecord, size: int) -> Reserved | None:
+        """Count bytes for the owner of a task, until its store forgets it."""
+        if self._accounts is None or size <= 0:
+            return None
+        until_ms = record.expires_ms + FORGET_AFTER_MS
+        return await self._accounts.reserve(record.ref.owner, size, until_ms)
+
+    def _give_back(self, reserved: Reserved | None) -> None:
+        if self._accounts is not None and reserved is not None:
+            self._accounts.give_back(reserved)
+
+    async def _swap(self, change: Change, state_bytes: int = 0) -> TaskRecord | Lost:
+        """Count the values of a change, of which `state_bytes` replace as many, and write it. Then
+        tell those who listen to the task."""
+        reserved = await self._reserve(change.before, size_of(change.puts) - state_bytes)
         swapped = await self.store.swap(change)
-        if isinstance(swapped, TaskRecord) and "revision" in change.changes:
+        if isinstance(swapped, Lost):
+            self._give_back(reserved)
+        elif "revision" in change.changes:
             if change.before.is_open and swapped.ending is not None:
                 self._metrics.ended(swapped.tool, swapped.ending)
             for changed in list(self._listening.get(swapped.ref, ())):
@@ -241,12 +278,16 @@ class StoredTasks:
         after `Unavailable`.
         """
         created = machine.create(task)
-        is_new = await self.store.insert(created.record, created.puts)
-        if is_new:
-            self._metrics.created(task.tool)
-            if created.record.ending is not None:
-                self._metrics.ended(task.tool, created.record.ending)
-        if is_new and created.message_ms is not None:
+        record = created.record
+        reserved = await self._reserve(record, 2 * ROW + size_of(created.puts))
+        is_new = await self.store.insert(record, created.puts)
+        if not is_new:
+            self._give_back(reserved)
+            return False
+        self._metrics.created(task.tool)
+        if record.ending is not None:
+            self._metrics.ended(task.tool, record.ending)
+        if created.message_ms is not None:
             await self.send(task.ref, created.message_ms)
         return is_new
 
@@ -328,7 +369,7 @@ class StoredTasks:
         if isinstance(event, events.ClaimCleanup) and event.journal is not None:
             journal = list(event.journal)
         return Claimed(
-            Lease(ref, swapped.fence, _Held(swapped)),
+            Lease(ref, swapped.fence, _Held(swapped, len(work.state))),
             swapped,
             work.call,
             journal,
@@ -445,11 +486,14 @@ class StoredTasks:
             while True:
                 decision = machine.apply(record, event, now_ms)
                 if isinstance(decision, Next):
-                    swapped = await self._swap(decision)
+                    state_bytes = _state_bytes(decision)
+                    counted = min(state_bytes, held.state_bytes)
+                    swapped = await self._swap(decision, counted)
                     if isinstance(swapped, Lost):
                         record = swapped.record
                         continue
                     record = swapped
+                    held.state_bytes = max(state_bytes, held.state_bytes)
                 elif record is None or decision.reason is not No.HAPPENED:
                     raise LeaseLost(str(lease.ref))
                 held.known = record
@@ -596,3 +640,17 @@ def _postponement(move: Move, skew_ms: int) -> events.Postpone:
 def _happened(decisions: Iterable[Next | Refused]) -> int:
     """Return how many events happened."""
     return sum(isinstance(decision, Next) for decision in decisions)
+
+
+def size_of(puts: Sequence[Put]) -> int:
+    """Return the bytes that values count; of an outcome, those beyond `ROW`."""
+    return sum(
+        max(0, len(put.value) - ROW)
+        if put.part is Part.OUTCOME
+        else VALUE + len(put.name) + len(put.value)
+        for put in puts
+    )
+
+
+def _state_bytes(change: Change) -> int:
+    return sum(len(put.value) for put in change.puts if put.part is Part.STATE)
