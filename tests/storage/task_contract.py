@@ -401,6 +401,10 @@ class TaskStoreContract:
             assert head == await store.store.head(ref)
             assert (head.requests, list(head.asked)) == ({}, ["a"])
         assert await store.store.heads([]) == {}
+        lagging = await store.store.heads(refs, may_lag=True)
+        assert {ref: head.tool for ref, head in lagging.items()} == {
+            ref: head.tool for ref, head in heads.items()
+        }
 
     # create and read
 

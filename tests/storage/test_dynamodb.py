@@ -640,6 +640,16 @@ async def test_what_a_sweep_and_the_claim_after_it_cost(metered: Metered) -> Non
     assert await units(store.claim(REF, NOW, UNTIL)) == (1, 3)
 
 
+async def test_glances_at_many_tasks_cost_half_a_unit_each_and_a_call_for_each_hundred(
+    metered: Metered,
+) -> None:
+    store, units = metered.store, metered.of
+    refs = [TaskRef("owner", f"{n:03}") for n in range(150)]
+    await asyncio.gather(*(store.create(new(ref)) for ref in refs))
+    assert await units(store.glance(refs, NOW)) == (75, 0)
+    assert await units(store.read(refs[0], NOW)) == (1, 0)
+
+
 async def test_what_the_documentation_says_that_a_cleanup_costs(metered: Metered) -> None:
     store, units = metered.store, metered.of
     await store.create(new(call=blob(300), cleans_up=True))
