@@ -313,7 +313,7 @@ _TASK_COLUMNS = (
     Column("task_cpu_us", "CPU µs/task"),
     Column("looks", "tasks/get per task", 2),
     Column("sweep_ms", "sweep ms", 2),
-    Column("census_ms", "census ms", 2),
+    Column("delay_ms", "delay ms", 2),
     *_LOAD_COLUMNS,
     Column("store_calls", "store calls"),
     Column("queue_calls", "queue calls"),
@@ -408,6 +408,18 @@ MEASUREMENTS = (
         _TASK_COLUMNS,
         is_more_better=True,
         sample=functools.partial(program, module="bench.tasks"),
+        leaves_out=frozenset({"sdk", "fastmcp", "typescript", "fastapi", "starlette", "asgi"}),
+    ),
+    Measurement(
+        "wake",
+        "wake-up of sleeping tasks by sweeps",
+        (
+            Column("woken_per_s", "tasks/s"),
+            Column("woken_s", "s in all", 1),
+            Column("cpu_us", "CPU µs/task"),
+        ),
+        is_more_better=True,
+        sample=functools.partial(program, module="bench.wake"),
         leaves_out=frozenset({"sdk", "fastmcp", "typescript", "fastapi", "starlette", "asgi"}),
     ),
     Measurement(

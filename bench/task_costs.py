@@ -85,8 +85,8 @@ class Shop:
     def __init__(self, store: StoredTasks, queue: TaskQueue, clock: Clock) -> None:
         config, catalog = TasksConfig(), loading.apart(build([OneTool()], page_size=1))
         self.queue = queue
-        self.tasks = Tasks(store, queue, clock, config)
-        self.worker = Worker(catalog, store, queue, clock, config, nobody_listens)
+        self.tasks = Tasks(store, clock, config)
+        self.worker = Worker(catalog, store, clock, config, nobody_listens)
 
     async def begin(self, size: int) -> TaskRef:
         """Create a task whose step and result have `size` characters."""
@@ -110,11 +110,11 @@ def samples(emulator: Emulator, folder: Path) -> Iterator[Sample]:
 
 async def _measured(emulator: Emulator, table: str, path: Path, size: int) -> Meter:
     meter, clock = Meter(), Clock()
-    store = StoredTasks(
-        DynamoDbTasks(emulator.open(table, lambda: meter.watched(emulator.client())))
-    )
     queue = SqliteQueue(Database(path, durable=False), clock)
-    shop = Shop(meter.wrapped(store, "store_calls"), meter.wrapped(queue, "queue_calls"), clock)
+    counted = meter.wrapped(queue, "queue_calls")
+    table_of_tasks = DynamoDbTasks(emulator.open(table, lambda: meter.watched(emulator.client())))
+    store = StoredTasks(table_of_tasks, counted)
+    shop = Shop(meter.wrapped(store, "store_calls"), counted, clock)
     await _story(meter, shop, size)
     await store.aclose()
     await queue.aclose()

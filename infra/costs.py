@@ -106,8 +106,10 @@ TASK_NAME_BYTES = 65
 """The name of a task in a log line."""
 TURN_LOG_BYTES = 260
 """The worker's log line for a turn."""
-SWEEP_LOG_BYTES = 680
-"""The worker's log line for a sweep, which also holds the metrics."""
+SWEEP_LOG_BYTES = 400
+"""The worker's log line for a sweep, which also holds metrics."""
+COUNT_LOG_BYTES = 320
+"""The log line with the metric of a task that is created, claimed or ends."""
 AWS_LOG_BYTES = {"api": 100 + 26, "function": 270 + 3 * 26}
 """The API's line as template.yaml words it; START, END and REPORT of an
 invocation; 26 for each line."""
@@ -235,7 +237,9 @@ def _task(writes: Writes, turns: int, assumed: Assumed, measured: Measured) -> U
         writes=writes.together,
         reads=assumed.polls * measured.poll_reads + changes,
         messages=3 * sent,  # sent, received, deleted
-        log_bytes=requests * (REQUEST_LOG_BYTES + TASK_NAME_BYTES) + sent * TURN_LOG_BYTES,
+        log_bytes=requests * (REQUEST_LOG_BYTES + TASK_NAME_BYTES)
+        + sent * TURN_LOG_BYTES
+        + (sent + 2) * COUNT_LOG_BYTES,
     )
 
 
@@ -277,7 +281,7 @@ def idle(
     sweep_log = (SWEEP_LOG_BYTES + 26 + AWS_LOG_BYTES["function"]) / GB * prices.log_gb
     yield "alarms", resources.count("AWS::CloudWatch::Alarm") * prices.alarm
     yield "dashboard", resources.count("AWS::CloudWatch::Dashboard") * prices.dashboard
-    yield "metrics of the sweep", METRICS * prices.metric
+    yield "metrics of the sweep", len(SWEEP_METRICS) * prices.metric
     yield "secret", prices.secret
     yield (
         "sweep, each minute",
@@ -300,6 +304,14 @@ NEW_TABLE, WARMED_TABLE, PARTITION = 4_000, 40_000, 1_000
 account's first quota, and of a key of an index."""
 SHARDS = (8, 32)
 """Keys among which the index has the open tasks."""
+ACCOUNT_REQUESTS = 10_000
+"""Requests a second of all HTTP APIs of an account in a region, at first; 2,500 in some regions:
+https://docs.aws.amazon.com/apigateway/latest/developerguide/limits.html"""
+EXECUTIONS = {"a new account": 10, "an older account": 1_000}
+"""Functions that an account runs at once in a region, at first."""
+INVOCATIONS_PER_EXECUTION = 10
+"""Invocations a second that an account may make for each of its executions, however short they
+are: https://docs.aws.amazon.com/lambda/latest/dg/lambda-concurrency.html"""
 
 
 def ceilings(
@@ -307,9 +319,18 @@ def ceilings(
 ) -> Iterator[tuple[str, list[float]]]:
     """Yield how many tasks a second, begun and ended, each part holds; beyond that requests are
     answered 429, or writes are throttled."""
-    rate = template.source["Parameters"]["RequestRate"]["Default"]
-    requests = (task(assumed, measured).requests, long_task(assumed, measured).requests)
-    yield f"API, {rate:,} requests a second (`RequestRate`)", [rate / one for one in requests]
+    parameters = template.source["Parameters"]
+    rate, workers = (parameters[name]["Default"] for name in ("RequestRate", "WorkerConcurrency"))
+    both = (task(assumed, measured), long_task(assumed, measured))
+    for whose, executions in EXECUTIONS.items():
+        held = [_of_lambda(units, assumed, executions) for units in both]
+        yield f"{whose}, {executions:,} functions at once", held
+    turn_s = assumed.worker_ms / 1000
+    held = [workers / (units.turns * turn_s) for units in both]
+    yield f"workers, {workers} at once (`WorkerConcurrency`)", held
+    for whose, most in (("`RequestRate`", rate), ("an account, at first", ACCOUNT_REQUESTS)):
+        held = [most / units.requests for units in both]
+        yield f"API, {most:,} requests a second ({whose})", held
     kinds = (measured.task(assumed), measured.long_task(assumed))
     for what, units in (("new table", NEW_TABLE), ("warmed table and indexes", WARMED_TABLE)):
         for shards in SHARDS:
@@ -317,13 +338,22 @@ def ceilings(
             yield f"{what}, {units:,} units; {shards} shards", held
 
 
+def _of_lambda(units: Units, assumed: Assumed, executions: int) -> float:
+    """Return how many tasks a second an account's functions take, by their time and number."""
+    busy_s = (units.requests * assumed.gateway_ms + units.turns * assumed.worker_ms) / 1000
+    invocations = units.requests + units.turns
+    return min(executions / busy_s, executions * INVOCATIONS_PER_EXECUTION / invocations)
+
+
 def _ceiling(writes: Writes, units: int, shards: int) -> float:
     of_due = min(units, shards * PARTITION)
     return min(units / writes.table, of_due / writes.due, units / writes.owned)
 
 
-METRICS = 6
-"""The number of metrics that CloudWatch makes of the sweep's log line."""
+SWEEP_METRICS = ("overdue_s", "late")
+"""The metrics that CloudWatch makes of a sweep's log line."""
+TASK_METRICS = ("created", "claimed", "ended", "ended")
+"""Those of tasks, which are billed while there are any. Both functions end tasks."""
 
 
 def tables(prices: Prices, assumed: Assumed) -> str:

@@ -21,7 +21,7 @@ with kept():  # collecting garbage among all modules takes 4 % of a cold start
 
     from roundgate import aws
     from roundgate.clock import Clock, Deadline, seed_after_restore
-    from roundgate.observability import metrics
+    from roundgate.observability.metrics import Metrics
     from roundgate.runtime import startup
     from roundgate.storage import TaskRef
     from roundgate.tasks.sweep import Sweep
@@ -41,12 +41,8 @@ ALONE_MS: Final = 10_000
 """The time that a suspect needs after the others of its batch; with less, its message is delivered again."""
 LAST_MS: Final = 1_000
 """The time before the end of a sweep in which it begins no further part."""
-NAMESPACE: Final = "roundgate"
 
 log = logging.getLogger("roundgate.tasks")
-measured = logging.getLogger("roundgate.metrics")
-# at any log level: CloudWatch makes its metrics of these lines
-measured.setLevel("INFO")
 
 
 class LambdaContext(Protocol):
@@ -70,19 +66,18 @@ def make_handler(environ: Mapping[str, str]) -> Function:
     trust = parts.trust(file.config, clock)
     worker = parts.worker(file.config, clock, trust)
     sweep = parts.sweep(file.config, clock, trust)
-    return Function(worker, sweep, clock, environ.get("AWS_LAMBDA_FUNCTION_NAME", ""))
+    return Function(worker, sweep, clock, parts.stores.metrics)
 
 
 class Function:
     """The handler that the runtime calls with each event. The event loop is made at the first one,
     because a snapshot must not hold sockets."""
 
-    def __init__(self, worker: Worker, sweep: Sweep, clock: Clock, name: str) -> None:
+    def __init__(self, worker: Worker, sweep: Sweep, clock: Clock, metrics: Metrics) -> None:
         self._worker = worker
         self._sweep = sweep
         self._clock = clock
-        self._name = name
-        self._metrics = metrics.set_up()
+        self._metrics = metrics
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __call__(self, event: Event, context: LambdaContext) -> Any:
@@ -148,10 +143,6 @@ class Function:
             if turn is Turn.SUSPECT:
                 # its message is hidden for long if this process dies before its turn
                 await self._worker.remind(ref)
-            if turn is Turn.STEP_FAILED:
-                fields = {"failed_steps": 1.0}
-                told = embedded(fields, self._name, self._clock.now_ms())
-                measured.info("failed steps", extra={"fields": {**fields, **told}})
             return turn
         except Exception as error:
             log.error(
@@ -162,35 +153,19 @@ class Function:
             return None
 
     async def _swept(self, within_ms: int) -> dict[str, float]:
-        """Return the census and the number of late tasks, without the latter if time ran out."""
-        fields = await self._counted()
+        """Return the delay of the most overdue task and the number of late tasks, without the
+        latter if time ran out."""
+        # before the sweep, which hides late tasks by queueing them again
+        fields = {"overdue_s": await self._sweep.overdue_s()}
+        self._metrics.overdue(fields["overdue_s"])
         try:
             async with asyncio.timeout(within_ms / 1000):
                 fields["late"] = await self._sweep.sweep(self._clock.deadline(within_ms - LAST_MS))
         except TimeoutError:
             log.warning("the sweep did not come to its end; the next one goes on")
         finally:
-            told = embedded(fields, self._name, self._clock.now_ms())
-            measured.info("tasks", extra={"fields": {**fields, **told}})
+            self._metrics.embed("tasks", fields)
         return fields
-
-    async def _counted(self) -> dict[str, float]:
-        """Return the census before the sweep, which hides late tasks by queueing them again."""
-        census = await self._sweep.census()
-        self._metrics.census(census)
-        return census.fields()
-
-
-def embedded(fields: Mapping[str, float], function: str, now_ms: int) -> dict[str, Any]:
-    """Return the members that make CloudWatch read a log line as metrics (embedded metric format),
-    by function."""
-    metrics = [
-        {"Name": name, "Unit": "Seconds" if name.endswith("_s") else "Count"}
-        for name in fields
-        if name != "at_least"
-    ]
-    directive = {"Namespace": NAMESPACE, "Dimensions": [["function"]], "Metrics": metrics}
-    return {"function": function, "_aws": {"Timestamp": now_ms, "CloudWatchMetrics": [directive]}}
 
 
 def __getattr__(name: str) -> Function:

@@ -118,7 +118,7 @@ def build_app(
     )
     app.include_router(
         make_events_router(
-            Deliveries(core.stores.tasks, core.stores.queue, clock, file.config.tasks),
+            Deliveries(core.stores.tasks, clock, file.config.tasks),
             core.event_tokens,
             Rate(http.max_events_per_s, clock),
             budget,

@@ -147,7 +147,7 @@ async def drain(path: Path, count: int, *, is_blind: bool) -> Drained:
         )
         return Workshop(
             catalog_of(quick=quick),
-            StoredTasks(SqliteTasks(Database(path, durable=False))),
+            StoredTasks(SqliteTasks(Database(path, durable=False)), queue),
             queue,
             Clock(),
             CONFIG,

@@ -44,9 +44,7 @@ async def as_task(seed: int, store: Any, queue: Any, clock: SkippingClock) -> No
     for _ in range(ROUNDS):
         life = plan.life()
         world.is_alive = lambda life=life: not life.dead  # type: ignore[misc]
-        shop = Workshop(
-            catalog_of(tool=tool), life.wraps(store), life.wraps(queue), clock, TasksConfig()
-        )
+        shop = Workshop(catalog_of(tool=tool), *life.shares(store, queue), clock, TasksConfig())
         try:
             shown = await shop.shown(ref)
             if shown["status"] in ("completed", "failed"):
@@ -83,9 +81,8 @@ async def on_dynamodb(seed: int, files: Files, emulator: Any, table: str) -> Non
     client = emulator.client()
     try:
         _, queue = shared.stores()
-        await as_task(
-            seed, StoredTasks(DynamoDbTasks(emulator.open(table, lambda: client))), queue, clock
-        )
+        store = StoredTasks(DynamoDbTasks(emulator.open(table, lambda: client)), queue)
+        await as_task(seed, store, queue, clock)
     finally:
         client.close()
         await shared.aclose()

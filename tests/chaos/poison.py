@@ -246,7 +246,7 @@ async def shop(environment: Mapping[str, str]) -> AsyncIterator[tuple[Tasks, sta
     clock = Clock()
     stores = startup.make_stores(settings.from_environment(os.environ), clock)
     try:
-        yield Tasks(stores.tasks, stores.queue, clock, TasksConfig(requeue_after_s=2)), stores
+        yield Tasks(stores.tasks, clock, TasksConfig(requeue_after_s=2)), stores
     finally:
         await stores.queue.aclose()
         await stores.tasks.aclose()

@@ -85,7 +85,9 @@ def test_each_variable_sets_its_field() -> None:
     expected = Settings(
         Path("/etc/gateway.yaml"), "https://mcp.example.com", "off", "warning", on_lambda=True
     )
-    assert from_environment(environ) == dataclasses.replace(expected, on_demand=True)
+    assert from_environment(environ) == dataclasses.replace(
+        expected, on_function="gateway", on_demand=True
+    )
 
 
 @pytest.mark.parametrize(

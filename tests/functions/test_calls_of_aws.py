@@ -60,7 +60,7 @@ def everything(functions: Functions, environ: dict[str, str]) -> None:
     other = begin(functions, "later", text=LARGE)
     result(functions, "tasks/cancel", {"taskId": other})
     assert result(functions, "tasks/get", {"taskId": other})["status"] == "cancelled"
-    assert functions.worker(recorded("schedule"), LambdaContext())["working"] == 1
+    assert "late" in functions.worker(recorded("schedule"), LambdaContext())
 
 
 def test_what_the_functions_are_seen_to_do_is_what_they_may(

@@ -17,8 +17,6 @@ from infra import costs
 from roundgate import observability as logs
 from roundgate.clock import Clock
 from roundgate.deployment.template import Template
-from roundgate.lambda_worker import embedded
-from roundgate.observability.metrics import Census
 from tests.functions.at_aws import REQUEUE_S, Witness, begin, result, work
 from tests.functions.at_aws import dynamodb as dynamodb
 from tests.functions.at_aws import endpoint as endpoint
@@ -50,14 +48,25 @@ def test_a_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> N
     assert "coffee" in capsys.readouterr().err
 
 
-def test_the_metrics_that_are_paid_for_are_those_in_the_line_of_a_sweep() -> None:
-    census = Census(
-        {"working": 1, "input_required": 1}, {"working": 1.0, "input_required": 1.0}, 1.0
-    )
-    (directive,) = embedded({**census.fields(), "late": 0}, "worker", 0)["_aws"][
-        "CloudWatchMetrics"
+def test_the_metrics_that_are_paid_for_are_those_of_tasks_that_end_well(
+    functions: Functions, log: io.StringIO
+) -> None:
+    task_id, other = begin(functions, "bare"), begin(functions, "bare")
+    work(functions, task_id)
+    answers = {"taskId": task_id, "inputResponses": {"one": accept(text="x")}}
+    result(functions, "tasks/update", answers)
+    work(functions, task_id)
+    result(functions, "tasks/cancel", {"taskId": other})
+    functions.worker(recorded("schedule"), LambdaContext())
+    lines = [json.loads(line) for line in log.getvalue().splitlines() if '"_aws"' in line]
+    told = [
+        one["Name"]
+        for line in lines
+        for directive in line["_aws"]["CloudWatchMetrics"]
+        for one in directive["Metrics"]
     ]
-    assert len(directive["Metrics"]) == costs.METRICS
+    assert sorted({*told}) == sorted({*costs.SWEEP_METRICS, *costs.TASK_METRICS})
+    assert (told.count("created"), told.count("claimed"), told.count("ended")) == (2, 2, 2)
 
 
 # counting

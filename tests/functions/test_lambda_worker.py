@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -87,11 +88,11 @@ def test_a_failed_step_that_ended_a_task_is_a_metric(
     params = {"name": "fail", "arguments": {}}
     task_id = str(functions.ask("http_api_v2", "tools/call", params)["result"]["taskId"])
     functions.worker(batch(message(task_id)), LambdaContext())
-    (line,) = [one for one in caplog.records if one.message == "failed steps"]
+    (line,) = [one for one in caplog.records if one.message == "task ended"]
     fields = line.__dict__["fields"]
     (directive,) = fields["_aws"]["CloudWatchMetrics"]
-    assert fields["failed_steps"] == 1
-    assert [one["Name"] for one in directive["Metrics"]] == ["failed_steps"]
+    assert (fields["ended"], fields["failed_steps"]) == (1, 1)
+    assert [one["Name"] for one in directive["Metrics"]] == ["ended", "failed_steps"]
 
 
 def test_a_bad_message_fails_itself_and_no_other(functions: Functions) -> None:
@@ -111,10 +112,24 @@ def test_messages_for_tasks_that_are_not_to_be_had_are_done(functions: Functions
 @pytest.mark.parametrize(
     "event", [recorded("schedule"), {"task": "sweep"}, {"source": "aws.scheduler"}], ids=str
 )
-def test_the_schedule_sweeps_and_counts(functions: Functions, event: dict[str, Any]) -> None:
+def test_the_schedule_sweeps(functions: Functions, event: dict[str, Any]) -> None:
     begin(functions)
-    swept = functions.worker(event, LambdaContext())
-    assert (swept["working"], swept["input_required"], swept["late"]) == (1, 0, 0)
+    assert functions.worker(event, LambdaContext()) == {"overdue_s": 0.0, "late": 0}
+
+
+def test_tasks_are_counted_where_they_are_created_claimed_and_end(
+    functions: Functions, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin(functions)
+    functions.worker(batch(message(begin(functions))), LambdaContext())
+    counted = Counter(
+        one["Name"]
+        for record in caplog.records
+        if record.name == "roundgate.metrics"
+        for directive in record.__dict__["fields"]["_aws"]["CloudWatchMetrics"]
+        for one in directive["Metrics"]
+    )
+    assert counted == {"created": 2, "claimed": 1}
 
 
 def test_a_task_that_no_worker_takes_is_told_to_be_overdue_although_the_sweep_queues_it_again(
@@ -147,10 +162,11 @@ def test_a_sweep_that_does_not_come_to_its_end_stops_in_time_and_tells_what_it_h
     file, clock = config.load(Path(environ["GATEWAY_CONFIG"])), Clock()
     parts = startup.build_core(file, settings.from_environment(environ), clock)
     sweep = Endless(parts.stores.tasks, parts.stores.queue, clock, file.config.tasks)
-    with closing(Function(parts.worker(file.config, clock), sweep, clock, "worker")) as worker:
+    with closing(
+        Function(parts.worker(file.config, clock), sweep, clock, parts.stores.metrics)
+    ) as worker:
         swept = worker(recorded("schedule"), LambdaContext(lambda_worker.MARGIN_MS + 300))
-    assert swept["working"] == 0
-    assert "late" not in swept
+    assert swept == {"overdue_s": 0.0}
     assert "the next one goes on" in caplog.text
 
 

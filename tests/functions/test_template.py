@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -381,12 +382,15 @@ def test_a_chain_of_sleeps_is_no_loop_to_be_stopped(deployed: Template) -> None:
 def test_a_sweep_is_over_before_the_next_and_is_neither_late_nor_repeated(
     deployed: Template,
 ) -> None:
-    (rule,) = map(deployed.properties, deployed.named("AWS::Events::Rule"))
-    assert rate_s(rule["ScheduleExpression"]) * 1000 > lambda_worker.SWEEP_MS
-    assert rule["Targets"][0]["RetryPolicy"] == {
-        "MaximumEventAgeInSeconds": 60,
-        "MaximumRetryAttempts": 0,
-    }
+    rules = list(map(deployed.properties, deployed.named("AWS::Events::Rule")))
+    for rule in rules:
+        assert rate_s(rule["ScheduleExpression"]) * 1000 > lambda_worker.SWEEP_MS
+        assert rule["Targets"][0]["RetryPolicy"] == {
+            "MaximumEventAgeInSeconds": 60,
+            "MaximumRetryAttempts": 0,
+        }
+    states = Counter(rule.get("State", "ENABLED") for rule in rules)
+    assert states == {"ENABLED": 1, "DISABLED": 3}, "further sweepers are asked for"
     (asynchronous,) = map(deployed.properties, deployed.named("AWS::Lambda::EventInvokeConfig"))
     assert asynchronous["MaximumRetryAttempts"] == 0
     assert asynchronous["MaximumEventAgeInSeconds"] <= 60
@@ -497,13 +501,14 @@ def test_every_module_that_uses_a_store_is_known_to_belong_to_a_function_or_to_n
         *permissions.GATEWAY,
         *permissions.WORKER,
         *permissions.SERVERS_ALONE,
+        permissions.SENDS,
     }
 
 
 @pytest.mark.parametrize(
     ("method", "does"),
     [
-        ("create", {"dynamodb:PutItem", "dynamodb:BatchWriteItem"}),
+        ("create", {"dynamodb:PutItem", "dynamodb:BatchWriteItem", "sqs:SendMessage"}),
         ("read", {"dynamodb:Query"}),
         ("due", {"dynamodb:Query index"}),
         (

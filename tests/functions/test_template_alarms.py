@@ -3,11 +3,12 @@ AWS publishes them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from roundgate.deployment.template import Template
-from roundgate.lambda_worker import NAMESPACE, embedded
-from roundgate.observability.metrics import Census
+from roundgate.observability.metrics import NAMESPACE, Metrics
 from tests.support.cloudwatch import Alarm, Minutes, alarms
 from tests.support.dynamodb import ROOT
 
@@ -35,8 +36,9 @@ FIRES: dict[str, list[tuple[str, Minutes]]] = {
         ("a sweep that does not run any more", [0.0, 0.0, None, None, None, None, None]),
         ("a sweep that has never run", NOTHING),
     ],
-    "OldestTaskAlarm": [
-        ("a task of an hour and five minutes", [3600.0 + 60 * n for n in range(5)])
+    "TaskGrowthAlarm": [
+        ("a hundred a minute that do not end", [100.0] * 60),
+        ("bursts that do not end", [*([0.0] * 14), 1_000.0] * 4),
     ],
     "FailedStepsAlarm": [
         ("a step that failed for good", [None, None, 1.0]),
@@ -71,10 +73,11 @@ QUIET: dict[str, list[tuple[str, Minutes]]] = {
         ),
         ("a sweep that is missed now and then", [0.0, None, 0.0, None, None, None, 0.0]),
     ],
-    "OldestTaskAlarm": [
-        ("no task", QUIET_HOUR),
-        ("tasks of half an hour", [1800.0] * 10),
-        ("nothing told: that is the other's", NOTHING),
+    "TaskGrowthAlarm": [
+        ("no task, of which nothing is told", NOTHING),
+        ("as many that end as are created", QUIET_HOUR),
+        ("a burst that is worked off", [*([500.0] * 15), *([-250.0] * 30), *([0.0] * 15)]),
+        ("some that wait for an answer", [10.0] * 60),
     ],
     "FailedStepsAlarm": [
         ("no failed step, of which nothing is told", NOTHING),
@@ -116,7 +119,8 @@ def test_each_alarm_has_something_to_fire_on_and_something_to_keep_quiet_on(
 def test_the_age_of_the_oldest_message_alarms_nobody(known: dict[str, Alarm]) -> None:
     """It counts messages that a worker has, and so every long turn; and those of dead workers for
     90 minutes."""
-    assert "ApproximateAgeOfOldestMessage" not in {alarm.metric for alarm in known.values()}
+    names = {metric.name for alarm in known.values() for metric in alarm.metrics}
+    assert "ApproximateAgeOfOldestMessage" not in names
 
 
 OF_AWS = {
@@ -129,15 +133,26 @@ OF_AWS = {
 fire."""
 
 
-def test_each_looks_at_a_metric_that_is_published(known: dict[str, Alarm]) -> None:
-    census = Census(
-        {"working": 1, "input_required": 1}, {"working": 1.0, "input_required": 1.0}, 1.0
-    )
-    lines = [
-        embedded(fields, "worker", 0)
-        for fields in ({**census.fields(), "late": 0}, {"failed_steps": 1.0})
-    ]
-    directives = [one for line in lines for one in line["_aws"]["CloudWatchMetrics"]]
+def published(caplog: pytest.LogCaptureFixture) -> list[Any]:
+    """The directives in the lines of functions that create, claim and end tasks, and sweep."""
+    metrics = Metrics("worker")
+    with caplog.at_level("INFO", "roundgate.metrics"):
+        metrics.created("tool")
+        metrics.claimed("tool")
+        metrics.ended("tool", "step_failed")
+        metrics.embed("tasks", SWEPT)
+    lines = [record.__dict__["fields"] for record in caplog.records]
+    return [one for line in lines for one in line["_aws"]["CloudWatchMetrics"]]
+
+
+SWEPT = {"overdue_s": 1.0, "late": 0}
+"""What a sweep tells (`tests/functions/test_worker_function.py`)."""
+
+
+def test_each_looks_at_a_metric_that_is_published(
+    known: dict[str, Alarm], caplog: pytest.LogCaptureFixture
+) -> None:
+    directives = published(caplog)
     ours = {
         (directive["Namespace"], one["Name"], directive["Dimensions"][0][0])
         for directive in directives
@@ -147,7 +162,7 @@ def test_each_looks_at_a_metric_that_is_published(known: dict[str, Alarm]) -> No
     template = Template(ROOT / "template.yaml", {}, NAMES)
     (counted,) = template.properties("ThrottledRequests")["MetricTransformations"]
     ours.add((counted["MetricNamespace"], counted["MetricName"], counted["Dimensions"][0]["Key"]))
-    for alarm in known.values():
-        (dimension,) = alarm.dimensions
-        assert (alarm.namespace, alarm.metric, dimension) in OF_AWS | ours
-        assert alarm.dimensions[dimension] in NAMES.values()
+    for metric in (metric for alarm in known.values() for metric in alarm.metrics):
+        (dimension,) = metric.dimensions
+        assert (metric.namespace, metric.name, dimension) in OF_AWS | ours
+        assert metric.dimensions[dimension] in NAMES.values()

@@ -195,7 +195,9 @@ async def test_so_it_does_in_dynamodb(
 ) -> None:
     with dynamodb.table() as table:
         made = make_stores(task_settings(tmp_path), Clock())
-        doubtful = Doubtful(StoredTasks(DynamoDbTasks(dynamodb.open(table))), **troubles)
+        doubtful = Doubtful(
+            StoredTasks(DynamoDbTasks(dynamodb.open(table)), made.queue), **troubles
+        )
         stores = Stores(made.once, as_stored(doubtful), made.queue, made.sessions)
         params: dict[str, Any] = {"name": name, "arguments": {"what": "cake"}}
         async with tasked(tmp_path, *orders.tools(), stores=stores) as ann:

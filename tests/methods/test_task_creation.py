@@ -19,6 +19,7 @@ from roundgate.runtime.startup import Stores, make_stores
 from roundgate.storage.queue import Message
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.events import NewTask
+from roundgate.tasks.stored import StoredTasks
 from tests.support import wire
 from tests.support.clocks import SkippingClock
 from tests.support.rounds import CAPABILITIES, accept, retry, valid_input_required
@@ -30,7 +31,6 @@ from tests.support.task_client import (
     tasked,
     valid_created,
 )
-from tests.support.tasks import as_stored
 
 
 class Name(BaseModel):
@@ -361,6 +361,9 @@ def stores_with(directory: Path, clock: Clock, **broken: str) -> Stores:
     parts: dict[str, Any] = {
         name: getattr(made, name) for name in ("once", "tasks", "queue", "sessions")
     }
+    if "queue" in broken:
+        parts["queue"] = Broken(parts["queue"], broken.pop("queue"))
+        parts["tasks"] = StoredTasks(made.tasks.store, parts["queue"])
     parts |= {name: Broken(parts[name], method) for name, method in broken.items()}
     return Stores(**parts)
 
@@ -458,8 +461,10 @@ class Recorder:
     def __init__(self, directory: Path) -> None:
         self._made = make_stores(task_settings(directory), Clock())
         self.seen: list[str] = []
-        tasks, queue = _Told(self._made.tasks, self), _Told(self._made.queue, self)
-        self.stores = Stores(self._made.once, as_stored(tasks), queue, self._made.sessions)
+        queue = _Told(self._made.queue, self)
+        store: Any = _Told(self._made.tasks.store, self)
+        tasks = StoredTasks(store, queue)
+        self.stores = Stores(self._made.once, tasks, queue, self._made.sessions)
 
 
 @dataclass
@@ -486,17 +491,17 @@ async def test_a_task_is_durable_before_its_message_is_sent_and_its_client_told(
         tmp_path, *behaviours("required", []).values(), stores=recorder.stores, works=False
     ) as ann:
         await ann.call("goes_on")
-        assert recorder.seen == ["count_open", "create", "send"]
+        assert recorder.seen == ["count_open", "insert", "send"]
         recorder.seen.clear()
         await ann.call("at_once")
-        assert recorder.seen == ["create"]  # it is over: no worker is needed
+        assert recorder.seen == ["insert"]  # it is over: no worker is needed
         recorder.seen.clear()
         behave = TaskClient(ann.mcp, DECLARED)
         task_id = await behave.begin("goes_on")
         recorder.seen.clear()
         await behave.get(task_id)
         await behave.cancel(task_id)
-        assert recorder.seen == ["read", "cancel"]
+        assert recorder.seen == ["read", "head", "swap"]
 
 
 async def test_a_call_that_does_not_become_a_task_writes_nothing(tmp_path: Path) -> None:

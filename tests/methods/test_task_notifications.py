@@ -260,6 +260,7 @@ class Counting:
 
     def __init__(self, made: Stores) -> None:
         self.reads: Counter[str] = Counter()
+        self.glances: Counter[str] = Counter()
         self.down = False
         self._inner: Any = made.tasks
         self.stores = Stores(made.once, as_stored(self), made.queue, made.sessions)
@@ -269,6 +270,12 @@ class Counting:
         if self.down:
             raise Unavailable("The store cannot be reached")
         return await self._inner.read(ref, now_ms)
+
+    async def glance(self, refs: Any, now_ms: int) -> Any:
+        self.glances.update(ref.id for ref in refs)
+        if self.down:
+            raise Unavailable("The store cannot be reached")
+        return await self._inner.glance(refs, now_ms)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -292,8 +299,10 @@ async def test_a_task_is_looked_at_once_an_interval_however_many_watch_it(tmp_pa
             await said(one)
             await said(two)
             stores.reads.clear()
+            stores.glances.clear()
             await asyncio.sleep(0.55)
-            assert 2 <= stores.reads[task_id] <= 6
+            assert 2 <= stores.glances[task_id] <= 6
+            assert stores.reads[task_id] <= 1, "the first look"
             await TaskClient(mcp).cancel(task_id)
             assert [(await said(stream))["status"] for stream in (one, two)] == [
                 "cancelled",
@@ -308,8 +317,9 @@ async def test_nobody_looks_once_nobody_listens(tmp_path: Path) -> None:
             async with listening(app, [task_id]) as stream:
                 await said(stream)
         stores.reads.clear()
+        stores.glances.clear()
         await asyncio.sleep(0.3)
-        assert stores.reads[task_id] == 0
+        assert stores.reads[task_id] == stores.glances[task_id] == 0
         async with listening(app, [task_id]) as stream:  # and it can be begun again
             await said(stream)
             await TaskClient(mcp).cancel(task_id)

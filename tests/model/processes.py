@@ -82,10 +82,10 @@ class Process:
         self.loop = ProcessLoop(self.world)
         self.clock = ModelClock(self.world, name)
         self.clock.set(shared.any_offset_s())
-        self.store = ToldTasks(SqliteTasks(Remote(self, shared.db)))
         self.queue = Queue(self, shared.post)
-        self.tasks = Tasks(self.store, self.queue, self.clock, shared.config)
-        self.deliveries = Deliveries(self.store, self.queue, self.clock, shared.config)
+        self.store = ToldTasks(SqliteTasks(Remote(self, shared.db)), self.queue)
+        self.tasks = Tasks(self.store, self.clock, shared.config)
+        self.deliveries = Deliveries(self.store, self.clock, shared.config)
         self.world.loops.append(self.loop)
 
     @property
@@ -169,7 +169,7 @@ class WorkerProcess(Process):
         config = shared.config
         source = EventSource(lambda: TOKENS, "https://model", self.clock, config.max_open_events)
         self.worker = Worker(
-            *(catalog, self.store, self.queue, self.clock, config, nobody_listens),
+            *(catalog, self.store, self.clock, config, nobody_listens),
             external=source.of_task,
         )
         sweep = Sweep(self.store, self.queue, self.clock, config)

@@ -350,7 +350,7 @@ async def test_everything_usual_is_one_write_and_a_read_before_it_without_a_leas
         "update_item": 1
     }
     assert await calls(store.read(REF, NOW)) == {"query": 1}
-    assert await calls(store.expire(REF, END)) == {"get_item": 1}, "it is over"
+    assert await calls(store.expire([REF], END)) == {"batch_get_item": 1}, "it is over"
 
 
 async def test_a_cancellation_of_what_is_over_or_unknown_is_one_read(tasks: Counted) -> None:
@@ -434,7 +434,7 @@ async def test_questions_that_are_cancelled_or_expire_leave_no_rows(
     await asking(tasks.store, {"a": blob(9_000)})
     await asking(tasks.store, {"a": blob(9_000)}, other)
     await tasks.store.cancel(REF, "cancelled", NOW)
-    await tasks.store.expire(other, END)
+    await tasks.store.expire([other], END)
     assert [row["sk"]["S"] for row in dynamodb.items(table)] == ["0", "0"]
 
 
@@ -640,6 +640,16 @@ async def test_what_a_sweep_and_the_claim_after_it_cost(metered: Metered) -> Non
     assert await units(store.claim(REF, NOW, UNTIL)) == (1, 3)
 
 
+async def test_glances_at_many_tasks_cost_half_a_unit_each_and_a_call_for_each_hundred(
+    metered: Metered,
+) -> None:
+    store, units = metered.store, metered.of
+    refs = [TaskRef("owner", f"{n:03}") for n in range(150)]
+    await asyncio.gather(*(store.create(new(ref)) for ref in refs))
+    assert await units(store.glance(refs, NOW)) == (75, 0)
+    assert await units(store.read(refs[0], NOW)) == (1, 0)
+
+
 async def test_what_the_documentation_says_that_a_cleanup_costs(metered: Metered) -> None:
     store, units = metered.store, metered.of
     await store.create(new(call=blob(300), cleans_up=True))
@@ -647,7 +657,7 @@ async def test_what_the_documentation_says_that_a_cleanup_costs(metered: Metered
     claimed = store.claim_cleanup(REF, NOW, UNTIL, due_ms=UNTIL, lapsed_ms=NOW)
     assert await units(claimed) == (1, 3)
     assert (await record(store)).fence == 1
-    assert await units(store.end_cleanup(Lease(REF, 1))) == (1, 2)
+    assert await units(store.end_cleanup(Lease(REF, 1), NOW)) == (1, 2)
 
 
 async def test_a_step_costs_little_more_than_a_unit_however_many_there_were(
@@ -744,7 +754,7 @@ async def test_what_passes_is_unavailable(tasks: Counted, error: Exception) -> N
         store.open_tasks(10),
         store.find(),
         store.requeue(REF, NOW, SOON),
-        store.expire(REF, END),
+        store.expire([REF], END),
         tasks.once.claim("id", "yes", 10, LATER),
         tasks.once.finish("id", b""),
         tasks.once.read("id"),

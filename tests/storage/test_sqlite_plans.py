@@ -128,7 +128,7 @@ async def of_workers(store: StoredTasks) -> None:
     await store.checkpoint(lease, Added([b"1"], b"{}", "on its way"), NOW, UNTIL)
     await store.suspend(lease, NOTHING, {"a": b"1", "b": b"2"}, NOW, wake_ms=NOW)
     await store.answer(REF, {"a": b"1"}, NOW, UNTIL)
-    await store.go_on(REF, NOW, UNTIL)
+    await store.go_on([REF], NOW, UNTIL)
     await store.release(await claimed(store), NOTHING, NOW, wake_ms=0, due_ms=NOW)
     await store.restart(await claimed(store), b"{}", [b"1"], b"{}", 1, NOW, NOW)
     await store.let_go(REF, (await claimed(store)).fence, NOW, NOW, blame=False)
@@ -153,7 +153,7 @@ async def of_sweeps(store: StoredTasks) -> None:
     late = await store.due(UNTIL, 10, 0)
     await store.due(UNTIL, 10)
     await store.postpone_many([Move(late[0], UNTIL, 1)], UNTIL)
-    await store.expire(TaskRef("owner", "past"), END)
+    await store.expire([TaskRef("owner", "past")], END)
     await store.forget(END + 10**10)
 
 
@@ -204,7 +204,9 @@ async def steps(database: Traced, store: StoredTasks, count: int) -> dict[str, i
 
 
 def test_values_of_any_size_lie_beside_the_index() -> None:
-    tables = re.findall(r"create table (\w+) \(\n(.*?)\n\)( without rowid)?;", "".join(MIGRATIONS), re.DOTALL)
+    tables = re.findall(
+        r"create table (\w+) \(\n(.*?)\n\)( without rowid)?;", "".join(MIGRATIONS), re.DOTALL
+    )
     with_values = {name: (columns, kind) for name, columns, kind in tables if " blob" in columns}
     assert with_values.keys() == {"once", "payloads", "sessions", "told"}
     for name, (columns, kind) in with_values.items():

@@ -25,13 +25,21 @@ STATISTICS: Mapping[str, Callable[[list[float]], float]] = {
 
 
 @dataclass(frozen=True)
+class Metric:
+    """A metric that an alarm looks at."""
+
+    namespace: str
+    name: str
+    dimensions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Alarm:
     """One of the template's."""
 
     name: str
-    namespace: str
-    metric: str
-    dimensions: Mapping[str, str]
+    metrics: Sequence[Metric]
+    """Of several, the first less the others, each 0 in a period without points."""
     statistic: str
     minutes: int
     """Of a period."""
@@ -68,15 +76,35 @@ def alarms(template: Template) -> dict[str, Alarm]:
 def _alarm(name: str, properties: Mapping[str, Any]) -> Alarm:
     assert properties["ComparisonOperator"] == "GreaterThanOrEqualToThreshold"
     assert properties["TreatMissingData"] in ("breaching", "notBreaching")
-    assert properties["Period"] % 60 == 0
+    metrics, statistic, period_s = _looked_at(properties)
+    assert period_s % 60 == 0
     return Alarm(
         name,
-        properties["Namespace"],
-        properties["MetricName"],
-        {one["Name"]: one["Value"] for one in properties["Dimensions"]},
-        properties["Statistic"],
-        properties["Period"] // 60,
+        metrics,
+        statistic,
+        period_s // 60,
         properties["EvaluationPeriods"],
         float(properties["Threshold"]),
         properties["TreatMissingData"] == "breaching",
     )
+
+
+def _looked_at(properties: Mapping[str, Any]) -> tuple[list[Metric], str, int]:
+    """The metrics of an alarm, their statistic, and the seconds of its periods."""
+    if "Metrics" not in properties:
+        return [_metric(properties)], properties["Statistic"], properties["Period"]
+    (formula,) = (one for one in properties["Metrics"] if "Expression" in one)
+    stats = {one["Id"]: one for one in properties["Metrics"] if one is not formula}
+    assert formula.get("ReturnData", True)
+    assert not any(one["ReturnData"] for one in stats.values())
+    assert formula["Expression"] == " - ".join(f"FILL({name}, 0)" for name in stats)
+    ((statistic, period_s),) = {
+        (one["MetricStat"]["Stat"], one["MetricStat"]["Period"]) for one in stats.values()
+    }
+    metrics = [_metric(one["MetricStat"]["Metric"]) for one in stats.values()]
+    return metrics, statistic, period_s
+
+
+def _metric(properties: Mapping[str, Any]) -> Metric:
+    dimensions = {one["Name"]: one["Value"] for one in properties["Dimensions"]}
+    return Metric(properties["Namespace"], properties["MetricName"], dimensions)

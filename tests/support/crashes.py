@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 from roundgate import json
 from roundgate.errors import Unavailable
+from roundgate.tasks.stored import StoredTasks
 
 When: TypeAlias = Literal["before", "after"]
 How: TypeAlias = Literal["before", "after", "times out before", "times out after"]
@@ -55,6 +56,11 @@ class Life:
     def wraps(self, port: Any) -> Any:
         """A store or a queue as this process reaches it."""
         return _Wrapped(self, port)
+
+    def shares(self, store: StoredTasks, queue: Any) -> tuple[Any, Any]:
+        """Tasks and their queue as this process reaches them: it may die between the two."""
+        queue = self.wraps(queue)
+        return self.wraps(StoredTasks(store.store, queue)), queue
 
     def look_alive(self) -> None:
         """Ends whoever goes on in a process that is dead."""

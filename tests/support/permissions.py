@@ -98,6 +98,10 @@ SERVERS_ALONE = (
 """What no function runs: the operator's command, workers that poll, and tests."""
 
 
+SENDS = "app/roundgate/tasks/stored.py"
+"""What sends messages for the others, and is counted as their use of the store."""
+
+
 def deployed(**parameters: str) -> Template:
     """The expanded template, with what its resources are called here."""
     return Template(ROOT / "template.yaml", parameters, KNOWN, expanded())
@@ -203,7 +207,8 @@ def _uses(module: str) -> Iterator[tuple[str, str]]:
 def _methods(
     path: str, name: str, under: Mapping[str, set[Permission]]
 ) -> dict[str, set[Permission]]:
-    """What each method of a class does, itself, through `self` or through the `_table` or `store` under it."""
+    """What each method of a class does, itself, through `self`, or through the `_table`, `store` or
+    `_queue` under it."""
     (found,) = (
         node for node in _parsed(path).body if isinstance(node, ast.ClassDef) and node.name == name
     )
@@ -233,7 +238,7 @@ def _does(
                 name in bodies and name not in seen
             ):
                 found |= _does(name, bodies, under, seen | {name})
-            case ast.Attribute(attr=name, value=ast.Attribute(attr="_table" | "store")):
+            case ast.Attribute(attr=name, value=ast.Attribute(attr="_table" | "store" | "_queue")):
                 found |= under.get(name, set())
     return {(action, index or resource) for action, resource in found}
 
@@ -248,11 +253,13 @@ def _parsed(path: str) -> ast.Module:
 
 _TABLE = _methods("app/roundgate/storage/dynamodb/table.py", "Table", {})
 _TASKS = _methods("app/roundgate/storage/dynamodb/tasks.py", "DynamoDbTasks", _TABLE)
-TASKS = _methods("app/roundgate/tasks/stored.py", "StoredTasks", _TASKS)
+_QUEUE = _methods("app/roundgate/storage/sqs.py", "SqsQueue", {})
+_SENDING = {name: _QUEUE[name] for name in ("send", "send_many")}
+TASKS = _methods("app/roundgate/tasks/stored.py", "StoredTasks", {**_TASKS, **_SENDING})
 STORES: Mapping[str, Mapping[str, set[Permission]]] = {
     "_store": TASKS,
     "_once": _methods("app/roundgate/storage/dynamodb/table.py", "DynamoDbOnce", _TABLE),
-    "_queue": _methods("app/roundgate/storage/sqs.py", "SqsQueue", {}),
+    "_queue": _QUEUE,
     "_rows": _methods("app/roundgate/storage/dynamodb/sessions.py", "DynamoDbSessions", _TABLE),
 }
 """What the methods of the stores do, by the attribute that has the store."""

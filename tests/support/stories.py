@@ -244,10 +244,10 @@ class Story:
         async def tool(ctx: Context) -> Any:
             return await self.handler(ctx, effects, self.clock)
 
-        store = life.wraps(_Own(self.store, owner_of(self.client.principal)))
-        return Workshop(
-            catalog_of(tool=tool), store, life.wraps(self.messages), self.clock, self.config
-        )
+        queue = life.wraps(self.messages)
+        tasks = StoredTasks(self.store.store, queue)
+        store = life.wraps(_Own(tasks, owner_of(self.client.principal)))
+        return Workshop(catalog_of(tool=tool), store, queue, self.clock, self.config)
 
     async def tell(self) -> dict[str, Any]:
         """From the first request to the end; what the client saw last."""

@@ -109,12 +109,12 @@ class Workshop:
     public_url: str | None = PUBLIC_URL
 
     def __post_init__(self) -> None:
-        self.tasks = Tasks(self.store, self.queue, self.clock, self.config)
+        self.tasks = Tasks(self.store, self.clock, self.config)
         trust = ClockTrust(self.clock, int(self.config.lease_s * 1000), 5_000)
         most = self.config.max_open_events
         source = EventSource(lambda: EventTokens(RING), self.public_url, self.clock, most)
         self.worker = Worker(
-            *(self.catalog, self.store, self.queue, self.clock, self.config, nobody_listens),
+            *(self.catalog, self.store, self.clock, self.config, nobody_listens),
             trust=trust,
             external=source.of_task,
         )
@@ -170,7 +170,7 @@ class Workshop:
 
     async def deliver(self, ref: TaskRef, name: str, payload: Any) -> Delivered:
         """A payload of an external event."""
-        deliveries = Deliveries(self.store, self.queue, self.clock, self.config)
+        deliveries = Deliveries(self.store, self.clock, self.config)
         return await deliveries.deliver(ref, name, payload)
 
     # for the workers
@@ -264,7 +264,8 @@ class Shared:
             for _ in range(2)
         ]
         self.opened += databases
-        return StoredTasks(SqliteTasks(databases[0])), SqliteQueue(databases[1], self.clock)
+        queue = SqliteQueue(databases[1], self.clock)
+        return StoredTasks(SqliteTasks(databases[0]), queue), queue
 
     def workshop(self, **handlers: Handler | None) -> Workshop:
         """Another process that serves these handlers; one that is `None` has a name, but is never run here."""

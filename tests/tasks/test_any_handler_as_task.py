@@ -51,9 +51,7 @@ async def as_task(
     ref = await Workshop(catalog_of(tool=make()), store, queue, clock).begin("tool")
     for _ in range(300):
         life = plan.life()
-        shop = Workshop(
-            catalog_of(tool=make()), life.wraps(store), life.wraps(queue), clock, shared.config
-        )
+        shop = Workshop(catalog_of(tool=make()), *life.shares(store, queue), clock, shared.config)
         try:
             shown = await shop.shown(ref)
             if shown["status"] == "completed":

@@ -181,8 +181,8 @@ class House:
             job = Job(self.service, life, key, self.is_cancellable, has_result=self.has_result)
             return dict(await follow(job, ctx))
 
-        store = life.wraps(self.store)
-        return Workshop(served(run), store, life.wraps(self.queue), self.clock, self.config)
+        shares = life.shares(self.store, self.queue)
+        return Workshop(served(run), *shares, self.clock, self.config)
 
     async def begin(self, shop: Workshop) -> None:
         call = TaskCall("run", {}, LOCAL, CAPABILITIES)
@@ -238,9 +238,8 @@ def served(run: Any) -> Catalog:
 @pytest.fixture
 def house(path: Any, clock: FixedClock) -> House:
     database = Fast(path)
-    return House(
-        StoredTasks(SqliteTasks(database)), SqliteQueue(database, clock), Service(clock), clock
-    )
+    queue = SqliteQueue(database, clock)
+    return House(StoredTasks(SqliteTasks(database), queue), queue, Service(clock), clock)
 
 
 async def started(house: House) -> Workshop:

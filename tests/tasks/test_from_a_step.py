@@ -75,7 +75,7 @@ async def at_the_end(shop: Workshop) -> TaskRef:
 
 
 async def taken_up(shop: Workshop, ref: TaskRef, step: str) -> TaskRef:
-    return await retry(shop.store, shop.queue, ref, shop.clock.now_ms(), step)
+    return await retry(shop.store, ref, shop.clock.now_ms(), step)
 
 
 async def test_everything_before_the_step_is_remembered_and_all_after_it_happens_again(
@@ -146,7 +146,7 @@ async def test_what_was_done_after_the_failure_is_forgotten_with_it(shared: Shar
     assert await shop.all_turns() == [Turn.STEP_FAILED]
     BROKEN.clear()
     with pytest.raises(NotRetryable, match="refund was done"):
-        await retry(shop.store, shop.queue, ref, shop.clock.now_ms())
+        await retry(shop.store, ref, shop.clock.now_ms())
     going_on = await taken_up(shop, ref, "charge")
     await shop.all_turns()
     assert await shop.value(going_on) == ["charge 2"]
@@ -172,8 +172,8 @@ async def test_a_parked_task_goes_on_under_its_own_id(shared: Shared) -> None:
     await before.answer(ref, who=accept(name="me"))
     assert await after.all_turns() == [Turn.PARKED]
     with pytest.raises(NotRetryable, match="has no step 'x'; it has plan, quote, who"):
-        await rewind(after.store, after.queue, ref, after.clock.now_ms(), "x")
-    await rewind(after.store, after.queue, ref, after.clock.now_ms(), "quote")
+        await rewind(after.store, ref, after.clock.now_ms(), "x")
+    await rewind(after.store, ref, after.clock.now_ms(), "quote")
     assert await after.all_turns() == [Turn.ASKED]
     assert CALLS == {"plan": 1, "quote": 2}
     assert list((await after.shown(ref))["inputRequests"]) == ["who@2"]
@@ -211,7 +211,7 @@ async def test_a_payload_that_comes_while_a_parked_task_is_wound_back_is_kept(
         return found
 
     after.store.store.read_work = read_work  # type: ignore[method-assign]
-    await rewind(after.store, after.queue, ref, after.clock.now_ms(), "quote")
+    await rewind(after.store, ref, after.clock.now_ms(), "quote")
     assert [mark.name for mark in marks_of(await after.record(ref))] == ["event:paid"]
     assert await after.all_turns() == [Turn.RELEASED]
     shared.clock.skip(6)  # type: ignore[attr-defined]

@@ -14,6 +14,7 @@ import pytest
 from roundgate.auth.principal import LOCAL, Principal
 from roundgate.clock import Clock
 from roundgate.lambda_worker import Function
+from roundgate.observability.metrics import Metrics
 from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
 from roundgate.storage.tasks import TaskRecord, TaskRef
@@ -358,7 +359,7 @@ async def test_a_function_runs_suspects_when_the_others_of_their_batch_are_done(
         order.append(f"{name} ends")
 
     shop = share(Clock()).workshop(work=work)
-    function = Function(shop.worker, shop.sweep, shop.clock, "worker")
+    function = Function(shop.worker, shop.sweep, shop.clock, Metrics())
     suspects = [
         await suspected(shop, await shop.begin("work", name=name))
         for name in ("suspect 1", "suspect 2")
@@ -384,7 +385,7 @@ async def test_a_suspect_that_waits_in_a_function_is_looked_at_again_soon_howeve
             await over_now.wait()
 
     shop = share(Clock(), requeue_after_s=2).workshop(work=work)
-    function = Function(shop.worker, shop.sweep, shop.clock, "worker")
+    function = Function(shop.worker, shop.sweep, shop.clock, Metrics())
     first, waiting = [
         await suspected(shop, await shop.begin("work", waits=waits)) for waits in (True, False)
     ]
@@ -406,7 +407,7 @@ async def test_a_suspect_for_which_there_is_no_time_left_comes_again(share: Shar
         raise AssertionError("it is not run")
 
     shop = share(Clock()).workshop(work=work)
-    function = Function(shop.worker, shop.sweep, shop.clock, "worker")
+    function = Function(shop.worker, shop.sweep, shop.clock, Metrics())
     ref = await suspected(shop, await shop.begin("work"))
     assert await function.handle(batch(ref), 8_000) == {
         "batchItemFailures": [{"itemIdentifier": "m0"}]

@@ -28,6 +28,7 @@ from roundgate.tasks.events import (
     NotClaimed,
     Postponed,
     Refused,
+    Sending,
     Waited,
     marks_of,
 )
@@ -37,9 +38,9 @@ NOW: Final = 1_000_000
 END: Final = NOW + 100_000
 UNTIL: Final = NOW + 30_000
 FENCE: Final = 3
-NEW, _ = machine.create(
+NEW = machine.create(
     NewTask(TaskRef("owner", "id"), "tool", b"call", NOW - 1_000, END, NOW + 5_000)
-)
+).record
 HELD = replace(NEW, fence=FENCE, lease_until_ms=UNTIL)
 ASKING = replace(NEW, fence=FENCE, status=Status.INPUT_REQUIRED, asked=("a", "b"), due_ms=NOW - 1)
 OVER = replace(NEW, fence=FENCE, status=Status.COMPLETED, ending=Ending.OK, due_ms=None)
@@ -236,7 +237,7 @@ def test_the_table_is_whole() -> None:
 def test_a_sweep_moves_what_is_not_held(state: str, expected: Postponed) -> None:
     record = STATES[state]
     seen_ms = NOW if record is None or record.due_ms is None else record.due_ms
-    decision = apply(record, events.Postpone(seen_ms, END, 1, False, 0), NOW)
+    decision = apply(record, events.Postpone(seen_ms, END, 1, Sending.NEEDED, 0), NOW)
     if isinstance(decision, Refused):
         assert decision.reason is expected
         return
@@ -247,8 +248,94 @@ def test_a_sweep_moves_what_is_not_held(state: str, expected: Postponed) -> None
     assert after.fence == (record or after).fence
 
 
+MESSAGES: Final[Mapping[str, tuple[str, Event, int | None]]] = {
+    "claim": ("new", EVENTS["claim"], None),
+    "checkpoint": ("held", EVENTS["checkpoint"], None),
+    "questions": ("held", EVENTS["suspend"], None),
+    "goes on at once": ("held", EVENTS["release"], 0),
+    "goes on soon": ("held", events.Release(FENCE, NOTHING, 0, NOW + 5_000, UNTIL), 5_000),
+    "goes on soon, for a worker that is early": (
+        *("held", events.Release(FENCE, NOTHING, 0, NOW + 5_000, UNTIL, early_ms=1_000)),
+        5_000,
+    ),
+    "is woken by a sweep": ("held", events.Release(FENCE, NOTHING, 0, UNTIL, UNTIL), None),
+    "a write that took longer than a sweep waits": (
+        *("held", events.Release(FENCE, NOTHING, 0, 0, NOW)),
+        None,
+    ),
+    "begins anew": ("held", EVENTS["restart"], 0),
+    "parked": ("held", EVENTS["park"], None),
+    "finished": ("held", EVENTS["finish"], None),
+    "finished, to be cleaned up": (
+        *("held", events.Finish(FENCE, Status.FAILED, b"{}", None, UNTIL)),
+        0,
+    ),
+    "let go, due now": ("held", EVENTS["let go"], None),
+    "let go": ("held", events.LetGo(FENCE, UNTIL, blame=True), 0),
+    "answered in part": ("asking", EVENTS["answer one"], None),
+    "answered": ("asking", EVENTS["answer all"], 0),
+    "cancelled": ("held", EVENTS["cancel"], None),
+    "goes on without answers": ("may go on", EVENTS["go on"], 0),
+    "requeued": ("new", EVENTS["requeue"], 0),
+    "cleanup claimed": ("to clean up", EVENTS["claim cleanup"], None),
+    "cleanup postponed": (
+        *("to clean up", events.PostponeCleanup(FENCE, NOW + 5_000, UNTIL)),
+        5_000,
+    ),
+    "cleanup ended": ("to clean up", EVENTS["end cleanup"], None),
+    "taken up again": ("step failed", EVENTS["note retry"], None),
+}
+"""The delay of the message that follows an event in a state; `None` for none."""
+
+
+@pytest.mark.parametrize(("state", "event", "expected"), MESSAGES.values(), ids=MESSAGES)
+def test_an_event_that_wants_a_worker_calls_for_a_message(
+    state: str, event: Event, expected: int | None
+) -> None:
+    decision = apply(STATES[state], event, NOW)
+    assert isinstance(decision, Next)
+    assert decision.message_ms == expected
+
+
+@pytest.mark.parametrize("cleans_up", [True, False])
+@pytest.mark.parametrize("name", ["cancel", "expire"])
+def test_what_ends_early_calls_for_a_message_if_something_is_left(
+    name: str, cleans_up: bool
+) -> None:
+    expires_ms = NOW if name == "expire" else END
+    record = replace(HELD, cleans_up=cleans_up, expires_ms=expires_ms)
+    decision = apply(record, EVENTS[name], NOW)
+    assert isinstance(decision, Next)
+    assert decision.message_ms == (0 if cleans_up else None)
+
+
+@pytest.mark.parametrize("state", ["new", "held", "lapsed"])
+@pytest.mark.parametrize("sending", Sending)
+def test_a_move_calls_for_a_message_unless_a_worker_or_the_queue_has_the_task(
+    state: str, sending: Sending
+) -> None:
+    record = STATES[state]
+    assert record is not None
+    event = events.Postpone(record.due_ms or 0, END, 1, sending, 0)
+    decision = apply(record, event, NOW)
+    assert isinstance(decision, Next)
+    sends = {Sending.NEEDED: ("new", "lapsed"), Sending.DOUBTED: ("lapsed",)}.get(sending, ())
+    assert decision.message_ms == (0 if state in sends else None)
+    assert decision.record().unsent == (state == "held" or sending is Sending.LEFT)
+
+
+@pytest.mark.parametrize(
+    ("status", "message_ms"), [(Status.WORKING, 0), (Status.COMPLETED, None), (Status.FAILED, None)]
+)
+def test_a_new_task_calls_for_a_message_unless_it_is_over(
+    status: Status, message_ms: int | None
+) -> None:
+    task = NewTask(NEW.ref, "tool", b"call", NOW, END, UNTIL, status=status)
+    assert machine.create(task).message_ms == message_ms
+
+
 def test_a_task_that_was_moved_since_is_missed() -> None:
-    decision = apply(NEW, events.Postpone(NOW, END, 1, False, 0), NOW)
+    decision = apply(NEW, events.Postpone(NOW, END, 1, Sending.NEEDED, 0), NOW)
     assert decision == Refused(Postponed.MISSED)
 
 
@@ -498,7 +585,7 @@ def event_from(
         case 13:
             return events.GoOn(first)
         case 14:
-            return events.Postpone(record.due_ms or 0, first, n, flag, 5_000)
+            return events.Postpone(record.due_ms or 0, first, n, [*Sending][keys % 4], 5_000)
         case 15:
             return events.Expire(first)
         case 18:
@@ -545,11 +632,15 @@ class Life:
 
 def test_who_creates_a_task_may_have_it_or_have_asked() -> None:
     task = NewTask(NEW.ref, "tool", b"call", NOW, END, END, lease_until_ms=UNTIL)
-    held, _ = machine.create(task)
+    created = machine.create(task)
+    held = created.record
+    assert created.message_ms is None
     assert machine.holds(held, 1)
     assert (held.fence, held.lease_until_ms, held.alone) == (1, UNTIL, True)
     asked = replace(task, lease_until_ms=0, status=Status.INPUT_REQUIRED, requests={"a": b"?"})
-    asking, puts = machine.create(asked)
+    created = machine.create(asked)
+    asking, puts = created.record, created.puts
+    assert created.message_ms is None
     assert (asking.asked, asking.fence, asking.lease_until_ms) == (("a",), 0, 0)
     assert Put(Part.REQUEST, b"?", "a") in puts
     assert isinstance(apply(asking, events.Answer({"a": b"!"}, END), NOW), Next)
@@ -579,7 +670,7 @@ Check: TypeAlias = "Callable[[Life, Event, Life, int], None]"
 def lives(steps: list[Any], cleans_up: bool, check: Check) -> None:
     """Lead a task through any events, and look at each that happens."""
     task = NewTask(NEW.ref, "tool", b"", NOW, END, NOW, cleans_up=cleans_up)
-    life, now_ms = Life(machine.create(task)[0]), NOW
+    life, now_ms = Life(machine.create(task).record), NOW
     for kind, first, second, third, flag, keys, n in steps:
         now_ms += (0, 1, 10_000, 30_000)[keys % 4]
         before = Life(life.record, {*life.questions}, {**life.answers}, [*life.journal])

@@ -26,7 +26,7 @@ from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
 from roundgate.storage.queue import Message
 from roundgate.storage.tasks import TaskRef
-from roundgate.tasks.stored import Claimed
+from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.turn import Turn
 from tests.support.clocks import SkippingClock
 from tests.support.replay import Name, polite
@@ -150,13 +150,9 @@ async def test_each_task_ends_once_and_rightly_whatever_becomes_of_messages_and_
 
     def process() -> Workshop:
         store, queue = shared.stores()
-        return Workshop(
-            catalog_of(work=work),
-            witness.wraps(store),
-            Chaotic(queue, chance),  # type: ignore[arg-type]
-            clock,
-            shared.config,
-        )
+        chaotic: Any = Chaotic(queue, chance)
+        tasks = witness.wraps(StoredTasks(store.store, chaotic))
+        return Workshop(catalog_of(work=work), tasks, chaotic, clock, shared.config)
 
     async def worker(shop: Workshop) -> list[tuple[TaskRef, Turn]]:
         turns: list[tuple[TaskRef, Turn]] = []

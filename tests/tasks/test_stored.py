@@ -4,7 +4,7 @@ processes."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 
 from roundgate.errors import LeaseLost, Unavailable
+from roundgate.observability.metrics import Metrics
 from roundgate.protocol.tasks import OPEN, Status
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.tasks import SqliteTasks
@@ -105,7 +106,7 @@ async def _cancelled(store: StoredTasks) -> Lease:
 
 async def _expired(store: StoredTasks) -> Lease:
     lease = await working(store)
-    await store.expire(REF, END)
+    await store.expire([REF], END)
     return lease
 
 
@@ -202,8 +203,8 @@ async def test_a_task_that_asks_until_a_moment_is_due_then_and_goes_on_from_then
 ) -> None:
     await store.suspend(await working(store), NOTHING, {"a": b"?"}, NOW, wake_ms=SOON)
     assert (await record(store)).due_ms == SOON
-    assert not await store.go_on(REF, SOON - 1, UNTIL)
-    assert await store.go_on(REF, SOON, UNTIL)
+    assert not await store.go_on([REF], SOON - 1, UNTIL)
+    assert await store.go_on([REF], SOON, UNTIL)
     found = await record(store)
     assert (found.status, found.requests, found.wake_ms, found.due_ms) == (
         Status.WORKING,
@@ -211,7 +212,7 @@ async def test_a_task_that_asks_until_a_moment_is_due_then_and_goes_on_from_then
         0,
         UNTIL,
     )
-    assert not await store.go_on(REF, SOON, UNTIL)
+    assert not await store.go_on([REF], SOON, UNTIL)
     assert (await claim(store, now_ms=SOON)).answers == {}
 
 
@@ -220,7 +221,7 @@ async def test_while_it_goes_on_no_answer_to_what_it_asked_is_taken_and_lost(
 ) -> None:
     questions = {"a": b"?", "b": b"?"}
     await store.suspend(await working(store), NOTHING, questions, NOW, wake_ms=SOON)
-    assert await store.go_on(REF, SOON, UNTIL)
+    assert await store.go_on([REF], SOON, UNTIL)
     for answers in ({"b": b"!"}, {"a": b"!", "b": b"!"}, {"b": b"!", "nobody": b"!"}):
         assert await store.answer(REF, answers, SOON, UNTIL) is Answered.LATER
     assert await store.answer(REF, {"nobody": b"!"}, SOON, UNTIL) is Answered.NOT_NEEDED
@@ -238,7 +239,7 @@ async def test_what_it_asked_may_be_asked_again_after_a_fault_and_not_after_it_l
     store: StoredTasks, keeps_blame: bool
 ) -> None:
     await store.suspend(await working(store), NOTHING, {"a": b"?"}, NOW, wake_ms=SOON)
-    assert await store.go_on(REF, SOON, UNTIL)
+    assert await store.go_on([REF], SOON, UNTIL)
     lease = (await claim(store, now_ms=SOON)).lease
     await store.release(lease, NOTHING, SOON, wake_ms=0, due_ms=UNTIL, keeps_blame=keeps_blame)
     expected = Answered.LATER if keeps_blame else Answered.NOT_NEEDED
@@ -250,15 +251,15 @@ async def test_one_that_is_answered_before_goes_on_at_once(store: StoredTasks) -
     assert await store.answer(REF, {"a": b"!"}, NOW, UNTIL) is Answered.PARTLY
     assert (await record(store)).due_ms == SOON
     assert await store.answer(REF, {"b": b"!"}, NOW, UNTIL) is Answered.FULLY
-    assert not await store.go_on(REF, SOON, UNTIL)
+    assert not await store.go_on([REF], SOON, UNTIL)
     assert (await claim(store, now_ms=NOW)).answers == {"a": b"!", "b": b"!"}
 
 
 async def test_one_that_asks_without_a_moment_or_is_over_does_not(store: StoredTasks) -> None:
     await asking(store, {"a": b"?"})
-    assert not await store.go_on(REF, END - 1, END)
+    assert not await store.go_on([REF], END - 1, END)
     await store.cancel(REF, "cancelled", NOW)
-    assert not await store.go_on(REF, END - 1, END)
+    assert not await store.go_on([REF], END - 1, END)
 
 
 # claim
@@ -789,7 +790,7 @@ async def test_who_had_the_task_adds_what_it_could_not_write(store: StoredTasks,
     claimed = await clean_up(store, REF, fence=lease.fence, journal=journal)
     assert claimed is not None
     assert list(claimed.journal) == journal
-    await store.postpone_cleanup(claimed.lease, wake_ms=SOON, due_ms=SOON)
+    await store.postpone_cleanup(claimed.lease, NOW, wake_ms=SOON, due_ms=SOON)
     again = await clean_up(store, REF, SOON)
     assert again is not None
     assert list(again.journal) == journal
@@ -833,23 +834,22 @@ async def test_what_is_ended_early_by_its_worker_is_cleaned_up(
     claimed = await clean_up(store, REF)
     assert claimed is not None
     assert claimed.journal == [b"start"]
-    assert await store.end_cleanup(claimed.lease)
+    assert await store.end_cleanup(claimed.lease, NOW)
     assert (await record(store)).outcome == b"too long"
 
 
 async def test_what_expires_is_cleaned_up_though_nobody_can_see_it(store: StoredTasks) -> None:
     await begun(store, "asleep")
     await store.create(new(other := TaskRef("owner", "other")))
-    assert await store.expire(REF, END - 1, END) is False
-    assert await store.expire(REF, END, END + 5) is True
-    assert await store.expire(REF, END, END + 5) is False
-    assert await store.expire(other, END) is False
+    assert await store.expire([REF], END - 1, END) == 0
+    assert await store.expire([REF, other], END, END + 5) == 2
+    assert await store.expire([REF, other], END, END + 5) == 0
     assert await store.claim(REF, END, END + 1) is NotClaimed.CLEAN_UP
     assert ids(await store.due(END + 5, 10)) == ["id"]
     claimed = await clean_up(store, REF, END + 5)
     assert claimed is not None
     assert claimed.record.status is Status.FAILED
-    assert await store.end_cleanup(claimed.lease)
+    assert await store.end_cleanup(claimed.lease, NOW)
     assert await store.due(END + 100_000, 10) == []
 
 
@@ -892,13 +892,13 @@ async def test_a_cleanup_that_failed_is_tried_again_when_it_is_time(store: Store
     await store.cancel(REF, "no more", NOW, SOON)
     claimed = await clean_up(store, REF)
     assert claimed is not None
-    assert await store.postpone_cleanup(claimed.lease, wake_ms=SOON, due_ms=SOON + 5)
+    assert await store.postpone_cleanup(claimed.lease, NOW, wake_ms=SOON, due_ms=SOON + 5)
     assert await clean_up(store, REF, SOON - 1) is None
     assert (await record(store)).due_ms == SOON + 5
     again = await clean_up(store, REF, SOON)
     assert again is not None
     assert again.record.attempts == 2
-    assert await store.end_cleanup(again.lease)
+    assert await store.end_cleanup(again.lease, NOW)
     assert await clean_up(store, REF, END) is None
     found = await record(store)
     assert (found.status, found.due_ms, found.lease_until_ms) == (Status.CANCELLED, None, 0)
@@ -918,10 +918,10 @@ async def test_who_died_while_cleaning_up_is_followed_when_the_lease_is_over(
     assert second is not None
     assert second.record.attempts == 2
     # the first was not dead after all
-    assert await store.end_cleanup(first.lease) is False
-    assert await store.postpone_cleanup(first.lease, wake_ms=END, due_ms=END) is False
-    assert await store.end_cleanup(second.lease) is True
-    assert await store.end_cleanup(second.lease) is False
+    assert await store.end_cleanup(first.lease, NOW) is False
+    assert await store.postpone_cleanup(first.lease, NOW, wake_ms=END, due_ms=END) is False
+    assert await store.end_cleanup(second.lease, NOW) is True
+    assert await store.end_cleanup(second.lease, NOW) is False
 
 
 async def test_of_many_who_would_clean_up_one_does(stores: list[StoredTasks]) -> None:
@@ -1053,7 +1053,7 @@ async def test_a_cancellation_and_an_end_can_be_seen(store: StoredTasks) -> None
     await store.cancel(REF, "cancelled", SOON)
     assert (await record(store)).revision == 2
     await store.create(new(TaskRef("owner", "other")))
-    await store.expire(TaskRef("owner", "other"), END)
+    await store.expire([TaskRef("owner", "other")], END)
     assert (await record(store, TaskRef("owner", "other"))).revision == 2
 
 
@@ -1113,3 +1113,145 @@ async def test_entries_that_were_given_up_are_not_added_late(store: StoredTasks)
     for entry in (b"1", b"1"):
         await tasks.checkpoint(lease, Added([entry]), NOW)
     assert (await take_over(store)).journal == [b"1", b"1"]
+
+
+# messages
+
+
+class Sent:
+    """A queue that keeps what is sent, in how many calls."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[TaskRef, int]] = []
+        self.calls = 0
+        self.is_away = False
+
+    async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
+        self.calls += 1
+        if self.is_away:
+            raise Unavailable("no queue")
+        self.sent.append((ref, delay_ms))
+
+    async def send_many(self, refs: Sequence[TaskRef]) -> None:
+        self.calls += 1
+        self.sent += [(ref, 0) for ref in refs]
+
+
+@pytest.fixture
+def queue() -> Sent:
+    return Sent()
+
+
+def sending(store: Any, queue: Any) -> StoredTasks:
+    return StoredTasks(store, queue)
+
+
+async def test_a_message_follows_a_write_once(store: StoredTasks, queue: Sent) -> None:
+    tasks = sending(store.store, queue)
+    assert await tasks.create(new())
+    assert not await tasks.create(new())
+    lease = (await claim(tasks)).lease
+    await tasks.release(lease, NOTHING, NOW, wake_ms=NOW + 5, due_ms=SOON + 5)
+    with pytest.raises(LeaseLost):
+        await tasks.release(lease, NOTHING, NOW, wake_ms=NOW + 5, due_ms=SOON + 5)
+    assert queue.sent == [(REF, 0), (REF, 5)]
+
+
+async def test_a_message_that_cannot_be_sent_is_no_error(store: StoredTasks, queue: Sent) -> None:
+    queue.is_away = True
+    tasks = sending(store.store, queue)
+    assert await tasks.create(new())
+    assert await tasks.requeue(REF, NOW, SOON)
+    assert (queue.sent, queue.calls) == ([], 2)
+    assert ids(await tasks.due(SOON, 10)) == ["id"]
+
+
+async def test_a_sweep_sends_in_one_call_and_also_if_one_of_its_writes_fails(
+    store: StoredTasks, queue: Sent
+) -> None:
+    refs = [TaskRef("owner", f"{n}") for n in range(6)]
+    for ref in refs:
+        await store.create(new(ref))
+    deaf: Any = Deaf(store.store, happens=False)
+    tasks = sending(deaf, queue)
+    moves = [Move(task, END, 1) for task in await tasks.due(SOON, 10)]
+    deaf.lose = 1
+    with pytest.raises(Unavailable):
+        await tasks.postpone_many(moves, SOON)
+    assert (len(queue.sent), queue.calls) == (5, 1)
+    assert len(await tasks.postpone_many(moves, SOON)) == 6
+    assert (sorted(ref for ref, _ in queue.sent), queue.calls) == (refs, 2)
+
+
+# listeners
+
+
+async def test_listeners_are_told_of_what_a_client_can_see(store: StoredTasks) -> None:
+    told: list[str] = []
+    await store.create(new())
+    end = store.listen(REF, lambda: told.append("one"))
+    store.listen(REF, lambda: told.append("other"))
+    lease = (await claim(store)).lease
+    await store.checkpoint(lease, Added([b"1"]), NOW, UNTIL)
+    assert told == []
+    await store.checkpoint(lease, Added(status_message="on it"), NOW, UNTIL)
+    assert told == ["one", "other"]
+    end()
+    end()
+    await store.finish(lease, Status.COMPLETED, b"{}", None, NOW)
+    assert told == ["one", "other", "other"]
+
+
+async def test_a_glance_shows_states_apart_and_no_expired_task(store: StoredTasks) -> None:
+    refs = [REF, TaskRef("owner", "unknown")]
+    await store.create(new())
+    (before,) = (await store.glance(refs, NOW)).values()
+    assert await store.glance(refs, END) == {}
+    await store.cancel(REF, "no more", NOW)
+    (after,) = (await store.glance(refs, NOW)).values()
+    assert before.is_before(after)
+    assert not after.is_before(before)
+    assert not after.is_before(replace(after, created_ms=1)), "another task of the same id"
+
+
+# counts
+
+
+class Counted(Metrics):
+    """Metrics that keep what they are told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, ...]] = []
+
+    def created(self, tool: str) -> None:
+        self.told.append(("created", tool))
+
+    def claimed(self, tool: str) -> None:
+        self.told.append(("claimed", tool))
+
+    def ended(self, tool: str, outcome: str) -> None:
+        self.told.append(("ended", tool, outcome))
+
+
+async def test_each_task_is_counted_once_when_it_is_created_and_when_it_ends(
+    store: StoredTasks,
+) -> None:
+    counted = Counted()
+    tasks = StoredTasks(store.store, metrics=counted)
+    for _ in range(2):
+        await tasks.create(new())
+    lease = (await claim(tasks)).lease
+    await tasks.checkpoint(lease, Added([b"1"], status_message="on it"), NOW)
+    for _ in range(2):
+        await tasks.cancel(REF, "no more", NOW)
+    await tasks.create(new(ended := TaskRef("owner", "ended"), status=Status.COMPLETED))
+    assert await tasks.claim(ended, NOW, UNTIL) is NotClaimed.OVER
+    await tasks.create(new(late := TaskRef("owner", "late")))
+    assert await tasks.expire([late], END) == 1
+    tool = counted.told[0][1]
+    assert counted.told == [
+        *(("created", tool), ("claimed", tool), ("ended", tool, "cancelled")),
+        *(("created", tool), ("ended", tool, "ok")),
+        *(("created", tool), ("ended", tool, "error")),
+    ]

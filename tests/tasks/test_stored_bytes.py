@@ -58,9 +58,10 @@ async def accounts(path: Path, clock: FixedClock) -> Accounts:
 @pytest.fixture
 async def shop(path: Path, clock: FixedClock, accounts: Accounts) -> AsyncIterator[Workshop]:
     database = Fast(path)
-    store = StoredTasks(SqliteTasks(database), accounts)
+    queue = SqliteQueue(database, clock)
+    store = StoredTasks(SqliteTasks(database), queue, accounts=accounts)
     tools = catalog_of(plain=plain, steps=steps, state=state, asks=asks)
-    yield Workshop(tools, store, SqliteQueue(database, clock), clock)
+    yield Workshop(tools, store, queue, clock)
     await database.aclose()
 
 

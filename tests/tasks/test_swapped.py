@@ -50,7 +50,7 @@ async def test_a_turn_ends_on_what_it_began_with_and_the_next_has_the_new_versio
     closed, not_closed = asyncio.Event(), asyncio.Event()
     serving = Serving(await snapshot(old, closed))
     shop = shared.workshop(tool=old)
-    shop.worker = Worker(serving, shop.store, shop.queue, shop.clock, shop.config, nobody_listens)
+    shop.worker = Worker(serving, shop.store, shop.clock, shop.config, nobody_listens)
     ref = await shop.begin("tool")
     turns = asyncio.create_task(shop.turns())
     await begun.wait()
@@ -75,7 +75,7 @@ async def test_a_tool_that_was_taken_away_is_declined_and_one_that_came_back_goe
 
     serving = Serving(await snapshot(tool, asyncio.Event()))
     shop = shared.workshop(tool=tool)
-    shop.worker = Worker(serving, shop.store, shop.queue, shop.clock, shop.config, nobody_listens)
+    shop.worker = Worker(serving, shop.store, shop.clock, shop.config, nobody_listens)
     ref = await shop.begin("tool")
     serving.swap(Snapshot(await catalog.build([], 100), []))
     assert await shop.turns() == [Turn.DECLINED]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Any
 
 import pytest
@@ -249,14 +249,27 @@ class Watched:
         self._store = store
         self.moves = 0
         self.taken: list[int] = []
+        self.now = 0
+        self.most = 0
+        """The most batches at a time."""
+        self.fails = False
+        """Whether the next batch fails."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     async def postpone_many(self, moves: Sequence[Move], *times_ms: int) -> Sequence[Postponed]:
         self.moves += len(moves)
-        await asyncio.sleep(0.01)
-        return await self._store.postpone_many(moves, *times_ms)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        fails, self.fails = self.fails, False
+        try:
+            if fails:
+                raise Unavailable("not this one")
+            await asyncio.sleep(0.01)
+            return await self._store.postpone_many(moves, *times_ms)
+        finally:
+            self.now -= 1
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         taken = await self._store.take_shard(shard, sweeper, now_ms, until_ms)
@@ -274,8 +287,10 @@ async def test_sweepers_share_the_work_and_do_none_of_it_twice(
     await lose_messages(shops[0])
     clock.skip(60)
     stores = [
-        Watched(StoredTasks(SqliteTasks(Database(shared.path, durable=False), shards=8)))
-        for _ in shops
+        Watched(
+            StoredTasks(SqliteTasks(Database(shared.path, durable=False), shards=8), shop.queue)
+        )
+        for shop in shops
     ]
     sweeps = [
         Sweep(as_stored(store), shop.queue, clock, shop.config)
@@ -288,6 +303,42 @@ async def test_sweepers_share_the_work_and_do_none_of_it_twice(
     assert {shard for store in stores for shard in store.taken} == set(range(8))
     for store in stores:
         await store.aclose()
+
+
+@pytest.fixture
+async def sharded(shared: Shared, shop: Workshop, clock: FixedClock) -> AsyncIterator[Watched]:
+    """A store of eight shards, with a hundred late tasks."""
+    for _ in range(100):
+        await shop.begin("quick")
+    await lose_messages(shop)
+    clock.skip(60)
+    database = Database(shared.path, durable=False)
+    store = StoredTasks(SqliteTasks(database, shards=8), shop.queue)
+    yield Watched(store)
+    await store.aclose()
+
+
+async def test_one_process_sweeps_a_bounded_number_of_shards_at_the_same_time(
+    shop: Workshop, sharded: Watched
+) -> None:
+    found = await Sweep(as_stored(sharded), shop.queue, shop.clock, shop.config).sweep()
+    assert (found, sharded.most) == (100, sweep.SIDE_BY_SIDE)
+    assert set(sharded.taken) == set(range(8))
+    assert len(await refs_sent(shop)) == 100
+
+
+async def test_a_shard_that_cannot_be_swept_does_not_stop_the_one_beside_it(
+    shop: Workshop, sharded: Watched, clock: FixedClock
+) -> None:
+    sharded.fails = True
+    one = Sweep(as_stored(sharded), shop.queue, shop.clock, shop.config)
+    with pytest.raises(Unavailable):
+        await one.sweep()
+    sent = len(await refs_sent(shop))
+    assert sent > 0
+    assert sharded.now == 0, "nothing goes on unnoticed"
+    clock.skip(sweep.SHARD_MS / 1000)
+    assert await one.sweep() == 100 - sent
 
 
 async def test_what_a_sweeper_left_that_died_is_seen_to_by_another(
@@ -347,9 +398,10 @@ async def test_what_is_over_is_never_late(shop: Workshop, clock: FixedClock) -> 
     assert await shop.sweep.sweep() == 0
 
 
-async def test_the_census_counts_open_tasks_and_how_old_and_late_they_are(
+async def test_the_delay_is_of_the_task_that_is_most_overdue(
     shop: Workshop, clock: FixedClock
 ) -> None:
+    assert await shop.sweep.overdue_s() == 0
     await shop.begin("asks")
     await shop.turns()
     clock.skip(100)
@@ -357,15 +409,7 @@ async def test_the_census_counts_open_tasks_and_how_old_and_late_they_are(
     clock.skip(50)
     await shop.begin("quick")
     await shop.cancel(await shop.begin("quick"))
-    census = await shop.sweep.census()
-    assert dict(census.open) == {"working": 2, "input_required": 1}
-    assert dict(census.oldest_s) == {"working": 50.0, "input_required": 150.0}
-    assert census.overdue_s == 20.0
-
-
-async def test_the_census_of_nothing_is_zeros(shop: Workshop) -> None:
-    census = await shop.sweep.census()
-    assert (dict(census.open), census.overdue_s) == ({"working": 0, "input_required": 0}, 0)
+    assert await shop.sweep.overdue_s() == 20.0
 
 
 async def test_a_question_whose_time_is_over_has_its_default_and_the_next_one_another_key(

@@ -5,19 +5,25 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable
+import itertools
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
-from roundgate.protocol.tasks import TaskView
+from roundgate.protocol.tasks import Status, TaskView
 from roundgate.replay.context import Context
-from roundgate.storage.tasks import TaskRecord
+from roundgate.storage.tasks import TaskRecord, TaskRef
 from roundgate.tasks.named import NamedTasks
 from roundgate.tasks.service import Tasks
+from roundgate.tasks.stored import Glimpse
 from roundgate.tasks.watch import Tell, Watch
 from roundgate.tokens.ids import TaskIds
 from roundgate.tokens.sealed import Key, KeyRing
@@ -25,6 +31,7 @@ from tests.support.clocks import FixedClock
 from tests.support.replay import Name
 from tests.support.rounds import accept
 from tests.support.tasks import Shared, Workshop, as_stored
+from tests.support.virtual_loop import passed_s
 
 Share = Callable[..., Shared]
 EVERY_S = 0.05
@@ -41,6 +48,7 @@ class Counting:
     def __init__(self, store: Any) -> None:
         self._store = store
         self.reads = 0
+        self.glances = 0
         self.errors: list[Exception] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -51,6 +59,10 @@ class Counting:
         if self.errors:
             raise self.errors.pop()
         return await self._store.read(*args)
+
+    async def glance(self, *args: Any) -> Any:
+        self.glances += 1
+        return await self._store.glance(*args)
 
 
 @pytest.fixture
@@ -67,10 +79,10 @@ class Watching:
     """A watch, and the tasks of one caller as it knows them."""
 
     def __init__(self, shop: Workshop, store: Counting) -> None:
-        own = Tasks(as_stored(store), shop.queue, shop.clock, shop.config)
+        own = Tasks(as_stored(store), shop.clock, shop.config)
         ids = TaskIds(KeyRing([Key(bytes(32))]))
         self._tasks = NamedTasks(own, ids, shop.catalog, shop.clock, shop.config)
-        self.watch = Watch(EVERY_S)
+        self.watch = Watch(EVERY_S, lambda refs: store.glance(refs, shop.clock.now_ms()))
 
     def begin(self, record: TaskRecord, tell: Tell) -> Callable[[], None]:
         """Watch a task that was read before."""
@@ -100,6 +112,7 @@ async def test_a_change_by_another_process_is_told(
     told: list[TaskView] = []
     ref = await shop.begin("asks")
     watch.begin(await shop.record(ref), told.append)
+    shop = share(Clock()).workshop(asks=asks)
     await shop.turns()
     await until(lambda: len(told) == 1)
     assert (told[0].status, told[0].status_message, list(told[0].requests)) == (
@@ -153,15 +166,16 @@ async def test_nobody_watching_is_nobody_reading(
 ) -> None:
     ref = await shop.begin("asks")
     ends = [watch.begin(await shop.record(ref), lambda view: None) for _ in range(2)]
-    await until(lambda: store.reads > 1)
+    await until(lambda: store.glances > 1)
     ends[0]()
     ends[0]()
-    reads = store.reads
-    await until(lambda: store.reads > reads)  # one is left
+    glances = store.glances
+    await until(lambda: store.glances > glances)  # one is left
     ends[1]()
-    reads = store.reads
+    glances = store.glances
     await some_intervals()
-    assert store.reads <= reads + 1
+    assert store.glances <= glances + 1
+    assert store.reads == 1, "nothing has changed since the first look"
 
 
 async def test_one_look_serves_all_who_watch(
@@ -225,3 +239,167 @@ async def test_a_task_that_expired_is_looked_at_no_more(share: Share, clock: Fix
     await some_intervals()
     assert store.reads == 1
     await watch.watch.aclose()
+
+
+# in virtual time
+
+
+@dataclass
+class Rows:
+    """Tasks of another process, of which glances may show what was."""
+
+    interval_s: float = 1.0
+    lags: Iterator[float] = field(default_factory=lambda: itertools.repeat(0.0))
+    """How old each glance is, in seconds."""
+    revisions: dict[TaskRef, list[tuple[float, int]]] = field(default_factory=dict)
+    """Since when each task has had each revision."""
+    glances: list[tuple[float, int]] = field(default_factory=list)
+    """When how many tasks were glanced at."""
+    looks: int = 0
+    changed: dict[TaskRef, Callable[[], None]] = field(default_factory=dict)
+    told: dict[TaskRef, list[tuple[float, int]]] = field(default_factory=lambda: defaultdict(list))
+    """When which revision was told."""
+
+    def __post_init__(self) -> None:
+        self.watch = Watch(self.interval_s, self._glance)
+
+    def begin(self, *refs: TaskRef) -> None:
+        """Create tasks and watch them."""
+        for ref in refs:
+            self.change(ref)
+            task: Any = Row(self, ref)
+            self.watch.begin(task, self.view(ref), functools.partial(self._tell, ref))
+
+    def change(self, ref: TaskRef) -> None:
+        """Change a task in a way that its client can see."""
+        history = self.revisions.setdefault(ref, [(-1.0, 0)])
+        history.append((now_s(), history[-1][1] + 1))
+
+    def view(self, ref: TaskRef) -> TaskView:
+        """The task as it is."""
+        revision = self.revisions[ref][-1][1]
+        return TaskView(ref.id, Status.WORKING, str(revision), 0, revision, 10**9, {}, None)
+
+    async def _glance(self, refs: Sequence[TaskRef]) -> dict[TaskRef, Glimpse]:
+        self.glances.append((now_s(), len(refs)))
+        seen = {}
+        for ref in refs:
+            at_s = now_s() - next(self.lags)
+            revision = [one for since_s, one in self.revisions[ref] if since_s <= at_s]
+            if revision and revision[-1]:  # a task that is new may not be there yet
+                seen[ref] = Glimpse(0, revision[-1])
+        return seen
+
+    def _tell(self, ref: TaskRef, view: TaskView) -> None:
+        self.told[ref].append((now_s(), int(view.status_message or 0)))
+
+
+@dataclass
+class Row:
+    """A watched task of these rows."""
+
+    rows: Rows
+    ref: TaskRef
+    backend: str = ""
+    log_id: str = ""
+
+    @property
+    def key(self) -> TaskRef:
+        return self.ref
+
+    async def look(self) -> TaskView:
+        self.rows.looks += 1
+        return self.rows.view(self.ref)
+
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        self.rows.changed[self.ref] = changed
+        return lambda: None
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+REF = TaskRef("owner", "id")
+
+
+def test_a_thousand_quiet_tasks_are_read_in_few_calls_and_less_and_less_often() -> None:
+    async def listen() -> Rows:
+        rows = Rows()
+        rows.begin(*(TaskRef("owner", str(number)) for number in range(1_000)))
+        await asyncio.sleep(200)
+        await rows.watch.aclose()
+        return rows
+
+    rows, _ = passed_s(listen())
+    assert rows.looks == 1_000, "one each, the first"
+
+    def glanced(from_s: float, to_s: float) -> int:
+        return sum(count for at_s, count in rows.glances if from_s <= at_s < to_s)
+
+    assert 9_000 <= glanced(0, 10) <= 11_000
+    assert glanced(50, 60) <= 2_000
+    assert 900 <= glanced(180, 190) <= 1_100
+
+
+@pytest.mark.parametrize(
+    ("quiet_s", "within_s"), [(0.5, 2.0), (5.0, 2.0), (60.0, 8.0), (10_000.0, 12.0)]
+)
+def test_a_change_elsewhere_is_told_within_a_tenth_of_the_quiet_before(
+    quiet_s: float, within_s: float
+) -> None:
+    async def wait() -> float:
+        rows = Rows()
+        rows.begin(REF)
+        await asyncio.sleep(quiet_s)
+        rows.change(REF)
+        changed_s = now_s()
+        while not rows.told[REF]:  # noqa: ASYNC110 (virtual time)
+            await asyncio.sleep(0.05)
+        await rows.watch.aclose()
+        return rows.told[REF][0][0] - changed_s
+
+    late_s, _ = passed_s(wait())
+    assert late_s <= within_s
+
+
+def test_a_change_of_this_process_is_told_at_once_however_quiet_the_task_was() -> None:
+    async def wait() -> float:
+        rows = Rows(interval_s=60.0)
+        rows.begin(REF)
+        await asyncio.sleep(10_000)
+        rows.change(REF)
+        rows.changed[REF]()
+        changed_s = now_s()
+        await asyncio.sleep(1)
+        await rows.watch.aclose()
+        return rows.told[REF][0][0] - changed_s
+
+    late_s, _ = passed_s(wait())
+    assert late_s <= 0.2
+
+
+CHANGES = st.lists(st.tuples(st.floats(0.05, 30), st.booleans()), min_size=1, max_size=12)
+LAGS = st.lists(st.floats(0, 20), min_size=1, max_size=20)
+
+
+@settings(max_examples=150, deadline=None)
+@given(CHANGES, LAGS)
+def test_however_old_glances_are_no_state_is_told_after_a_later_one_and_the_last_is_told(
+    changes: list[tuple[float, bool]], lags: list[float]
+) -> None:
+    async def watch() -> list[int]:
+        rows = Rows(lags=itertools.cycle(lags))
+        rows.begin(REF)
+        for pause_s, is_here in changes:
+            await asyncio.sleep(pause_s)
+            rows.change(REF)
+            if is_here:
+                rows.changed[REF]()
+        await asyncio.sleep(60)
+        await rows.watch.aclose()
+        return [revision for _, revision in rows.told[REF]]
+
+    told, _ = passed_s(watch())
+    assert told == sorted(set(told))
+    assert told[-1] == len(changes) + 1

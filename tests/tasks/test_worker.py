@@ -26,7 +26,7 @@ from roundgate.storage.tasks import TaskRef
 from roundgate.tasks import running
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.events import NOTHING, Added, NewTask, NotClaimed
-from roundgate.tasks.stored import Claimed
+from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.turn import DECLINED_MS, Turn
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name
@@ -523,7 +523,8 @@ async def test_a_queue_that_cannot_be_reached_only_makes_it_later(
     ref = await shop.begin("sheds")
     (message,) = await shop.messages()
     await shop.queue.delete([message])
-    deaf = Workshop(shop.catalog, shop.store, Flaky(shop.queue, send=1), clock)
+    flaky: Any = Flaky(shop.queue, send=1)
+    deaf = Workshop(shop.catalog, StoredTasks(shop.store.store, flaky), flaky, clock)
     assert await deaf.worker.work(ref) is Turn.RELEASED
     assert await shop.turns() == []
     assert await until_the_end(shop, ref, clock) == [Turn.FINISHED]

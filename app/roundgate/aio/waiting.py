@@ -1,7 +1,7 @@
 """Waits for work that a cancellation of the waiter does not reach.
 
-`to_its_end` waits until a task has ended. A `Flight` runs a function once for all callers that ask
-while it runs:
+`to_its_end` waits until a task has ended, `all_ended` until several have. A `Flight` runs a function
+once for all callers that ask while it runs:
 
     first caller   ──▶ begins ───────────────▶ result
     others         ─────▶ wait ──────────────▶ the same result
@@ -11,7 +11,7 @@ while it runs:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import Context
 from typing import Any, Generic, TypeVar
 
@@ -28,6 +28,16 @@ async def to_its_end(work: asyncio.Future[Any]) -> asyncio.CancelledError | None
         except asyncio.CancelledError as error:
             cancelled = error
     return cancelled
+
+
+async def all_ended(works: Iterable[Awaitable[T]]) -> list[T]:
+    """Return the results of works that run side by side. If some fail, raise the first error after
+    all have ended: none continues unnoticed."""
+    outcomes = await asyncio.gather(*works, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
 
 
 class Flight(Generic[T]):

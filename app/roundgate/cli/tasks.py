@@ -16,7 +16,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -39,13 +38,14 @@ from roundgate.tasks.events import Cancelled, Delivered, Mark, marks_of
 from roundgate.tasks.external import Deliveries
 from roundgate.tasks.machine import is_parked
 from roundgate.tasks.operating import Repeated, StepDone, repeated, retry, rewind, steps_done
-from roundgate.tasks.sweep import Sweep
 from roundgate.tasks.versions import count_versions
 
 PLACEHOLDER: Final = "unset-while-tasks-are-looked-at"
 """The value of `${…}` references whose variables only the gateway has."""
 CANCELLED_BY_OPERATOR: Final = "The operator cancelled the task"
 PAGE: Final = 100
+COUNTED: Final = 100_000
+"""The most open tasks that `count` reads: some 60 MB of memory."""
 _AT_ONCE: Final = 16
 
 
@@ -191,14 +191,22 @@ async def _watch(arguments: argparse.Namespace, stores: Stores, clock: Clock) ->
 
 
 async def _count(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
-    census = await Sweep(stores.tasks, stores.queue, clock, TasksConfig.model_construct()).census()
-    fields = census.fields()
+    tasks, now_ms = await stores.tasks.open_tasks(COUNTED), clock.now_ms()
+    is_capped = len(tasks) >= COUNTED
+    ages_ms = {
+        status: [now_ms - task.created_ms for task in tasks if task.status is status]
+        for status in sorted(OPEN)
+    }
+    late_ms = [now_ms - task.due_ms for task in tasks]
+    counts: dict[str, Any] = {status.value: len(ages) for status, ages in ages_ms.items()}
+    ages = {f"oldest_{status.value}_s": max(ages, default=0) for status, ages in ages_ms.items()}
+    ages["overdue_s"] = max(0, *late_ms, 0)
+    fields = counts | {name: round(age_ms / 1000, 1) for name, age_ms in ages.items()}
     if arguments.json:
-        show_json(fields)
+        show_json({**fields, **({"at_least": True} if is_capped else {})})
         return 0
-    fields.pop("at_least", None)
     for name, value in fields.items():
-        shown = f"at least {value}" if census.is_capped and name in census.open else str(value)
+        shown = f"at least {value}" if is_capped and name in counts else str(value)
         say(f"{name:28}{shown:>16}")
     return 0
 
@@ -229,7 +237,7 @@ async def _deliver(arguments: argparse.Namespace, stores: Stores, clock: Clock) 
         known = ", ".join(map(_short, names)) or "none"
         say(f"{record.ref} has no event {arguments.event!r}; it has {known}", to=sys.stderr)
         return 1
-    deliveries = Deliveries(stores.tasks, stores.queue, clock, TasksConfig.model_construct())
+    deliveries = Deliveries(stores.tasks, clock, TasksConfig.model_construct())
     delivered = await deliveries.deliver(record.ref, name, payload)
     is_accepted = delivered in (Delivered.KEPT, Delivered.WAKES, Delivered.AGAIN)
     text = _DELIVERED.get(delivered, "is gone")
@@ -273,10 +281,10 @@ async def _retry_from(arguments: argparse.Namespace, stores: Stores, clock: Cloc
         if not _is_confirmed(arguments, ref, again):
             return 0 if arguments.dry_run else 1
         if is_parked(record):
-            await rewind(stores.tasks, stores.queue, ref, now_ms, step)
+            await rewind(stores.tasks, ref, now_ms, step)
             result = f"goes on from {step}"
         else:
-            going_on = await retry(stores.tasks, stores.queue, ref, now_ms, step)
+            going_on = await retry(stores.tasks, ref, now_ms, step)
             result = f"goes on as {going_on}, from {step}"
     except NotRetryable as error:
         result = error
@@ -522,8 +530,6 @@ async def _cancel(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
     if cancelled is Cancelled.UNKNOWN_TASK:
         return None
     if cancelled is Cancelled.CLEAN_UP:
-        with suppress(Unavailable):  # a sweep finds the task if the message is not sent
-            await stores.queue.send(ref)
         return "is cancelled; a worker cancels its job"
     record = await stores.tasks.read(ref, now_ms)
     return f"is {record.status.value if record else 'gone'}"
@@ -540,7 +546,6 @@ async def _requeue(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
         raise NotRetryable("is a call that only requests of its client continue; cancel it instead")
     if not await stores.tasks.requeue(ref, now_ms, now_ms, fence=fence):
         return None
-    await stores.queue.send(ref)
     return "is queued; a worker that had it can no longer write to it"
 
 
@@ -554,7 +559,7 @@ async def _retry(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
     record = await stores.tasks.read(ref, now_ms)
     if record is None or record.ending is not Ending.STEP_FAILED:
         return await _requeue(stores, chosen, now_ms)
-    going_on = await retry(stores.tasks, stores.queue, ref, now_ms)
+    going_on = await retry(stores.tasks, ref, now_ms)
     return f"continues as {going_on}: finished steps are kept, the failed one runs again"
 
 

@@ -64,7 +64,10 @@ class Replica:
         self._clock = clock
         self._owns_process = owns_process
         ring = make_ring(file.config, using, clock)
-        self._watch = Watch(file.config.tasks.poll_interval_ms / 1000)
+        self._watch = Watch(
+            file.config.tasks.poll_interval_ms / 1000,
+            lambda refs: core.stores.tasks.glance(refs, clock.now_ms()),
+        )
         self.endpoints = {
             view: self._make_endpoint(view, ring.of_view(view))
             for view in file.config.endpoints.values()
@@ -80,7 +83,7 @@ class Replica:
         stores, serving = self.core.stores, self.core.serving
         clock, config = self._clock, self.config
         sealer = StateSealer(ring, clock, config.state.lifetime_s, config.state.max_bytes)
-        own_tasks = Tasks(stores.tasks, stores.queue, clock, config.tasks, view)
+        own_tasks = Tasks(stores.tasks, clock, config.tasks, view)
         source = ViewSource(serving, view) if view else serving
         parts = Parts(
             self.core.changes,

@@ -1,51 +1,80 @@
 """Metrics, recorded if the process has loaded the metrics of an OpenTelemetry SDK.
 
+    roundgate.tasks.created      counter, by tool                     new tasks
+    roundgate.tasks.claimed      counter, by tool                     claims of workers
+    roundgate.tasks.ended        counter, by tool and outcome         tasks that have ended
     roundgate.tasks.turns        counter, by tool and outcome         turns of workers
     roundgate.tasks.turn_time    histogram in ms, by the same         duration of a turn
-    roundgate.tasks.open         gauge, by status                     open tasks
-    roundgate.tasks.oldest       gauge in s, by status                age of the oldest open task
     roundgate.tasks.overdue      gauge in s                           delay of the most overdue task
     roundgate.backends.missing   gauge                                back ends that are not served
     roundgate.backends.circuit   gauge, by back end and host          1 while open, else 0
 
-Otherwise nothing is imported. The log lines "task" and "tasks" have the same facts about tasks.
+Otherwise nothing is imported. Tasks are counted as they are created, claimed and end, because a
+count of the open ones would read all of them. The log lines "task" and "tasks" have the same facts.
+On AWS Lambda, lines in the embedded metric format make CloudWatch's metrics.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any, Final
 
+from roundgate.clock import Clock
 
-@dataclass(frozen=True, slots=True)
-class Census:
-    """The open tasks at one moment."""
+NAMESPACE: Final = "roundgate"
+"""The namespace of CloudWatch's metrics."""
+FLOW: Final = ("created", "claimed", "ended")
 
-    open: Mapping[str, int]
-    """The number of open tasks, by status."""
-    oldest_s: Mapping[str, float]
-    """The age of the oldest open task in seconds, by status."""
-    overdue_s: float
-    """The delay of the most overdue working task, in seconds; 0 if none is overdue."""
-    is_capped: bool = False
-    """Whether there may be more open tasks than were counted."""
-
-    def fields(self) -> dict[str, float]:
-        """Return the counts as members of a log line, with `at_least` if they are capped."""
-        ages = {f"oldest_{status}_s": age for status, age in self.oldest_s.items()}
-        capped = {"at_least": True} if self.is_capped else {}
-        return {**self.open, **ages, "overdue_s": self.overdue_s, **capped}
+log = logging.getLogger("roundgate.metrics")
+# at any log level: CloudWatch makes its metrics of these lines
+log.setLevel("INFO")
 
 
 class Metrics:
-    """The metrics of a process without an SDK, which record nothing."""
+    """The metrics of a process without an SDK, which are lines of the log."""
+
+    def __init__(self, function: str = "", clock: Clock | None = None) -> None:
+        """Make the metrics. `function` is the name of the process's function of AWS Lambda."""
+        self._function = function
+        self._clock = clock or Clock()
+        self._flow: Counter[str] = Counter()
+
+    def created(self, tool: str) -> None:
+        """Record a new task."""
+        self._flow["created"] += 1
+        self.embed("task created", {"created": 1})
+
+    def claimed(self, tool: str) -> None:
+        """Record that a worker has claimed a task."""
+        self._flow["claimed"] += 1
+        self.embed("task claimed", {"claimed": 1})
+
+    def ended(self, tool: str, outcome: str) -> None:
+        """Record the end of a task. `outcome` is a value of `storage.Ending`."""
+        self._flow["ended"] += 1
+        failed = {"failed_steps": 1} if outcome == "step_failed" else {}
+        self.embed("task ended", {"ended": 1, **failed})
+
+    def take_flow(self) -> dict[str, int]:
+        """Return how many tasks this process has created, claimed and ended since the last
+        call."""
+        taken, self._flow = self._flow, Counter()
+        return {name: taken[name] for name in FLOW}
+
+    def embed(self, message: str, fields: Mapping[str, float]) -> None:
+        """Log fields as metrics of CloudWatch, if the process is a function of AWS Lambda."""
+        if self._function:
+            told = embedded(fields, self._function, self._clock.now_ms())
+            log.info(message, extra={"fields": {**fields, **told}})
 
     def turn(self, tool: str, outcome: str, took_ms: float) -> None:
         """Record a worker's turn at a task, and its duration in milliseconds."""
 
-    def census(self, census: Census) -> None:
-        """Record the open tasks."""
+    def overdue(self, seconds: float) -> None:
+        """Record the delay of the most overdue task; 0 if none is overdue."""
 
     def missing(self, count: int) -> None:
         """Record how many back ends are not served."""
@@ -57,22 +86,26 @@ class Metrics:
 class OpenTelemetryMetrics(Metrics):
     """Metrics that are recorded with instruments of the process's meter provider."""
 
-    def __init__(self) -> None:
+    def __init__(self, function: str = "", clock: Clock | None = None) -> None:
         from opentelemetry import metrics
 
+        super().__init__(function, clock)
         meter = metrics.get_meter("roundgate")
+        self._created = meter.create_counter("roundgate.tasks.created", description="New tasks")
+        self._claimed = meter.create_counter(
+            "roundgate.tasks.claimed", description="Claims of workers"
+        )
+        self._ended = meter.create_counter(
+            "roundgate.tasks.ended", description="Tasks that have ended"
+        )
         self._turns = meter.create_counter(
             "roundgate.tasks.turns", description="Turns of workers at tasks"
         )
         self._time = meter.create_histogram(
             "roundgate.tasks.turn_time", "ms", "How long a worker's turn took"
         )
-        self._open = meter.create_gauge("roundgate.tasks.open", description="Open tasks")
-        self._oldest = meter.create_gauge(
-            "roundgate.tasks.oldest", "s", "Age of the oldest open task"
-        )
         self._overdue = meter.create_gauge(
-            "roundgate.tasks.overdue", "s", "How late the latest working task is"
+            "roundgate.tasks.overdue", "s", "Delay of the most overdue task"
         )
 
         self._missing = meter.create_gauge(
@@ -82,17 +115,25 @@ class OpenTelemetryMetrics(Metrics):
             "roundgate.backends.circuit", description="1 while a host is left alone, else 0"
         )
 
+    def created(self, tool: str) -> None:
+        super().created(tool)
+        self._created.add(1, {"gen_ai.tool.name": tool})
+
+    def claimed(self, tool: str) -> None:
+        super().claimed(tool)
+        self._claimed.add(1, {"gen_ai.tool.name": tool})
+
+    def ended(self, tool: str, outcome: str) -> None:
+        super().ended(tool, outcome)
+        self._ended.add(1, {"gen_ai.tool.name": tool, "outcome": outcome})
+
     def turn(self, tool: str, outcome: str, took_ms: float) -> None:
         facts = {"gen_ai.tool.name": tool, "outcome": outcome}
         self._turns.add(1, facts)
         self._time.record(took_ms, facts)
 
-    def census(self, census: Census) -> None:
-        for status, count in census.open.items():
-            self._open.set(count, {"status": status})
-        for status, age in census.oldest_s.items():
-            self._oldest.set(age, {"status": status})
-        self._overdue.set(census.overdue_s)
+    def overdue(self, seconds: float) -> None:
+        self._overdue.set(seconds)
 
     def missing(self, count: int) -> None:
         self._missing.set(count)
@@ -101,7 +142,18 @@ class OpenTelemetryMetrics(Metrics):
         self._circuit.set(int(is_open), {"backend": backend, "host": host})
 
 
-def set_up() -> Metrics:
+def set_up(function: str = "", clock: Clock | None = None) -> Metrics:
     """Return metrics that record if the process has loaded an SDK's metrics; otherwise nothing is
     imported."""
-    return OpenTelemetryMetrics() if "opentelemetry.sdk.metrics" in sys.modules else Metrics()
+    has_sdk = "opentelemetry.sdk.metrics" in sys.modules
+    return (OpenTelemetryMetrics if has_sdk else Metrics)(function, clock)
+
+
+def embedded(fields: Mapping[str, float], function: str, now_ms: int) -> dict[str, Any]:
+    """Return the members that make CloudWatch read a log line as metrics (embedded metric format),
+    by function."""
+    metrics = [
+        {"Name": name, "Unit": "Seconds" if name.endswith("_s") else "Count"} for name in fields
+    ]
+    directive = {"Namespace": NAMESPACE, "Dimensions": [["function"]], "Metrics": metrics}
+    return {"function": function, "_aws": {"Timestamp": now_ms, "CloudWatchMetrics": [directive]}}

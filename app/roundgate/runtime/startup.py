@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
@@ -20,6 +20,7 @@ from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.methods import Changes, Hub
 from roundgate.observability import metrics, tracing
+from roundgate.observability.metrics import Metrics
 from roundgate.runtime import loading
 from roundgate.settings import Settings
 from roundgate.settings import process as settings
@@ -69,6 +70,8 @@ class Stores:
     prepares: Prepares = ()
     again: Callable[[], StoredTasks] | None = None
     """Makes another object on the same tasks, for another event loop."""
+    metrics: Metrics = field(default_factory=Metrics)
+    """Counts what this process does with the tasks."""
     clock_skew_s: float = 5.0
     """The assumed difference of clocks in seconds, unless the configuration sets it."""
     trouble: Callable[[], str | None] = lambda: None
@@ -127,13 +130,12 @@ class Core:
         return Worker(
             self.serving,
             stores.tasks,
-            stores.queue,
             clock,
             config.tasks,
             publish,
             skew_s=stores.clock_skew_s,
             tracing=tracing.set_up(),
-            metrics=metrics.set_up(),
+            metrics=stores.metrics,
             texts=lambda view: self.texts(config, clock, view),
             shows_errors=self.shows_errors,
             trust=trust,
@@ -180,7 +182,7 @@ class Core:
             self.sweep(config, clock, trust),
             stores.queue,
             tasks,
-            metrics.set_up(),
+            stores.metrics,
             stop_grace_s=stop_grace_s,
             share=None if config.auth == "none" else tasks.share,
             children=Children(child_command()) if owns_process else None,
@@ -305,15 +307,18 @@ def make_stores(
     """
     _check_queue(using)
     queue = None if using.sqs_url is None else _at_sqs(using.sqs_url)
+    counts = metrics.set_up(using.on_function, clock)
     if using.postgresql_url is not None:
-        stores = _in_postgresql(using.postgresql_url, using.store_connections, clock, queue)
+        stores = _in_postgresql(
+            *(using.postgresql_url, using.store_connections, clock, queue, counts)
+        )
     elif using.dynamodb_table is not None:
-        stores = _in_dynamodb(using, clock, shards, queue)
+        stores = _in_dynamodb(using, clock, shards, queue, counts)
     else:
-        stores = _in_sqlite(using, clock, queue)
+        stores = _in_sqlite(using, clock, queue, counts)
     if most_stored is not None:
         accounts = Accounts(stores.sessions, clock, most_stored)
-        tasks = StoredTasks(stores.tasks.store, accounts)
+        tasks = StoredTasks(stores.tasks.store, stores.queue, counts, accounts)
         stores = replace(stores, accounts=accounts, tasks=tasks)
     prepares = stores.prepares if queue is None else [*stores.prepares, queue.prepare]
     return replace(stores, prepares=prepares, again=lambda: make_stores(using, clock, shards).tasks)
@@ -326,7 +331,9 @@ def _check_queue(using: Settings) -> None:
         raise ConfigError([Problem("environment", "GATEWAY_QUEUE", message, remedy)])
 
 
-def _in_dynamodb(using: Settings, clock: Clock, shards: int, queue: TaskQueue | None) -> Stores:
+def _in_dynamodb(
+    using: Settings, clock: Clock, shards: int, queue: TaskQueue | None, counts: Metrics
+) -> Stores:
     from roundgate.storage.dynamodb import (
         CONFIG,
         DynamoDbOnce,
@@ -336,27 +343,33 @@ def _in_dynamodb(using: Settings, clock: Clock, shards: int, queue: TaskQueue | 
     )
 
     table = Table(str(using.dynamodb_table), lambda: aws.client("dynamodb", **CONFIG), clock)
+    queue = queue or _local_queue(using, clock)
     return Stores(
         DynamoDbOnce(table),
-        StoredTasks(DynamoDbTasks(table, shards)),
-        queue or _local_queue(using, clock),
+        StoredTasks(DynamoDbTasks(table, shards), queue, counts),
+        queue,
         DynamoDbSessions(table, clock),
         [table.prepare],
+        metrics=counts,
         clock_skew_s=60.0,  # processes on different machines have different clocks
     )
 
 
-def _in_postgresql(url: str, connections: int, clock: Clock, queue: TaskQueue | None) -> Stores:
+def _in_postgresql(
+    url: str, connections: int, clock: Clock, queue: TaskQueue | None, counts: Metrics
+) -> Stores:
     try:
         from roundgate.storage import postgres
     except ModuleNotFoundError:
         raise ConfigError([EXTRA_MISSING]) from None
     database = postgres.Database(url, connections)
+    queue = queue or postgres.PostgresQueue(database, clock)
     return Stores(
         postgres.PostgresOnce(database, clock),
-        StoredTasks(postgres.PostgresTasks(database)),
-        queue or postgres.PostgresQueue(database, clock),
+        StoredTasks(postgres.PostgresTasks(database), queue, counts),
+        queue,
         postgres.PostgresSessions(database, clock),
+        metrics=counts,
         clock_skew_s=60.0,  # processes on different machines have different clocks
         trouble=database.trouble,
         id=lambda: database.id,
@@ -369,7 +382,7 @@ def _local_queue(using: Settings, clock: Clock) -> TaskQueue:
     return SqliteQueue(Database(using.sqlite_path), clock)
 
 
-def _in_sqlite(using: Settings, clock: Clock, queue: TaskQueue | None) -> Stores:
+def _in_sqlite(using: Settings, clock: Clock, queue: TaskQueue | None, counts: Metrics) -> Stores:
     from roundgate.storage.sqlite import (
         Database,
         SqliteOnce,
@@ -382,11 +395,13 @@ def _in_sqlite(using: Settings, clock: Clock, queue: TaskQueue | None) -> Stores
     if reason := other_version(using.sqlite_path):
         raise ConfigError([Problem("environment", "GATEWAY_STORE", reason, "name another file")])
     database = Database(using.sqlite_path)
+    queue = queue or SqliteQueue(database, clock)
     return Stores(
         SqliteOnce(database, clock),
-        StoredTasks(SqliteTasks(database)),
-        queue or SqliteQueue(database, clock),
+        StoredTasks(SqliteTasks(database), queue, counts),
+        queue,
         SqliteSessions(database, clock),
+        metrics=counts,
         trouble=database.trouble,
         id=lambda: database.id,
     )

@@ -100,6 +100,8 @@ class Settings:
     changes."""
     on_lambda: bool = False
     """Whether this is an AWS Lambda function (AWS_LAMBDA_FUNCTION_NAME is set there)."""
+    on_function: str = ""
+    """The name of the AWS Lambda function; empty elsewhere."""
     on_demand: bool = False
     """Whether a caller waits while this process starts: on AWS Lambda without provisioned
     concurrency or a snapshot."""
@@ -176,7 +178,8 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
         values["store_connections"] = int(values["store_connections"])
     if "config" in values:
         values["config"] = Path(values["config"])
-    values["on_lambda"] = bool(environ.get("AWS_LAMBDA_FUNCTION_NAME"))
+    values["on_function"] = environ.get("AWS_LAMBDA_FUNCTION_NAME", "")
+    values["on_lambda"] = bool(values["on_function"])
     kind = environ.get("AWS_LAMBDA_INITIALIZATION_TYPE") or "on-demand"
     values["on_demand"] = values["on_lambda"] and kind == "on-demand"
     return Settings(**values)

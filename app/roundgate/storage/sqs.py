@@ -56,20 +56,24 @@ class SqsQueue:
         )
 
     async def send_many(self, refs: Sequence[TaskRef]) -> None:
-        """Send messages, ten in a call, and retry those that SQS refuses; see `TaskQueue`.
+        """Send messages, ten in a call and several calls at a time, and retry those that SQS
+        refuses; see `TaskQueue`.
 
         Raises:
-            Unavailable: SQS cannot be reached, or refused a message three times. Later batches are
-                not sent.
+            Unavailable: SQS cannot be reached, or refused a message three times. Every other
+                message was sent.
         """
-        for start in range(0, len(refs), BATCH):
-            left = [
-                {"Id": f"{n}", **_message(ref)} for n, ref in enumerate(refs[start : start + BATCH])
-            ]
-            for _ in range(_BATCH_TRIES):
-                left = await self._send_batch(left)
-            if left:
-                raise Unavailable("The queue cannot take all messages just now")
+        batches = (refs[start : start + BATCH] for start in range(0, len(refs), BATCH))
+        outcomes = await asyncio.gather(*map(self._send_all_of, batches), return_exceptions=True)
+        for error in filter(None, outcomes):
+            raise error
+
+    async def _send_all_of(self, refs: Sequence[TaskRef]) -> None:
+        left = [{"Id": f"{n}", **_message(ref)} for n, ref in enumerate(refs)]
+        for _ in range(_BATCH_TRIES):
+            left = await self._send_batch(left)
+        if left:
+            raise Unavailable("The queue cannot take all messages just now")
 
     async def _send_batch(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Send a batch and return the entries that SQS refused."""

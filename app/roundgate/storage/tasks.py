@@ -350,8 +350,14 @@ class TaskStore(Protocol):
     async def head(self, ref: TaskRef) -> TaskRecord | None:
         """Return a record without values, strongly consistent. One call."""
 
-    async def heads(self, refs: Sequence[TaskRef]) -> Mapping[TaskRef, TaskRecord]:
-        """Return many records as `head` does; those that are gone are left out."""
+    async def heads(
+        self, refs: Sequence[TaskRef], *, may_lag: bool = False
+    ) -> Mapping[TaskRef, TaskRecord]:
+        """Return many records as `head` does; those that are gone are left out.
+
+        With `may_lag`, a store may return records as they were some seconds ago, and leave out new
+        ones, if that is cheaper.
+        """
 
     async def read_work(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
         """Return a record and the values that a worker needs, as of one moment.

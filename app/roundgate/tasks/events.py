@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final, TypeAlias
 
 from roundgate.protocol import Status, TaskView
-from roundgate.storage import Change, Ending, TaskRecord, TaskRef
+from roundgate.storage import Change, Ending, Put, TaskRecord, TaskRef
 
 # Outcomes
 
@@ -102,11 +102,27 @@ class No(StrEnum):
     """The task is not in the state in which the event happens."""
 
 
+class Sending(StrEnum):
+    """What a process that moves the due time knows of the task's message."""
+
+    NEEDED = "needed"
+    """The queue has none: one is sent."""
+    DOUBTED = "in doubt"
+    """The queue probably has it: another is sent only if a worker died with the task."""
+    WAITS = "waits"
+    """The queue has it: none is sent."""
+    LEFT = "left to a sweep"
+    """None is sent, and the task is `unsent`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Next(Change):
     """What an event makes of a task."""
 
     result: StrEnum | None = None
+    message_ms: int | None = None
+    """The delay of the message that makes a worker claim the task, in milliseconds; `None` if the
+    event calls for no message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +210,16 @@ class NewTask:
         """Return the part of the record that a client can see."""
         facts = self.ref.id, self.status, self.status_message, self.created_ms, self.created_ms
         return TaskView(*facts, self.expires_ms, {}, self.outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """The first record of a task, its values and its message."""
+
+    record: TaskRecord
+    puts: Sequence[Put]
+    message_ms: int | None
+    """See `Next`."""
 
 
 # Events of the owner
@@ -285,8 +311,9 @@ class Suspend:
 @dataclass(frozen=True, slots=True)
 class Release:
     """Let go of a task that is to go on at `wake_ms` (0: at once). `keeps_blame` is for what is no
-    progress, a fault or a decline: `deaths` and `suspect` stay. `awaits` and `ready_ms` are as in
-    `Suspend`."""
+    progress, a fault or a decline: `deaths` and `suspect` stay. A worker may claim the task
+    `early_ms` before it goes on, and then waits with it. A task due at its wake time is left to the
+    sweep, without a message. `awaits` and `ready_ms` are as in `Suspend`."""
 
     fence: int
     added: Added
@@ -298,6 +325,7 @@ class Release:
     keeps_blame: bool = False
     awaits: Collection[str] = ()
     ready_ms: int = 0
+    early_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +369,8 @@ class Finish:
 @dataclass(frozen=True, slots=True)
 class LetGo:
     """End a lease from outside the run. With `blame` the task is a suspect from now on, and if the
-    lease was one of `alone=True` that is a death."""
+    lease was one of `alone=True` that is a death. A task that is due now is left to the sweep,
+    without a message."""
 
     fence: int
     due_ms: int
@@ -395,12 +424,12 @@ class GoOn:
 @dataclass(frozen=True, slots=True)
 class Postpone:
     """Move the due time, if it is still `seen_ms`. A lease lapses `skew_ms` after its end: a task
-    under one that has not is due then, and nothing else of it changes."""
+    under one that has not is due then, nothing else of it changes, and no message is sent."""
 
     seen_ms: int
     due_ms: int
     resends: int
-    unsent: bool
+    sending: Sending
     skew_ms: int
 
 

@@ -18,9 +18,8 @@ from typing import Any, Final
 from roundgate.clock import Clock
 from roundgate.json import digest, encode
 from roundgate.settings import TasksConfig
-from roundgate.storage import TaskQueue, TaskRecord, TaskRef
+from roundgate.storage import TaskRecord, TaskRef
 from roundgate.tasks.events import Delivered
-from roundgate.tasks.service import wake
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tokens import EventPlace, EventTokens
 
@@ -87,11 +86,8 @@ class Receipt:
 class Deliveries:
     """Takes the payloads of external events."""
 
-    def __init__(
-        self, store: StoredTasks, queue: TaskQueue, clock: Clock, tasks: TasksConfig
-    ) -> None:
+    def __init__(self, store: StoredTasks, clock: Clock, tasks: TasksConfig) -> None:
         self._store = store
-        self._queue = queue
         self._clock = clock
         self._due_ms = int(tasks.requeue_after_s * 1000)
 
@@ -125,6 +121,6 @@ class Deliveries:
             if record is None or record.retried_as is None:
                 break
             ref = TaskRef(ref.owner, record.retried_as)
-        if delivered in (Delivered.WAKES, Delivered.AGAIN):  # of the first, the message may be lost
-            await wake(self._queue, ref)
+        if delivered is Delivered.AGAIN:  # the first delivery may not have sent its message
+            await self._store.send(ref)
         return delivered

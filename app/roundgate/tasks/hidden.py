@@ -26,7 +26,6 @@ client that uses the id of a request again replaces the call.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -213,7 +212,7 @@ class HiddenTasks:
         with suppress(Unavailable):
             late = await self.tasks.due(now_ms - TIDY_AFTER_MS, TIDIED)
             refs = [task.ref for task in late if task.ref.is_hidden]
-            await asyncio.gather(*(self.tasks.expire(ref, now_ms) for ref in refs))
+            await self.tasks.expire(refs, now_ms)
             await self.tasks.forget(now_ms)
 
     # for any process

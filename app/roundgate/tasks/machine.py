@@ -1,9 +1,10 @@
 """The life of a task as a pure function: a record and an event give the next record, or a refusal.
 
-    apply(record, event, now_ms) -> Next(changes, puts, drops, result) | Refused(reason)
+    apply(record, event, now_ms) -> Next(changes, puts, drops, result, message_ms) | Refused(reason)
 
-No I/O and no store: `roundgate.tasks.stored` reads a record, asks `apply`, swaps, and asks again if
-another process was first. The states themselves are in `roundgate.protocol.tasks`.
+No I/O and no store: `roundgate.tasks.stored` reads a record, asks `apply`, swaps, asks again if
+another process was first, and sends the message that `Next` calls for. The states themselves are in
+`roundgate.protocol.tasks`.
 
 **Existence.** A task past `expires_ms` is as unknown to its owner and to workers as one that never
 was, deleted or not. A terminal task stays as it is.
@@ -40,11 +41,11 @@ has the task; a sweep then postpones it until that worker's lease will have laps
     created, due at 30 ── claim, lease to 31 ── dies           30: held, due when the lease has lapsed ── late
                        ── claim, lease to 31 ── renewal: due later ── …
 
-A task that becomes due with no message on its way is `unsent`: after `LetGo`, when it is released
-to be due within a second of its wake time, and when it is moved under a lease. A sweep that
-postpones the task sends a message; a worker that makes it wait for its turn alone does not. If the
-worker died before moving the task, the sweep learns this when it postpones it
-(`Postponed.LAPSED`).
+**Messages.** An event after which a worker should claim the task calls for a message. A task that
+becomes due with no message on its way is `unsent`: after `LetGo`, when it is released to be due at
+its wake time, and when it is moved under a lease. A sweep that postpones it (`Postpone`) sends one,
+unless the queue has one; a worker that makes it wait for its turn alone does not. If the worker
+died before moving the task, the sweep learns this when it postpones it (`Postponed.LAPSED`).
 
 **Questions.** `Suspend` asks; `Answer` takes the answers to questions that are outstanding. A task
 whose `wake_ms` passes while it asks goes on without answers (`GoOn`). It keeps its questions,
@@ -96,6 +97,7 @@ from roundgate.tasks.events import (
     Added,
     Answered,
     Cancelled,
+    Created,
     Delivered,
     Event,
     Mark,
@@ -105,18 +107,22 @@ from roundgate.tasks.events import (
     NotClaimed,
     Postponed,
     Refused,
+    Sending,
     Waited,
     marks_of,
 )
 
 Decision: TypeAlias = Next | Refused
 
+AT_ONCE: Final = 0
+"""The delay of a message for a task that can be claimed now."""
+
 
 # Creation
 
 
-def create(task: NewTask) -> tuple[TaskRecord, list[Put]]:
-    """Return the first record of a task, and its values."""
+def create(task: NewTask) -> Created:
+    """Return the first record of a task, its values and its message."""
     record = TaskRecord(
         ref=task.ref,
         tool=task.tool,
@@ -137,7 +143,9 @@ def create(task: NewTask) -> tuple[TaskRecord, list[Put]]:
     )
     outcome = [] if task.outcome is None else [Put(Part.OUTCOME, task.outcome)]
     work = _work(task.call, task.journal, task.state)
-    return record, [*work, *_questions(task.requests), *outcome]
+    puts = [*work, *_questions(task.requests), *outcome]
+    is_to_run = record.is_open and not record.asked and not record.lease_until_ms
+    return Created(record, puts, AT_ONCE if is_to_run else None)
 
 
 def _leased(until_ms: int) -> dict[str, Any]:
@@ -147,6 +155,13 @@ def _leased(until_ms: int) -> dict[str, Any]:
 
 def _questions(requests: Mapping[str, bytes]) -> list[Put]:
     return [Put(Part.REQUEST, value, key) for key, value in requests.items()]
+
+
+def may_lack_message(record: TaskRecord, now_ms: int, sweep_after_ms: int) -> bool:
+    """Return whether the process that created a task may have died before it sent the message, and
+    no sweep has sent one since."""
+    is_new = record.status in sources(Step.RUN) and record.fence == 0
+    return is_new and now_ms < record.created_ms + sweep_after_ms
 
 
 def _work(call: bytes, journal: Sequence[bytes], state: bytes) -> list[Put]:
@@ -177,6 +192,7 @@ def _answer(record: TaskRecord | None, event: events.Answer, now_ms: int) -> Dec
         [Put(Part.ANSWER, event.answers[key], key) for key in taken],
         [Drop(Part.REQUEST, key) for key in taken],
         Answered.PARTLY if left else Answered.FULLY,
+        None if left else AT_ONCE,
     )
 
 
@@ -255,8 +271,10 @@ def _suspend(record: TaskRecord, event: events.Suspend, now_ms: int) -> Decision
     expires_ms = changes.get("expires_ms", record.expires_ms)
     changes |= {**_PROGRESS, "lease_until_ms": 0, "unsent": False, "asked": tuple(event.requests)}
     waited = _wait(record, changes, event.awaits, now_ms)
+    message_ms = None
     if waited is Waited.READY:
         changes |= {"wake_ms": 0, "due_ms": event.ready_ms}
+        message_ms = AT_ONCE
     else:
         changes |= {
             **_seen(record, now_ms),
@@ -265,23 +283,24 @@ def _suspend(record: TaskRecord, event: events.Suspend, now_ms: int) -> Decision
             "due_ms": min(expires_ms, event.wake_ms or expires_ms),
         }
     puts = [*puts, *_questions(event.requests)]
-    return Next(record, changes, puts, _no_questions(record), waited)
+    return Next(record, changes, puts, _no_questions(record), waited, message_ms)
 
 
 def _release(record: TaskRecord, event: events.Release, now_ms: int) -> Decision:
     changes, puts = _added(record, event.added, event.number, now_ms)
     waited = _wait(record, changes, event.awaits, now_ms)
+    is_ready = waited is Waited.READY
+    wake_ms, due_ms = (0, event.ready_ms) if is_ready else (event.wake_ms, event.due_ms)
+    message_ms = _message_ms(wake_ms, due_ms, now_ms)
     changes |= {
-        **_free_until(
-            *((0, event.ready_ms) if waited is Waited.READY else (event.wake_ms, event.due_ms))
-        ),
+        **_free_until(max(0, wake_ms - event.early_ms), due_ms, message_ms),
         "attempts": event.attempts,
         "declined_ms": event.declined_ms,
     }
     if event.keeps_blame:  # after a fault, the next turn may still ask the previous questions
-        return Next(record, changes, puts)
+        return Next(record, changes, puts, message_ms=message_ms)
     changes |= {**_NO_BLAME, "asked": ()}
-    return Next(record, changes, puts, _no_questions(record), waited)
+    return Next(record, changes, puts, _no_questions(record), waited, message_ms)
 
 
 def _restart(record: TaskRecord, event: events.Restart, now_ms: int) -> Decision:
@@ -296,7 +315,8 @@ def _restart(record: TaskRecord, event: events.Restart, now_ms: int) -> Decision
         "events": (),
     }
     drops = [Drop(Part.JOURNAL), Drop(Part.ANSWER), *_no_questions(record)]
-    return Next(record, changes, _work(event.call, event.journal, event.state), drops)
+    work = _work(event.call, event.journal, event.state)
+    return Next(record, changes, work, drops, message_ms=AT_ONCE)
 
 
 def _park(record: TaskRecord, event: events.Park, now_ms: int) -> Decision:
@@ -312,12 +332,14 @@ def _finish(record: TaskRecord, event: events.Finish, now_ms: int) -> Decision:
         changes["ending"] = event.ending
     if event.failed_steps:
         changes["failed_steps"] = tuple(event.failed_steps)
+    message_ms = None
     if event.expires_ms is not None:
         changes["expires_ms"] = event.expires_ms
     if event.cleanup_due_ms is not None:
         changes |= _to_clean_up(event.cleanup_due_ms)
+        message_ms = AT_ONCE
     outcome = [] if event.outcome is None else [Put(Part.OUTCOME, event.outcome)]
-    return Next(record, changes, outcome, _no_questions(record))
+    return Next(record, changes, outcome, _no_questions(record), message_ms=message_ms)
 
 
 def _let_go(record: TaskRecord, event: events.LetGo, now_ms: int) -> Decision:
@@ -330,7 +352,7 @@ def _let_go(record: TaskRecord, event: events.LetGo, now_ms: int) -> Decision:
         "deaths": record.deaths + (event.blame and record.alone),
         **_moved(event.due_ms),
     }
-    return Next(record, changes)
+    return Next(record, changes, message_ms=_message_ms(0, event.due_ms, now_ms))
 
 
 # Events of a cleanup
@@ -355,7 +377,9 @@ def _claim_cleanup(record: TaskRecord | None, event: events.ClaimCleanup, now_ms
 
 
 def _postpone_cleanup(record: TaskRecord, event: events.PostponeCleanup, now_ms: int) -> Decision:
-    return Next(record, _free_until(event.wake_ms, event.due_ms))
+    message_ms = _message_ms(event.wake_ms, event.due_ms, now_ms)
+    changes = _free_until(event.wake_ms, event.due_ms, message_ms)
+    return Next(record, changes, message_ms=message_ms)
 
 
 def _end_cleanup(record: TaskRecord, event: events.EndCleanup, now_ms: int) -> Decision:
@@ -371,7 +395,8 @@ def _go_on(record: TaskRecord | None, event: events.GoOn, now_ms: int) -> Decisi
     if not 0 < record.wake_ms <= now_ms:
         return Refused(No.NOT_NOW)
     working = {"status": target(Step.GO_ON), "wake_ms": 0, "due_ms": event.due_ms}
-    return Next(record, {**_seen(record, now_ms), **working, "unsent": False})
+    changes = {**_seen(record, now_ms), **working, "unsent": False}
+    return Next(record, changes, message_ms=AT_ONCE)
 
 
 def _postpone(record: TaskRecord | None, event: events.Postpone, now_ms: int) -> Decision:
@@ -380,8 +405,13 @@ def _postpone(record: TaskRecord | None, event: events.Postpone, now_ms: int) ->
     until_ms = record.lease_until_ms
     if until_ms > now_ms - event.skew_ms:
         return Next(record, _moved(until_ms + event.skew_ms), result=Postponed.HELD)
-    moved = {"due_ms": event.due_ms, "resends": event.resends, "unsent": event.unsent}
-    return Next(record, moved, result=Postponed.LAPSED if until_ms > 0 else Postponed.MOVED)
+    result = Postponed.LAPSED if until_ms > 0 else Postponed.MOVED
+    sends = event.sending is Sending.NEEDED
+    if event.sending is Sending.DOUBTED:
+        sends = result is Postponed.LAPSED
+    unsent = event.sending is Sending.LEFT
+    moved = {"due_ms": event.due_ms, "resends": event.resends, "unsent": unsent}
+    return Next(record, moved, result=result, message_ms=AT_ONCE if sends else None)
 
 
 def _expire(record: TaskRecord | None, event: events.Expire, now_ms: int) -> Decision:
@@ -414,7 +444,8 @@ def _deliver(record: TaskRecord | None, event: events.Deliver, now_ms: int) -> D
         if record.status in sources(Step.GO_ON):
             changes |= {**_seen(record, now_ms), "status": target(Step.GO_ON)}
     payload = Put(Part.ANSWER, event.payload, event.name)
-    return Next(record, changes, [payload], (), Delivered.WAKES if wakes else Delivered.KEPT)
+    result, message_ms = (Delivered.WAKES, AT_ONCE) if wakes else (Delivered.KEPT, None)
+    return Next(record, changes, [payload], (), result, message_ms)
 
 
 # Events of the operator
@@ -434,7 +465,8 @@ def _rewind(record: TaskRecord | None, event: events.Rewind, now_ms: int) -> Dec
         return Refused(No.NOT_NOW)
     changes = {**_taken(record, event.due_ms), "asked": (), "events": _texts(event.events)}
     drops = [Drop(Part.JOURNAL), Drop(Part.ANSWER), *_no_questions(record)]
-    return Next(record, changes, [Put(Part.CALL, event.call), *_entries(event.journal)], drops)
+    puts = [Put(Part.CALL, event.call), *_entries(event.journal)]
+    return Next(record, changes, puts, drops, message_ms=AT_ONCE)
 
 
 def _requeue(record: TaskRecord | None, event: events.Requeue, now_ms: int) -> Decision:
@@ -442,7 +474,7 @@ def _requeue(record: TaskRecord | None, event: events.Requeue, now_ms: int) -> D
         return Refused(No.NOT_NOW)
     if event.fence not in (None, record.fence):
         return Refused(No.NOT_NOW)
-    return Next(record, _taken(record, event.due_ms))
+    return Next(record, _taken(record, event.due_ms), message_ms=AT_ONCE)
 
 
 def _taken(record: TaskRecord, due_ms: int) -> Changes:
@@ -486,10 +518,11 @@ _NOT_DUE: Final[Mapping[str, Any]] = MappingProxyType(
 )
 
 
-def is_for_a_sweep(wake_ms: int, due_ms: int) -> bool:
-    """Return whether a task that is released is to be woken by a sweep, with no message on its
-    way."""
-    return wake_ms > 0 and due_ms <= wake_ms + 1_000
+def _message_ms(wake_ms: int, due_ms: int, now_ms: int) -> int | None:
+    """Return the delay of the message for a task that goes on at a time; `None` if it is due by
+    then, so that a sweep wakes it."""
+    begins_ms = max(wake_ms, now_ms)
+    return None if due_ms <= begins_ms else begins_ms - now_ms
 
 
 def _seen(record: TaskRecord, now_ms: int) -> Changes:
@@ -502,8 +535,8 @@ def _moved(due_ms: int) -> Changes:
     return {"due_ms": due_ms, "unsent": True}
 
 
-def _free_until(wake_ms: int, due_ms: int) -> Changes:
-    unsent = is_for_a_sweep(wake_ms, due_ms)
+def _free_until(wake_ms: int, due_ms: int, message_ms: int | None) -> Changes:
+    unsent = message_ms is None
     return {"lease_until_ms": 0, "wake_ms": wake_ms, "due_ms": due_ms, "unsent": unsent}
 
 
@@ -581,7 +614,7 @@ def _end_early(record: TaskRecord, step: Step, message: str, now_ms: int, due_ms
     if not record.cleans_up:
         return Next(record, over, (), drops, Cancelled.OVER)
     left = {**over, **_to_clean_up(due_ms), "lease_until_ms": record.lease_until_ms}
-    return Next(record, left, (), drops, Cancelled.CLEAN_UP)
+    return Next(record, left, (), drops, Cancelled.CLEAN_UP, AT_ONCE)
 
 
 # The table

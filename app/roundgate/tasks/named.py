@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final, Protocol, TypeVar
 
-from roundgate.auth import Principal, owner_of
+from roundgate.auth import Principal
 from roundgate.backends import MAX_ID_CHARS, CatalogSource, ServedTool, TaskSource
 from roundgate.clock import Clock
 from roundgate.errors import BackendError, GatewayError, InternalError, TaskNotFound, Unavailable
@@ -50,6 +50,10 @@ class NamedTask(Protocol):
     @property
     def key(self) -> Hashable:
         """Return a key that is the same for the same task of the same caller."""
+
+    @property
+    def ref(self) -> TaskRef | None:
+        """Return the reference of a task of the gateway; `None` for a service's task."""
 
     @property
     def backend(self) -> str:
@@ -150,8 +154,12 @@ class _OwnTask:
         self._read: TaskRecord | None = None
 
     @property
+    def ref(self) -> TaskRef:
+        return self._tasks.ref(self._principal, self.id)
+
+    @property
     def log_id(self) -> str:
-        return str(TaskRef(owner_of(self._principal, self._tasks.view), self.id))
+        return str(self.ref)
 
     @property
     def key(self) -> Hashable:
@@ -174,7 +182,7 @@ class _OwnTask:
         await self._tasks.cancel(self._principal, self.id)
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        return _nothing
+        return self._tasks.listen(self._principal, self.id, changed)
 
     async def _record(self) -> TaskRecord:
         record = await self._tasks.record(self._principal, self.id)
@@ -185,6 +193,8 @@ class _OwnTask:
 
 class _SourceTask:
     """A task that a source has."""
+
+    ref = None
 
     def __init__(
         self,

@@ -47,11 +47,10 @@ from roundgate.replay import (
     from_row,
     row,
 )
-from roundgate.storage import Ending, TaskQueue, TaskRecord, TaskRef, Work
+from roundgate.storage import Ending, TaskRecord, TaskRef, Work
 from roundgate.tasks import machine
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.events import Mark, NewTask, marks_of
-from roundgate.tasks.service import wake
 from roundgate.tasks.stored import StoredTasks
 
 TRIES: Final = 5
@@ -60,17 +59,12 @@ _OF_ANOTHER_VERSION: Final = (ParseError, ValueError, TypeError, KeyError)
 
 
 async def retry(
-    store: StoredTasks,
-    queue: TaskQueue,
-    ref: TaskRef,
-    now_ms: int,
-    from_step: str | None = None,
+    store: StoredTasks, ref: TaskRef, now_ms: int, from_step: str | None = None
 ) -> TaskRef:
     """Retry a task at the step whose failure ended it. Return the task that continues it.
 
     Args:
         store: the store of both tasks.
-        queue: takes the message for a worker.
         ref: the task that ended.
         now_ms: the time, in milliseconds since the epoch.
         from_step: the place from which on everything happens again, if not the failed step.
@@ -95,7 +89,8 @@ async def retry(
     is_new = await store.create(task)
     await store.note_retry(ref, task.ref.id)
     await _hand_on(store, ref, task.ref, now_ms)
-    await wake(queue, task.ref)
+    if not is_new:
+        await store.send(task.ref)  # a retry that was interrupted may not have sent it
     if from_step is not None and not is_new:  # by a command that died before its note
         raise NotRetryable(f"was taken up again as {task.ref}, by an earlier command")
     return task.ref
@@ -112,9 +107,7 @@ async def _hand_on(store: StoredTasks, ref: TaskRef, successor: TaskRef, now_ms:
             await store.deliver(successor, mark.name, payload, mark.digest, now_ms, now_ms)
 
 
-async def rewind(
-    store: StoredTasks, queue: TaskQueue, ref: TaskRef, now_ms: int, from_step: str
-) -> None:
+async def rewind(store: StoredTasks, ref: TaskRef, now_ms: int, from_step: str) -> None:
     """Let a parked task go on from a place: what was recorded before it is kept.
 
     Raises:
@@ -131,7 +124,6 @@ async def rewind(
         call = replace(call, generation=call.generation + 1)
         marks = _marks(record, journal)
         if await store.rewind(record, call.to_bytes(), rows, marks, now_ms, now_ms):
-            await wake(queue, ref)
             return
     raise NotRetryable("is neither parked nor ended by a failed step")
 

@@ -44,7 +44,7 @@ from roundgate.tasks.worker import Worker
 WAIT_MS: Final = 10_000
 SHORT_WAIT_MS: Final = 1_000
 """The same where suspects are run between messages."""
-CENSUS_EVERY_S: Final = 60
+COUNT_EVERY_S: Final = 60
 PAUSE_AFTER_FAULT_S: Final = 1.0
 PUT_BACK_MS: Final = 1_000
 """When a message of an owner that has enough running here is delivered again."""
@@ -383,13 +383,14 @@ class Pool:
 
     async def _keep_counting(self) -> None:
         while True:
-            await asyncio.sleep(CENSUS_EVERY_S)
+            await asyncio.sleep(COUNT_EVERY_S)
             try:
-                census = await self._sweep.census()
-                self._metrics.census(census)
-                log.info("tasks", extra={"fields": census.fields()})
+                overdue_s = await self._sweep.overdue_s()
+                self._metrics.overdue(overdue_s)
+                fields = {**self._metrics.take_flow(), "overdue_s": overdue_s}
+                log.info("tasks", extra={"fields": fields})
             except Exception as error:
-                _trouble("the census", error)
+                _trouble("the count of tasks", error)
 
 
 async def _over(turns: set[asyncio.Task[None]], within_s: float) -> None:

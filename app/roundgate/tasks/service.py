@@ -9,9 +9,8 @@ A task is durable before its client is told of it:
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -24,9 +23,10 @@ from roundgate.json import encode
 from roundgate.protocol import Status, TaskView, detailed, to_wire
 from roundgate.replay import JOURNAL_VERSION, Journal, plain, row
 from roundgate.settings import TasksConfig
-from roundgate.storage import TaskQueue, TaskRecord, TaskRef
+from roundgate.storage import TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.events import Answered, Cancelled, NewTask
+from roundgate.tasks.machine import may_lack_message
 from roundgate.tasks.outcome import Ended
 from roundgate.tasks.stored import StoredTasks
 
@@ -36,18 +36,6 @@ ANSWER_PAUSE_S: Final = 0.1
 CANCELLED_BY_CLIENT: Final = "The client cancelled the task"
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
-log = logging.getLogger("roundgate.tasks")
-
-
-async def wake(queue: TaskQueue, ref: TaskRef, delay_ms: int = 0) -> None:
-    """Send a message that makes a worker look at a task after some milliseconds. If the queue
-    cannot be reached, the sweep finds the task."""
-    try:
-        await queue.send(ref, delay_ms)
-    except Unavailable as error:
-        fields = {"task": str(ref), "error": str(error)}
-        log.warning("no message for a task, the sweep will send one", extra={"fields": fields})
-
 
 class Tasks:
     """The tasks of all owners; every method is for one of them. Those of a view are no other's."""
@@ -55,14 +43,12 @@ class Tasks:
     def __init__(
         self,
         store: StoredTasks,
-        queue: TaskQueue,
         clock: Clock,
         config: TasksConfig,
         view: str = "",
     ) -> None:
         self.view = view
         self._store = store
-        self._queue = queue
         self._clock = clock
         self._config = config
 
@@ -109,8 +95,6 @@ class Tasks:
                 raise
         if not is_new:
             return await self._created_before(task.ref)
-        if ended is None:
-            await wake(self._queue, task.ref)
         return self._told(task.view())
 
     async def created(self, principal: Principal, task_id: str) -> dict[str, Any] | None:
@@ -156,13 +140,10 @@ class Tasks:
         record = record or await self._store.read(ref, self._clock.now_ms())
         if record is None:
             raise TaskNotFound
-        if record.status is Status.WORKING and record.fence == 0 and self._is_young(record):
-            await wake(self._queue, ref)  # who wrote it may have died before its message
+        sweep_after_ms = int(self._config.requeue_after_s * 1000)
+        if may_lack_message(record, self._clock.now_ms(), sweep_after_ms):
+            await self._store.send(ref)
         return self._told(record.view())
-
-    def _is_young(self, record: TaskRecord) -> bool:
-        """Return whether no sweep has sent a message for the task yet."""
-        return self._clock.now_ms() < record.created_ms + int(self._config.requeue_after_s * 1000)
 
     def _told(self, view: TaskView) -> dict[str, Any]:
         return {"resultType": "task", **to_wire(view, self._config.poll_interval_ms)}
@@ -191,6 +172,13 @@ class Tasks:
             journal_version=JOURNAL_VERSION,
             ending=None if ended is None else ended.ending,
         )
+
+    def listen(
+        self, principal: Principal, task_id: str, changed: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Call `changed` when this process changes a task, until the returned function is
+        called."""
+        return self._store.listen(self.ref(principal, task_id), changed)
 
     async def record(self, principal: Principal, task_id: str) -> TaskRecord | None:
         """Return the record of a task of the principal, or `None`."""
@@ -233,13 +221,8 @@ class Tasks:
             record, is_approved = decided
             ids = {"call": record.call_id, "task": str(ref), "tool": record.tool}
             log_decision(principal, is_approved, **ids)
-        match answered:
-            case Answered.UNKNOWN_TASK:
-                raise TaskNotFound
-            case Answered.FULLY:
-                await wake(self._queue, ref)
-            case Answered.PARTLY | Answered.NOT_NEEDED:
-                pass
+        if answered is Answered.UNKNOWN_TASK:
+            raise TaskNotFound
 
     async def _decided(
         self, ref: TaskRef, responses: Mapping[str, Any], now_ms: int
@@ -268,13 +251,10 @@ class Tasks:
         if ref is None:
             raise TaskNotFound
         now_ms = self._clock.now_ms()
-        match await self._store.cancel(ref, CANCELLED_BY_CLIENT, now_ms, self._due_ms(now_ms)):
-            case Cancelled.UNKNOWN_TASK:
-                raise TaskNotFound
-            case Cancelled.CLEAN_UP:
-                await wake(self._queue, ref)
-            case Cancelled.OVER:
-                pass
+        due_ms = self._due_ms(now_ms)
+        cancelled = await self._store.cancel(ref, CANCELLED_BY_CLIENT, now_ms, due_ms)
+        if cancelled is Cancelled.UNKNOWN_TASK:
+            raise TaskNotFound
 
     def ref(self, principal: Principal, task_id: str) -> TaskRef:
         """Return the reference of the caller's task, as the log and the commands show it."""

@@ -1,8 +1,10 @@
 """The stored tasks: each method is one event, decided by `tasks.machine` and kept by compare-and-swap.
 
-    read the record ──▶ apply(record, event, now) ──▶ swap ──▶ done
+    read the record ──▶ apply(record, event, now) ──▶ swap ──▶ send the message, if there is one
                               ▲                        │ another process was first:
                               └──── the record as it is now
+
+A message that is lost or cannot be sent is a delay: the record is due, and a sweep finds it.
 
 Under a lease no read is needed: a `Lease` remembers the record as its last write left it. Every
 method raises `Unavailable` when the store cannot be reached; a write may then have happened or not.
@@ -17,12 +19,13 @@ of up to `ROW` bytes always has room: it was counted with the task.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Final
 
-from roundgate.errors import LeaseLost
+from roundgate.errors import LeaseLost, Unavailable
+from roundgate.observability.metrics import Metrics
 from roundgate.protocol import Status
 from roundgate.storage import (
     ANY,
@@ -34,6 +37,7 @@ from roundgate.storage import (
     OpenTask,
     Part,
     Put,
+    TaskQueue,
     TaskRecord,
     TaskRef,
     TaskStore,
@@ -56,8 +60,10 @@ from roundgate.tasks.events import (
     NotClaimed,
     Postponed,
     Refused,
-    Waited,
+    Sending,
 )
+
+log = logging.getLogger("roundgate.tasks")
 
 VALUE: Final = 64
 """Bytes that a value of a task counts besides its own: its name, its key, its place in an index."""
@@ -116,6 +122,18 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
+class Glimpse:
+    """A state of a task that its client can tell from others."""
+
+    created_ms: int
+    revision: int
+
+    def is_before(self, other: Glimpse) -> bool:
+        """Return whether this is an earlier state of the same task."""
+        return self.created_ms == other.created_ms and self.revision < other.revision
+
+
+@dataclass(frozen=True, slots=True)
 class Move:
     """A task as it was seen, and its new due time."""
 
@@ -123,21 +141,59 @@ class Move:
     due_ms: int
     resends: int
     """The new `TaskRecord.resends`."""
-    unsent: bool = False
-    """Whether no message is sent for it."""
+    sending: Sending = Sending.NEEDED
 
 
 class StoredTasks:
     """The tasks in a store. Methods that write under a lease raise `LeaseLost` once it is lost.
 
+    The other parts of a process reach the store through this class alone, so some methods only pass
+    a call on: tests count, delay and interrupt each call of a process at one seam.
+
     Args:
         store: the store.
+        queue: takes messages; without one a sweep of another process sends them.
+        metrics: counts tasks that are created, claimed and end.
         accounts: the accounts of owners; `None` for an operator's commands, which count nothing.
     """
 
-    def __init__(self, store: TaskStore, accounts: Accounts | None = None) -> None:
+    def __init__(
+        self,
+        store: TaskStore,
+        queue: TaskQueue | None = None,
+        metrics: Metrics | None = None,
+        accounts: Accounts | None = None,
+    ) -> None:
         self.store = store
+        self._queue = queue
+        self._metrics = metrics or Metrics()
         self._accounts = accounts
+        self._listening: dict[TaskRef, list[Callable[[], None]]] = {}
+
+    async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
+        """Send the message that makes a worker claim a task, after some milliseconds. If the queue
+        cannot be reached, a sweep finds the task."""
+        if self._queue is None or ref.is_hidden:  # no worker runs a hidden task
+            return
+        try:
+            await self._queue.send(ref, delay_ms)
+        except Unavailable as error:
+            fields = {"task": str(ref), "error": str(error)}
+            log.warning("no message for a task, the sweep will send one", extra={"fields": fields})
+
+    def listen(self, ref: TaskRef, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` after each write of these `StoredTasks` that the client of a task can see,
+        until the returned function is called. It must not block."""
+        self._listening.setdefault(ref, []).append(changed)
+
+        def end() -> None:
+            listeners = self._listening.get(ref, [])
+            if changed in listeners:
+                listeners.remove(changed)
+            if not listeners:
+                self._listening.pop(ref, None)
+
+        return end
 
     async def _reserve(self, record: TaskRecord, size: int) -> Reserved | None:
         """Count bytes for the owner of a task, until its store forgets it."""
@@ -151,18 +207,63 @@ class StoredTasks:
             self._accounts.give_back(reserved)
 
     async def _swap(self, change: Change, state_bytes: int = 0) -> TaskRecord | Lost:
-        """Count the values of a change, of which `state_bytes` replace as many, and write it."""
+        """Count the values of a change, of which `state_bytes` replace as many, and write it. Then
+        tell those who listen to the task."""
         reserved = await self._reserve(change.before, size_of(change.puts) - state_bytes)
         swapped = await self.store.swap(change)
         if isinstance(swapped, Lost):
             self._give_back(reserved)
+        elif "revision" in change.changes:
+            if change.before.is_open and swapped.ending is not None:
+                self._metrics.ended(swapped.tool, swapped.ending)
+            for changed in list(self._listening.get(swapped.ref, ())):
+                changed()
         return swapped
 
     async def _apply(
         self, ref: TaskRef, event: Event, now_ms: int, known: TaskRecord | None = None
     ) -> Next | Refused:
+        """Return what an event came to. A `Next` has been written, and its message sent."""
+        decision = await self._write(known or await self.store.head(ref), event, now_ms)
+        if isinstance(decision, Next) and decision.message_ms is not None:
+            await self.send(ref, decision.message_ms)
+        return decision
+
+    async def _apply_many(
+        self, happening: Sequence[tuple[TaskRef, Event]], now_ms: int
+    ) -> Sequence[Next | Refused]:
+        """Return what each event came to, in order, with few calls for heads and messages.
+
+        Raises:
+            Unavailable: a write failed, or the queue cannot be reached. The other events happened,
+                and messages were sent for them.
+        """
+        if not happening:
+            return []
+        records = await self.store.heads([ref for ref, _ in happening])
+        outcomes = await asyncio.gather(
+            *(self._write(records.get(ref), event, now_ms) for ref, event in happening),
+            return_exceptions=True,
+        )
+        decisions = [one for one in outcomes if isinstance(one, Next | Refused)]
+        await self._send_many(decisions)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return decisions
+
+    async def _send_many(self, decisions: Iterable[Next | Refused]) -> None:
+        """Send the messages of decisions that call for one without delay."""
+        refs = [
+            decision.before.ref
+            for decision in decisions
+            if isinstance(decision, Next) and decision.message_ms is not None
+        ]
+        if refs and self._queue is not None:
+            await self._queue.send_many(refs)
+
+    async def _write(self, record: TaskRecord | None, event: Event, now_ms: int) -> Next | Refused:
         """Return what an event came to. A `Next` has been written."""
-        record = known or await self.store.head(ref)
         while True:
             decision = machine.apply(record, event, now_ms)
             if isinstance(decision, Refused):
@@ -184,11 +285,18 @@ class StoredTasks:
         `False` if this owner has a task of this id already, which is left as it is. Safe to repeat
         after `Unavailable`.
         """
-        record, puts = machine.create(task)
-        reserved = await self._reserve(record, 2 * ROW + size_of(puts))
-        is_new = await self.store.insert(record, puts)
+        created = machine.create(task)
+        record = created.record
+        reserved = await self._reserve(record, 2 * ROW + size_of(created.puts))
+        is_new = await self.store.insert(record, created.puts)
         if not is_new:
             self._give_back(reserved)
+            return False
+        self._metrics.created(task.tool)
+        if record.ending is not None:
+            self._metrics.ended(task.tool, record.ending)
+        if created.message_ms is not None:
+            await self.send(task.ref, created.message_ms)
         return is_new
 
     async def count_open(self, owner: str, up_to: int) -> int:
@@ -199,6 +307,16 @@ class StoredTasks:
         """Return a task as of the last write; `None` if it is unknown or has expired."""
         record = await self.store.read(ref)
         return None if record is None or record.expires_ms <= now_ms else record
+
+    async def glance(self, refs: Sequence[TaskRef], now_ms: int) -> Mapping[TaskRef, Glimpse]:
+        """Return what shows whether tasks have changed, perhaps as of some seconds ago. Unknown and
+        expired tasks are left out."""
+        records = await self.store.heads(refs, may_lag=True)
+        return {
+            ref: Glimpse(record.created_ms, record.revision)
+            for ref, record in records.items()
+            if record.expires_ms > now_ms
+        }
 
     async def answer(
         self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int
@@ -270,6 +388,7 @@ class StoredTasks:
             if isinstance(swapped, TaskRecord):
                 break
         assert work is not None, "what can be claimed keeps its work"
+        self._metrics.claimed(swapped.tool)
         journal = work.journal
         if isinstance(event, events.ClaimCleanup) and event.journal is not None:
             journal = list(event.journal)
@@ -304,10 +423,10 @@ class StoredTasks:
         wake_ms: int = 0,
         awaits: Collection[str] = (),
         ready_ms: int = 0,
-    ) -> Waited | None:
+    ) -> None:
         """See `events.Suspend`."""
         event = events.Suspend(lease.fence, added, 0, requests, wake_ms, awaits, ready_ms)
-        return _waited(await self._under_lease(lease, event, now_ms))
+        await self._under_lease(lease, event, now_ms)
 
     async def release(
         self,
@@ -320,13 +439,13 @@ class StoredTasks:
         attempts: int = 0,
         declined_ms: int = 0,
         keeps_blame: bool = False,
+        early_ms: int = 0,
         awaits: Collection[str] = (),
         ready_ms: int = 0,
-    ) -> Waited | None:
+    ) -> None:
         """See `events.Release`."""
-        rest = (wake_ms, due_ms, attempts, declined_ms, keeps_blame, awaits, ready_ms)
-        event = events.Release(lease.fence, added, 0, *rest)
-        return _waited(await self._under_lease(lease, event, now_ms))
+        rest = (wake_ms, due_ms, attempts, declined_ms, keeps_blame, awaits, ready_ms, early_ms)
+        await self._under_lease(lease, events.Release(lease.fence, added, 0, *rest), now_ms)
 
     async def restart(
         self,
@@ -376,10 +495,15 @@ class StoredTasks:
         """
         return await self._happens(ref, events.LetGo(fence, due_ms, blame), now_ms)
 
-    async def _under_lease(
+    async def _under_lease(self, lease: Lease, event: events.UnderLease, now_ms: int) -> None:
+        message_ms = await self._write_under_lease(lease, event, now_ms)
+        if message_ms is not None:
+            await self.send(lease.ref, message_ms)
+
+    async def _write_under_lease(
         self, lease: Lease, event: events.UnderLease, now_ms: int
-    ) -> StrEnum | None:
-        """Return what the event came to, if it says."""
+    ) -> int | None:
+        """Write an event and return the delay of its message."""
         held = lease.held
         if held is None or held.known.ref != lease.ref:
             raise LeaseLost(str(lease.ref))
@@ -405,7 +529,7 @@ class StoredTasks:
                 held.known = record
                 if entries:  # another write does not tell what became of those in doubt
                     held.in_doubt = None
-                return decision.result if isinstance(decision, Next) else None
+                return decision.message_ms if isinstance(decision, Next) else None
 
     async def claim_cleanup(
         self,
@@ -423,17 +547,20 @@ class StoredTasks:
         claimed = await self._claim(ref, event, now_ms)
         return claimed if isinstance(claimed, Claimed) else None
 
-    async def postpone_cleanup(self, lease: Lease, *, wake_ms: int, due_ms: int) -> bool:
+    async def postpone_cleanup(
+        self, lease: Lease, now_ms: int, *, wake_ms: int, due_ms: int
+    ) -> bool:
         """See `events.PostponeCleanup`. `False` if another worker has claimed it since."""
-        return await self._cleaning(lease, events.PostponeCleanup(lease.fence, wake_ms, due_ms))
+        event = events.PostponeCleanup(lease.fence, wake_ms, due_ms)
+        return await self._cleaning(lease, event, now_ms)
 
-    async def end_cleanup(self, lease: Lease) -> bool:
+    async def end_cleanup(self, lease: Lease, now_ms: int) -> bool:
         """See `events.EndCleanup`. `False` if another worker has claimed it since."""
-        return await self._cleaning(lease, events.EndCleanup(lease.fence))
+        return await self._cleaning(lease, events.EndCleanup(lease.fence), now_ms)
 
-    async def _cleaning(self, lease: Lease, event: Event) -> bool:
+    async def _cleaning(self, lease: Lease, event: Event, now_ms: int) -> bool:
         known = None if lease.held is None else lease.held.known
-        return isinstance(await self._apply(lease.ref, event, 0, known), Next)
+        return isinstance(await self._apply(lease.ref, event, now_ms, known), Next)
 
     # for the sweep
 
@@ -461,42 +588,31 @@ class StoredTasks:
         """See `TaskStore`."""
         return await self.store.tell_time(report)
 
-    async def go_on(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
-        """See `events.GoOn`. `False` if it is not to go on now."""
-        return await self._happens(ref, events.GoOn(due_ms), now_ms)
+    async def go_on(self, refs: Sequence[TaskRef], now_ms: int, due_ms: int) -> int:
+        """See `events.GoOn`. Return how many tasks went on."""
+        event = events.GoOn(due_ms)
+        return _happened(await self._apply_many([(ref, event) for ref in refs], now_ms))
 
     async def postpone_many(
         self, moves: Sequence[Move], now_ms: int, skew_ms: int = 0
     ) -> Sequence[Postponed]:
         """See `events.Postpone`. Each move happens or not by itself; of many callers all but one
         have missed it."""
-        if not moves:
-            return []
-        records = await self.store.heads([move.task.ref for move in moves])
-        return await asyncio.gather(
-            *(self._postpone(move, records.get(move.task.ref), now_ms, skew_ms) for move in moves)
+        decisions = await self._apply_many(
+            [(move.task.ref, _postponement(move, skew_ms)) for move in moves], now_ms
         )
+        return [
+            result
+            if isinstance(decision, Next) and isinstance(result := decision.result, Postponed)
+            else Postponed.MISSED
+            for decision in decisions
+        ]
 
-    async def _postpone(
-        self, move: Move, record: TaskRecord | None, now_ms: int, skew_ms: int
-    ) -> Postponed:
-        if record is None:
-            return Postponed.MISSED
-        seen_ms = move.task.due_ms
-        event = events.Postpone(seen_ms, move.due_ms, move.resends, move.unsent, skew_ms)
-        match await self._apply(move.task.ref, event, now_ms, record):
-            case Next(result=Postponed() as result):
-                return result
-        return Postponed.MISSED
-
-    async def expire(self, ref: TaskRef, now_ms: int, due_ms: int | None = None) -> bool:
-        """See `events.Expire`. Return whether it is now to be cleaned up; then it is due at
-        `due_ms`, by default at once."""
-        due_ms = now_ms if due_ms is None else due_ms
-        match await self._apply(ref, events.Expire(due_ms), now_ms):
-            case Next(result=Cancelled.CLEAN_UP):
-                return True
-        return False
+    async def expire(self, refs: Sequence[TaskRef], now_ms: int, due_ms: int | None = None) -> int:
+        """See `events.Expire`. Return how many tasks expired. One that is now to be cleaned up is
+        due at `due_ms`, by default at once."""
+        event = events.Expire(now_ms if due_ms is None else due_ms)
+        return _happened(await self._apply_many([(ref, event) for ref in refs], now_ms))
 
     async def forget(self, now_ms: int) -> int:
         """See `TaskStore`."""
@@ -564,8 +680,13 @@ class StoredTasks:
         await self.store.aclose()
 
 
-def _waited(result: StrEnum | None) -> Waited | None:
-    return result if isinstance(result, Waited) else None
+def _postponement(move: Move, skew_ms: int) -> events.Postpone:
+    return events.Postpone(move.task.due_ms, move.due_ms, move.resends, move.sending, skew_ms)
+
+
+def _happened(decisions: Iterable[Next | Refused]) -> int:
+    """Return how many events happened."""
+    return sum(isinstance(decision, Next) for decision in decisions)
 
 
 def size_of(puts: Sequence[Put]) -> int:

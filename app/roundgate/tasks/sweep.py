@@ -18,23 +18,27 @@ which those are, and looks for them again when their leases will have lapsed.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import zlib
 from collections.abc import Sequence
 from typing import Final
 
+from roundgate.aio import all_ended
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import Unavailable
-from roundgate.observability.metrics import Census
-from roundgate.protocol import OPEN, Event, Status, sources
+from roundgate.protocol import OPEN, Event, sources
 from roundgate.settings import TasksConfig
 from roundgate.storage import OpenTask, TaskQueue, TaskRef
-from roundgate.tasks.events import Postponed
+from roundgate.tasks.events import Postponed, Sending
 from roundgate.tasks.lease import LONGEST_LEASE_MS, ClockTrust
 from roundgate.tasks.stored import Move, StoredTasks
 
 AT_ONCE: Final = 200
+"""Tasks of a shard that are read, moved and sent together."""
+SIDE_BY_SIDE: Final = 2
+"""Shards that a process sweeps at the same time, so that one waits for the store while the other
+works. More would not be faster, because the processor is busy then; and four processes are to
+share the usual eight shards."""
 PULLED: Final = 10_000
 """How many tasks are examined after the clock was set back."""
 SHARD_MS: Final = 5_000
@@ -48,10 +52,6 @@ SENT_ANYWAY: Final = 7
 three quarters of an hour."""
 KNOWN_TO_WAIT: Final = 4
 """How many times `requeue_after_s` a task is left alone that has a message for certain."""
-COUNTED: Final = 1_000
-"""Where the census stops: with more open tasks than this, those that are due first are looked
-at."""
-
 _MOVED: Final = frozenset({Postponed.MOVED, Postponed.LAPSED})
 
 log = logging.getLogger("roundgate.tasks")
@@ -108,7 +108,7 @@ class Sweep:
         while late := await self._store.late_shards(self._clock.now_ms()):
             # sweepers that begin together are to begin with different shards, and not to ask for
             # those that are done
-            done = await self._sweep_one_of(sorted(late, key=self._order), deadline)
+            done = await self._sweep_some_of(sorted(late, key=self._order), deadline)
             found += done
             if not done:
                 break
@@ -125,12 +125,17 @@ class Sweep:
     def _order(self, shard: int) -> int:
         return zlib.crc32(f"{self._me} {shard}".encode())
 
-    async def _sweep_one_of(self, shards: Sequence[int], deadline: Deadline) -> int:
-        """Sweep the first of these shards that no other process is sweeping."""
-        for shard in shards:
-            if found := await self._sweep_shard(shard, deadline):
-                return found
-        return 0
+    async def _sweep_some_of(self, shards: Sequence[int], deadline: Deadline) -> int:
+        """Sweep the first `SIDE_BY_SIDE` of these shards that no other process is sweeping."""
+        left = iter(shards)
+
+        async def sweep_one() -> int:
+            for shard in left:
+                if found := await self._sweep_shard(shard, deadline):
+                    return found
+            return 0
+
+        return sum(await all_ended(sweep_one() for _ in range(SIDE_BY_SIDE)))
 
     async def _sweep_shard(self, shard: int, deadline: Deadline) -> int:
         found = 0
@@ -158,19 +163,11 @@ class Sweep:
         working = [task for task in waiting if task.status not in sources(Event.GO_ON)]
         if not self._trust.expires:
             past, asking = [], []
-        await self._expire(past, now_ms)
-        gone_on = await self._have_go_on(asking, now_ms) if asking else 0
-        return len(past) + gone_on + (await self._postpone(working, now_ms) if working else 0)
-
-    async def _expire(self, past: Sequence[OpenTask], now_ms: int) -> None:
-        """End these tasks; those of them that are to be cleaned up want a worker."""
         due_ms = now_ms + self._pause_ms
-        ends = await asyncio.gather(
-            *(self._store.expire(task.ref, now_ms, due_ms) for task in past)
-        )
-        refs = [task.ref for task, cleans_up in zip(past, ends, strict=True) if cleans_up]
-        if refs:
-            await self._queue.send_many(refs)
+        await self._store.expire([task.ref for task in past], now_ms, due_ms)
+        # the time of a question, or of a sleep beside it, is over
+        gone_on = await self._store.go_on([task.ref for task in asking], now_ms, due_ms)
+        return len(past) + gone_on + (await self._postpone(working, now_ms) if working else 0)
 
     async def _pull_back(self, by_ms: int) -> None:
         """Make tasks due that a clock ahead by `by_ms` has postponed, and end leases that end later
@@ -185,41 +182,28 @@ class Sweep:
             if record.lease_until_ms > now_ms + LONGEST_LEASE_MS + self._skew_ms:
                 await self._store.let_go(task.ref, record.fence, now_ms, now_ms, blame=True)
             else:
-                move = Move(task, now_ms, task.resends, unsent=True)
+                move = Move(task, now_ms, task.resends, Sending.LEFT)
                 await self._store.postpone_many([move], now_ms, self._skew_ms)
 
-    async def _have_go_on(self, asking: Sequence[OpenTask], now_ms: int) -> int:
-        """Let these tasks continue without answers: the time of a question, or of a wait beside
-        it, is over."""
-        due_ms = now_ms + self._pause_ms
-        went = await asyncio.gather(
-            *(self._store.go_on(task.ref, now_ms, due_ms) for task in asking)
-        )
-        refs = [task.ref for task, has_gone_on in zip(asking, went, strict=True) if has_gone_on]
-        await self._queue.send_many(refs)
-        return len(refs)
-
     async def _postpone(self, late: Sequence[OpenTask], now_ms: int) -> int:
-        """Set the next due time of each, and send a message for those that may need one."""
-        have_one = await self._queue.waiting([task.ref for task in late])
-        if have_one is None:
-            have_one, send = (), await self._probably_lost(late)
+        """Set the next due time of each task, which sends a message if the task may need one.
+        Return how many were moved."""
+        waiting = await self._queue.waiting([task.ref for task in late])
+        if waiting is None:
+            doubted = await self._probably_sent(late)
+            sending = dict.fromkeys(doubted, Sending.DOUBTED)
         else:
-            send = {task.ref for task in late} - set(have_one)
-        moves = [self._move(task, now_ms, is_known_to_wait=task.ref in have_one) for task in late]
+            sending = dict.fromkeys(waiting, Sending.WAITS)
+        moves = [self._move(task, now_ms, sending.get(task.ref, Sending.NEEDED)) for task in late]
         became = await self._store.postpone_many(moves, now_ms, self._skew_ms)
-        moved = {
-            move.task.ref: one for move, one in zip(moves, became, strict=True) if one in _MOVED
-        }
-        died = {ref for ref, one in moved.items() if one is Postponed.LAPSED} - set(have_one)
-        await self._queue.send_many([ref for ref in moved if ref in send | died])
-        return len(moved)
+        return sum(one in _MOVED for one in became)
 
-    async def _probably_lost(self, late: Sequence[OpenTask]) -> set[TaskRef]:
-        """Return the tasks that need a message, if the queue cannot say which messages it has."""
-        sent_before = {task.ref for task in late if not task.unsent and task.resends < SENT_ANYWAY}
+    async def _probably_sent(self, late: Sequence[OpenTask]) -> Sequence[TaskRef]:
+        """Return the tasks whose messages are probably in the queue, if it cannot say which it
+        has."""
+        sent_before = [task.ref for task in late if not task.unsent and task.resends < SENT_ANYWAY]
         is_long = bool(sent_before) and await self._depth() > max(LONG, len(sent_before))
-        return {task.ref for task in late} - (sent_before if is_long else set())
+        return sent_before if is_long else []
 
     async def _depth(self) -> int:
         """Return the number of waiting messages; 0 if the queue cannot say."""
@@ -228,27 +212,15 @@ class Sweep:
         except Unavailable:
             return 0
 
-    def _move(self, task: OpenTask, now_ms: int, *, is_known_to_wait: bool) -> Move:
-        if is_known_to_wait:
-            return Move(task, now_ms + KNOWN_TO_WAIT * self._pause_ms, task.resends)
+    def _move(self, task: OpenTask, now_ms: int, sending: Sending) -> Move:
+        if sending is Sending.WAITS:
+            return Move(task, now_ms + KNOWN_TO_WAIT * self._pause_ms, task.resends, sending)
         pause_ms = self._pause_ms * 2 ** min(task.resends, 20)
-        return Move(task, now_ms + min(pause_ms, self._longest_ms), task.resends + 1)
+        return Move(task, now_ms + min(pause_ms, self._longest_ms), task.resends + 1, sending)
 
-    async def census(self) -> Census:
-        """Return the number and age of open tasks, for metrics and logs."""
-        tasks = await self._store.open_tasks(COUNTED)
+    async def overdue_s(self) -> float:
+        """Return by how much the most overdue task is late, in seconds; 0 if none is. A task that a
+        worker has claimed may count for some seconds."""
         now_ms = self._clock.now_ms()
-        ages_ms = {
-            status: [now_ms - task.created_ms for task in tasks if task.status is status]
-            for status in OPEN
-        }
-        late_ms = [now_ms - task.due_ms for task in tasks if task.status is Status.WORKING]
-        return Census(
-            open={str(status): len(ages_ms[status]) for status in sorted(OPEN)},
-            oldest_s={
-                str(status): round(max(ages_ms[status], default=0) / 1000, 1)
-                for status in sorted(OPEN)
-            },
-            overdue_s=round(max(0, *late_ms, 0) / 1000, 1),
-            is_capped=len(tasks) >= COUNTED,
-        )
+        late = await self._store.due(now_ms, 1)
+        return round((now_ms - late[0].due_ms) / 1000, 1) if late else 0.0

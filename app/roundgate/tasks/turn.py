@@ -14,7 +14,7 @@ writes only where no step ends for half a lease:
     handler      step 1 ──── (process stopped, lease over) ──── admit ─── step 2
     carrier             ✓ checkpoint                              └ renew: yes, it is ours │ LeaseLost: the run ends
 
-**Its end** is one write, and the message that makes a worker claim the task again:
+**Its end** is one write, with the message that makes a worker claim the task again:
 
 | turn | the row | attempts | blame |
 |---|---|---|---|
@@ -78,13 +78,12 @@ from roundgate.replay import (
     row,
 )
 from roundgate.settings import TasksConfig
-from roundgate.storage import Ending, TaskQueue, TaskRef
+from roundgate.storage import Ending, TaskRef
 from roundgate.tasks.call import TaskCall, journal_of
-from roundgate.tasks.events import NOTHING, Added, Mark, Waited
+from roundgate.tasks.events import NOTHING, Added, Mark
 from roundgate.tasks.lease import ClockTrust, LeaseTime, Moment
 from roundgate.tasks.outcome import Ended, ended, failed, log_failure
 from roundgate.tasks.running import Outcome, Patience, to_its_end
-from roundgate.tasks.service import wake
 from roundgate.tasks.stored import Claimed, Lease, StoredTasks
 
 MAX_MESSAGE_DELAY_MS: Final = 900_000
@@ -132,7 +131,6 @@ class Means:
     """What the turns of one worker share."""
 
     tasks: StoredTasks
-    queue: TaskQueue
     clock: Clock
     config: TasksConfig
     skew_ms: int
@@ -140,19 +138,13 @@ class Means:
     trust: ClockTrust
     shows_errors: bool = False
 
-    def next_look(self, wake_ms: int) -> tuple[int, int | None]:
-        """Return, for a task that continues at `wake_ms`, when a sweep should look at it, and the
-        delay of its message in milliseconds, or `None` if the delay is too long for a message."""
+    def due_ms(self, wake_ms: int = 0) -> int:
+        """Return when a sweep should look at a task that continues at `wake_ms`: at that time if
+        the delay is too long for a message, otherwise when the message may be assumed lost."""
         now_ms = self.clock.now_ms()
-        delay_ms = max(0, wake_ms - now_ms)
-        if delay_ms > MAX_MESSAGE_DELAY_MS:
-            return wake_ms, None
-        return now_ms + delay_ms + int(self.config.requeue_after_s * 1000), delay_ms
-
-    async def wake(self, ref: TaskRef, delay_ms: int | None = 0) -> None:
-        """Send the message of a task; `None` leaves it to the sweep."""
-        if delay_ms is not None:
-            await wake(self.queue, ref, delay_ms)
+        if wake_ms > now_ms + MAX_MESSAGE_DELAY_MS:
+            return wake_ms
+        return max(now_ms, wake_ms) + int(self.config.requeue_after_s * 1000)
 
 
 class Carrier:
@@ -400,12 +392,10 @@ class Carrier:
         self, requests: Mapping[str, Any], wake_ms: int, awaits: Collection[str]
     ) -> None:
         wire = {key: encode(request) for key, request in requests.items()}
-        ready_ms, _ = self._means.next_look(0)
-        waited = None
+        ready_ms = self._means.due_ms()
 
         async def suspend(rest: Added) -> None:
-            nonlocal waited
-            waited = await self._store.suspend(
+            await self._store.suspend(
                 *(self.lease, rest, wire, self._clock.now_ms()),
                 wake_ms=wake_ms,
                 awaits=awaits,
@@ -413,39 +403,31 @@ class Carrier:
             )
 
         await self._last_with_rest(suspend)
-        if waited is Waited.READY:
-            await self._means.wake(self.ref)
 
     async def _release(self, wake_ms: int, awaits: Collection[str] = ()) -> None:
-        due_ms, delay_ms = self._means.next_look(wake_ms)
-        ready_ms, _ = self._means.next_look(0)
-        waited = None
-        # whose clock is a little behind ours may take it up when our message comes, and waits for
-        # the rest
-        held_ms = max(0, wake_ms - HOLD_MS)
+        due_ms, ready_ms = self._means.due_ms(wake_ms), self._means.due_ms()
 
         async def release(rest: Added) -> None:
-            nonlocal waited
-            waited = await self._store.release(
+            await self._store.release(
                 *(self.lease, rest, self._clock.now_ms()),
-                wake_ms=held_ms,
+                wake_ms=wake_ms,
                 due_ms=due_ms,
+                # a worker whose clock is a little behind may claim it when the message comes
+                early_ms=HOLD_MS,
                 awaits=awaits,
                 ready_ms=ready_ms,
             )
 
         await self._last_with_rest(release)
-        await self._means.wake(self.ref, 0 if waited is Waited.READY else delay_ms)
 
     async def _restart(self, arguments: Mapping[str, Any]) -> None:
         generation = self._task_call.generation + 1
         task_call = replace(self._task_call, arguments=arguments, generation=generation)
-        due_ms, delay_ms = self._means.next_look(0)
+        due_ms = self._means.due_ms()
         anew = partial(
             self._store.restart, self.lease, task_call.to_bytes(), (), b"{}", JOURNAL_VERSION
         )
         await self._last(lambda: anew(self._clock.now_ms(), due_ms))
-        await self._means.wake(self.ref, delay_ms)
 
     async def _park(self, tool: str, error: NondeterminismError) -> None:
         reference = log_failure(f"task {self.ref} (tool {tool})", error, self._clock)
@@ -458,17 +440,14 @@ class Carrier:
         await self._last(lambda: self._store.park(self.lease, why, self._clock.now_ms()))
 
     async def _finish(self, end: Ended, *, is_early: bool) -> None:
-        cleans_up = is_early and self.cleans_up
         finish = partial(
             self._store.finish,
             *(self.lease, end.status, end.outcome, end.status_message),
-            cleanup_due_ms=self._means.next_look(0)[0] if cleans_up else None,
+            cleanup_due_ms=self._means.due_ms() if is_early and self.cleans_up else None,
             ending=end.ending,
             failed_steps=end.failed_steps,
         )
         await self._last(lambda: finish(now_ms=self._clock.now_ms()))
-        if cleans_up:
-            await self._means.wake(self.ref)
 
     def _log_failed_steps(self, places: Sequence[str]) -> None:
         """Log the steps that ended the task, each with its number of attempts."""
@@ -504,12 +483,11 @@ class Carrier:
     async def crashed(self) -> None:
         """Release the task as a suspect: the process is ending, and any task that it runs may be
         the cause."""
-        now_ms, due_ms = self._clock.now_ms(), self._means.next_look(0)[0]
+        now_ms, due_ms = self._clock.now_ms(), self._means.due_ms()
 
         async def let_go() -> None:
             fence = self.lease.fence
             await self._store.let_go(self.ref, fence, now_ms, due_ms, blame=True)
-            await self._means.wake(self.ref)
 
         await self._quietly(let_go)
 
@@ -565,16 +543,14 @@ class Carrier:
         self, added: Added, wake_ms: int, *, attempts: int, declined_ms: int = 0
     ) -> None:
         """Release the task until a time, without counting that as progress."""
-        due_ms, delay_ms = self._means.next_look(wake_ms)
         await self._store.release(
             *(self.lease, added, self._clock.now_ms()),
             wake_ms=wake_ms,
-            due_ms=due_ms,
+            due_ms=self._means.due_ms(wake_ms),
             attempts=attempts,
             declined_ms=declined_ms,
             keeps_blame=True,
         )
-        await self._means.wake(self.ref, delay_ms)
 
     async def give_up(self, error: TaskGivenUp) -> Turn:
         """Fail the task for good.
@@ -589,13 +565,11 @@ class Carrier:
     async def _fail(self, why: str, reference: str) -> Turn:
         end = failed(InternalError(reference))
         message = f"Given up {why} (reference {reference})"
-        due_ms = self._means.next_look(0)[0] if self.cleans_up else None
+        due_ms = self._means.due_ms() if self.cleans_up else None
         now_ms = self._clock.now_ms()
         await self._store.finish(
             self.lease, end.status, end.outcome, message, now_ms, cleanup_due_ms=due_ms
         )
-        if self.cleans_up:
-            await self._means.wake(self.ref)
         return Turn.GIVEN_UP
 
     # what is written

@@ -1,24 +1,37 @@
-"""Watching tasks: a change that any process makes is told here within the poll interval,
-because the task is looked at.
+"""Watching tasks: a change that any process makes is told here because the task is looked at.
 
 One look per task and interval, however many streams of this process watch it; a terminal task is
 not looked at again. Our store, and each back end that has tasks of a service, is polled by a
-loop of its own, so that a slow one delays no other. A service may say that a task has changed;
-then it is looked at sooner.
+loop of its own, so that a slow one delays no other.
+
+**Glances.** Tasks of our store are first glanced at, all that are due in a few calls. A glance may
+be out of date (`StoredTasks.glance`), so it only decides whether to look:
+
+    same as at the last look, or earlier     no look: the task is glanced at again after its pause
+    anything else, or nothing                 a look, strongly consistent: it is told, and cannot go back
+
+So a change that a glance misses is seen by a later one.
+
+**Pauses.** A task of our store that does not change is glanced at less often: a change is told
+after the poll interval, or a tenth of the time for which nothing changed, if that is longer, up to
+`QUIET_INTERVALS` intervals. Where this process makes the change itself, or a service says that a
+task has changed, it is looked at immediately.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from roundgate.errors import InternalError, TaskNotFound, Unavailable
 from roundgate.protocol import TaskView
+from roundgate.storage import TaskRef
 from roundgate.tasks.named import NamedTask
+from roundgate.tasks.stored import Glimpse
 
 AT_ONCE: Final = 8
 """Tasks of one back end, or of our store, that are looked at at the same time."""
@@ -26,8 +39,14 @@ SLOWEST_S: Final = 60.0
 """A source that fails is asked after twice the pause each time, up to this."""
 LEAST_PAUSE_S: Final = 0.1
 """A source that says all the time that something has changed is asked no more often than this."""
+QUIET_PART: Final = 0.1
+"""The part of the time for which a task has not changed that its next change may be told late."""
+QUIET_INTERVALS: Final = 10
+"""The longest pause between two glances at a task, in poll intervals."""
 
 Tell: TypeAlias = Callable[[TaskView], None]
+GlanceAt: TypeAlias = Callable[[Sequence[TaskRef]], Awaitable[Mapping[TaskRef, Glimpse]]]
+"""Returns what shows whether tasks of our store have changed; see `StoredTasks.glance`."""
 
 log = logging.getLogger("roundgate.tasks")
 
@@ -35,10 +54,11 @@ log = logging.getLogger("roundgate.tasks")
 class Watch:
     """The tasks that somebody in this process watches."""
 
-    def __init__(self, every_s: float) -> None:
-        """Make the watch. `every_s` is the pause between looks at a task, in seconds; a source may
-        ask for a longer one."""
+    def __init__(self, every_s: float, glance_at: GlanceAt) -> None:
+        """Make the watch. `every_s` is the poll interval, in seconds; a source may ask for a longer
+        one."""
         self._every_s = every_s
+        self._glance_at = glance_at
         self._pollers: dict[str, _Poller] = {}
 
     def begin(self, task: NamedTask, view: TaskView | None, tell: Tell) -> Callable[[], None]:
@@ -56,7 +76,8 @@ class Watch:
         poller = self._pollers.get(task.backend)
         if poller is None:
             slowest_s = max(SLOWEST_S, self._every_s) if task.backend else self._every_s
-            poller = self._pollers[task.backend] = _Poller(self._every_s, slowest_s)
+            poller = _Poller(self._every_s, slowest_s, None if task.backend else self._glance_at)
+            self._pollers[task.backend] = poller
         return poller.begin(task, view, tell)
 
     async def aclose(self) -> None:
@@ -70,16 +91,23 @@ class _Watched:
     seen: int | None
     """What stands for the state that was told last."""
     due_s: float
+    since_s: float
+    """When a change was last told, or the watching began, on the event loop's clock."""
     tell: list[Tell] = field(default_factory=list)
     end_news: Callable[[], None] = lambda: None
+    has_news: bool = False
+    """Whether the task is looked at without a glance."""
+    glimpse: Glimpse | None = None
+    """What the latest glance before a look showed."""
 
 
 class _Poller:
     """The watched tasks of one back end, or of our store, and the loop that looks at them."""
 
-    def __init__(self, every_s: float, slowest_s: float) -> None:
+    def __init__(self, every_s: float, slowest_s: float, glance_at: GlanceAt | None) -> None:
         self._every_s = every_s
         self._slowest_s = slowest_s
+        self._glance_at = glance_at
         self._watched: dict[Hashable, _Watched] = {}
         self._looking: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
@@ -90,11 +118,13 @@ class _Poller:
         now_s = asyncio.get_running_loop().time()
         watched = self._watched.get(key)
         if watched is None:
-            due_s = now_s if view is None else self._due_s(view)
-            watched = self._watched[key] = _Watched(task, seen, due_s)
+            watched = self._watched[key] = _Watched(task, seen, now_s, now_s)
+            if view is not None:
+                watched.due_s = self._due_s(watched, view)
             watched.end_news = task.watch(lambda: self._look_soon(key))
         elif watched.seen != seen:
-            watched.seen, watched.due_s = None, now_s  # who knows less is told again
+            # who knows less is told again
+            watched.seen, watched.due_s, watched.has_news = None, now_s, True
         watched.tell.append(tell)
         if view is None:
             self._hurry.set()
@@ -124,25 +154,60 @@ class _Poller:
         """Look soon, because a source says that a task may have changed."""
         watched = self._watched.get(key)
         if watched is not None:
-            watched.due_s = 0.0
+            watched.due_s, watched.has_news = 0.0, True
             self._hurry.set()
 
-    def _due_s(self, view: TaskView) -> float:
-        """Return when to look again, on the loop's clock: shortly before the round of looks that
-        does it."""
-        pause_s = max(self._every_s, (view.poll_interval_ms or 0) / 1000)
-        return asyncio.get_running_loop().time() + pause_s - LEAST_PAUSE_S / 2
+    def _due_s(self, watched: _Watched, view: TaskView | None = None) -> float:
+        """Return when to look at a task again, on the loop's clock: shortly before the round of
+        looks that does it."""
+        now_s = asyncio.get_running_loop().time()
+        pause_s = self._every_s
+        if self._glance_at is not None:
+            quiet_s = QUIET_PART * (now_s - watched.since_s)
+            pause_s = max(pause_s, min(quiet_s, QUIET_INTERVALS * self._every_s))
+        elif view is not None:
+            pause_s = max(pause_s, (view.poll_interval_ms or 0) / 1000)
+        return now_s + pause_s - LEAST_PAUSE_S / 2
 
     async def _keep_looking(self) -> None:
         while self._watched:
             await self._pause()
             now_s = asyncio.get_running_loop().time()
             due = [watched for watched in self._watched.values() if watched.due_s <= now_s]
-            looked: list[bool] = []
-            for start in range(0, len(due), AT_ONCE):
-                looked += await asyncio.gather(*map(self._look, due[start : start + AT_ONCE]))
-            if looked:
-                self._failures = 0 if any(looked) else self._failures + 1
+            if due:
+                self._failures = 0 if await self._look_at(due) else self._failures + 1
+
+    async def _look_at(self, due: Sequence[_Watched]) -> bool:
+        """Look at tasks, and return whether that was possible."""
+        glimpses: Mapping[TaskRef, Glimpse] = {}
+        if self._glance_at is not None:
+            refs = [one.task.ref for one in due if one.task.ref and not one.has_news]
+            try:
+                glimpses = await self._glance_at(refs) if refs else {}
+            except Exception as error:  # told later
+                fields = {"count": len(refs), "error": str(error)}
+                is_away = isinstance(error, Unavailable)
+                level, cause = (logging.WARNING, None) if is_away else (logging.ERROR, error)
+                message = "watched tasks could not be read"
+                log.log(level, message, exc_info=cause, extra={"fields": fields})
+                return False
+        changed = [one for one in due if not self._is_quiet(one, glimpses)]
+        looked: list[bool] = []
+        for start in range(0, len(changed), AT_ONCE):
+            some = changed[start : start + AT_ONCE]
+            looked += await asyncio.gather(*(self._look(one, glimpses) for one in some))
+        return any(looked) or len(changed) < len(due)
+
+    def _is_quiet(self, watched: _Watched, glimpses: Mapping[TaskRef, Glimpse]) -> bool:
+        """Return whether a glance shows no change since the last look; then the next one is after
+        a pause."""
+        before, now = watched.glimpse, _glimpse_of(watched, glimpses)
+        if watched.has_news or before is None or now is None:
+            return False
+        if now != before and not now.is_before(before):
+            return False
+        watched.due_s = self._due_s(watched)
+        return True
 
     async def _pause(self) -> None:
         """Wait until the next round of looks, or less if a task is due at once, unless looks fail
@@ -158,19 +223,22 @@ class _Poller:
                     await self._hurry.wait()
         self._hurry.clear()
 
-    async def _look(self, watched: _Watched) -> bool:
+    async def _look(self, watched: _Watched, glimpses: Mapping[TaskRef, Glimpse]) -> bool:
         """Look at a task, and return whether that was possible."""
         task = watched.task
+        watched.has_news, had_news = False, watched.has_news
         try:
             view = await task.look()
         except TaskNotFound:
             self._forget(watched)
             return True
         except (Unavailable, InternalError) as error:  # told later
+            watched.has_news |= had_news
             fields = {"task": task.log_id, "error": str(error)}
             log.warning("a watched task could not be read", extra={"fields": fields})
             return False
         except Exception as error:  # the others are looked at all the same
+            watched.has_news |= had_news
             log.error(
                 "a watched task could not be read",
                 exc_info=error,
@@ -179,14 +247,20 @@ class _Poller:
             return False
         if self._watched.get(task.key) is not watched:
             return True
-        watched.due_s = self._due_s(view)
+        watched.glimpse = _glimpse_of(watched, glimpses) or watched.glimpse
         seen = _stands_for(view)
         if seen != watched.seen:
-            watched.seen = seen
+            watched.seen, watched.since_s = seen, asyncio.get_running_loop().time()
             _tell_all(watched.tell, view)
+        if not watched.has_news:
+            watched.due_s = self._due_s(watched, view)
         if view.status.is_terminal:
             self._forget(watched)  # whoever was told may have ended it
         return True
+
+
+def _glimpse_of(watched: _Watched, glimpses: Mapping[TaskRef, Glimpse]) -> Glimpse | None:
+    return None if watched.task.ref is None else glimpses.get(watched.task.ref)
 
 
 def _tell_all(tells: Iterable[Tell], view: TaskView) -> None:

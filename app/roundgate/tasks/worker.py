@@ -64,9 +64,9 @@ from roundgate.replay import (
     engine,
 )
 from roundgate.settings import TasksConfig
-from roundgate.storage import OpenTask, TaskQueue, TaskRecord, TaskRef
+from roundgate.storage import OpenTask, TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall, journal_of
-from roundgate.tasks.events import NotClaimed
+from roundgate.tasks.events import NotClaimed, Sending
 from roundgate.tasks.lease import ClockTrust
 from roundgate.tasks.outcome import reason_of
 from roundgate.tasks.running import Outcome, Patience, Running, to_its_end
@@ -100,7 +100,6 @@ class Worker:
         self,
         catalogs: CatalogSource,
         store: StoredTasks,
-        queue: TaskQueue,
         clock: Clock,
         config: TasksConfig,
         publish: Publish,
@@ -129,7 +128,7 @@ class Worker:
         self._tracing = tracing or NoTracing()
         self._metrics = metrics or Metrics()
         self._trust = trust or ClockTrust(clock, self._lease_ms, self._skew_ms)
-        self._means = Means(store, queue, clock, config, self._skew_ms, self._trust, shows_errors)
+        self._means = Means(store, clock, config, self._skew_ms, self._trust, shows_errors)
         self._running: dict[Running, None] = {}
         self._stop_requested = False
         self._reasons: dict[TaskRef, str | None] = {}
@@ -174,7 +173,7 @@ class Worker:
             task = OpenTask(
                 ref, found.tool, found.status, found.created_ms, found.expires_ms, found.due_ms
             )
-            move = Move(task, due_ms, resends=0, unsent=True)
+            move = Move(task, due_ms, 0, Sending.LEFT)
             await self._store.postpone_many([move], now_ms, self._skew_ms)
 
     async def work(
@@ -443,12 +442,12 @@ class Worker:
     async def _end_cleanup(self, claimed: Claimed, reason: Exception) -> Turn:
         attempt = claimed.record.attempts
         if isinstance(reason, CleanedUp) or attempt > len(CLEANUP_PAUSES_S):
-            await self._store.end_cleanup(claimed.lease)
+            await self._store.end_cleanup(claimed.lease, self._clock.now_ms())
             return _turn_of(reason, is_last=True)
-        wake_ms = self._clock.now_ms() + CLEANUP_PAUSES_S[attempt - 1] * 1000
-        due_ms, delay_ms = self._means.next_look(wake_ms)
-        await self._store.postpone_cleanup(claimed.lease, wake_ms=wake_ms, due_ms=due_ms)
-        await self._means.wake(claimed.lease.ref, delay_ms)
+        now_ms = self._clock.now_ms()
+        wake_ms = now_ms + CLEANUP_PAUSES_S[attempt - 1] * 1000
+        due_ms = self._means.due_ms(wake_ms)
+        await self._store.postpone_cleanup(claimed.lease, now_ms, wake_ms=wake_ms, due_ms=due_ms)
         return Turn.TO_CLEAN_UP
 
     def _note_cleanup(

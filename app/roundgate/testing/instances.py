@@ -105,10 +105,11 @@ class Memory:
     def stores(self, life: Life) -> Stores:
         """Return the stores of one instance, which block once the instance is dead."""
         database = _MemoryDatabase(self, life)
+        queue = SqliteQueue(database, self._clock)
         return Stores(
             SqliteOnce(database, self._clock),
-            StoredTasks(SqliteTasks(database)),
-            SqliteQueue(database, self._clock),
+            StoredTasks(SqliteTasks(database), queue),
+            queue,
             SqliteSessions(database, self._clock),
         )
 

@@ -282,12 +282,13 @@ class Table:
             rows += await self._get_batch(keys)
         return {row["sk"]: row for row in rows}
 
-    async def _get_batch(self, left: list[Any]) -> list[Row]:
+    async def _get_batch(self, left: list[Any], *, consistent: bool = True) -> list[Row]:
         rows: list[Row] = []
         tried = 0
         while left:
             answer = await self._aws.call(
-                "batch_get_item", RequestItems={self._name: {"Keys": left, "ConsistentRead": True}}
+                "batch_get_item",
+                RequestItems={self._name: {"Keys": left, "ConsistentRead": consistent}},
             )
             found = [
                 row for item in answer["Responses"].get(self._name, []) if (row := _decoded(item))
@@ -375,11 +376,12 @@ class Table:
         rows = [row for item in answer["Items"] if (row := _decoded(item))]
         return Page(rows, _decoded(answer.get("LastEvaluatedKey")))
 
-    async def roots(self, pks: Sequence[str]) -> dict[str, Row]:
-        """Root items by `pk`, strongly consistent; those that are gone are left out."""
+    async def roots(self, pks: Sequence[str], *, consistent: bool = True) -> dict[str, Row]:
+        """Root items by `pk`, strongly consistent by default; those that are gone are left out."""
         rows: list[Row] = []
         for start in range(0, len(pks), READ_BATCH):
-            rows += await self._get_batch([_key(pk) for pk in pks[start : start + READ_BATCH]])
+            keys = [_key(pk) for pk in pks[start : start + READ_BATCH]]
+            rows += await self._get_batch(keys, consistent=consistent)
         return {row["pk"]: row for row in rows}
 
     async def delete(self, pk: str, when: Sequence[str], values: Mapping[str, Any]) -> bool:

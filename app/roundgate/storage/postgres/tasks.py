@@ -82,7 +82,10 @@ class PostgresTasks:
         rows = await self._read_rows(_HEAD, ref.owner, ref.id)
         return sql.record_from_row(rows[0]) if rows else None
 
-    async def heads(self, refs: Sequence[TaskRef]) -> Mapping[TaskRef, TaskRecord]:
+    async def heads(
+        self, refs: Sequence[TaskRef], *, may_lag: bool = False
+    ) -> Mapping[TaskRef, TaskRecord]:
+        """See `TaskStore`. They never lag."""
         wanted = "(select * from unnest($1::text[], $2::text[]))"
         select = f"select {sql.HEAD} from roundgate.tasks where (owner, id) in {wanted}"
         owners, ids = [ref.owner for ref in refs], [ref.id for ref in refs]

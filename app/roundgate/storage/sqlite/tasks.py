@@ -108,8 +108,10 @@ class SqliteTasks:
         """See `TaskStore`."""
         return await self._database.read(lambda db: _record(db, ref))
 
-    async def heads(self, refs: Sequence[TaskRef]) -> Mapping[TaskRef, TaskRecord]:
-        """See `TaskStore`."""
+    async def heads(
+        self, refs: Sequence[TaskRef], *, may_lag: bool = False
+    ) -> Mapping[TaskRef, TaskRecord]:
+        """See `TaskStore`. They never lag."""
 
         def look(db: sqlite3.Connection) -> Mapping[TaskRef, TaskRecord]:
             return {ref: record for ref in refs if (record := _record(db, ref)) is not None}
