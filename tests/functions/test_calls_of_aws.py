@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tests.functions.at_aws import Witness, begin, die, result, work
+from tests.functions.at_aws import Witness, begin, die, forget_account, result, work
 from tests.functions.at_aws import dynamodb as dynamodb
 from tests.functions.at_aws import endpoint as endpoint
 from tests.functions.at_aws import environ as environ
@@ -51,6 +51,7 @@ def everything(functions: Functions, environ: dict[str, str]) -> None:
         )
     work(functions, task_id)
     told = begin(functions, "tell")
+    forget_account(environ)
     work(functions, told)
     shown = result(functions, "tasks/get", {"taskId": told})["result"]["content"][0]["text"]
     cursor = re.findall(r"cursor[\W]+([\w-]+\.\d+)", shown)[-1]

@@ -422,9 +422,7 @@ def test_the_gateway_may_do_what_it_does_and_nothing_more(deployed: Template) ->
 
 
 def test_the_worker_may_do_what_it_does_and_nothing_more(deployed: Template) -> None:
-    store, method = permissions.KEEPS_TEXTS
-    keeping = permissions.STORES[store][method]
-    needed = permissions.of_stores(permissions.WORKER) | keeping | permissions.OF_THE_MAPPING
+    needed = permissions.of_stores(permissions.WORKER) | permissions.OF_THE_MAPPING
     assert permissions.allowed(deployed, "WorkerFunction") == needed
 
 

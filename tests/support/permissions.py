@@ -69,20 +69,19 @@ OF_THE_MAPPING = {
 }
 """What the event source mapping does in the worker's name."""
 
+ACCOUNTS = "app/roundgate/storage/accounts.py"
+"""What writes the rows of callers, in both functions."""
 GATEWAY = (
-    "app/roundgate/backends/bounded.py",
+    ACCOUNTS,
     "app/roundgate/http/older/claims.py",
     "app/roundgate/http/older/one_run.py",
-    "app/roundgate/http/older/open_calls.py",
     "app/roundgate/http/older/patient.py",
-    "app/roundgate/http/older/questions.py",
     "app/roundgate/methods/changes.py",
-    "app/roundgate/methods/fallback.py",
     "app/roundgate/methods/once.py",
-    "app/roundgate/http/older/sessions.py",
     "app/roundgate/tasks/service.py",
 )
 WORKER = (
+    ACCOUNTS,
     "app/roundgate/tasks/sweep.py",
     "app/roundgate/tasks/turn.py",
     "app/roundgate/tasks/worker.py",
@@ -91,8 +90,6 @@ INVOKING = "app/roundgate/backends/aws_lambda/invoking.py"
 """What invokes functions for tools, in both functions."""
 READING = "app/roundgate/settings/references.py"
 """What reads secrets of credentials, in both functions."""
-KEEPS_TEXTS = ("_rows", "put")
-"""What the worker needs of `backends/bounded.py`: it keeps the rest of a long result, and only the gateway reads it."""
 SERVERS_ALONE = (
     "app/roundgate/cli/tasks.py",
     "app/roundgate/tasks/pool.py",
