@@ -73,11 +73,9 @@ ACCOUNTS = "app/roundgate/storage/accounts.py"
 """What writes the rows of callers, in both functions."""
 GATEWAY = (
     ACCOUNTS,
-    "app/roundgate/http/older/claims.py",
-    "app/roundgate/http/older/one_run.py",
-    "app/roundgate/http/older/patient.py",
     "app/roundgate/methods/changes.py",
     "app/roundgate/methods/once.py",
+    "app/roundgate/tasks/hidden.py",
     "app/roundgate/tasks/service.py",
 )
 WORKER = (
