@@ -20,6 +20,12 @@ async def ask(ctx: Context) -> str:
     return " ".join([(await ctx.elicit(key, "?", Text)).text for key in ("one", "two", "three")])
 
 
+@tool
+async def keep(ctx: Context, text: str) -> str:
+    """Asks once, about much."""
+    return (await ctx.elicit("one", "?", Text)).text + text
+
+
 @tool(once=True)
 async def once(ctx: Context) -> str:
     """Asks once, and answers a lot."""

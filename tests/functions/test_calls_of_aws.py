@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
+import pytest
+
+from roundgate.tasks import hidden
 from tests.functions.at_aws import Witness, begin, die, forget_account, result, work
 from tests.functions.at_aws import dynamodb as dynamodb
 from tests.functions.at_aws import endpoint as endpoint
@@ -16,6 +20,7 @@ from tests.functions.calling import LARGE
 from tests.functions.conftest import Functions, LambdaContext, recorded
 from tests.support import permissions
 from tests.support.rounds import accept, retry
+from tests.support.sessions import BOTH, calling, opening
 
 
 def rounds(functions: Functions, tool: str, *keys: str) -> str:
@@ -31,10 +36,42 @@ def rounds(functions: Functions, tool: str, *keys: str) -> str:
     return text
 
 
+def older(functions: Functions, method: str, message: Any, **headers: str) -> dict[str, Any]:
+    """What a client of 2025-11-25 is answered."""
+    event = recorded("http_api_v2")
+    event["requestContext"]["http"]["method"] = method
+    known = {name: value for name, value in event["headers"].items() if "mcp" not in name.lower()}
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    event["headers"] = {**known, "accept": BOTH, "content-type": "application/json", **named}
+    event |= {"body": json.dumps(message), "isBase64Encoded": False}
+    answered: dict[str, Any] = functions.http(event, LambdaContext())
+    return answered
+
+
+def asked_on_a_stream(functions: Functions) -> None:
+    """A call of a client with a session: one that is replaced, and one that goes on to its end."""
+    begun = older(functions, "POST", opening())
+    session = {
+        "mcp_session_id": {name.lower(): value for name, value in begun["headers"].items()}[
+            "mcp-session-id"
+        ],
+        "mcp_protocol_version": "2025-11-25",
+    }
+    for _ in range(2):
+        asked = older(functions, "POST", calling("keep", text=LARGE[:100_000]), **session)["body"]
+    question = json.loads(re.findall(r"data: (\{.*\})", asked)[-1])
+    answer = {"jsonrpc": "2.0", "id": question["id"], "result": accept(text="one")}
+    assert older(functions, "POST", answer, **session)["statusCode"] == 202
+    event_id = re.findall(r"id: (\S+)", asked)[-1]
+    ended = older(functions, "GET", None, last_event_id=event_id, **session)["body"]
+    assert "onexxx" in ended
+
+
 def everything(functions: Functions, environ: dict[str, str]) -> None:
     """A call with rounds, one that must not happen twice, tasks from beginning to end, with which a worker has died, a
     result that is read in parts, a cancellation, a sweep."""
     assert rounds(functions, "ask", "one", "two", "three") == "one two three"
+    asked_on_a_stream(functions)
     assert rounds(functions, "once", "one") == "one" + LARGE
     task_id = begin(functions, "later", text=LARGE)
     die(environ, task_id)
@@ -64,8 +101,12 @@ def everything(functions: Functions, environ: dict[str, str]) -> None:
 
 
 def test_what_the_functions_are_seen_to_do_is_what_they_may(
-    functions: Functions, witness: Witness, environ: dict[str, str]
+    functions: Functions,
+    witness: Witness,
+    environ: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(hidden, "TIDY_MS", 0)
     everything(functions, environ)
     template = permissions.deployed()
     assert witness.seen["gateway"] == permissions.allowed(template, "GatewayFunction")

@@ -51,9 +51,12 @@ def app(file: Path) -> FastAPI:
 def stored(file: Path) -> int:
     """Bytes of all values."""
     with sqlite3.connect(file) as db:
-        (size,) = db.execute("select coalesce(sum(length(value)), 0) from sessions").fetchone()
+        sizes = [
+            db.execute(f"select coalesce(sum(length(value)), 0) from {table}").fetchone()[0]
+            for table in ("sessions", "payloads")
+        ]
     db.close()
-    return int(size)
+    return sum(sizes)
 
 
 async def test_small_calls_with_large_results_cannot_fill_the_store(

@@ -73,11 +73,10 @@ ACCOUNTS = "app/roundgate/storage/accounts.py"
 """What writes the rows of callers, in both functions."""
 GATEWAY = (
     ACCOUNTS,
-    "app/roundgate/http/older/patient.py",
     "app/roundgate/methods/changes.py",
     "app/roundgate/methods/once.py",
-    "app/roundgate/http/older/sessions.py",
     "app/roundgate/tasks/external.py",
+    "app/roundgate/tasks/hidden.py",
     "app/roundgate/tasks/service.py",
 )
 WORKER = (

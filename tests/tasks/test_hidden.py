@@ -201,7 +201,7 @@ async def test_a_request_id_that_is_used_again_replaces_the_call(another: Anothe
 async def test_a_creation_that_is_repeated_finds_its_own_task(another: Another) -> None:
     """Because its answer was lost."""
     tasks = another()
-    real = tasks.tasks.create
+    real = tasks._store.create
     lost = [True]
 
     async def create(task: Any) -> bool:
@@ -216,7 +216,7 @@ async def test_a_creation_that_is_repeated_finds_its_own_task(another: Another) 
         except Unavailable:
             return await ask()
 
-    tasks.tasks.create = create  # type: ignore[method-assign]
+    tasks._store.create = create  # type: ignore[method-assign]
     tasks.patiently = twice
     ref = await tasks.ask(CALL, b"state", ASKED)
     record = await another().head(ref)
@@ -257,7 +257,7 @@ async def test_a_round_that_takes_long_does_not_expire(another: Another, clock: 
     for _ in range(10):
         clock.skip(WAIT_MS / 4000)
         await held.beat()
-        record = await tasks.tasks.read(held.ref, clock.now_ms())
+        record = await tasks._store.read(held.ref, clock.now_ms())
         assert record is not None
     await held.finish(b"outcome", Ending.OK)
     record = await tasks.head(held.ref)

@@ -99,7 +99,7 @@ class HiddenTasks:
     """The hidden tasks of one view.
 
     Args:
-        tasks: the store of tasks.
+        store: the store of tasks.
         clock: the clock of the process.
         config: limits of tasks.
         patiently: repeats operations while the store cannot be reached.
@@ -109,7 +109,7 @@ class HiddenTasks:
 
     def __init__(
         self,
-        tasks: StoredTasks,
+        store: StoredTasks,
         clock: Clock,
         config: TasksConfig,
         patiently: Patiently,
@@ -117,7 +117,7 @@ class HiddenTasks:
         wait_ms: int,
         view: str,
     ) -> None:
-        self.tasks = tasks
+        self._store = store
         self.clock = clock
         self.patiently = patiently
         self._config = config
@@ -171,7 +171,8 @@ class HiddenTasks:
         task = replace(self._new(call), lease_until_ms=until_ms)
         record = await self._create(task, _at_once)  # the report waits for this
         lease = Lease.of(record)
-        return Holding(self, Claimed(lease, record, call.call, (), _UNKNOWN_STATE, {}))
+        claimed = Claimed(lease, record, call.call, (), _UNKNOWN_STATE, {})
+        return Holding(self, self._store, claimed)
 
     def _new(self, call: NewCall) -> NewTask:
         now_ms = self.clock.now_ms()
@@ -189,20 +190,20 @@ class HiddenTasks:
     async def _create(self, task: NewTask, patiently: Patiently) -> TaskRecord:
         await self._tidy()
         most = self._config.max_open_per_owner
-        if await patiently(lambda: self.tasks.count_open(task.ref.owner, most)) >= most:
+        if await patiently(lambda: self._store.count_open(task.ref.owner, most)) >= most:
             raise ToolError(
                 f"There are {most:,} open calls and tasks of yours, and there may be no more "
                 "(tasks.max_open_per_owner). Answer the questions of some, or cancel some, and call"
                 " again"
             )
         while True:
-            await patiently(lambda: self.tasks.create(task))
-            record = await patiently(lambda: self.tasks.head(task.ref))
+            await patiently(lambda: self._store.create(task))
+            record = await patiently(lambda: self._store.head(task.ref))
             if record is not None and record.call_id == task.call_id:
                 return record
             # the client uses the id of an earlier request again
             await self.cancel(task.ref)
-            await patiently(lambda: self.tasks.purge(task.ref, task.created_ms))
+            await patiently(lambda: self._store.purge(task.ref, task.created_ms))
 
     async def _tidy(self) -> None:
         now_ms, monotonic_ms = self.clock.now_ms(), self.clock.monotonic_ms()
@@ -210,27 +211,27 @@ class HiddenTasks:
             return
         self._tidied_ms = monotonic_ms
         with suppress(Unavailable):
-            late = await self.tasks.due(now_ms - TIDY_AFTER_MS, TIDIED)
+            late = await self._store.due(now_ms - TIDY_AFTER_MS, TIDIED)
             refs = [task.ref for task in late if task.ref.is_hidden]
-            await self.tasks.expire(refs, now_ms)
-            await self.tasks.forget(now_ms)
+            await self._store.expire(refs, now_ms)
+            await self._store.forget(now_ms)
 
     # for any process
 
     async def head(self, ref: TaskRef) -> TaskRecord | None:
         """Return the task, also if it has expired. Raises Unavailable."""
-        return await self.tasks.head(ref)
+        return await self._store.head(ref)
 
     async def outcome(self, ref: TaskRef) -> bytes | None:
         """Return the outcome of a terminal task, or `None` if it ended without one. Raises
         Unavailable."""
-        record = await self.patiently(lambda: self.tasks.read(ref, 0))
+        record = await self.patiently(lambda: self._store.read(ref, 0))
         return None if record is None else record.outcome
 
     async def whole(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
         """Return the task with its work; the store may keep none of a terminal task's. Raises
         Unavailable."""
-        return await self.patiently(lambda: self.tasks.read_whole(ref))
+        return await self.patiently(lambda: self._store.read_whole(ref))
 
     async def answer(self, ref: TaskRef, question: str, answer: bytes, *, ends: bool) -> None:
         """Take an answer, unless the question has one.
@@ -246,24 +247,24 @@ class HiddenTasks:
         """
         answers = {question: answer}
         if ends:
-            record = await self.patiently(lambda: self.tasks.head(ref))
+            record = await self.patiently(lambda: self._store.head(ref))
             if record is not None and question in record.asked:
                 answers = dict.fromkeys(record.asked, answer)
         now_ms = self.clock.now_ms()
         due_ms = self.until_ms + LEEWAY_MS  # no earlier than it expires
-        await self.patiently(lambda: self.tasks.answer(ref, answers, now_ms, due_ms))
+        await self.patiently(lambda: self._store.answer(ref, answers, now_ms, due_ms))
 
     async def cancel(self, ref: TaskRef, why: str = CANCELLED) -> None:
         """Cancel a task, unless it is terminal or does not exist. Raises Unavailable."""
         now_ms = self.clock.now_ms()
-        await self.patiently(lambda: self.tasks.cancel(ref, why, now_ms))
+        await self.patiently(lambda: self._store.cancel(ref, why, now_ms))
 
     async def claim(self, record: TaskRecord) -> Holding | None:
         """Claim a task that is free, or whose lease is lost, as `record` shows; return `None` if
         another process was first. Raises Unavailable."""
         now_ms = self.clock.now_ms()
         claimed = await self.patiently(
-            lambda: self.tasks.claim(
+            lambda: self._store.claim(
                 record.ref,
                 now_ms,
                 now_ms + LEASE_MS,
@@ -272,7 +273,7 @@ class HiddenTasks:
                 alone=True,
             )
         )
-        return Holding(self, claimed) if isinstance(claimed, Claimed) else None
+        return Holding(self, self._store, claimed) if isinstance(claimed, Claimed) else None
 
     def has_died_often(self, record: TaskRecord) -> bool:
         """Return whether so many processes died with a task that none tries any more."""
@@ -311,8 +312,9 @@ class Holding:
     taken over, and `Unavailable`.
     """
 
-    def __init__(self, tasks: HiddenTasks, claimed: Claimed) -> None:
+    def __init__(self, tasks: HiddenTasks, store: StoredTasks, claimed: Claimed) -> None:
         self._tasks = tasks
+        self._store = store
         self.claimed = claimed
         self._expires_ms = claimed.record.expires_ms
 
@@ -336,16 +338,14 @@ class Holding:
         now_ms = self._tasks.clock.now_ms()
         later_ms = self._later_ms() if self._expires_ms < now_ms + LEEWAY_MS else None
         added = Added(state=state, expires_ms=later_ms)
-        await self._tasks.tasks.checkpoint(
-            self.claimed.lease, added, now_ms, now_ms + LEASE_MS, later_ms
-        )
+        await self._store.checkpoint(self.claimed.lease, added, now_ms, now_ms + LEASE_MS, later_ms)
         self._expires_ms = later_ms or self._expires_ms
 
     async def suspend(self, state: bytes, questions: Mapping[str, bytes]) -> None:
         """Ask the client; see `HiddenTasks.ask`."""
         added = Added(state=state, expires_ms=self._later_ms())
         await self._tasks.patiently(
-            lambda: self._tasks.tasks.suspend(
+            lambda: self._store.suspend(
                 self.claimed.lease, added, questions, self._tasks.clock.now_ms()
             )
         )
@@ -355,7 +355,7 @@ class Holding:
         later_ms = self._later_ms()
         added = Added(state=state, expires_ms=later_ms)
         await self._tasks.patiently(
-            lambda: self._tasks.tasks.release(
+            lambda: self._store.release(
                 self.claimed.lease, added, self._tasks.clock.now_ms(), wake_ms=0, due_ms=later_ms
             )
         )
@@ -365,7 +365,7 @@ class Holding:
         status = Status.FAILED if ending is Ending.ERROR else Status.COMPLETED
         now_ms = self._tasks.clock.now_ms()
         await self._tasks.patiently(
-            lambda: self._tasks.tasks.finish(
+            lambda: self._store.finish(
                 self.claimed.lease,
                 *(status, outcome, None, now_ms),
                 ending=ending,
