@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -33,6 +34,7 @@ from tests.storage.account_contract import AccountContract
 from tests.storage.contract import LATER
 from tests.storage.queue_contract import LetPass
 from tests.storage.task_contract import END, NOW, REF, asking, blob, ids, new, raw, working
+from tests.storage.test_sqlite_plans import of_owners, of_workers
 from tests.support.clocks import FixedClock, SkippingClock
 from tests.support.postgresql import Server
 
@@ -626,3 +628,54 @@ class TestAway:
         await asyncio.sleep(0)
         first.cancel()
         assert len(await second) == 1
+
+
+class Traced(Database):
+    """Remembers each statement with its parameters."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.statements: dict[str, tuple[Any, ...]] = {}
+
+    async def fetch(self, statement: str, *facts: Any, is_repeatable: bool = False) -> list[Any]:
+        self.statements[statement] = facts
+        return await super().fetch(statement, *facts, is_repeatable=is_repeatable)
+
+
+async def test_every_statement_finds_its_rows_by_an_index(postgresql: Server) -> None:
+    database, clock = Traced(postgresql.url), Clock()
+    store = StoredTasks(PostgresTasks(database))
+    await of_owners(store)
+    await of_workers(store)
+    await store.late_shards(END)
+    await store.store.heads([REF])
+    await store.forget(END)
+    queue = PostgresQueue(database, clock)
+    await queue.send_many([REF, TaskRef("other", "x")])
+    messages = await queue.receive(10, 0, skip=["nobody"])
+    await queue.put_back(messages[:1])
+    await queue.receive(10, 0)  # takes the message that was put back
+    await queue.delete(messages)
+    await queue.waiting([REF])
+    once, sessions = PostgresOnce(database, clock), PostgresSessions(database, clock)
+    await once.claim("token", "a", 1, 1)
+    await once.finish("token", b"")
+    await once.read("token")
+    await sessions.put_new("key", b"", 1)
+    await sessions.replace("key", b"", 1, 1)
+    await sessions.put("key", b"", 1)
+    await sessions.read_values(["key", "other"])
+    assert len(database.statements) > 40, "the story has become short"
+    connection = await asyncpg.connect(postgresql.url)
+    await connection.execute(
+        "set enable_seqscan = off"
+    )  # what has no index is scanned all the same
+    scans = []
+    for statement, facts in database.statements.items():
+        plan = [row[0] for row in await connection.fetch(f"explain {statement}", *facts)]
+        scans += [
+            f"{step}: {statement}" for step in plan if re.search(r"Seq Scan on (?!served)", step)
+        ]
+    await connection.close()
+    await queue.aclose()
+    assert not scans, "\n".join(scans)
