@@ -637,9 +637,13 @@ class Traced(Database):
         super().__init__(url)
         self.statements: dict[str, tuple[Any, ...]] = {}
 
-    async def fetch(self, statement: str, *facts: Any, is_repeatable: bool = False) -> list[Any]:
+    async def fetch(self, statement: str, *facts: Any) -> list[Any]:
         self.statements[statement] = facts
-        return await super().fetch(statement, *facts, is_repeatable=is_repeatable)
+        return await super().fetch(statement, *facts)
+
+    async def fetch_once(self, statement: str, *facts: Any) -> list[Any]:
+        self.statements[statement] = facts
+        return await super().fetch_once(statement, *facts)
 
 
 async def test_every_statement_finds_its_rows_by_an_index(postgresql: Server) -> None:

@@ -7,7 +7,7 @@ connection is lost, it may have happened, so only operations that may happen twi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -55,14 +55,22 @@ class Database:
         """Opens the pool of the event loop that used the database last."""
         self._trouble: str | None = None
 
-    async def fetch(self, statement: str, *facts: Any, is_repeatable: bool = False) -> list[Any]:
-        """Return the rows of a statement, which is committed by then. `is_repeatable` says that it
-        may happen twice.
+    async def fetch(self, statement: str, *facts: Any) -> list[Any]:
+        """Return the rows of a statement that may happen twice; see `fetch_once`."""
+        return await self._fetch(statement, facts, is_repeatable=True)
+
+    async def fetch_once(self, statement: str, *facts: Any) -> list[Any]:
+        """Return the rows of a statement, which is committed by then.
 
         Raises:
             Unavailable: the database cannot be used; the statement may have happened.
             ValueError: PostgreSQL cannot keep one of the values.
         """
+        return await self._fetch(statement, facts, is_repeatable=False)
+
+    async def _fetch(
+        self, statement: str, facts: Sequence[Any], *, is_repeatable: bool
+    ) -> list[Any]:
         values = [_storable(value) for value in facts]
         for left in reversed(range(_ATTEMPTS)):
             try:
