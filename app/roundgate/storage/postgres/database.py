@@ -7,6 +7,7 @@ connection is lost, it may have happened, so only operations that may happen twi
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -15,6 +16,8 @@ import asyncpg
 
 from roundgate.errors import Unavailable
 from roundgate.storage.postgres.schema import migrate
+
+log = logging.getLogger("roundgate.storage")
 
 CONNECT_S: Final = 5
 """The longest time in seconds to make a connection."""
@@ -149,11 +152,14 @@ class Database:
             self._trouble = str(error) if isinstance(error, Unavailable) else self._trouble
 
     def _unavailable(self, error: Exception) -> Unavailable:
-        """Return the error to raise. Its text lacks the detail, which may have values."""
+        """Return the error to raise. Callers see it, so the reason is in the log alone, without its
+        detail, which may have values."""
         text = str(error.args[0] if isinstance(error, asyncpg.PostgresError) else error)
-        unavailable = Unavailable(f"The database cannot be used: {text or type(error).__name__}")
-        self._trouble = str(unavailable)
-        return unavailable
+        if self._trouble is None:  # once until the database can be used again
+            fields = {"error": text or type(error).__name__}
+            log.warning("the database cannot be used", extra={"fields": fields})
+        self._trouble = "the database cannot be used; the log says why"
+        return Unavailable("The database cannot be used just now")
 
 
 def deletion(table: str, key: str, time: str, size: str) -> str:
