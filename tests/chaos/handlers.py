@@ -1,5 +1,5 @@
 """Random handlers of branches with the same names, each lived through many processes: in memory,
-then as tasks of real workers on SQLite and on DynamoDB Local, whose calls of the store and the
+then as tasks of real workers on SQLite, DynamoDB Local and PostgreSQL, whose calls of the store and the
 queue are cut at random. Handlers with limits around any wait and with long yields live in memory."""
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench import postgresql
 from roundgate.auth.principal import LOCAL
 from roundgate.settings import TasksConfig
 from roundgate.tasks.stored import StoredTasks
@@ -88,6 +89,18 @@ async def on_dynamodb(seed: int, files: Files, emulator: Any, table: str) -> Non
         await shared.aclose()
 
 
+async def on_postgresql(seed: int, server: postgresql.Server) -> None:
+    from roundgate.storage.postgres import Database, PostgresQueue, PostgresTasks
+
+    await asyncio.to_thread(server.empty)
+    clock, database = SkippingClock(), Database(server.url)
+    queue = PostgresQueue(database, clock)
+    try:
+        await as_task(seed, StoredTasks(PostgresTasks(database)), queue, clock)
+    finally:
+        await queue.aclose()
+
+
 def run(name: str, seeds: range, one: Any) -> bool:
     """Every handler; prints what was wrong."""
     begun, wrong = time.monotonic(), 0
@@ -115,6 +128,8 @@ def main(arguments: argparse.Namespace) -> bool:
             )
         if arguments.store in ("dynamodb", "all"):
             good &= _on_dynamodb(range(first, first + count // 25), directory, files)
+        if arguments.store in ("postgres", "all"):
+            good &= _on_postgresql(range(first, first + count // 25))
     logging.disable(logging.NOTSET)
     return good
 
@@ -125,3 +140,11 @@ def _on_dynamodb(seeds: range, directory: Path, files: Files) -> bool:
         return True
     with dynamodb.emulator(directory) as emulator, emulator.table() as table:
         return run("DynamoDB", seeds, lambda seed: on_dynamodb(seed, files, emulator, table))
+
+
+def _on_postgresql(seeds: range) -> bool:
+    if (reason := postgresql.why_not()) is not None:
+        print(f"PostgreSQL skipped: {reason}")
+        return True
+    with postgresql.server() as server:
+        return run("PostgreSQL", seeds, lambda seed: on_postgresql(seed, server))

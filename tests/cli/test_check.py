@@ -195,6 +195,20 @@ def test_serve_tells_what_is_wrong_in_the_environment(tmp_path: Path) -> None:
     assert "environment: GATEWAY_LISTEN: is 'maybe'\n    → use one of auto, on, off" in ran.err
 
 
+def test_a_store_in_postgresql_needs_a_shared_key_and_is_not_connected_to(gateway: Path) -> None:
+    environment = {
+        "SHOP_URL": "https://shop.example.com",
+        "GATEWAY_STORE": "postgresql://gateway:s3cr3t@db.invalid/gateway",
+    }
+    ran = roundgate("check", directory=gateway.parent, **environment)
+    assert ran.status == 1
+    assert ran.err.startswith("1 problem(s):\nenvironment: GATEWAY_STATE_KEYS: replicas need a")
+    assert "s3cr3t" not in ran.err
+    key = roundgate("keys", "new").out.strip()
+    ran = roundgate("check", directory=gateway.parent, **environment, GATEWAY_STATE_KEYS=key)
+    assert (ran.status, ran.err) == (0, "")
+
+
 def test_each_view_is_listed_with_where_it_is(
     gateway: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -33,6 +34,7 @@ from tests.storage.account_contract import AccountContract
 from tests.storage.contract import LATER
 from tests.storage.queue_contract import LetPass
 from tests.storage.task_contract import END, NOW, REF, asking, blob, ids, new, raw, working
+from tests.storage.test_sqlite_plans import of_owners, of_workers
 from tests.support.clocks import FixedClock, SkippingClock
 from tests.support.postgresql import Server
 
@@ -443,8 +445,9 @@ class TestTables:
             "do $$ begin create role plain login; exception when duplicate_object then null; end $$"
         )
         database = connect(postgresql.url.replace("roundgate@", "plain@"))
-        with pytest.raises(Unavailable, match="permission denied"):
+        with pytest.raises(Unavailable) as refused:
             await database.fetch("select 1")
+        assert "permission denied" in str(refused.value.__cause__)
         await connection.execute("create schema roundgate authorization plain")
         store = PostgresOnce(database, Clock())
         assert await store.claim("id", "yes", 1, LATER) is None
@@ -514,22 +517,24 @@ class TestAway:
     async def test_who_waits_too_long_for_a_connection_is_told(
         self, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(limits, "ACQUIRE_S", 0.3)
-        database = connect(connections=2)
+        database = connect(connections=1)
         await database.fetch("select 1")
-        slow = [asyncio.ensure_future(database.fetch("select pg_sleep(1.5)")) for _ in range(2)]
+        slow = asyncio.ensure_future(database.fetch("select pg_sleep(1)"))
         await asyncio.sleep(0.1)
-        with pytest.raises(Unavailable):
-            await database.fetch("select 1")
-        await asyncio.gather(*slow)
+        with monkeypatch.context() as patched:
+            patched.setattr(limits, "ACQUIRE_S", 0.2)
+            with pytest.raises(Unavailable):
+                await database.fetch("select 1")
+        await slow
         assert len(await database.fetch("select 1")) == 1
 
     async def test_the_server_ends_a_statement_that_takes_too_long(
         self, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(limits._OPTIONS["server_settings"], "statement_timeout", "300")
-        with pytest.raises(Unavailable, match="statement timeout"):
+        with pytest.raises(Unavailable) as refused:
             await connect().fetch("select pg_sleep(20)")
+        assert "statement timeout" in str(refused.value.__cause__)
 
     async def test_a_server_that_has_no_more_connections_is_unavailable(
         self, postgresql: Server, connect: Connect
@@ -548,8 +553,9 @@ class TestAway:
         url = postgresql.url.replace("roundgate@", "crowded@")
         first, second = connect(url), connect(url)
         await first.fetch("select 1")
-        with pytest.raises(Unavailable, match="too many connections for role"):
+        with pytest.raises(Unavailable) as refused:
             await second.fetch("select 1")
+        assert "too many connections for role" in str(refused.value.__cause__)
 
     @pytest.mark.parametrize("wrong", ["password", "host", "database"])
     async def test_no_error_and_no_trouble_has_the_password(
@@ -564,8 +570,12 @@ class TestAway:
         database = connect(url)
         with pytest.raises(Unavailable) as refused:
             await database.fetch("select 1")
+        assert str(refused.value) == "The database cannot be used just now"
+        assert database.trouble() == "the database cannot be used; the log says why"
+        (line,) = caplog.records
+        (reason,) = line.__dict__["fields"].values()
         error: BaseException | None = refused.value
-        texts = [database.trouble() or "", caplog.text]
+        texts = [reason, caplog.text]
         while error is not None:
             texts.append(f"{error!r} {error}")
             error = error.__cause__ or error.__context__
@@ -626,3 +636,62 @@ class TestAway:
         await asyncio.sleep(0)
         first.cancel()
         assert len(await second) == 1
+
+
+class Traced(Database):
+    """Remembers each statement."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.statements: set[str] = set()
+
+    async def fetch(self, statement: str, *facts: Any) -> list[Any]:
+        self.statements.add(statement)
+        return await super().fetch(statement, *facts)
+
+    async def fetch_once(self, statement: str, *facts: Any) -> list[Any]:
+        self.statements.add(statement)
+        return await super().fetch_once(statement, *facts)
+
+
+async def test_every_statement_finds_its_rows_by_an_index(postgresql: Server) -> None:
+    database, clock = Traced(postgresql.url), Clock()
+    store = StoredTasks(PostgresTasks(database))
+    await of_owners(store)
+    await of_workers(store)
+    await store.late_shards(END)
+    await store.store.heads([REF])
+    await store.forget(END)
+    queue = PostgresQueue(database, clock)
+    await queue.send_many([REF, TaskRef("other", "x")])
+    messages = await queue.receive(10, 0, skip=["nobody"])
+    await queue.put_back(messages[:1])
+    await queue.receive(10, 0)  # takes the message that was put back
+    await queue.delete(messages)
+    await queue.waiting([REF])
+    once, sessions = PostgresOnce(database, clock), PostgresSessions(database, clock)
+    await once.claim("token", "a", 1, 1)
+    await once.finish("token", b"")
+    await once.read("token")
+    await sessions.put_new("key", b"", 1)
+    await sessions.replace("key", b"", 1, 1)
+    await sessions.put("key", b"", 1)
+    await sessions.read_values(["key", "other"])
+    assert len(database.statements) > 40, "the story has become short"
+    connection = await asyncpg.connect(postgresql.url)
+    await connection.execute(
+        "set enable_seqscan = off"
+    )  # what has no index is scanned all the same
+    await connection.execute("set plan_cache_mode = force_generic_plan")
+    scans = []
+    for n, statement in enumerate(sorted(database.statements)):
+        nulls = ", ".join(["null"] * len(set(re.findall(r"\$\d+", statement))))
+        await connection.execute(f"prepare plan_{n} as {statement}")
+        execute = f"execute plan_{n}" + (f" ({nulls})" if nulls else "")
+        plan = [row[0] for row in await connection.fetch(f"explain {execute}")]
+        scans += [
+            f"{step}: {statement}" for step in plan if re.search(r"Seq Scan on (?!served)", step)
+        ]
+    await connection.close()
+    await queue.aclose()
+    assert not scans, "\n".join(scans)

@@ -70,7 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return asyncio.run(_run(arguments, stores, clock))
     except (Unavailable, OSError) as error:
-        say(error, to=sys.stderr)
+        reason = f": {error.__cause__}" if error.__cause__ is not None else ""
+        say(f"{error}{reason}", to=sys.stderr)
         return 1
 
 

@@ -7,7 +7,8 @@ connection is lost, it may have happened, so only operations that may happen twi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -15,6 +16,8 @@ import asyncpg
 
 from roundgate.errors import Unavailable
 from roundgate.storage.postgres.schema import migrate
+
+log = logging.getLogger("roundgate.storage")
 
 CONNECT_S: Final = 5
 """The longest time in seconds to make a connection."""
@@ -38,6 +41,7 @@ _OPTIONS: Final[dict[str, Any]] = {
     "server_settings": {
         "application_name": "roundgate",
         "statement_timeout": str(STATEMENT_S * 1000),
+        "plan_cache_mode": "force_generic_plan",  # or half of a statement's time is its planning
     },
 }
 
@@ -55,14 +59,22 @@ class Database:
         """Opens the pool of the event loop that used the database last."""
         self._trouble: str | None = None
 
-    async def fetch(self, statement: str, *facts: Any, is_repeatable: bool = False) -> list[Any]:
-        """Return the rows of a statement, which is committed by then. `is_repeatable` says that it
-        may happen twice.
+    async def fetch(self, statement: str, *facts: Any) -> list[Any]:
+        """Return the rows of a statement that may happen twice; see `fetch_once`."""
+        return await self._fetch(statement, facts, is_repeatable=True)
+
+    async def fetch_once(self, statement: str, *facts: Any) -> list[Any]:
+        """Return the rows of a statement, which is committed by then.
 
         Raises:
             Unavailable: the database cannot be used; the statement may have happened.
             ValueError: PostgreSQL cannot keep one of the values.
         """
+        return await self._fetch(statement, facts, is_repeatable=False)
+
+    async def _fetch(
+        self, statement: str, facts: Sequence[Any], *, is_repeatable: bool
+    ) -> list[Any]:
         values = [_storable(value) for value in facts]
         for left in reversed(range(_ATTEMPTS)):
             try:
@@ -140,11 +152,14 @@ class Database:
             self._trouble = str(error) if isinstance(error, Unavailable) else self._trouble
 
     def _unavailable(self, error: Exception) -> Unavailable:
-        """Return the error to raise. Its text lacks the detail, which may have values."""
+        """Return the error to raise. Callers see it, so the reason is in the log alone, without its
+        detail, which may have values."""
         text = str(error.args[0] if isinstance(error, asyncpg.PostgresError) else error)
-        unavailable = Unavailable(f"The database cannot be used: {text or type(error).__name__}")
-        self._trouble = str(unavailable)
-        return unavailable
+        if self._trouble is None:  # once until the database can be used again
+            fields = {"error": text or type(error).__name__}
+            log.warning("the database cannot be used", extra={"fields": fields})
+        self._trouble = "the database cannot be used; the log says why"
+        return Unavailable("The database cannot be used just now")
 
 
 def deletion(table: str, key: str, time: str, size: str, condition: str = "true") -> str:

@@ -123,18 +123,18 @@ class PostgresQueue:
 
     async def delete(self, messages: Sequence[Message]) -> None:
         if messages:
-            await self._database.fetch(_DELETE, *_receipts(messages), is_repeatable=True)
+            await self._database.fetch(_DELETE, *_receipts(messages))
 
     async def put_back(self, messages: Sequence[Message], delay_ms: int = 0) -> None:
         if messages:
             facts = (*_receipts(messages), self._clock.now_ms() + delay_ms)
-            await self._database.fetch(_PUT_BACK, *facts, is_repeatable=True)
+            await self._database.fetch(_PUT_BACK, *facts)
             self._sent.set()
 
     async def depth(self) -> int | None:
         """See `TaskQueue`. Exact."""
         select = "select count(*) from roundgate.waiting where turn is not null or visible_ms <= $1"
-        ((count,),) = await self._database.fetch(select, self._clock.now_ms(), is_repeatable=True)
+        ((count,),) = await self._database.fetch(select, self._clock.now_ms())
         return int(count)
 
     async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef] | None:
@@ -145,7 +145,7 @@ class PostgresQueue:
         )
         soon_ms = self._clock.now_ms() + HIDDEN_MS
         facts = ([str(ref) for ref in refs], soon_ms)
-        rows = await self._database.fetch(select, *facts, is_repeatable=True)
+        rows = await self._database.fetch(select, *facts)
         return {TaskRef.parse(task) for (task,) in rows}
 
     async def aclose(self) -> None:
@@ -161,7 +161,7 @@ class PostgresQueue:
         # a worker that waits here needs no notification, and none can use it before its time
         is_for_others = is_now and (len(refs) > 1 or not self._waiting or self._sent.is_set())
         facts = (owners, tasks, self._clock.now_ms() + delay_ms, is_now, is_for_others)
-        await self._database.fetch(_SEND, *facts, is_repeatable=True)
+        await self._database.fetch(_SEND, *facts)
         self._sent.set()
 
     async def _take(self, limit: int, skip: Sequence[str]) -> tuple[list[Message], int]:
@@ -169,7 +169,7 @@ class PostgresQueue:
         for _ in range(2):
             now_ms = self._clock.now_ms()
             facts = (skip, limit, now_ms + HIDDEN_MS)
-            rows = await self._database.fetch(_TAKE, *facts, is_repeatable=True)
+            rows = await self._database.fetch(_TAKE, *facts)
             messages = [
                 Message(TaskRef.parse(task), f"{n}/{receipt}")
                 for _, n, task, receipt, *_ in rows
@@ -179,7 +179,7 @@ class PostgresQueue:
             if soonest_ms is None:
                 return messages, now_ms + HIDDEN_MS
             if soonest_ms <= now_ms:
-                await self._database.fetch(_PROMOTE, now_ms, is_repeatable=True)
+                await self._database.fetch(_PROMOTE, now_ms)
             if messages or soonest_ms > now_ms:
                 return messages, soonest_ms
         return messages, soonest_ms

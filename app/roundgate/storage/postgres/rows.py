@@ -40,7 +40,7 @@ class _Rows:
         now_ms = self._clock.now_ms()
         if now_ms - self._swept_ms > _SWEEP_EVERY_MS:
             self._swept_ms = now_ms
-            if await self._database.fetch(self.delete, now_ms - self.kept_ms):
+            if await self._database.fetch_once(self.delete, now_ms - self.kept_ms):
                 self._swept_ms = 0  # there may be more
 
     async def aclose(self) -> None:
@@ -57,25 +57,25 @@ class PostgresSessions(_Rows):
         await self._sweep()
         facts = (key, value, forget_ms, self._clock.now_ms())
         put = f"{_PUT} where old.forget_ms < $4 returning version"
-        return bool(await self._database.fetch(put, *facts))
+        return bool(await self._database.fetch_once(put, *facts))
 
     async def replace(self, key: str, value: bytes, version: int, forget_ms: int) -> bool:
-        return bool(await self._database.fetch(_REPLACE, key, value, version, forget_ms))
+        return bool(await self._database.fetch_once(_REPLACE, key, value, version, forget_ms))
 
     async def put(self, key: str, value: bytes, forget_ms: int) -> int:
         await self._sweep()
         put, facts = f"{_PUT} returning version", (key, value, forget_ms)
-        ((version,),) = await self._database.fetch(put, *facts, is_repeatable=True)
+        ((version,),) = await self._database.fetch(put, *facts)
         return int(version)
 
     async def read(self, key: str) -> SessionRow | None:
         select, now_ms = f"select value, version, forget_ms {_VALUES}", self._clock.now_ms()
-        rows = await self._database.fetch(select, [key], now_ms, is_repeatable=True)
+        rows = await self._database.fetch(select, [key], now_ms)
         return SessionRow(*rows[0]) if rows else None
 
     async def read_values(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         select, now_ms = f"select key, value {_VALUES}", self._clock.now_ms()
-        return dict(await self._database.fetch(select, list(keys), now_ms, is_repeatable=True))
+        return dict(await self._database.fetch(select, list(keys), now_ms))
 
 
 class PostgresOnce(_Rows):
@@ -88,12 +88,12 @@ class PostgresOnce(_Rows):
         self, token_id: str, answers: str, give_up_ms: int, forget_ms: int
     ) -> OnceRecord | None:
         await self._sweep()
-        won = await self._database.fetch(_CLAIM, token_id, answers, give_up_ms, forget_ms)
+        won = await self._database.fetch_once(_CLAIM, token_id, answers, give_up_ms, forget_ms)
         return None if won else await self.read(token_id)
 
     async def finish(self, token_id: str, outcome: bytes) -> None:
-        await self._database.fetch(_FINISH, token_id, outcome, is_repeatable=True)
+        await self._database.fetch(_FINISH, token_id, outcome)
 
     async def read(self, token_id: str) -> OnceRecord | None:
-        rows = await self._database.fetch(_ROUND, token_id, is_repeatable=True)
+        rows = await self._database.fetch(_ROUND, token_id)
         return OnceRecord(*rows[0]) if rows else None

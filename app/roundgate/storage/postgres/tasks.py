@@ -79,7 +79,7 @@ class PostgresTasks:
         return replace(record, outcome=values[0][2]) if values else record
 
     async def head(self, ref: TaskRef) -> TaskRecord | None:
-        rows = await self._read_rows(_HEAD, ref.owner, ref.id)
+        rows = await self._database.fetch(_HEAD, ref.owner, ref.id)
         return sql.record_from_row(rows[0]) if rows else None
 
     async def heads(
@@ -89,7 +89,7 @@ class PostgresTasks:
         wanted = "(select * from unnest($1::text[], $2::text[]))"
         select = f"select {sql.HEAD} from roundgate.tasks where (owner, id) in {wanted}"
         owners, ids = [ref.owner for ref in refs], [ref.id for ref in refs]
-        records = map(sql.record_from_row, await self._read_rows(select, owners, ids))
+        records = map(sql.record_from_row, await self._database.fetch(select, owners, ids))
         return {record.ref: record for record in records}
 
     async def read_work(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
@@ -116,7 +116,7 @@ class PostgresTasks:
             "delete from roundgate.tasks where owner = $1 and id = $2 and version = $3 returning n"
         )
         facts = (record.ref.owner, record.ref.id, record.version)
-        return bool(await self._database.fetch(delete, *facts))
+        return bool(await self._database.fetch_once(delete, *facts))
 
     @property
     def shards(self) -> int:
@@ -132,16 +132,14 @@ class PostgresTasks:
             " order by due_ms limit $2) as due order by due_ms limit $2"
         )
         first, last = (0, SHARDS - 1) if shard is None else (shard, shard)
-        until_ms = _ALWAYS_MS if until_ms is None else until_ms
-        return list(
-            map(sql.open_task_from_row, await self._read_rows(select, until_ms, limit, first, last))
-        )
+        facts = (_ALWAYS_MS if until_ms is None else until_ms, limit, first, last)
+        return [sql.open_task_from_row(row) for row in await self._database.fetch(select, *facts)]
 
     async def count_open(self, owner: str, up_to: int) -> int:
         """See `TaskStore`. Exact."""
         of_owner = f"owner = $1 and {sql.IS_OPEN} and status in ({sql.OPEN_STATUSES})"
         select = f"select 1 from roundgate.tasks where {of_owner} limit $2"
-        return len(await self._read_rows(select, owner, up_to))
+        return len(await self._database.fetch(select, owner, up_to))
 
     async def find(
         self, wanted: Wanted = ANY, limit: int = 100, cursor: str | None = None
@@ -162,13 +160,13 @@ class PostgresTasks:
             f"select {sql.HEAD} from roundgate.tasks where {' and '.join(where) or 'true'}"
             " order by n desc limit $1"
         )
-        rows = await self._read_rows(select, limit, *asked.values())
+        rows = await self._database.fetch(select, limit, *asked.values())
         records = [sql.record_from_row(row) for row in rows]
         return Found(records, str(rows[-1][0]) if len(rows) == limit else None)
 
     async def forget(self, now_ms: int) -> int:
-        old = await self._database.fetch(_FORGET, now_ms - FORGET_AFTER_MS + 1)
-        return len(old or await self._database.fetch(_FORGET_HIDDEN, now_ms + 1))
+        old = await self._database.fetch_once(_FORGET, now_ms - FORGET_AFTER_MS + 1)
+        return len(old or await self._database.fetch_once(_FORGET_HIDDEN, now_ms + 1))
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         statement = (
@@ -178,29 +176,26 @@ class PostgresTasks:
             " returning shard"
         )
         facts = (shard, sweeper, until_ms, now_ms, now_ms + SHARD_AT_MOST_MS)
-        return bool(await self._database.fetch(statement, *facts, is_repeatable=True))
+        return bool(await self._database.fetch(statement, *facts))
 
     async def tell_time(self, report: bytes) -> bytes | None:
         statement = (
             "insert into roundgate.told values (1, $1) on conflict (only_row) do update"
             " set said = excluded.said returning (select said from roundgate.told)"
         )
-        ((before,),) = await self._database.fetch(statement, report)
+        ((before,),) = await self._database.fetch_once(statement, report)
         return None if before is None else bytes(before)
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._database.aclose()
 
-    async def _read_rows(self, select: str, *facts: Any) -> list[Any]:
-        return await self._database.fetch(select, *facts, is_repeatable=True)
-
     async def _read(
         self, ref: TaskRef, kinds: str
     ) -> tuple[TaskRecord | None, list[tuple[str, str, bytes]]]:
         """Return a record, and the part, name and value of each of its values of some kinds, as of
         one moment."""
-        rows = await self._read_rows(_READ.format(kinds), ref.owner, ref.id)
+        rows = await self._database.fetch(_READ.format(kinds), ref.owner, ref.id)
         if not rows:
             return None, []
         *head, of_kinds, names, parts = rows[0]
@@ -225,5 +220,5 @@ class PostgresTasks:
         if puts:
             statement += _PUT.format(*places[-3:])
         return bool(
-            await self._database.fetch(f"{statement} select n from written", *facts, *arrays)
+            await self._database.fetch_once(f"{statement} select n from written", *facts, *arrays)
         )
