@@ -32,7 +32,7 @@ LAYERS = [
 """Bottom first. A module imports from its own package and from layers below it, never from beside or above."""
 
 HOMES = {
-    "fastapi": {"http.routes", "main"},
+    "fastapi": {"http.events", "http.routes", "main"},
     "starlette": {"http", "main", "lambda_http", "deployment.stack"},
     "mangum": {"lambda_http"},
     "uvicorn": {"cli.serve", "http.connections", "deployment.stack"},

@@ -39,6 +39,7 @@ from roundgate.protocol.content import TextContent as TextContent
 from roundgate.protocol.content import TextResourceContents as TextResourceContents
 from roundgate.protocol.content import ToolResult as ToolResult
 from roundgate.replay.context import Context as Context
+from roundgate.replay.external import ExternalEvent as ExternalEvent
 from roundgate.replay.questions import Answer as Answer
 from roundgate.replay.questions import Form as Form
 from roundgate.replay.questions import Root as Root
@@ -47,3 +48,4 @@ from roundgate.replay.questions import Sample as Sample
 from roundgate.replay.questions import Sampled as Sampled
 from roundgate.replay.questions import Url as Url
 from roundgate.replay.sync_context import SyncContext as SyncContext
+from roundgate.replay.sync_context import SyncExternalEvent as SyncExternalEvent

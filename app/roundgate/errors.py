@@ -329,6 +329,18 @@ class CallTimeout(ToolError):
     """The call outlived its deadline."""
 
 
+class NeedsTask(ToolError):
+    """The handler waits for the external event `name` in a call that cannot become a task."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"This tool waits for the event {name!r}, for which its call has to be a task. As a "
+            "caller: use a client that supports tasks. As the author: declare the tool with "
+            'task="required"'
+        )
+        self.name = name
+
+
 class OutcomeUnknown(ToolError):
     """The process died during an `at_most_once` step, so the step may or may not have taken effect.
 

@@ -31,8 +31,10 @@ from roundgate.http import (
     Health,
     McpEndpoint,
     ProtectedResource,
+    Rate,
     RequestMiddleware,
     default_hosts,
+    make_events_router,
     make_router,
     not_found_handler,
     nothing_at,
@@ -43,6 +45,7 @@ from roundgate.http.replica import Replica
 from roundgate.observability import tracing
 from roundgate.runtime.startup import Stores, build_core, read_configuration
 from roundgate.settings import Settings
+from roundgate.tasks.external import Deliveries
 
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """`roundgate.observability.tracing` makes the spans: it knows methods and tools, FastAPI only
@@ -93,11 +96,12 @@ def build_app(
         else dict.fromkeys(file.config.endpoints.values(), verifier)
     )
     server, http = file.config.server, file.config.http
+    budget = BodyBudget(http.max_json_nodes, http.max_pending_bytes)
     app = FastAPI(
         title=server.name,
         version=server.version,
         lifespan=replica.lifespan,
-        middleware=_layers(replica, using, resources, verifiers, clock),
+        middleware=_layers(replica, using, resources, verifiers, clock, budget),
         exception_handlers={404: not_found_handler(http.path)},
         telemetry=_NO_TELEMETRY,
         docs_url="/docs" if http.docs else None,
@@ -110,6 +114,15 @@ def build_app(
             resources.values(),
             http.path,
             streams=using.streams,
+        )
+    )
+    app.include_router(
+        make_events_router(
+            Deliveries(core.stores.tasks, core.stores.queue, clock, file.config.tasks),
+            core.event_tokens,
+            Rate(http.max_events_per_s, clock),
+            budget,
+            file.config.tasks.max_event_bytes,
         )
     )
     app.state.core = core
@@ -135,6 +148,7 @@ def _layers(
     resources: Mapping[str, ProtectedResource],
     verifiers: Mapping[str, Verifier],
     clock: Clock,
+    budget: BodyBudget,
 ) -> Sequence[Middleware]:
     """Return the middleware in front of the router, outermost first."""
     http, auth = replica.config.http, replica.config.auth
@@ -169,7 +183,7 @@ def _layers(
             endpoints=replica.endpoints,
             tracing=tracing.set_up(),
             max_body_bytes=http.max_body_bytes,
-            budget=BodyBudget(http.max_json_nodes, http.max_pending_bytes),
+            budget=budget,
             keep_alive_s=http.keep_alive_s,
         ),
     ]

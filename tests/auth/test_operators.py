@@ -35,6 +35,9 @@ ELSEWHERE = [
     "/healthzz",
     "/.well-known",
     "/console/.well-known/x",
+    "/events",
+    "/events/a/b",
+    "/console/events/x",
 ]
 OPERATOR = "gateway:operate"
 

@@ -36,6 +36,8 @@ class Told:
     order: int
     street: str
     task_id: str | None = None
+    carrier: str | None = None
+    """What was accepted when the carrier posted that it has the parcel."""
     receipts: dict[str, str] = field(default_factory=dict)
     final: dict[str, Any] | None = None
     wrong: list[str] = field(default_factory=list)
@@ -108,6 +110,8 @@ class Client:
         if task["status"] in ("completed", "failed", "cancelled"):
             told.final = task
             return
+        if "picked up? " in task.get("statusMessage", "") and told.carrier is None:
+            await self.deliver(told, task["statusMessage"].partition("picked up? ")[2])
         requests: dict[str, Any] = task.get("inputRequests", {})
         for key, request in requests.items():
             self.note(told, key, request["params"]["message"])
@@ -120,6 +124,28 @@ class Client:
                 ack = (await self.ask("tasks/update", params)).get("result", {})
                 if ack.get("resultType") != "complete":
                     told.wrong.append(f"tasks/update: {ack}")
+
+    async def deliver(self, told: Told, token: str) -> None:
+        """Post that the carrier has the parcel, to a random gateway, until one has accepted it."""
+        payload, give_up_at = f"carrier-{told.order}", time.monotonic() + 60
+        while time.monotonic() < give_up_at:
+            url = self.dice.choice(self.urls).removesuffix("/mcp") + f"/events/{token}"
+            self.counts["events/deliver"] += 1
+            try:
+                response = await self.http.post(url, json=payload, timeout=40)
+            except httpx.TransportError:
+                self.counts["no answer"] += 1
+                await asyncio.sleep(0.1)
+                continue
+            if response.status_code in (200, 202):
+                told.carrier = payload
+                return
+            if response.status_code not in {*self.again, 429}:
+                told.wrong.append(f"a delivery got {response.status_code}: {response.text}")
+                return
+            self.counts[f"{response.status_code}"] += 1
+            await asyncio.sleep(self.dice.uniform(0.2, 1))
+        told.wrong.append("nobody takes a delivery")
 
     def note(self, told: Told, key: str, message: str) -> None:
         """A question shows the receipt of the step before it: from now on that step has happened."""
@@ -195,7 +221,10 @@ def check(one: Told, happened: set[tuple[str, ...]]) -> None:
     if one.final["status"] != "completed" or one.final["result"].get("isError"):
         one.wrong.append(f"it ended as {one.final}")
         return
-    order, street, reserved, packed, shipped = one.final["result"]["content"][0]["text"].split()
+    text = one.final["result"]["content"][0]["text"]
+    order, street, reserved, packed, shipped, carrier = text.split()
+    if carrier != one.carrier:
+        one.wrong.append(f"{one.carrier} has the parcel, ended with {carrier}")
     if (order, street) != (str(one.order), one.street):
         one.wrong.append(f"it is about {order} to {street}")
     if one.receipts != {"reserve": reserved, "pack": packed}:

@@ -425,6 +425,7 @@ def test_the_worker_may_do_what_it_does_and_nothing_more(deployed: Template) -> 
     store, method = permissions.KEEPS_TEXTS
     keeping = permissions.STORES[store][method]
     needed = permissions.of_stores(permissions.WORKER) | keeping | permissions.OF_THE_MAPPING
+    needed |= permissions.of_module("app/roundgate/tokens/keys.py", "decrypt")  # tokens of events
     assert permissions.allowed(deployed, "WorkerFunction") == needed
 
 

@@ -60,7 +60,7 @@ class Profile:
     steps: tuple[int, int] = (1, 3)
 
 
-HONEST: Final = ("orders", "orders", "branches", "asks", "once", "restarts")
+HONEST: Final = ("orders", "orders", "branches", "asks", "once", "restarts", "waits")
 PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
     {
         "everything": Profile(HONEST),
@@ -69,6 +69,9 @@ PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
         ),
         "stops": Profile(
             ("orders", *HONEST), harm=0.03, budget=16, pauses=(0.5, 3.0), steps=(2, 4)
+        ),
+        "events": Profile(
+            ("waits",), weather=Weather(before=0.03, after=0.08, hang=0.02, doubled=0.3), budget=10
         ),
         "away": Profile(HONEST, away_s=20.0, harm=0.002),
         "hangs": Profile(HONEST, weather=Weather(hang=0.06, doubled=0.3), harm=0.004, budget=14),
@@ -181,8 +184,13 @@ class _Story:
                 "nap_s": chance.choice([0, 0.5, 4]),
                 "think_s": chance.choice([0, 0.5, 3]),
             }
+        delivers_s: tuple[float, ...] = ()
         if tool == "restarts":
             arguments["left"] = 1
+        if tool == "waits":
+            arguments["limit_s"] = chance.choice([3, 15, 600])
+            times = chance.randint(0 if arguments["limit_s"] < 600 else 1, 3)
+            delivers_s = tuple(sorted(chance.uniform(0, 20) for _ in range(times)))
         if tool == "blocks":
             arguments["pauses"] = [(LEASE_S + SKEW_S) * 1.5]
         if tool == "dies":
@@ -197,6 +205,7 @@ class _Story:
             chance.uniform(0, 20),
             cancels_s,
             chance.choice([1, 1, 2]),
+            delivers_s=delivers_s,
         )
 
     def play(self) -> None:
@@ -250,8 +259,10 @@ class _Story:
         if created is None:
             self._world.wrong(f"{plan.id}: the client was told of a task that is not there")
         cancelling = asyncio.create_task(self._cancel(client, plan))
+        delivering = asyncio.create_task(self._deliver(client, plan))
         await self._poll(client, plan)
         cancelling.cancel()
+        delivering.cancel()
         self._settled.add(plan.id)
 
     async def _poll(self, client: Process, plan: Plan) -> None:
@@ -266,6 +277,21 @@ class _Story:
             await _insist(lambda: client.tasks.cancel(LOCAL, plan.id))
             if self._shared.witness.seen[plan.id].row["status"] in OPEN:
                 self._world.wrong(f"{plan.id}: its cancellation was acknowledged, and it goes on")
+
+    async def _deliver(self, client: Process, plan: Plan) -> None:
+        """A service posts the payload, from when on the order has happened."""
+        for delay_s in plan.delivers_s:
+            await asyncio.sleep(delay_s)
+            while True:
+                await asyncio.sleep(0.5)
+                if self._shared.witness.effects.get((plan.id, "order")):
+                    break
+            ref = client.tasks.ref(LOCAL, plan.id)
+            told = await _insist(
+                lambda ref=ref: client.deliveries.deliver(ref, "event:paid", "paid")
+            )
+            plan.delivered.add(str(told))
+            client.world.tell(f"{plan.id}: the delivery is {told}")
 
     async def _look(self, client: Process, plan: Plan) -> bool:
         record = await _insist(lambda: client.tasks.record(LOCAL, plan.id))

@@ -12,6 +12,7 @@ from roundgate.backends.catalog import Catalog
 from roundgate.clock import Clock
 from roundgate.settings import TasksConfig
 from roundgate.storage.sqlite.tasks import SqliteTasks
+from roundgate.tasks.external import Deliveries, EventSource
 from roundgate.tasks.pool import Pool
 from roundgate.tasks.service import Tasks
 from roundgate.tasks.stored import Lease
@@ -25,6 +26,16 @@ from tests.support.tasks import nobody_listens
 BEGIN_MS: Final = 1_800_000_000_000
 RESPAWN_S: Final = (0.5, 3.0)
 CALM: Final = Weather()
+
+
+class _Tokens:
+    """Tokens that nobody opens: services of the model know the task. A seal would be another at each telling."""
+
+    def seal(self, place: Any) -> str:
+        return f"token of {place.name}"
+
+
+TOKENS: Final[Any] = _Tokens()
 
 
 class ModelClock(Clock):
@@ -74,6 +85,7 @@ class Process:
         self.store = ToldTasks(SqliteTasks(Remote(self, shared.db)))
         self.queue = Queue(self, shared.post)
         self.tasks = Tasks(self.store, self.queue, self.clock, shared.config)
+        self.deliveries = Deliveries(self.store, self.queue, self.clock, shared.config)
         self.world.loops.append(self.loop)
 
     @property
@@ -155,7 +167,11 @@ class WorkerProcess(Process):
     def __init__(self, shared: Shared, name: str, catalog: Catalog) -> None:
         super().__init__(shared, name)
         config = shared.config
-        self.worker = Worker(catalog, self.store, self.queue, self.clock, config, nobody_listens)
+        source = EventSource(lambda: TOKENS, "https://model", self.clock, config.max_open_events)
+        self.worker = Worker(
+            *(catalog, self.store, self.queue, self.clock, config, nobody_listens),
+            external=source.of_task,
+        )
         sweep = Sweep(self.store, self.queue, self.clock, config)
         self.pool = Pool(self.worker, sweep, self.queue, config)
         self.pool._turns = InOrder()

@@ -30,6 +30,10 @@ class Plan:
     """How often the client sends the request, because it has seen no answer, or because it can."""
     accepted: list[str] = field(default_factory=list)
     """Answers to its question that the client has sent."""
+    delivers_s: tuple[float, ...] = ()
+    """When a service posts the payload of its event, in seconds after the beginning."""
+    delivered: set[str] = field(default_factory=set)
+    """What the service was told of that."""
 
 
 def right(plan: Plan, value: Mapping[str, Any]) -> bool:
@@ -47,6 +51,13 @@ def right(plan: Plan, value: Mapping[str, Any]) -> bool:
             return bool(
                 values[0] == "before" and values[1] in plan.accepted and values[2] == "after"
             )
+        case "waits":
+            possible = {"paid", "late"}
+            if plan.delivered & {"kept", "wakes", "again"}:
+                possible = {"paid"}
+            elif plan.delivered or not plan.delivers_s:
+                possible = {"late"}
+            return values[0] == "order" and values[1] in possible and values[2] == "ship"
         case "once":
             return all(one in (UNKNOWN, f"once {number}") for number, one in enumerate(values))
         case "restarts":
@@ -107,6 +118,15 @@ def serving(shared: Shared) -> Catalog:
         answer = await ctx.elicit("who", "Who is it?", Name)
         return {"values": [before, answer.name, await ctx.step("after", work, "after", pauses[0])]}
 
+    async def waits(ctx: Context, pauses: Sequence[float], limit_s: float) -> dict[str, Any]:
+        paid = await ctx.event("paid", timeout_s=limit_s)
+        ordered = await ctx.step("order", work, "order", pauses[0])
+        try:
+            payload = await paid.wait()
+        except TimeoutError:
+            payload = "late"
+        return {"values": [ordered, payload, await ctx.step("ship", work, "ship", pauses[-1])]}
+
     async def once(ctx: Context, pauses: Sequence[float]) -> dict[str, Any]:
         values = []
         for number, seconds in enumerate(pauses):
@@ -140,6 +160,7 @@ def serving(shared: Shared) -> Catalog:
         branches=branches,
         asks=asks,
         once=once,
+        waits=waits,
         restarts=restarts,
         dies=dies,
         blocks=blocks,

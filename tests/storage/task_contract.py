@@ -20,7 +20,8 @@ from roundgate.errors import LeaseLost, NotRetryable, Unavailable
 from roundgate.json import decode, encode
 from roundgate.protocol.tasks import Status
 from roundgate.replay.journal import Answered as AnsweredEntry
-from roundgate.replay.journal import Asked, Entry, Finished, Raised, from_row, row
+from roundgate.replay.journal import Asked, Entry, Finished, Opened, Raised, from_row, row
+from roundgate.settings import TasksConfig
 from roundgate.storage import TaskQueue
 from roundgate.storage.tasks import (
     SHARD_AT_MOST_MS,
@@ -42,12 +43,18 @@ from roundgate.tasks.events import (
     Added,
     Answered,
     Cancelled,
+    Delivered,
+    Mark,
     NewTask,
     NotClaimed,
     Postponed,
+    Waited,
+    marks_of,
 )
-from roundgate.tasks.operating import retry
+from roundgate.tasks.external import Deliveries
+from roundgate.tasks.operating import retry, rewind
 from roundgate.tasks.stored import Claimed, Lease, Move, StoredTasks
+from tests.support.clocks import FixedClock
 from tests.support.postponing import postpone
 
 Reopen = Callable[[], StoredTasks]
@@ -267,6 +274,7 @@ class TaskStoreContract:
             "noted": 9,
             "ending": Ending.STEP_FAILED,
             "failed_steps": ("a b", "c"),
+            "events": ("event:paid 1 open", "order@1/event:paid 2 digest"),
             "retried_as": "other",
         }
         await store.create(new())
@@ -1397,6 +1405,142 @@ class TaskStoreContract:
         assert [from_row(decode(one)) for one in going_on.journal] == [entries[0], answered]
         assert going_on.record.call_id == "call"
         assert going_on.record.expires_ms - going_on.record.created_ms == END - NOW
+
+    async def test_the_payload_of_an_event_is_kept_beside_the_answers(
+        self, store: StoredTasks
+    ) -> None:
+        lease = await working(store)
+        marks = [Mark("event:paid", END), Mark("event:late", NOW + 1)]
+        await store.checkpoint(lease, Added([b"opened"], events=marks), NOW)
+        payload = blob(40_000)
+        taken = await store.deliver(REF, "event:paid", payload, "digest", NOW, SOON)
+        assert taken is Delivered.KEPT
+        assert marks_of(await raw(store)) == [replace(marks[0], digest="digest"), marks[1]]
+        waited = await store.release(
+            *(lease, NOTHING, NOW), wake_ms=END, due_ms=END, awaits=["event:paid"], ready_ms=SOON
+        )
+        assert waited is Waited.READY
+        claimed = await claim(store, now_ms=NOW + 1)
+        assert claimed.answers == {"event:paid": payload}
+        assert [mark.name for mark in marks_of(claimed.record)] == ["event:paid"]
+        await store.finish(claimed.lease, Status.COMPLETED, b"{}", None, NOW + 1)
+        for digest, expected in (("digest", Delivered.AGAIN), ("other", Delivered.OTHER)):
+            again = await store.deliver(REF, "event:paid", payload, digest, NOW + 1, SOON)
+            assert again is expected
+
+    async def test_a_delivery_wakes_what_waits_for_it_and_is_found_by_the_index(
+        self, store: StoredTasks
+    ) -> None:
+        for ref, requests in ((REF, {}), (TaskRef("owner", "asks"), {"who": b"?"})):
+            lease = await working(store, ref)
+            added = Added([b"opened"], events=[Mark("event:paid", END)])
+            await store.checkpoint(lease, added, NOW)
+            awaits: dict[str, Any] = {"wake_ms": END, "awaits": ["event:paid"], "ready_ms": SOON}
+            if requests:
+                await store.suspend(lease, NOTHING, requests, NOW, **awaits)
+            else:
+                await store.release(lease, NOTHING, NOW, due_ms=END, **awaits)
+            assert ref not in [task.ref for task in await store.due(SOON, 10)]
+            taken = await store.deliver(ref, "event:paid", b"7", "digest", NOW, SOON)
+            assert taken is Delivered.WAKES
+            assert ref in [task.ref for task in await store.due(SOON, 10)]
+            assert (await claim(store, ref)).answers == {"event:paid": b"7"}
+
+    async def test_of_two_deliveries_at_once_one_is_accepted(
+        self, stores: list[StoredTasks]
+    ) -> None:
+        lease = await working(stores[0])
+        added = Added([b"opened"], events=[Mark("event:paid", END)])
+        await stores[0].checkpoint(lease, added, NOW)
+        became = await asyncio.gather(
+            *(
+                store.deliver(REF, "event:paid", b"%d" % n, f"digest{n}", NOW, SOON)
+                for n, store in enumerate(stores)
+            )
+        )
+        assert sorted(became) == sorted([Delivered.KEPT, *[Delivered.OTHER] * (len(stores) - 1)])
+
+    async def test_a_task_that_a_failed_step_ended_hands_its_events_on(
+        self, store: StoredTasks
+    ) -> None:
+        call, queue = TaskCall("report", {}, LOCAL, {}), Sent()
+        entries: list[Entry] = [
+            Opened("event:paid", END, "token"),
+            Opened("event:sent", END, "token"),
+            Raised("charge", "", False),
+        ]
+        marks = [Mark("event:paid", END), Mark("event:sent", END)]
+        lease = await working(store, call=call.to_bytes())
+        rows = [encode(row(entry)) for entry in entries]
+        await store.checkpoint(lease, Added(rows, events=marks), NOW)
+        await store.finish(
+            *(lease, Status.COMPLETED, b"{}", None, NOW),
+            ending=Ending.STEP_FAILED,
+            failed_steps=["charge"],
+        )
+        taken = await store.deliver(REF, "event:paid", b"7", "digest", NOW, SOON)
+        assert taken is Delivered.KEPT, "a retry will find it"
+        going_on = await retry(store, as_queue(queue), REF, NOW)
+        work = await store.read_work(going_on)
+        assert work is not None
+        paid = from_row(decode(work.journal[0]))
+        assert isinstance(paid, Opened)
+        assert (paid.outcome, paid.payload) == ("delivered", 7)
+        assert [mark.digest for mark in marks_of(await raw(store, going_on))] == ["digest", None]
+        late = await store.deliver(REF, "event:sent", b"8", "digest", NOW, SOON)
+        assert late is Delivered.CLOSED
+        deliveries = Deliveries(store, as_queue(queue), FixedClock(NOW), TasksConfig())
+        assert await deliveries.deliver(REF, "event:sent", 8) is Delivered.KEPT
+        assert (await claim(store, going_on)).answers == {"event:sent": b"8"}
+
+    async def test_what_was_delivered_while_a_retry_was_made_is_handed_on_by_the_next_one(
+        self, store: StoredTasks
+    ) -> None:
+        call, queue = TaskCall("report", {}, LOCAL, {}), as_queue(Sent())
+        entries: list[Entry] = [Opened("event:paid", END, "token"), Raised("charge", "", False)]
+        lease = await working(store, call=call.to_bytes())
+        rows = [encode(row(entry)) for entry in entries]
+        added = Added(rows, events=[Mark("event:paid", END)])
+        await store.checkpoint(lease, added, NOW)
+        await store.finish(
+            *(lease, Status.COMPLETED, b"{}", None, NOW),
+            ending=Ending.STEP_FAILED,
+            failed_steps=["charge"],
+        )
+        with pytest.raises(Unavailable):
+            await retry(as_store(DiesBeforeItNotes(store)), queue, REF, NOW)
+        taken = await store.deliver(REF, "event:paid", b"7", "digest", NOW, SOON)
+        assert taken is Delivered.KEPT
+        going_on = await retry(store, queue, REF, NOW)
+        assert (await claim(store, going_on)).answers == {"event:paid": b"7"}
+
+    async def test_a_parked_task_goes_on_from_an_earlier_place(self, store: StoredTasks) -> None:
+        call, queue = TaskCall("report", {}, LOCAL, {}), as_queue(Sent())
+        entries: list[Entry] = [
+            Finished("plan", 1, "step plan"),
+            Asked("who", "digest"),
+            Finished("charge", blob(3_000).hex(), "step charge"),
+            Opened("event:paid", END, "token"),
+        ]
+        rows = [encode(row(entry)) for entry in entries]
+        lease = await working(store, call=call.to_bytes(), state=b'{"a": 1}')
+        await store.suspend(lease, Added(rows[:2]), {"who": b"?"}, NOW)
+        await store.answer(REF, {"who": encode({"action": "decline"})}, NOW, SOON)
+        lease = (await claim(store)).lease
+        marks = [Mark("event:paid", END)]
+        await store.checkpoint(lease, Added(rows[2:], events=marks), NOW)
+        await store.park(lease, "waits", NOW)
+        await rewind(store, queue, REF, NOW, "charge")
+        claimed = await claim(store)
+        kept = [from_row(decode(entry)) for entry in claimed.journal]
+        assert [(type(entry), entry.key) for entry in kept] == [
+            (Finished, "plan"),
+            (AnsweredEntry, "who"),
+        ]
+        assert (claimed.answers, claimed.record.events, claimed.state) == ({}, (), b'{"a": 1}')
+        assert TaskCall.from_bytes(claimed.call).generation == 2
+        with pytest.raises(NotRetryable, match="neither parked nor ended"):
+            await rewind(store, queue, REF, NOW, "plan")
 
     async def test_a_row_says_what_the_log_knows_its_call_by(self, store: StoredTasks) -> None:
         await store.create(new(call_id="call"))

@@ -80,6 +80,7 @@ GATEWAY = (
     "app/roundgate/methods/fallback.py",
     "app/roundgate/methods/once.py",
     "app/roundgate/http/older/sessions.py",
+    "app/roundgate/tasks/external.py",
     "app/roundgate/tasks/service.py",
 )
 WORKER = (

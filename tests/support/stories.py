@@ -13,7 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, Field
 
@@ -31,13 +31,14 @@ from roundgate.settings import TasksConfig
 from roundgate.storage.queue import TaskQueue
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.call import TaskCall
+from roundgate.tasks.events import Delivered
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.turn import Turn
 from tests.support.clocks import FixedClock
 from tests.support.crashes import Crash, Life, Plan, When, bury
 from tests.support.replay import Name
 from tests.support.rounds import CAPABILITIES, accept
-from tests.support.tasks import Workshop, catalog_of
+from tests.support.tasks import PUBLIC_URL, Workshop, catalog_of
 
 Manner: TypeAlias = Literal["pool", "function"]
 """Who works: a pool deletes the message once the task is claimed, a function (Lambda) when its turn is over."""
@@ -126,6 +127,22 @@ async def rest(ctx: Context, effects: Effects, clock: FixedClock) -> Any:
     return [first, await ctx.step("last", effects.do, ctx.task_id, "last")]
 
 
+async def waits(ctx: Context, effects: Effects, clock: FixedClock) -> Any:
+    """An event that a service may deliver as soon as it has its URL, beside a question."""
+    await ctx.continue_as_task()
+    paid = await ctx.event("paid")
+    ordered = await ctx.step(
+        "order", effects.do, ctx.task_id, "order", paid.url.partition("v1.")[0]
+    )
+    who, payment = await asyncio.gather(ctx.elicit("who", "Who?", Name), paid.wait())
+    return [
+        ordered,
+        who.name,
+        payment,
+        await ctx.step("last", effects.do, ctx.task_id, "last"),
+    ]
+
+
 STORIES: Mapping[str, tuple[Any, Any]] = {
     "everything": (
         everything,
@@ -141,7 +158,9 @@ STORIES: Mapping[str, tuple[Any, Any]] = {
     ),
     "questions": (questions, ["before", "me", "here"]),
     "rest": (rest, ["first", "last"]),
+    "waits": (waits, [f"{PUBLIC_URL}/events/", "me", {"amount": 7}, "last"]),
 }
+PAYMENT: Final = {"amount": 7}
 
 ANSWERS: Mapping[str, Any] = {
     "who": accept(name="me"),
@@ -164,6 +183,8 @@ class Client:
     wants_to_cancel: bool = False
     cancelled_as: str | None = None
     """What it saw after its cancel was acknowledged."""
+    delivered: bool = False
+    """Whether the service was told that the event was accepted."""
     over: dict[str, Any] | None = None
 
     async def look(self, shop: Workshop) -> dict[str, Any]:
@@ -251,6 +272,7 @@ class Story:
                 return
             if shown["status"] == "input_required":
                 await self.client.answer(shop, shown["inputRequests"])
+            await self.deliver(shop)
             messages = await shop.messages()
             for message in messages:
                 if self.manner == "pool":
@@ -282,6 +304,21 @@ class Story:
         about = TaskCall("tool", {}, self.client.principal, CAPABILITIES)
         created = await shop.tasks.create(about, outcome.journal, message=run.message)
         self.client.told = created["taskId"]
+
+    async def deliver(self, shop: Workshop) -> None:
+        """A service that has the URL posts the payment until that is accepted."""
+        task = self.client.told
+        if self.client.delivered or task is None or ("runs", f"{task} order") not in self.plan.seen:
+            return
+        ref = TaskRef(owner_of(self.client.principal), task)
+        delivered = await shop.deliver(ref, "event:paid", PAYMENT)
+        accepted = (Delivered.WAKES, Delivered.KEPT, Delivered.AGAIN)
+        assert delivered in accepted or self.client.cancelled_as is not None, delivered
+        self.client.delivered = delivered in accepted
+
+    async def service(self) -> None:
+        """The same through another process."""
+        await self.deliver(self.shop(Life(Plan())))
 
     async def outsider(self) -> None:
         """The client cancels through another process."""

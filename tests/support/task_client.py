@@ -193,10 +193,11 @@ async def serving(
     clock: Clock | None = None,
     stores: Stores | None = None,
     works: bool = True,
+    public_url: str | None = None,
     **sections: Any,
 ) -> AsyncIterator[FastAPI]:
     """A gateway that has started, and that works on tasks unless it is told not to."""
-    using = task_settings(directory, worker="on" if works else "off")
+    using = task_settings(directory, worker="on" if works else "off", public_url=public_url)
     tasks = {"poll_interval_ms": 100, **sections.pop("tasks", {})}
     file = config_file(*functions, tasks=tasks, **sections)
     async with stoppable(build_app(file, using, clock=clock, stores=stores)) as app:

@@ -34,7 +34,8 @@ from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.sqlite.writing import transacted
 from roundgate.storage.tasks import TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall
-from roundgate.tasks.events import NotClaimed
+from roundgate.tasks.events import Delivered, NotClaimed
+from roundgate.tasks.external import Deliveries, EventSource
 from roundgate.tasks.lease import ClockTrust
 from roundgate.tasks.pool import Pool
 from roundgate.tasks.service import Tasks
@@ -42,7 +43,11 @@ from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.sweep import Sweep
 from roundgate.tasks.turn import Turn
 from roundgate.tasks.worker import Worker
+from roundgate.tokens import EventTokens, Key, KeyRing
 from tests.support.rounds import CAPABILITIES
+
+PUBLIC_URL = "https://mcp.example.com"
+RING = KeyRing([Key(bytes(32))])
 
 Handler: TypeAlias = Callable[..., Any]
 """`async def handler(ctx, **arguments)`, or a plain function with a `SyncContext`."""
@@ -101,13 +106,17 @@ class Workshop:
     queue: TaskQueue
     clock: Clock
     config: TasksConfig = field(default_factory=TasksConfig)
+    public_url: str | None = PUBLIC_URL
 
     def __post_init__(self) -> None:
         self.tasks = Tasks(self.store, self.queue, self.clock, self.config)
         trust = ClockTrust(self.clock, int(self.config.lease_s * 1000), 5_000)
+        most = self.config.max_open_events
+        source = EventSource(lambda: EventTokens(RING), self.public_url, self.clock, most)
         self.worker = Worker(
             *(self.catalog, self.store, self.queue, self.clock, self.config, nobody_listens),
             trust=trust,
+            external=source.of_task,
         )
         self.sweep = Sweep(self.store, self.queue, self.clock, self.config, trust=trust)
         self.pool = Pool(self.worker, self.sweep, self.queue, self.config)
@@ -156,6 +165,13 @@ class Workshop:
     async def cancel(self, ref: TaskRef) -> None:
         """`tasks/cancel`"""
         await self.tasks.cancel(LOCAL, ref.id)
+
+    # for services
+
+    async def deliver(self, ref: TaskRef, name: str, payload: Any) -> Delivered:
+        """A payload of an external event."""
+        deliveries = Deliveries(self.store, self.queue, self.clock, self.config)
+        return await deliveries.deliver(ref, name, payload)
 
     # for the workers
 

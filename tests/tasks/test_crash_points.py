@@ -22,7 +22,7 @@ from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.queue import TaskQueue
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
-from roundgate.tasks import running
+from roundgate.tasks import running, service
 from roundgate.tasks.stored import StoredTasks
 from tests.support.clocks import FixedClock
 from tests.support.crashes import How, Plan, When
@@ -48,6 +48,7 @@ def tell(
     *,
     store: Callable[[], StoredTasks] | None = None,
     cancel_at: tuple[int, When] | None = None,
+    deliver_at: tuple[int, When] | None = None,
 ) -> int:
     """One story on a new file; how many calls it took."""
 
@@ -62,6 +63,8 @@ def tell(
         )
         if cancel_at is not None:
             plan.meanwhile = {cancel_at: story.outsider}
+        if deliver_at is not None:
+            plan.meanwhile = {deliver_at: story.service}
         try:
             await story.tell()
             calls = len(plan.calls)
@@ -75,7 +78,7 @@ def tell(
         return asyncio.run(telling())
     except BaseException as error:
         error.add_note(
-            f"{name} in a {manner}, {plan.points}, cancelled {cancel_at}; calls: {plan.calls}"
+            f"{name} in a {manner}, {plan.points}, cancelled {cancel_at}, delivered {deliver_at}; calls: {plan.calls}"
         )
         raise
     finally:
@@ -97,6 +100,20 @@ def test_a_cancel_comes_at_any_call(files: Files, name: str, manner: Manner, die
     points = all_points(tell(files, name, Plan(), manner))
     for number, when in points:
         tell(files, name, Plan({number: when} if dies else {}), manner, cancel_at=(number, when))
+    report(len(points))
+
+
+@pytest.mark.parametrize("manner", MANNERS)
+@pytest.mark.parametrize("dies", [False, True], ids=["alone", "and the process dies there too"])
+def test_a_service_delivers_at_any_call(
+    files: Files, manner: Manner, dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # an answer to a task that goes on because of the delivery is to be sent again
+    monkeypatch.setattr(service, "ANSWER_WAIT_S", 0)
+    points = all_points(tell(files, "waits", Plan(), manner))
+    for number, when in points:
+        plan = Plan({number: when} if dies else {})
+        tell(files, "waits", plan, manner, deliver_at=(number, when))
     report(len(points))
 
 
@@ -152,7 +169,9 @@ def table(dynamodb: Emulator) -> Iterator[Callable[[], StoredTasks]]:
     client.close()
 
 
-@pytest.mark.parametrize("name", ["questions", "rest"])  # "everything" is both, and takes as long
+@pytest.mark.parametrize(
+    "name", ["questions", "rest", "waits"]
+)  # "everything" is both, and takes as long
 def test_a_process_dies_at_any_call_of_dynamodb(
     files: Files, table: Callable[[], StoredTasks], name: str
 ) -> None:

@@ -14,17 +14,22 @@ from roundgate.protocol.tasks import OPEN, Status
 from roundgate.storage.tasks import Ending, Part, TaskRecord, TaskRef
 from roundgate.tasks import events, machine
 from roundgate.tasks.events import (
+    KEPT_DELIVERIES,
     NOTHING,
     Added,
     Answered,
     Cancelled,
+    Delivered,
     Event,
+    Mark,
     NewTask,
     Next,
     No,
     NotClaimed,
     Postponed,
     Refused,
+    Waited,
+    marks_of,
 )
 from roundgate.tasks.machine import apply
 
@@ -39,6 +44,9 @@ HELD = replace(NEW, fence=FENCE, lease_until_ms=UNTIL)
 ASKING = replace(NEW, fence=FENCE, status=Status.INPUT_REQUIRED, asked=("a", "b"), due_ms=NOW - 1)
 OVER = replace(NEW, fence=FENCE, status=Status.COMPLETED, ending=Ending.OK, due_ms=None)
 
+OPEN_MARK: Final = (str(Mark("event:paid", END)),)
+AWAITED_MARK: Final = (str(Mark("event:paid", END, is_awaited=True)),)
+
 STATES: Final[Mapping[str, TaskRecord | None]] = {
     "unknown": None,
     "new": replace(NEW, fence=FENCE),
@@ -50,9 +58,16 @@ STATES: Final[Mapping[str, TaskRecord | None]] = {
     "asking": ASKING,
     "may go on": replace(ASKING, wake_ms=NOW),
     "goes on": replace(NEW, fence=FENCE, asked=("a", "b")),
+    "parked": replace(NEW, fence=FENCE, wake_ms=END, events=OPEN_MARK),
+    "awaits": replace(NEW, fence=FENCE, wake_ms=END, events=AWAITED_MARK),
+    "asks and awaits": replace(ASKING, events=AWAITED_MARK),
+    "held with an event": replace(HELD, events=OPEN_MARK),
     "expired": replace(HELD, expires_ms=NOW),
     "completed": OVER,
-    "step failed": replace(OVER, ending=Ending.STEP_FAILED, failed_steps=("charge",)),
+    "step failed": replace(
+        OVER, ending=Ending.STEP_FAILED, failed_steps=("charge",), events=OPEN_MARK
+    ),
+    "ended with an event": replace(OVER, events=OPEN_MARK),
     "to clean up": replace(
         OVER, status=Status.CANCELLED, ending=Ending.CANCELLED, due_ms=NOW, cleans_up=True
     ),
@@ -82,9 +97,12 @@ EVENTS: Final[Mapping[str, Event]] = {
     "postpone cleanup": events.PostponeCleanup(FENCE, UNTIL, UNTIL),
     "end cleanup": events.EndCleanup(FENCE),
     "note retry": events.NoteRetry("other"),
+    "deliver": events.Deliver("event:paid", b"7", "digest", UNTIL),
+    "rewind": events.Rewind(b"call", (), (), NOW, FENCE, OPEN_MARK),
 }
 UNDER_A_LEASE: Final = ("checkpoint", "suspend", "release", "restart", "park", "finish", "let go")
-IS_HELD: Final = ("held", "held alone", "lapsed")
+IS_HELD: Final = ("held", "held alone", "lapsed", "held with an event")
+IS_OVER: Final = ("completed", "step failed", "ended with an event")
 _EXPIRED_BUT_HELD: Final = "expired"
 
 TABLE: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -95,13 +113,12 @@ TABLE: Final[Mapping[str, Mapping[str, Any]]] = {
         "goes on": Status.WORKING,
         "held": NotClaimed.LEASED,
         "held alone": NotClaimed.LEASED,
+        "held with an event": NotClaimed.LEASED,
         "lapsed": NotClaimed.SUSPECT,
         "suspect": NotClaimed.SUSPECT,
-        "asleep": NotClaimed.ASLEEP,
-        "asking": NotClaimed.WAITING,
-        "may go on": NotClaimed.WAITING,
-        "completed": NotClaimed.OVER,
-        "step failed": NotClaimed.OVER,
+        **dict.fromkeys(("asleep", "parked", "awaits"), NotClaimed.ASLEEP),
+        **dict.fromkeys(("asking", "may go on", "asks and awaits"), NotClaimed.WAITING),
+        **dict.fromkeys(IS_OVER, NotClaimed.OVER),
         "to clean up": NotClaimed.CLEAN_UP,
         "cleaned up by another": NotClaimed.CLEAN_UP,
     },
@@ -109,8 +126,7 @@ TABLE: Final[Mapping[str, Mapping[str, Any]]] = {
         **dict.fromkeys(STATES, Answered.NOT_NEEDED),
         "unknown": Answered.UNKNOWN_TASK,
         "expired": Answered.UNKNOWN_TASK,
-        "asking": Answered.PARTLY,
-        "may go on": Answered.PARTLY,
+        **dict.fromkeys(("asking", "may go on", "asks and awaits"), Answered.PARTLY),
         "goes on": Answered.LATER,
     },
     "answer others": {
@@ -122,22 +138,30 @@ TABLE: Final[Mapping[str, Mapping[str, Any]]] = {
         **dict.fromkeys(STATES, Status.CANCELLED),
         "unknown": Cancelled.UNKNOWN_TASK,
         "expired": Cancelled.UNKNOWN_TASK,
-        **dict.fromkeys(
-            ("completed", "step failed", "to clean up", "cleaned up by another"), Cancelled.OVER
-        ),
+        **dict.fromkeys((*IS_OVER, "to clean up", "cleaned up by another"), Cancelled.OVER),
     },
     "expire": {**dict.fromkeys(STATES, No.NOT_NOW), "expired": Status.FAILED},
     "go on": {**dict.fromkeys(STATES, No.NOT_NOW), "may go on": Status.WORKING},
     "requeue": {
         **dict.fromkeys(STATES, No.NOT_NOW),
         **dict.fromkeys(
-            ("new", "held", "held alone", "lapsed", "asleep", "suspect", "goes on"), Status.WORKING
+            ("new", *IS_HELD, "asleep", "suspect", "goes on", "parked", "awaits"), Status.WORKING
         ),
     },
     "claim cleanup": {**dict.fromkeys(STATES, No.NOT_NOW), "to clean up": Status.CANCELLED},
     "postpone cleanup": {**dict.fromkeys(STATES, No.LEASE_LOST), "to clean up": Status.CANCELLED},
     "end cleanup": {**dict.fromkeys(STATES, No.LEASE_LOST), "to clean up": Status.CANCELLED},
     "note retry": {**dict.fromkeys(STATES, No.NOT_NOW), "step failed": Status.COMPLETED},
+    "deliver": {
+        **dict.fromkeys(STATES, Delivered.CLOSED),
+        "unknown": Delivered.UNKNOWN_TASK,
+        "parked": Delivered.KEPT,
+        "awaits": Delivered.WAKES,
+        "asks and awaits": Delivered.WAKES,
+        "held with an event": Delivered.KEPT,
+        "step failed": Delivered.KEPT,
+    },
+    "rewind": {**dict.fromkeys(STATES, No.NOT_NOW), "parked": Status.WORKING},
     **{
         name: {
             **dict.fromkeys(STATES, No.LEASE_LOST),
@@ -159,8 +183,7 @@ became of it."""
 ALONE: Final = {**TABLE["claim"], "lapsed": Status.WORKING, "suspect": Status.WORKING}
 ALL: Final = {
     **TABLE["answer one"],
-    "asking": Answered.FULLY,
-    "may go on": Answered.FULLY,
+    **dict.fromkeys(("asking", "may go on", "asks and awaits"), Answered.FULLY),
 }
 WHOLE_TABLE: Final = {**TABLE, "claim alone": ALONE, "answer all": ALL}
 
@@ -172,6 +195,16 @@ def test_an_event_in_a_state_comes_to_what_the_table_has(name: str, state: str) 
     expected = WHOLE_TABLE[name][state]
     if isinstance(decision, Refused):
         assert decision.reason is expected
+    elif isinstance(expected, Delivered):
+        assert decision.result is expected
+        before, after = STATES[state], decision.record()
+        assert before is not None
+        assert [mark.digest for mark in marks_of(after)] == ["digest"]
+        if expected is Delivered.WAKES:
+            assert (after.status, after.wake_ms, after.due_ms) == (Status.WORKING, 0, UNTIL)
+        else:
+            kept = ("status", "wake_ms", "due_ms", "lease_until_ms", "revision")
+            assert all(getattr(after, name) == getattr(before, name) for name in kept)
     elif isinstance(expected, Answered):
         assert decision.result is expected
         partly = expected is Answered.PARTLY
@@ -189,9 +222,14 @@ def test_the_table_is_whole() -> None:
 @pytest.mark.parametrize(
     ("state", "expected"),
     {
-        **dict.fromkeys(("unknown", "completed", "step failed"), Postponed.MISSED),
-        **dict.fromkeys(("new", "asleep", "suspect", "asking", "to clean up"), Postponed.MOVED),
-        **dict.fromkeys(("held", "held alone", "cleaned up by another"), Postponed.HELD),
+        **dict.fromkeys(("unknown", *IS_OVER), Postponed.MISSED),
+        **dict.fromkeys(
+            ("new", "asleep", "suspect", "asking", "parked", "awaits", "to clean up"),
+            Postponed.MOVED,
+        ),
+        **dict.fromkeys(
+            ("held", "held alone", "held with an event", "cleaned up by another"), Postponed.HELD
+        ),
         "lapsed": Postponed.LAPSED,
     }.items(),
 )
@@ -268,11 +306,136 @@ def test_a_claim_moves_what_is_due_too_late() -> None:
         assert (decision.record().due_ms, decision.record().unsent) == (expected, due_ms == END)
 
 
+# external events
+
+
+def happened(record: TaskRecord, event: Event, now_ms: int = NOW) -> TaskRecord:
+    """The record after an event that is not refused."""
+    decision = apply(record, event, now_ms)
+    assert isinstance(decision, Next), decision
+    return decision.record()
+
+
+def test_a_mark_is_read_as_it_was_written() -> None:
+    for mark in (
+        Mark("event:paid", END),
+        Mark("order@1/event:paid#2@3", 0, is_awaited=True),
+        Mark("event:paid", END, digest="Xy-_3"),
+    ):
+        assert Mark.parse(str(mark)) == mark
+
+
+def test_an_event_is_opened_with_its_entry_and_once() -> None:
+    added = Added([b"1"], events=[Mark("event:paid", END)])
+    opened = happened(HELD, events.Checkpoint(FENCE, added, 1))
+    assert opened.events == OPEN_MARK
+    again = happened(opened, events.Checkpoint(FENCE, added, 2))
+    assert again.events == OPEN_MARK
+
+
+def test_the_same_payload_is_known_again_and_another_is_refused() -> None:
+    event = events.Deliver("event:paid", b"7", "digest", UNTIL)
+    for state in ("awaits", "held with an event", "step failed"):
+        record = STATES[state]
+        assert record is not None
+        after = happened(record, event)
+        assert apply(after, event, NOW) == Refused(Delivered.AGAIN)
+        other = replace(event, digest="other")
+        assert apply(after, other, NOW) == Refused(Delivered.OTHER)
+        ended = replace(after, status=Status.COMPLETED, ending=Ending.OK)
+        assert apply(ended, event, NOW) == Refused(Delivered.AGAIN)
+
+
+def test_nothing_is_accepted_once_the_time_is_over_or_a_claim_has_seen_that_it_is() -> None:
+    record = STATES["held with an event"]
+    assert record is not None
+    event = events.Deliver("event:paid", b"7", "digest", UNTIL)
+    assert apply(record, event, END) == Refused(Delivered.CLOSED)
+    short = replace(NEW, events=(str(Mark("event:paid", NOW)),))
+    claimed = happened(short, EVENTS["claim"])
+    assert claimed.events == ()
+    # whatever the clock of the replica that gets the payload shows
+    assert apply(claimed, event, NOW - 10_000) == Refused(Delivered.CLOSED)
+
+
+def test_a_claim_keeps_what_was_delivered_and_what_can_be() -> None:
+    marks = (*OPEN_MARK, str(Mark("event:late", NOW, digest="digest")))
+    assert happened(replace(NEW, events=marks), EVENTS["claim"]).events == marks
+
+
+@pytest.mark.parametrize("name", ["suspend", "release"])
+@pytest.mark.parametrize("state", ["delivered", "closed", "over"])
+def test_what_waits_for_an_event_that_is_there_goes_on_at_once(name: str, state: str) -> None:
+    marks = {
+        "delivered": [Mark("event:paid", END, digest="digest")],
+        "closed": [],
+        "over": [Mark("event:paid", NOW)],
+    }[state]
+    record = replace(HELD, events=tuple(map(str, marks)))
+    event: Any = EVENTS[name]
+    event = replace(event, wake_ms=END, awaits=["event:paid"], ready_ms=UNTIL)
+    decision = apply(record, event, NOW)
+    assert isinstance(decision, Next)
+    assert decision.result is Waited.READY
+    after = decision.record()
+    assert (after.status, after.wake_ms, after.due_ms) == (Status.WORKING, 0, UNTIL)
+    assert not any(mark.is_awaited for mark in marks_of(after))
+    asked = ("c",) if name == "suspend" else ()
+    assert tuple(after.asked) == asked, "the questions are kept, unseen"
+
+
+@pytest.mark.parametrize("name", ["suspend", "release"])
+def test_what_waits_for_an_event_sleeps_until_its_time_is_over(name: str) -> None:
+    record = STATES["held with an event"]
+    event: Any = EVENTS[name]
+    event = replace(event, wake_ms=END, awaits=["event:paid"], ready_ms=UNTIL)
+    assert record is not None
+    decision = apply(record, event, NOW)
+    assert isinstance(decision, Next)
+    assert decision.result is None
+    after = decision.record()
+    assert after.events == AWAITED_MARK
+    assert after.wake_ms == END
+    assert apply(after, EVENTS["claim"], NOW) != decision
+    assert not machine.is_parked(after)
+
+
+def test_a_task_that_waits_for_something_else_is_not_woken_by_an_event() -> None:
+    awaited = replace(HELD, events=AWAITED_MARK)  # as an earlier turn left it
+    for name in ("park", "release"):
+        after = happened(awaited, EVENTS[name])
+        assert after.events == OPEN_MARK, name
+        decision = apply(after, EVENTS["deliver"], NOW)
+        assert isinstance(decision, Next)
+        assert decision.result is Delivered.KEPT
+
+
+def test_the_oldest_deliveries_are_forgotten_and_nothing_that_is_open() -> None:
+    marks = [Mark(f"event:{n}", END, digest="digest") for n in range(KEPT_DELIVERIES + 5)]
+    record = replace(HELD, events=tuple(map(str, [*marks, Mark("event:open", END)])))
+    added = Added([b"1"], events=[Mark("event:new", END)])
+    names = [mark.name for mark in marks_of(happened(record, events.Checkpoint(FENCE, added, 1)))]
+    assert names == [*(mark.name for mark in marks[5:]), "event:open", "event:new"]
+
+
+def test_a_rewind_is_refused_if_something_was_delivered_or_claimed_since() -> None:
+    parked = STATES["parked"]
+    assert parked is not None
+    delivered = happened(parked, EVENTS["deliver"])
+    assert apply(delivered, EVENTS["rewind"], NOW) == Refused(No.NOT_NOW)
+    claimed = replace(parked, fence=FENCE + 1)
+    assert apply(claimed, EVENTS["rewind"], NOW) == Refused(No.NOT_NOW)
+    decision = apply(parked, EVENTS["rewind"], NOW)
+    assert isinstance(decision, Next)
+    assert {drop.part for drop in decision.drops} == {Part.JOURNAL, Part.ANSWER}
+    assert decision.record().fence == FENCE + 1
+
+
 # properties
 
 TIME: Final = st.integers(0, 11).map(lambda n: NOW + n * 10_000)
 STEP: Final = st.tuples(
-    st.integers(0, 17), TIME, TIME, TIME, st.booleans(), st.integers(0, 7), st.integers(0, 3)
+    st.integers(0, 19), TIME, TIME, TIME, st.booleans(), st.integers(0, 7), st.integers(0, 3)
 )
 """What happens, at which times, and how: `event_from` makes an event of it."""
 ENDS: Final = (6, 9, 15)
@@ -283,6 +446,8 @@ ADDED: Final = (
     Added([b"1"]),
     Added([b"1", b"2"], b"{}", "on it"),
     Added((), None, ""),
+    Added([b"3"], events=[Mark("a", NOW + 30_000), Mark("b", END)]),
+    Added([b"4"], events=[Mark("c", NOW)]),
 )
 
 
@@ -292,7 +457,8 @@ def event_from(
     """Any event that could reach a task as it is, those of workers that lost it too."""
     first, second, third = times
     fence = record.fence - (n == 0)
-    added, number = ADDED[n], record.noted + (keys % 3 > 0)
+    added, number = ADDED[(n + keys) % len(ADDED)], record.noted + (keys % 3 > 0)
+    awaits = [mark.name for mark in marks_of(record)[:n]]
     asked = {key: b"value" for bit, key in ((1, "a"), (2, "b"), (4, "c")) if keys & bit}
     wake_ms = first if flag else 0
     match kind:
@@ -301,9 +467,13 @@ def event_from(
         case 1 | 17:
             return events.Checkpoint(fence, added, number, first, second if flag else None)
         case 2:
-            return events.Suspend(fence, added, number, asked or {"a": b"?"}, wake_ms)
+            questions = asked or {"a": b"?"}
+            return events.Suspend(fence, added, number, questions, wake_ms, awaits, second)
         case 3:
-            return events.Release(fence, added, number, wake_ms, second, n, third * flag, flag)
+            if flag:
+                return events.Release(fence, added, number, wake_ms, second, n, third, flag)
+            rest = (awaits, third)
+            return events.Release(fence, added, number, first, second, 0, 0, False, *rest)
         case 4:
             return events.Restart(fence, b"call", (), b"{}", 1, first)
         case 5:
@@ -331,6 +501,10 @@ def event_from(
             return events.Postpone(record.due_ms or 0, first, n, flag, 5_000)
         case 15:
             return events.Expire(first)
+        case 18:
+            return events.Deliver("abc"[keys % 3], b"payload", "xy"[flag], first)
+        case 19:
+            return events.Rewind(b"call", [b"1"], marks_of(record)[:n], first, fence, record.events)
         case _:
             return events.Requeue(first, fence if flag else None) if n else events.NoteRetry("x")
 
@@ -379,9 +553,9 @@ def lives(steps: list[Any], cleans_up: bool, check: Check) -> None:
     for kind, first, second, third, flag, keys, n in steps:
         now_ms += (0, 1, 10_000, 30_000)[keys % 4]
         before = Life(life.record, {*life.questions}, {**life.answers}, [*life.journal])
-        others = [other for other in range(kind + 1, kind + 18) if other % 18 not in ENDS]
+        others = [other for other in range(kind + 1, kind + 20) if other % 20 not in ENDS]
         for one in (kind, *others):  # of what is drawn much cannot happen: then something else does
-            event = event_from(life.record, one % 18, (first, second, third), flag, keys, n)
+            event = event_from(life.record, one % 20, (first, second, third), flag, keys, n)
             if life.happens(event, now_ms) is not None:
                 check(before, event, life, now_ms)
                 break
@@ -400,8 +574,9 @@ def test_what_is_terminal_is_final(steps: list[Any], cleans_up: bool) -> None:
         kept = ("status", "status_message", "ending", "failed_steps", "revision", "updated_ms")
         for name in kept:
             assert getattr(after.record, name) == getattr(before.record, name)
-        assert before.record.due_ms is not None or isinstance(event, events.NoteRetry)
-        assert after.answers == before.answers
+        late = events.NoteRetry | events.Deliver
+        assert before.record.due_ms is not None or isinstance(event, late)
+        assert after.answers == before.answers or isinstance(event, events.Deliver)
 
     lives(steps, cleans_up, check)
 
@@ -412,7 +587,8 @@ def test_a_fence_never_goes_back_and_each_lease_has_its_own(
     steps: list[Any], cleans_up: bool
 ) -> None:
     def check(before: Life, event: Event, after: Life, now_ms: int) -> None:
-        takes = isinstance(event, events.Claim | events.ClaimCleanup | events.Requeue)
+        takers = events.Claim | events.ClaimCleanup | events.Requeue | events.Rewind
+        takes = isinstance(event, takers)
         assert after.record.fence == before.record.fence + takes
         if not before.record.lease_until_ms and after.record.lease_until_ms:
             assert takes
@@ -427,7 +603,7 @@ def test_nothing_outstanding_is_forgotten(steps: list[Any], cleans_up: bool) -> 
     task ends, asks anew, begins anew or lets go."""
     forgets = (
         *(events.Suspend, events.Release, events.Restart, events.Finish),
-        *(events.Cancel, events.Expire),
+        *(events.Cancel, events.Expire, events.Rewind),
     )
 
     def check(before: Life, event: Event, after: Life, now_ms: int) -> None:
@@ -450,6 +626,8 @@ def test_what_was_remembered_stays_until_it_begins_anew(steps: list[Any], cleans
     def check(before: Life, event: Event, after: Life, now_ms: int) -> None:
         if isinstance(event, events.Restart):
             assert (after.journal, after.answers) == ([], {})
+        elif isinstance(event, events.Rewind):
+            assert (after.journal, after.answers) == ([b"1"], {})
         elif not isinstance(event, events.ClaimCleanup):
             assert after.journal[: len(before.journal)] == before.journal
             assert before.answers.keys() <= after.answers.keys()
@@ -486,6 +664,36 @@ def test_an_event_under_a_lease_happens_under_that_lease_alone(
             assert event.fence == before.record.fence
             assert before.record.lease_until_ms
             assert before.record.status is Status.WORKING
+
+    lives(steps, cleans_up, check)
+
+
+@often
+@any_life
+def test_a_payload_that_was_accepted_is_never_lost_and_nobody_sleeps_beside_it(
+    steps: list[Any], cleans_up: bool
+) -> None:
+    def check(before: Life, event: Event, after: Life, now_ms: int) -> None:
+        marks = {mark.name: mark for mark in marks_of(after.record)}
+        if isinstance(event, events.Deliver):
+            assert after.answers[event.name] == b"payload"
+            assert not any(m.name == event.name and m.digest for m in marks_of(before.record))
+        if isinstance(event, events.Restart | events.Rewind):
+            return
+        for mark in marks_of(before.record):
+            now = marks.get(mark.name)
+            if mark.digest is not None:
+                assert now is None or now.digest == mark.digest
+                assert mark.name in after.answers
+            elif now is None:
+                assert isinstance(event, events.Claim)
+                assert now_ms >= mark.until_ms
+        if isinstance(event, events.Suspend | events.Release) and event.awaits:
+            is_there = {name for name in event.awaits if name in after.answers}
+            if is_there & {mark.name for mark in marks.values() if mark.digest}:
+                assert (after.record.wake_ms, after.record.status) == (0, Status.WORKING)
+        if after.record.is_open and not after.record.lease_until_ms:
+            assert not any(mark.is_awaited and mark.digest for mark in marks.values())
 
     lives(steps, cleans_up, check)
 

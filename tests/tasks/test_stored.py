@@ -50,7 +50,7 @@ from tests.storage.task_contract import (
 )
 from tests.support.postponing import postpone
 
-UNDER_A_LEASE: Final[Mapping[str, Callable[[StoredTasks, Lease], Awaitable[None]]]] = {
+UNDER_A_LEASE: Final[Mapping[str, Callable[[StoredTasks, Lease], Awaitable[object]]]] = {
     "checkpoint": lambda store, lease: store.checkpoint(
         lease, Added([b"late"], b"late", "late"), NOW, END
     ),
@@ -240,8 +240,7 @@ async def test_what_it_asked_may_be_asked_again_after_a_fault_and_not_after_it_l
     await store.suspend(await working(store), NOTHING, {"a": b"?"}, NOW, wake_ms=SOON)
     assert await store.go_on(REF, SOON, UNTIL)
     lease = (await claim(store, now_ms=SOON)).lease
-    times = {"wake_ms": 0, "due_ms": UNTIL}
-    await store.release(lease, NOTHING, SOON, **times, keeps_blame=keeps_blame)
+    await store.release(lease, NOTHING, SOON, wake_ms=0, due_ms=UNTIL, keeps_blame=keeps_blame)
     expected = Answered.LATER if keeps_blame else Answered.NOT_NEEDED
     assert await store.answer(REF, {"a": b"!"}, SOON, UNTIL) is expected
 

@@ -260,6 +260,7 @@ def _add_tasks(commands: Commands) -> None:
          "roundgate tasks requeue OWNER.ID"),
         ("retry", "continue tasks at the step that failed, and parked tasks",
          "roundgate tasks retry OWNER.ID",
+         "roundgate tasks retry OWNER.ID --from charge",
          "roundgate tasks retry --tool refund --outcome step_failed --yes"),
         ("purge", "delete tasks that ended, with their results",
          "roundgate tasks purge OWNER.ID",
@@ -270,6 +271,21 @@ def _add_tasks(commands: Commands) -> None:
         _add_filters(action)
         _flag(action, "--dry-run", "only print the tasks")
         _flag(action, "--yes", "do not ask for confirmation")
+        if name == "retry":
+            about = (
+                "repeat this step, as `show` prints it, and all that came after it; for one task"
+            )
+            action.add_argument("--from", dest="from_step", metavar="STEP", help=about)
+    about = "deliver an external event that a task waits for"
+    event = _task_action(
+        actions, "event", about,
+        "roundgate tasks event OWNER.ID paid --payload-file payment.json",
+        "roundgate tasks event OWNER.ID paid --payload-file - < payment.json",
+    )  # fmt: skip
+    event.add_argument("task", type=task_ref, help=_AS_LISTED)
+    event.add_argument("event", metavar="NAME", help="as `show` prints it")
+    about = "the payload, JSON; - is standard input (default: null)"
+    event.add_argument("--payload-file", metavar="FILE", help=about)
 
 
 def _task_action(

@@ -3,7 +3,8 @@
 `cancel`, `requeue`, `retry` and `purge` act on tasks given by name or found by filters. For tasks
 found by filters, the command prints their number and asks the operator to confirm. `requeue` takes a
 task from the worker that runs it only if the task is named; if a worker claims a found task after
-the search, the task is left alone. An open task is never purged.
+the search, the task is left alone. An open task is never purged. `retry --from` and `event` are for
+one task.
 
 Arguments, answers and results of a call are never shown, because they belong to its owner.
 """
@@ -14,9 +15,10 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from roundgate import config
@@ -26,15 +28,17 @@ from roundgate.cli.output import Status as StatusLine
 from roundgate.cli.output import say, show_json, show_table
 from roundgate.client import Progress
 from roundgate.clock import Clock, iso
-from roundgate.errors import NotRetryable, Unavailable
+from roundgate.errors import NotRetryable, ParseError, Unavailable
 from roundgate.json import decode
 from roundgate.protocol import OPEN, TERMINAL, Status
 from roundgate.runtime.startup import Stores, make_stores
 from roundgate.settings import Settings, TasksConfig
 from roundgate.settings import process as settings
 from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted
-from roundgate.tasks.events import Cancelled
-from roundgate.tasks.operating import StepDone, retry, steps_done
+from roundgate.tasks.events import Cancelled, Delivered, Mark, marks_of
+from roundgate.tasks.external import Deliveries
+from roundgate.tasks.machine import is_parked
+from roundgate.tasks.operating import Repeated, StepDone, repeated, retry, rewind, steps_done
 from roundgate.tasks.sweep import Sweep
 from roundgate.tasks.versions import count_versions
 
@@ -103,6 +107,10 @@ async def _run(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> i
             case "export":
                 wanted = _wanted(arguments, clock.now_ms())
                 return await histories.export(arguments, wanted, stores.tasks, clock)
+            case "event":
+                return await _deliver(arguments, stores, clock)
+            case "retry" if arguments.from_step is not None:
+                return await _retry_from(arguments, stores, clock)
             case action:
                 return await _act(ACTIONS[action], arguments, stores, clock)
     finally:
@@ -150,7 +158,7 @@ async def _show(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> 
     if record is None:
         return _unknown(arguments.task)
     work = await stores.tasks.read_work(arguments.task)
-    steps = None if work is None else steps_done(work)
+    steps = None if work is None else steps_done(record, work)
     if arguments.json:
         show_json(_facts(record, clock.now_ms(), steps))
     else:
@@ -212,6 +220,102 @@ async def _versions(arguments: argparse.Namespace, stores: Stores, clock: Clock)
     return 0
 
 
+_DELIVERED: Final = {
+    Delivered.KEPT: "has it; its handler reads it when it waits for it",
+    Delivered.WAKES: "has it, and goes on",
+    Delivered.AGAIN: "had the same payload before",
+    Delivered.OTHER: "had another payload before, which stays",
+    Delivered.CLOSED: "accepts nothing for it any more: its time is over, or the task has ended",
+}
+
+
+async def _deliver(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
+    """Deliver an external event. Return 1 if it was not accepted, now or before, and 2 if the payload
+    is no JSON or cannot be read."""
+    try:
+        payload = _payload(arguments.payload_file)
+    except (OSError, ParseError) as error:
+        say(f"--payload-file: {error}", to=sys.stderr)
+        return 2
+    record = await stores.tasks.read(arguments.task, 0)
+    if record is None:
+        return _unknown(arguments.task)
+    names = [mark.name for mark in marks_of(record)]
+    name = next((one for one in names if arguments.event in (one, _short(one))), None)
+    if name is None:
+        known = ", ".join(map(_short, names)) or "none"
+        say(f"{record.ref} has no event {arguments.event!r}; it has {known}", to=sys.stderr)
+        return 1
+    deliveries = Deliveries(stores.tasks, stores.queue, clock, TasksConfig.model_construct())
+    delivered = await deliveries.deliver(record.ref, name, payload)
+    is_accepted = delivered in (Delivered.KEPT, Delivered.WAKES, Delivered.AGAIN)
+    text = _DELIVERED.get(delivered, "is gone")
+    if arguments.json:
+        facts = {"task": str(record.ref), "event": name, "done": is_accepted, "text": text}
+        show_json(facts)
+    else:
+        say(f"{name}: {record.ref} {text}", to=sys.stdout if is_accepted else sys.stderr)
+    return 0 if is_accepted else 1
+
+
+def _short(name: str) -> str:
+    """Return the name of an event without its kind: `order@1/paid` for `order@1/event:paid`."""
+    path, slash, last = name.rpartition("/")
+    return f"{path}{slash}{last.removeprefix('event:')}"
+
+
+def _payload(file: str | None) -> Any:
+    if file is None:
+        return None
+    return decode(sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes())
+
+
+async def _retry_from(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
+    """Let a parked or failed task go on from a chosen step, after showing what happens again. Return
+    1 if that is not possible or the operator did not confirm."""
+    filters = (arguments.owner, arguments.tool, arguments.status, arguments.outcome)
+    is_narrowed = any(one is not None for one in (*filters, arguments.older_than))
+    if len(arguments.task) != 1 or is_narrowed:
+        say("--from is for one task: name it, without filters", to=sys.stderr)
+        return 2
+    (ref,), step, now_ms = arguments.task, arguments.from_step, clock.now_ms()
+    record, work = await stores.tasks.store.read_work(ref)
+    result: str | BaseException | None = None
+    try:
+        if record is None or work is None:
+            return _unknown(ref)
+        if not (is_parked(record) or record.ending is Ending.STEP_FAILED):
+            raise NotRetryable("is neither parked nor ended by a failed step")
+        again = repeated(work, step)
+        if not _is_confirmed(arguments, ref, again):
+            return 0 if arguments.dry_run else 1
+        if is_parked(record):
+            await rewind(stores.tasks, stores.queue, ref, now_ms, step)
+            result = f"goes on from {step}"
+        else:
+            going_on = await retry(stores.tasks, stores.queue, ref, now_ms, step)
+            result = f"goes on as {going_on}, from {step}"
+    except NotRetryable as error:
+        result = error
+    _report(arguments, ref, result, "")
+    return 1 if isinstance(result, NotRetryable) else 0
+
+
+def _is_confirmed(arguments: argparse.Namespace, ref: TaskRef, again: Repeated) -> bool:
+    """Show what happens again, and return whether the operator wants it."""
+    for label, names in (
+        ("runs again", again.steps),
+        ("may take effect twice, although it is at_most_once", again.once),
+        ("is asked again", again.questions),
+        ("is waited for again, with a new URL", again.events),
+    ):
+        if names:
+            say(f"{label}: {', '.join(names)}", to=sys.stderr)
+    if again.has_state:
+        say("ctx.state stays as it is", to=sys.stderr)
+    return _is_agreed(arguments, [ref], is_named=False)
+
+
 def _unknown(ref: TaskRef) -> int:
     say(f"there is no task {ref}", to=sys.stderr)
     return 1
@@ -246,22 +350,20 @@ def _activity(record: TaskRecord, now_ms: int) -> str:
         return "-"
     if record.status is Status.INPUT_REQUIRED:
         return "waits for its client"
-    if _is_parked(record):
+    if is_parked(record):
         return "parked: waits for `tasks retry`"
     if record.declined_ms:
         return "waits for a worker that serves it"
+    if (awaited := [mark.name for mark in marks_of(record) if mark.is_awaited]) and (
+        record.wake_ms > now_ms
+    ):
+        return f"waits for {', '.join(awaited)}"
     if record.wake_ms > now_ms:
         return f"sleeps for {_span(record.wake_ms - now_ms)}"
     if record.lease_until_ms > now_ms:
         return "runs alone" if record.alone else "runs"
     is_alone = record.suspect or record.lease_until_ms
     return "waits to be run alone" if is_alone else "waits for a worker"
-
-
-def _is_parked(record: TaskRecord) -> bool:
-    """Return whether a task waits until an operator retries it; such a task sleeps until it
-    expires."""
-    return record.status is Status.WORKING and record.wake_ms >= record.expires_ms
 
 
 def _is_retryable(record: TaskRecord) -> bool:
@@ -293,6 +395,7 @@ def _facts(
             "expires": iso(record.expires_ms),
             "asks": [{"key": key, "method": decode(asked)["method"]} for key, asked in requests]
             or None,
+            "events": [_event_facts(mark) for mark in marks_of(record)] or None,
             "outcomeBytes": None if record.outcome is None else len(record.outcome),
             "attempts": record.attempts,
             "deaths": record.deaths or None,
@@ -305,6 +408,11 @@ def _facts(
             "steps": [_step_facts(step) for step in steps] if steps else None,
         }
     )
+
+
+def _event_facts(mark: Mark) -> dict[str, Any]:
+    state = "delivered" if mark.digest else "awaited" if mark.is_awaited else "open"
+    return {"name": mark.name, "state": state, "until": iso(mark.until_ms)}
 
 
 def _step_facts(step: StepDone) -> dict[str, Any]:
@@ -344,6 +452,8 @@ def _print_facts(record: TaskRecord, now_ms: int, steps: Sequence[StepDone] | No
                 value = ", ".join(value)
             case "asks":
                 value = ", ".join(f"{asked['key']} ({asked['method']})" for asked in value)
+            case "events":
+                value = ", ".join(f"{one['name']} ({_event_state(one)})" for one in value)
             case "outcomeBytes":
                 value = f"{value} bytes"
             case "suspect":
@@ -355,6 +465,11 @@ def _print_facts(record: TaskRecord, now_ms: int, steps: Sequence[StepDone] | No
         say(f"{'steps:':14}not known: they have expired, or are of a later version")
     for number, step in enumerate(steps or ()):
         say(f"{'steps:' if number == 0 else '':14}{step.name}: {_step_state(step)}")
+
+
+def _event_state(event: Mapping[str, str]) -> str:
+    is_over = event["state"] == "delivered"
+    return event["state"] if is_over else f"{event['state']} until {event['until']}"
 
 
 def _step_state(step: StepDone) -> str:
@@ -459,7 +574,7 @@ ACTIONS: Final[dict[str, Action]] = {
         frozenset({Status.WORKING, Status.FAILED}),
         "was neither parked nor ended by a failed step, or a worker has claimed it meanwhile: there"
         " is nothing to retry",
-        lambda one, now: _is_alive(one, now) and (_is_parked(one) or _is_retryable(one)),
+        lambda one, now: _is_alive(one, now) and (is_parked(one) or _is_retryable(one)),
     ),
     "purge": Action(_purge, TERMINAL, "does not exist, or is open: cancel it first"),
 }
@@ -480,7 +595,8 @@ async def _act(action: Action, arguments: argparse.Namespace, stores: Stores, cl
     chosen: Sequence[Chosen] = [(ref, None) for ref in dict.fromkeys(arguments.task)]
     if not chosen:
         chosen = await _find(action, arguments, stores, clock)
-    if not _is_agreed(arguments, [ref for ref, _ in chosen]):
+    is_named = bool(arguments.task)
+    if not _is_agreed(arguments, [ref for ref, _ in chosen], is_named=is_named):
         return 0 if arguments.dry_run or not chosen else 1
     refused = 0
     with StatusLine(sys.stderr) as line:
@@ -531,7 +647,7 @@ def _report(
         say(f"{ref} {result}")
 
 
-def _is_agreed(arguments: argparse.Namespace, refs: Sequence[TaskRef]) -> bool:
+def _is_agreed(arguments: argparse.Namespace, refs: Sequence[TaskRef], *, is_named: bool) -> bool:
     """Return whether to act on the tasks: they were named, `--yes` was given, or the operator
     confirms. For `--dry-run`, list them and return False."""
     count = f"{len(refs)} task{'s' * (len(refs) != 1)}"
@@ -540,7 +656,7 @@ def _is_agreed(arguments: argparse.Namespace, refs: Sequence[TaskRef]) -> bool:
             say(ref)
         say(f"{arguments.action}: {count}", to=sys.stderr)
         return False
-    if arguments.yes or arguments.task:
+    if arguments.yes or is_named:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         say(f"{arguments.action} {count}: confirm with --yes", to=sys.stderr)

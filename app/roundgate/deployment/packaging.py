@@ -1,7 +1,7 @@
 """`roundgate package`: the zips of the two Lambda functions.
 
     gateway.zip   FastAPI, Mangum, and what they and roundgate need
-    worker.zip    neither FastAPI nor Mangum, PyJWT nor cryptography
+    worker.zip    neither FastAPI nor Mangum nor PyJWT
 
 Both get the files of the repository, the modules of roundgate that they can import (`contents`) and
 the packages of the repository (`locking`). gateway.yaml becomes gateway.json, so that a cold start
@@ -42,8 +42,8 @@ from roundgate.settings import yaml_file
 
 GATEWAYS_NEED: Final = frozenset(
     {
-        *("annotated-doc", "cffi", "cryptography", "fastapi", "mangum", "opentelemetry-api"),
-        *("pycparser", "pyjwt", "starlette", "importlib-metadata", "zipp"),
+        *("annotated-doc", "fastapi", "mangum", "opentelemetry-api"),
+        *("pyjwt", "starlette", "importlib-metadata", "zipp"),
     }
 )
 """The packages of roundgate's own lock that the worker does without."""

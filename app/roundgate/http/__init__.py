@@ -6,6 +6,8 @@ from __future__ import annotations
 from roundgate.http.arrival import ConnectionMiddleware as ConnectionMiddleware
 from roundgate.http.bodies import BodyBudget as BodyBudget
 from roundgate.http.endpoint import McpEndpoint as McpEndpoint
+from roundgate.http.events import Rate as Rate
+from roundgate.http.events import make_events_router as make_events_router
 from roundgate.http.exchange import GRACE_S as GRACE_S
 from roundgate.http.exchange import Hosting as Hosting
 from roundgate.http.protected import ProtectedResource as ProtectedResource

@@ -4,6 +4,7 @@ checks its head, authenticates its caller, and turns its outcome into one answer
     an MCP endpoint            POST, JSON in, JSON or a stream out; in a session of an older revision
                                GET and DELETE too; every caller that the configuration lets in
     /healthz, /.well-known/…   everyone: probes, and the documents that a client needs to get a token
+    /events/…                  everyone: the path has a token of its own (`http.events`)
     anything else              operators
 
 The head is checked before the caller: a client that tries GET is told that GET is not served, not
@@ -55,6 +56,7 @@ from roundgate.http.protected import ProtectedResource
 from roundgate.http.routes import HEALTH, OLD_TRANSPORT
 from roundgate.protocol import NEWEST, Headers, jsonrpc, may_be_older
 from roundgate.protocol import SESSION_HEADER as SESSION
+from roundgate.tasks.external import EVENTS_PATH
 
 log = logging.getLogger("roundgate.request")
 failures = logging.getLogger("roundgate.http")
@@ -308,7 +310,7 @@ class RequestMiddleware:
                         exchange.headers.get(b"authorization"), exchange.host.claims
                     )
                     await self._app(scope, receive, send)
-                elif await self._is_open_to(exchange):
+                elif await self._is_open_to(scope["method"], exchange):
                     await self._app(scope, receive, send)
                 else:
                     await self._nothing(scope, receive, send)
@@ -340,13 +342,17 @@ class RequestMiddleware:
                 exchange.write_line((time.perf_counter() - started) * 1000)
             forget_exchange(scope)
 
-    async def _is_open_to(self, exchange: Exchange) -> bool:
+    async def _is_open_to(self, method: str, exchange: Exchange) -> bool:
         """Return whether the caller may use a path that is no MCP endpoint.
 
         Raises:
             AuthError: the caller needs a token, or one with the scope of operators.
         """
-        if exchange.path in OPEN or exchange.path.startswith(PUBLIC):
+        if (
+            exchange.path in OPEN
+            or exchange.path.startswith(PUBLIC)
+            or _is_event(method, exchange.path)
+        ):
             return True
         exchange.principal = await self._usual_verifier.principal(
             exchange.headers.get(b"authorization"), exchange.host.claims
@@ -378,6 +384,11 @@ class RequestMiddleware:
         exchange.label, exchange.error = "error", str(error)
         if exchange.responder.state is not State.DONE:
             await exchange.responder.error(error, exchange.request_id, exchange.revision)
+
+
+def _is_event(method: str, path: str) -> bool:
+    """Return whether a request delivers an external event, whose path has a token of its own."""
+    return method == "POST" and path.startswith(EVENTS_PATH) and path.count("/") == 2
 
 
 def _check(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:

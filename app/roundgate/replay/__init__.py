@@ -17,7 +17,10 @@ from roundgate.replay.engine import Completed as Completed
 from roundgate.replay.engine import Failed as Failed
 from roundgate.replay.engine import Restarted as Restarted
 from roundgate.replay.engine import Suspended as Suspended
+from roundgate.replay.external import ExternalEvent as ExternalEvent
+from roundgate.replay.journal import DELIVERED as DELIVERED
 from roundgate.replay.journal import JOURNAL_VERSION as JOURNAL_VERSION
+from roundgate.replay.journal import MISSED as MISSED
 from roundgate.replay.journal import VERSION as VERSION
 from roundgate.replay.journal import Answered as Answered
 from roundgate.replay.journal import Asked as Asked
@@ -26,6 +29,7 @@ from roundgate.replay.journal import Cut as Cut
 from roundgate.replay.journal import Entry as Entry
 from roundgate.replay.journal import Finished as Finished
 from roundgate.replay.journal import Journal as Journal
+from roundgate.replay.journal import Opened as Opened
 from roundgate.replay.journal import Raised as Raised
 from roundgate.replay.journal import Remembered as Remembered
 from roundgate.replay.journal import Slept as Slept
@@ -33,6 +37,7 @@ from roundgate.replay.journal import Told as Told
 from roundgate.replay.journal import Tried as Tried
 from roundgate.replay.journal import Unanswered as Unanswered
 from roundgate.replay.journal import before_failure as before_failure
+from roundgate.replay.journal import before_step as before_step
 from roundgate.replay.journal import failed_steps_of as failed_steps_of
 from roundgate.replay.journal import from_row as from_row
 from roundgate.replay.journal import plain as plain
@@ -45,6 +50,7 @@ from roundgate.replay.run import HOLD_MS as HOLD_MS
 from roundgate.replay.run import NAME as NAME
 from roundgate.replay.run import Call as Call
 from roundgate.replay.run import Cleanup as Cleanup
+from roundgate.replay.run import ExternalEvents as ExternalEvents
 from roundgate.replay.run import Notify as Notify
 from roundgate.replay.run import PageDone as PageDone
 from roundgate.replay.run import Publish as Publish

@@ -27,7 +27,10 @@ from roundgate.replay.asyncio_internals import Timer, name_of, state
 _PREFIXES: Final = MappingProxyType(
     {
         kind: f"{kind}:"
-        for kind in ("sleep", "shed", "task", "timeout", "key", "cut", "now", "random", "uuid")
+        for kind in (
+            *("sleep", "shed", "task", "timeout", "key", "cut"),
+            *("event", "wait", "now", "random", "uuid"),
+        )
     }
 )
 

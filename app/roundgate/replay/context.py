@@ -39,6 +39,7 @@ from roundgate.protocol import LOG_LEVELS, PromptMessage, notifications, without
 from roundgate.replay import asking, remembered, steps, waiting
 from roundgate.replay.branches import Branch, here, inside
 from roundgate.replay.driving import item_branches, side_by_side
+from roundgate.replay.external import ExternalEvent, open_event
 from roundgate.replay.questions import (
     Answer,
     Form,
@@ -545,6 +546,23 @@ class Context(CallFacts):
                 "the moment to sleep until has no time zone: datetime.now(UTC), not datetime.now()"
             )
         await waiting.sleep(self._run, name, until_ms=round(moment.timestamp() * 1000))
+
+    async def event(self, name: str, *, timeout_s: float | None = None) -> ExternalEvent:
+        """Open an external event, such as a webhook. Its `url` takes one payload by POST; its
+        `wait()` returns the payload.
+
+        Only a task can wait for one: an ordinary call becomes a task here if it may.
+
+        Args:
+            name: its place in the handler, as for `step`.
+            timeout_s: seconds from now after which nothing is accepted and `wait()` raises
+                `TimeoutError`; by default the event can be delivered until the task expires.
+
+        Raises:
+            NeedsTask: the call is no task, and cannot become one.
+            ToolError: the task has as many open events as it may (`tasks.max_open_events`).
+        """
+        return ExternalEvent(self._run, name, await open_event(self._run, name, timeout_s))
 
     async def poll(
         self, name: str, function: Callable[..., Any], *args: Any, every_s: float

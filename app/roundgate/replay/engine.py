@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import CoroutineType
@@ -55,8 +55,10 @@ class Suspended:
     wants_task: bool = False
     """See `Run.wants_task`."""
     wake_ms: int | None = None
-    """The earliest time of the next turn, unless questions are answered, in milliseconds since the
-    epoch."""
+    """The earliest time of the next turn, unless questions are answered or events delivered, in
+    milliseconds since the epoch."""
+    awaits: Collection[str] = ()
+    """The external events that the handler waits for, by their names in the task's record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,7 @@ def _suspended(run: Run) -> Suspended | Restarted | Failed:
         return Failed(run.error)
     if run.restart_arguments is not None and run.stopped is Stop.SUSPENDED:
         return Restarted(run.restart_arguments)
-    return Suspended(run.requests, run.journal, run.wants_task, run.wake_ms)
+    return Suspended(run.requests, run.journal, run.wants_task, run.wake_ms, run.awaited)
 
 
 def _cause_in(group: BaseExceptionGroup[BaseException]) -> Exception:

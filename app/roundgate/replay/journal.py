@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, Final, TypeAlias
 
 from roundgate.errors import NotJson, NotRetryable
@@ -167,6 +167,33 @@ class Told:
         return cls(f"{cls.PREFIX}{place}")
 
 
+DELIVERED: Final = "delivered"
+MISSED: Final = "missed"
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An external event, which can be delivered until `until_ms` (milliseconds since the
+    epoch). `token` is the right to deliver it."""
+
+    key: str
+    until_ms: int
+    token: str
+    base: str | None = None
+    """The URL in front of the token; `None` if none was configured."""
+    mark: str | None = None
+    """The name of the event in the task's record, if it is not the key."""
+    outcome: str | None = None
+    """`DELIVERED`, `MISSED` (it was not delivered in time), or `None` while it can be delivered."""
+    payload: Any = None
+    """The payload that was delivered."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the event in the task's record."""
+        return self.key if self.mark is None else self.mark
+
+
 @dataclass(frozen=True, slots=True)
 class Remembered:
     """A value that the engine made for its handler: an idempotency key, a time, the seed of random
@@ -177,7 +204,9 @@ class Remembered:
 
 
 QuestionEntry: TypeAlias = Asked | Answered | Unanswered
-Step: TypeAlias = Finished | Raised | Tried | Cut | Began | Passed | Slept | Told | Remembered
+Step: TypeAlias = (
+    Finished | Raised | Tried | Cut | Began | Passed | Slept | Told | Opened | Remembered
+)
 Entry: TypeAlias = Step | QuestionEntry
 
 _TAGS: Final[Mapping[str, type[Entry]]] = {
@@ -193,6 +222,7 @@ _TAGS: Final[Mapping[str, type[Entry]]] = {
     "w": Slept,
     "o": Told,
     "r": Remembered,
+    "v": Opened,
 }
 _TAG_OF: Final = {kind: tag for tag, kind in _TAGS.items()}
 _REQUIRED: Final = {
@@ -243,6 +273,9 @@ class Journal:
     received: set[str] = field(default_factory=set)
     """The places of questions whose answers arrived with this request or were read with this claim.
     Not stored."""
+    missed: set[str] = field(default_factory=set)
+    """The places of events that can be delivered no more, although this is not recorded yet. Not
+    stored."""
 
     def add(self, entry: Entry) -> None:
         """Record an entry in place of the one with its key. Steps are kept in the order of their
@@ -268,6 +301,24 @@ class Journal:
                 )
                 self.add(answer)
                 self.received.add(entry.key)
+
+    def opened(self) -> list[Opened]:
+        """Return the events whose outcome is open, in the order of their opening."""
+        return [
+            entry
+            for entry in self.steps.values()
+            if isinstance(entry, Opened) and entry.outcome is None
+        ]
+
+    def deliver(self, payloads: Mapping[str, Any], deliverable: Collection[str]) -> None:
+        """Record the payloads of events by their names in the task's record. `deliverable` has the
+        names of those that can still be delivered."""
+        for entry in self.opened():
+            if entry.name in payloads:
+                payload = payloads[entry.name]
+                self.steps[entry.key] = replace(entry, outcome=DELIVERED, payload=payload)
+            elif entry.name not in deliverable:
+                self.missed.add(entry.key)
 
     def receive_unasked(self, responses: Mapping[str, Any]) -> None:
         """Keep responses that a client sends without any state."""
@@ -471,8 +522,19 @@ def _is_failure(entry: Entry, failed: Collection[str]) -> bool:
 def _is_done(entry: Entry) -> bool:
     """Return whether an entry has an effect that a retry could contradict. Pauses, failed attempts,
     cancelled steps and values of the engine have none."""
-    return isinstance(entry, (Finished, Raised, Began, *_ASKED))
+    return isinstance(entry, (Finished, Raised, Began, Opened, *_ASKED))
 
 
 def _name(entry: Entry) -> str:
     return f"the question {entry.key}" if isinstance(entry, _ASKED) else entry.key
+
+
+def before_step(entries: Sequence[Entry], key: str) -> list[Entry] | None:
+    """Return the entries of a journal that precede the first one of a place; `None` if the journal
+    has none of it.
+
+    Each such beginning of a journal is the journal of a call whose process died there. So a replay
+    continues from it, whatever ran side by side.
+    """
+    place = next((n for n, entry in enumerate(entries) if entry.key == key), None)
+    return None if place is None else list(entries[:place])

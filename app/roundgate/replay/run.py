@@ -139,6 +139,26 @@ class Texts(Protocol):
         """
 
 
+class ExternalEvents(Protocol):
+    """The external events of one task."""
+
+    @property
+    def base(self) -> str | None:
+        """Return the URL in front of a token; `None` if no public URL is configured."""
+
+    @property
+    def max_open(self) -> int:
+        """Return how many events of the task can be delivered at once at most
+        (`tasks.max_open_events`)."""
+
+    def token(self, name: str) -> str:
+        """Return the right to deliver the event of a name, once."""
+
+    def until_ms(self, timeout_s: float | None) -> int:
+        """Return when an event that is opened now can be delivered no more, in milliseconds since
+        the epoch: after its time limit, or when the task expires."""
+
+
 class Round(Protocol):
     """A round of a call."""
 
@@ -178,6 +198,8 @@ class Call:
     """The store for the rest of results that are too long."""
     read: Read | None = None
     """Reads resources that are served beside the handler."""
+    external: ExternalEvents | None = None
+    """Opens external events, in a task."""
     cleanup: Cleanup | None = None
     """Set if the call begins nothing more and ends its work elsewhere."""
     step_threads: Threads | None = field(default=None, compare=False)
@@ -297,6 +319,8 @@ class Run:
         self.clock = call.deadline.clock
         self.requests: dict[str, Any] = {}
         """The questions that the run leaves open, by wire key."""
+        self.awaits: list[tuple[str, Branch]] = []
+        """The external events that branches wait for, by their names in the task's record."""
         self.owner = Owner()
         self.root = Branch(self.owner)
         self.order = Order(journal.steps.values(), self.owner) if journal.steps else None
@@ -460,6 +484,11 @@ class Run:
             taken = (entry.wire or entry.key for entry in self.journal.questions.values())
             self._wire_names = WireNames(taken)
         return self._wire_names
+
+    @property
+    def awaited(self) -> frozenset[str]:
+        """Return the external events that the run waits for, by their names in the task's record."""
+        return frozenset(name for name, _ in self.awaits)
 
     # ending
 

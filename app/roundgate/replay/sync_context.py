@@ -24,6 +24,7 @@ from roundgate.replay import waiting
 from roundgate.replay.branches import Branch, InStep, Scope, here, inside
 from roundgate.replay.context import CallFacts, Context, run_of
 from roundgate.replay.driving import item_branches
+from roundgate.replay.external import ExternalEvent
 from roundgate.replay.run import Run
 
 HELPERS: Final = 40
@@ -66,6 +67,35 @@ def _hopping(
     return call
 
 
+class SyncExternalEvent:
+    """The `ExternalEvent` of a handler that is a plain function."""
+
+    __slots__ = ("_context", "_event")
+
+    def __init__(self, context: SyncContext, event: ExternalEvent) -> None:
+        self._context = context
+        self._event = event
+
+    @property
+    def name(self) -> str:
+        """Return the name that the handler gave it."""
+        return self._event.name
+
+    @property
+    def token(self) -> str:
+        """See `ExternalEvent.token`."""
+        return self._event.token
+
+    @property
+    def url(self) -> str:
+        """See `ExternalEvent.url`."""
+        return self._event.url
+
+    def wait(self) -> Any:
+        """See `ExternalEvent.wait`."""
+        return self._context._wait(self._event.wait)
+
+
 class SyncContext(CallFacts):
     """The `Context` of a handler that is a plain function; its methods block."""
 
@@ -103,6 +133,12 @@ class SyncContext(CallFacts):
     prompts_changed = _blocking(Context.prompts_changed)
     resources_changed = _blocking(Context.resources_changed)
     resource_updated = _blocking(Context.resource_updated)
+
+    def event(self, name: str, *, timeout_s: float | None = None) -> SyncExternalEvent:
+        """Open an external event, as `Context.event`; the `wait()` of the event blocks."""
+        return SyncExternalEvent(
+            self, self._wait(partial(self._context.event, name, timeout_s=timeout_s))
+        )
 
     def map(
         self,

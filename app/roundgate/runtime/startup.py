@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeAlias
+from functools import cache
+from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
 from roundgate import aws, config
 from roundgate import observability as logs
@@ -16,7 +17,7 @@ from roundgate.backends import KeptTexts, Serving
 from roundgate.backends.python.modules import Modules
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.errors import ConfigError, Problem
+from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.methods import Changes, Hub
 from roundgate.observability import metrics, tracing
 from roundgate.runtime import loading
@@ -25,10 +26,11 @@ from roundgate.settings import process as settings
 from roundgate.storage import Accounts, OnceStore, SessionStore, TaskQueue
 from roundgate.storage.accounts import CountedRows
 from roundgate.tasks.stored import StoredTasks
-from roundgate.tokens import Key, KeyRing, keys
+from roundgate.tokens import EventTokens, Key, KeyRing, keys
 
 if TYPE_CHECKING:  # imported at run time only by processes that run tasks
     from roundgate.storage.sqs import SqsQueue
+    from roundgate.tasks.external import EventSource
     from roundgate.tasks.lease import ClockTrust
     from roundgate.tasks.pool import Pool
     from roundgate.tasks.sweep import Sweep
@@ -83,10 +85,17 @@ class Core:
     modules: Modules
     changes: Changes
     stores: Stores
+    event_tokens: Callable[[], EventTokens]
+    """Returns the sealer of the tokens of external events. The keys are read when the first event is
+    opened or delivered."""
     accounts: Accounts
     """Counts what is stored for each caller."""
     shows_errors: bool = False
     """Whether callers see the messages of unexpected exceptions."""
+    public_url: str | None = None
+    """The URL under which clients and services reach the gateway."""
+    has_shared_keys: bool = True
+    """Whether every process on these stores has the same state keys."""
 
     def rows_of(self, view: str) -> Callable[[Principal], CountedRows]:
         """Return the function that returns the rows of a caller of a view, which count for it."""
@@ -119,7 +128,15 @@ class Core:
             texts=lambda view: self.texts(config, clock, view),
             shows_errors=self.shows_errors,
             trust=trust,
+            external=lambda record: self.event_source(config, clock).of_task(record),
         )
+
+    def event_source(self, config: GatewayConfig, clock: Clock) -> EventSource:
+        """Return the source of the external events of tasks."""
+        from roundgate.tasks.external import EventSource
+
+        tokens = self.event_tokens if self.has_shared_keys else _no_shared_keys
+        return EventSource(tokens, self.public_url, clock, config.tasks.max_open_events)
 
     def sweep(self, config: GatewayConfig, clock: Clock, trust: ClockTrust | None = None) -> Sweep:
         """Return the sweep, which finds due tasks that no worker has claimed."""
@@ -221,7 +238,19 @@ def build_core(
         every_s=file.config.tasks.poll_interval_ms / 1000,
         shares=using.streams,
     )
-    return Core(serving, modules, changes, stores, accounts, shows)
+    tokens = cache(lambda: EventTokens(make_ring(file.config, using, clock)))
+    return Core(
+        *(serving, modules, changes, stores, tokens, accounts, shows),
+        public_url=using.public_url,
+        has_shared_keys=using.sqs_url is None or using.names_state_keys,
+    )
+
+
+def _no_shared_keys() -> NoReturn:
+    raise ToolError(
+        "An event cannot be opened: this worker has no state keys. Set GATEWAY_STATE_KEYS, "
+        "GATEWAY_STATE_KEYS_SECRET or GATEWAY_STATE_KEYS_KMS to those of the gateways"
+    )
 
 
 def is_private(file: ConfigFile, using: Settings) -> bool:

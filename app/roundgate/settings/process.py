@@ -110,6 +110,11 @@ class Settings:
         return self.store.removeprefix(DYNAMODB) if self.store.startswith(DYNAMODB) else None
 
     @property
+    def names_state_keys(self) -> bool:
+        """Return whether the environment names the state keys, rather than a file of this machine."""
+        return any((self.state_keys, self.state_keys_secret, self.state_keys_kms))
+
+    @property
     def sqs_url(self) -> str | None:
         """The URL of the SQS queue, or `None`; https unless `queue` is `sqs://http://…`."""
         if not self.queue.startswith(SQS):

@@ -104,6 +104,9 @@ class HttpConfig(Model):
     send_timeout_s: Seconds = Field(
         30, description="Seconds within which a client has to take 64 KB of an answer."
     )
+    max_events_per_s: Count = Field(
+        100, description="Requests to /events in a second, in one process; more get 429."
+    )
     docs: bool = Field(
         False,
         description="Serve operators FastAPI's pages /docs and /openapi.json of the other routes.",
@@ -288,7 +291,16 @@ class TasksConfig(Model):
         256_000, description="Largest call: its arguments and its client's description of itself."
     )
     max_journal_bytes: int = Field(
-        3_000_000, description="Largest journal of one task.", ge=1_024, le=100_000_000
+        3_000_000,
+        description="Largest journal of one task, with its answers and events.",
+        ge=1_024,
+        le=100_000_000,
+    )
+    max_open_events: UpToAThousand = Field(
+        100, description="External events that one task waits for at once."
+    )
+    max_event_bytes: int = Field(
+        64_000, description="Largest payload of an external event.", ge=1_024, le=1_000_000
     )
 
     @property

@@ -148,6 +148,8 @@ class TaskRecord:
     """The id of the task, of the same owner, that continues this task's work."""
     call_id: str | None = None
     """The id of the call in the log (`roundgate.observability.correlation`)."""
+    events: Sequence[str] = ()
+    """The external events that the task keeps, as `roundgate.tasks.events.Mark` writes them."""
     asked: Sequence[str] = field(default=(), compare=False)
     """The wire keys of the questions that are kept, in order: those that wait, or those that the
     task stopped waiting for and may ask again."""

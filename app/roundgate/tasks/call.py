@@ -10,6 +10,7 @@ from roundgate import json
 from roundgate.auth import Principal
 from roundgate.protocol import ClientCapabilities, Meta
 from roundgate.replay import Journal, from_row
+from roundgate.tasks.events import marks_of
 from roundgate.tasks.stored import Claimed
 
 
@@ -77,8 +78,8 @@ class TaskCall:
 
 
 def journal_of(claimed: Claimed, task_call: TaskCall) -> Journal:
-    """Return the journal of a task, with the answers that were taken. The keys of a task are never
-    used twice, so old answers find no question any more.
+    """Return the journal of a task, with the answers that were taken and the payloads of external
+    events. The keys of a task are never used twice, so old answers find no question any more.
 
     Raises:
         ParseError, ValueError, TypeError, KeyError: this version cannot read the journal.
@@ -86,5 +87,7 @@ def journal_of(claimed: Claimed, task_call: TaskCall) -> Journal:
     journal = Journal(state=json.decode(claimed.state), generation=task_call.generation)
     for entry in claimed.journal:
         journal.add(from_row(json.decode(entry)))
-    journal.receive({key: json.decode(answer) for key, answer in claimed.answers.items()})
+    answers = {key: json.decode(answer) for key, answer in claimed.answers.items()}
+    journal.receive(answers)
+    journal.deliver(answers, {mark.name for mark in marks_of(claimed.record)})
     return journal

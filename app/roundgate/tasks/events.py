@@ -5,13 +5,13 @@ An event under a lease has the lease's `fence`. Times are milliseconds since the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from roundgate.protocol import Status, TaskView
-from roundgate.storage import Change, Ending, TaskRef
+from roundgate.storage import Change, Ending, TaskRecord, TaskRef
 
 # Outcomes
 
@@ -56,6 +56,30 @@ class Answered(StrEnum):
     """Taken; nothing is outstanding any more, the task is `working` and wants a worker."""
 
 
+class Delivered(StrEnum):
+    """What became of the payload of an external event."""
+
+    UNKNOWN_TASK = "unknown task"
+    CLOSED = "closed"
+    """Nothing is accepted for the event any more: its time is over, the task has ended, or its
+    handler began anew without it."""
+    KEPT = "kept"
+    """Stored. The handler finds it when it waits for it."""
+    WAKES = "wakes"
+    """Stored; the task waits for it and wants a worker."""
+    AGAIN = "again"
+    """The same payload was stored before."""
+    OTHER = "other"
+    """Another payload was stored before."""
+
+
+class Waited(StrEnum):
+    """What became of a release of a task that waits for external events."""
+
+    READY = "ready"
+    """One of them was delivered, or closed, meanwhile: the task wants a worker at once."""
+
+
 class Postponed(StrEnum):
     """What became of a move of the due time."""
 
@@ -92,6 +116,46 @@ class Refused:
     reason: StrEnum
 
 
+# External events
+
+KEPT_DELIVERIES: Final = 20
+"""How many delivered events a record remembers, so that a service that repeats a request is told
+that it was accepted. Every write of the record in DynamoDB is paid for by its size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An external event as the record of its task has it: `event:paid 1790000000000 open`."""
+
+    name: str
+    until_ms: int
+    """When nothing is accepted for it any more."""
+    is_awaited: bool = False
+    """Whether the task waits for it, with no worker."""
+    digest: str | None = None
+    """The digest of the payload that was delivered."""
+
+    def __str__(self) -> str:
+        state = self.digest or ("awaited" if self.is_awaited else "open")
+        return f"{self.name} {self.until_ms} {state}"
+
+    @classmethod
+    def parse(cls, text: str) -> Mark:
+        """Parse the text that `str` returns."""
+        name, until_ms, state = text.split(" ")
+        is_digest = state not in ("open", "awaited")
+        return cls(name, int(until_ms), state == "awaited", state if is_digest else None)
+
+    def is_open(self, now_ms: int) -> bool:
+        """Return whether the event can be delivered."""
+        return self.digest is None and now_ms < self.until_ms
+
+
+def marks_of(record: TaskRecord) -> list[Mark]:
+    """Return the external events of a task in the order of their opening."""
+    return [Mark.parse(text) for text in record.events]
+
+
 # Creation
 
 
@@ -119,6 +183,8 @@ class NewTask:
     ending: Ending | None = None
     """The ending of a terminal task; by default the ending of its status."""
     call_id: str | None = None
+    events: Sequence[Mark] = ()
+    """The external events of the task whose work this one continues."""
 
     def view(self) -> TaskView:
         """Return the part of the record that a client can see."""
@@ -174,6 +240,8 @@ class Added:
     """`None` leaves it as it is."""
     status_message: str | None = None
     """`None` leaves it as it is. A change counts as one that the client can see."""
+    events: Sequence[Mark] = ()
+    """External events that `entries` opens."""
 
 
 NOTHING = Added()
@@ -194,19 +262,25 @@ class Checkpoint:
 @dataclass(frozen=True, slots=True)
 class Suspend:
     """Ask the client: at least one question. With a `wake_ms` the task is due then, to go on
-    without the answers; otherwise when it expires. This is progress."""
+    without the answers; otherwise when it expires. This is progress.
+
+    If one of `awaits`, the external events that it waits for, is there already, the task goes on
+    without the answers at once, and is due at `ready_ms`."""
 
     fence: int
     added: Added
     number: int
     requests: Mapping[str, bytes]
     wake_ms: int = 0
+    awaits: Collection[str] = ()
+    ready_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
     """Let go of a task that is to go on at `wake_ms` (0: at once). `keeps_blame` is for what is no
-    progress, a fault or a decline: `deaths` and `suspect` stay."""
+    progress, a fault or a decline: `deaths` and `suspect` stay. `awaits` and `ready_ms` are as in
+    `Suspend`."""
 
     fence: int
     added: Added
@@ -216,6 +290,8 @@ class Release:
     attempts: int = 0
     declined_ms: int = 0
     keeps_blame: bool = False
+    awaits: Collection[str] = ()
+    ready_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +403,20 @@ class Expire:
     due_ms: int
 
 
+# Events of a service
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Take the payload of an external event that is open. A task that waits for it is due at
+    `due_ms`. A task that a failed step ended takes it, too: a retry finds it."""
+
+    name: str
+    payload: bytes
+    digest: str
+    due_ms: int
+
+
 # Events of the operator
 
 
@@ -337,6 +427,20 @@ class Requeue:
 
     due_ms: int
     fence: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """Let a parked task go on from an earlier place: the call, the entries of `journal` and `events`
+    replace the present ones, and all answers. It must be as the operator read it: not claimed
+    since `fence`, and no event delivered since `seen`."""
+
+    call: bytes
+    journal: Sequence[bytes]
+    events: Sequence[Mark]
+    due_ms: int
+    fence: int
+    seen: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,6 +463,8 @@ Event: TypeAlias = (
     | GoOn
     | Postpone
     | Expire
+    | Deliver
     | Requeue
+    | Rewind
     | NoteRetry
 )

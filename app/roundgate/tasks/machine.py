@@ -50,6 +50,20 @@ worker died before moving the task, the sweep learns this when it postpones it
 whose `wake_ms` passes while it asks goes on without answers (`GoOn`). It keeps its questions,
 unseen, until it asks again or lets go, because it may ask the same ones: an answer comes `LATER`.
 
+**External events.** The record has a mark for each one that the task keeps (`events.Mark`). An entry
+that opens one adds it; `Deliver` puts its payload beside the record, once, until its time is over.
+Whether a payload came in time is decided here alone: by `Deliver`, which refuses a late one, and by
+the next `Claim`, which drops the marks whose time is over. A payload that comes while a worker has
+the task does not reach this turn. So `Suspend` and `Release` say for what the task waits, and if
+that is there, the task is free at once (`Waited.READY`):
+
+    release, waits for paid ── Deliver (wakes) ── claim: the payload is there
+    claim ── Deliver (kept) ── release, waits for paid: ready ── claim: the payload is there
+    release, waits for paid ── its time is over ── claim: no mark, no payload: the handler times out
+
+The marks stay when the task ends, so that a service that repeats a request is told what became of
+the first one.
+
 **Cleaning up.** A task created with `cleans_up` may have started work elsewhere that continues by
 itself. If the task ends early, by `Cancel`, `Expire`, or a `Finish` that says so, it is terminal
 for its client and for every `Claim`, but keeps its work and its place in the index of due tasks:
@@ -68,7 +82,8 @@ the work is kept, so another task can continue it. `NoteRetry` names that task i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
@@ -77,16 +92,21 @@ from roundgate.protocol import Status, sources, target
 from roundgate.storage import ENDING_OF, Drop, Ending, Part, Put, TaskRecord
 from roundgate.tasks import events
 from roundgate.tasks.events import (
+    KEPT_DELIVERIES,
     Added,
     Answered,
     Cancelled,
+    Delivered,
     Event,
+    Mark,
     NewTask,
     Next,
     No,
     NotClaimed,
     Postponed,
     Refused,
+    Waited,
+    marks_of,
 )
 
 Decision: TypeAlias = Next | Refused
@@ -111,6 +131,7 @@ def create(task: NewTask) -> tuple[TaskRecord, list[Put]]:
         cleans_up=task.cleans_up,
         ending=task.ending or ENDING_OF.get(task.status),
         call_id=task.call_id,
+        events=tuple(map(str, task.events)),
     )
     outcome = [] if task.outcome is None else [Put(Part.OUTCOME, task.outcome)]
     return record, [*_work(task.call, task.journal, task.state), *outcome]
@@ -163,7 +184,7 @@ def _claim(record: TaskRecord | None, event: events.Claim, now_ms: int) -> Decis
     if record is None or reason is not None:
         return Refused(reason or NotClaimed.GONE)
     has_lapsed = record.lease_until_ms > 0
-    changes = {
+    changes: Changes = {
         "fence": record.fence + 1,
         "lease_until_ms": event.until_ms,
         "wake_ms": 0,
@@ -175,6 +196,9 @@ def _claim(record: TaskRecord | None, event: events.Claim, now_ms: int) -> Decis
     }
     if record.due_ms is None or record.due_ms > event.due_ms:
         changes |= _moved(event.due_ms)
+    marks = marks_of(record)
+    if over := [mark for mark in marks if mark.digest is None and not mark.is_open(now_ms)]:
+        changes["events"] = _texts([mark for mark in marks if mark not in over])
     return Next(record, changes)
 
 
@@ -216,31 +240,35 @@ def _checkpoint(record: TaskRecord, event: events.Checkpoint, now_ms: int) -> De
 
 def _suspend(record: TaskRecord, event: events.Suspend, now_ms: int) -> Decision:
     changes, puts = _added(record, event.added, event.number, now_ms)
-    changes |= {
-        **_seen(record, now_ms),
-        **_PROGRESS,
-        "status": target(Step.ASK),
-        "lease_until_ms": 0,
-        "wake_ms": event.wake_ms,
-        "due_ms": min(record.expires_ms, event.wake_ms or record.expires_ms),
-        "unsent": False,
-        "asked": tuple(event.requests),
-    }
+    changes |= {**_PROGRESS, "lease_until_ms": 0, "unsent": False, "asked": tuple(event.requests)}
+    waited = _wait(record, changes, event.awaits, now_ms)
+    if waited is Waited.READY:
+        changes |= {"wake_ms": 0, "due_ms": event.ready_ms}
+    else:
+        changes |= {
+            **_seen(record, now_ms),
+            "status": target(Step.ASK),
+            "wake_ms": event.wake_ms,
+            "due_ms": min(record.expires_ms, event.wake_ms or record.expires_ms),
+        }
     questions = [Put(Part.REQUEST, value, key) for key, value in event.requests.items()]
-    return Next(record, changes, [*puts, *questions], _no_questions(record))
+    return Next(record, changes, [*puts, *questions], _no_questions(record), waited)
 
 
 def _release(record: TaskRecord, event: events.Release, now_ms: int) -> Decision:
     changes, puts = _added(record, event.added, event.number, now_ms)
+    waited = _wait(record, changes, event.awaits, now_ms)
     changes |= {
-        **_free_until(event.wake_ms, event.due_ms),
+        **_free_until(
+            *((0, event.ready_ms) if waited is Waited.READY else (event.wake_ms, event.due_ms))
+        ),
         "attempts": event.attempts,
         "declined_ms": event.declined_ms,
     }
     if event.keeps_blame:  # after a fault, the next turn may still ask the previous questions
         return Next(record, changes, puts)
     changes |= {**_NO_BLAME, "asked": ()}
-    return Next(record, changes, puts, _no_questions(record))
+    return Next(record, changes, puts, _no_questions(record), waited)
 
 
 def _restart(record: TaskRecord, event: events.Restart, now_ms: int) -> Decision:
@@ -252,6 +280,7 @@ def _restart(record: TaskRecord, event: events.Restart, now_ms: int) -> Decision
         "unsent": False,
         "journal_version": event.journal_version,
         "asked": (),
+        "events": (),
     }
     drops = [Drop(Part.JOURNAL), Drop(Part.ANSWER), *_no_questions(record)]
     return Next(record, changes, _work(event.call, event.journal, event.state), drops)
@@ -259,6 +288,7 @@ def _restart(record: TaskRecord, event: events.Restart, now_ms: int) -> Decision
 
 def _park(record: TaskRecord, event: events.Park, now_ms: int) -> Decision:
     changes, _ = _added(record, Added(status_message=event.status_message), 0, now_ms)
+    _wait(record, changes, (), now_ms)
     end_ms = record.expires_ms
     return Next(record, {**changes, "lease_until_ms": 0, "wake_ms": end_ms, "due_ms": end_ms})
 
@@ -345,7 +375,51 @@ def _expire(record: TaskRecord | None, event: events.Expire, now_ms: int) -> Dec
     return _end_early(record, Step.EXPIRE, "expired", now_ms, event.due_ms)
 
 
+# Events of a service
+
+
+def _deliver(record: TaskRecord | None, event: events.Deliver, now_ms: int) -> Decision:
+    if record is None:
+        return Refused(Delivered.UNKNOWN_TASK)
+    marks = marks_of(record)
+    mark = next((mark for mark in marks if mark.name == event.name), None)
+    if mark is None:
+        return Refused(Delivered.CLOSED)
+    if mark.digest is not None:
+        return Refused(Delivered.AGAIN if mark.digest == event.digest else Delivered.OTHER)
+    is_over = record.expires_ms <= now_ms or not mark.is_open(now_ms)
+    if is_over or not (record.is_open or _may_be_retried(record)):
+        return Refused(Delivered.CLOSED)
+    delivered = replace(mark, is_awaited=False, digest=event.digest)
+    kept = [delivered if one is mark else one for one in marks]
+    changes: Changes = {"events": _texts(kept)}
+    wakes = mark.is_awaited and record.is_open and record.lease_until_ms == 0
+    if wakes:
+        changes |= {"wake_ms": 0, "due_ms": event.due_ms, "unsent": False}
+        if record.status in sources(Step.GO_ON):
+            changes |= {**_seen(record, now_ms), "status": target(Step.GO_ON)}
+    payload = Put(Part.ANSWER, event.payload, event.name)
+    return Next(record, changes, [payload], (), Delivered.WAKES if wakes else Delivered.KEPT)
+
+
 # Events of the operator
+
+
+def is_parked(record: TaskRecord) -> bool:
+    """Return whether a task waits for its operator: it sleeps until its end, and not because of an
+    external event."""
+    is_asleep = record.status in sources(Step.RUN) and record.wake_ms >= record.expires_ms
+    return is_asleep and not any(mark.is_awaited for mark in marks_of(record))
+
+
+def _rewind(record: TaskRecord | None, event: events.Rewind, now_ms: int) -> Decision:
+    if record is None or record.expires_ms <= now_ms or not is_parked(record):
+        return Refused(No.NOT_NOW)
+    if event.fence != record.fence or tuple(event.seen) != tuple(record.events):
+        return Refused(No.NOT_NOW)
+    changes = {**_taken(record, event.due_ms), "asked": (), "events": _texts(event.events)}
+    drops = [Drop(Part.JOURNAL), Drop(Part.ANSWER), *_no_questions(record)]
+    return Next(record, changes, [Put(Part.CALL, event.call), *_entries(event.journal)], drops)
 
 
 def _requeue(record: TaskRecord | None, event: events.Requeue, now_ms: int) -> Decision:
@@ -353,20 +427,28 @@ def _requeue(record: TaskRecord | None, event: events.Requeue, now_ms: int) -> D
         return Refused(No.NOT_NOW)
     if event.fence not in (None, record.fence):
         return Refused(No.NOT_NOW)
-    changes = {
+    return Next(record, _taken(record, event.due_ms))
+
+
+def _taken(record: TaskRecord, due_ms: int) -> Changes:
+    """Return the changes of a task that is taken from whichever worker has it."""
+    return {
         **_PROGRESS,
         "fence": record.fence + 1,
         "lease_until_ms": 0,
         "wake_ms": 0,
-        "due_ms": event.due_ms,
+        "due_ms": due_ms,
         "resends": 0,
         "unsent": False,
     }
-    return Next(record, changes)
+
+
+def _may_be_retried(record: TaskRecord) -> bool:
+    return record.ending is Ending.STEP_FAILED and record.retried_as is None
 
 
 def _note_retry(record: TaskRecord | None, event: events.NoteRetry, now_ms: int) -> Decision:
-    if record is None or record.ending is not Ending.STEP_FAILED or record.retried_as is not None:
+    if record is None or not _may_be_retried(record):
         return Refused(No.NOT_NOW)
     return Next(record, {"retried_as": event.as_id})
 
@@ -416,11 +498,42 @@ def _added(record: TaskRecord, added: Added, number: int, now_ms: int) -> tuple[
     puts = []
     if added.entries and number > record.noted:
         changes["noted"], puts = number, _entries(added.entries)
+        names = {mark.name for mark in marks_of(record)}
+        if opened := [mark for mark in added.events if mark.name not in names]:
+            changes["events"] = _bounded([*marks_of(record), *opened])
     if added.state is not None:
         puts.append(Put(Part.STATE, added.state))
     if added.status_message is not None and added.status_message != record.status_message:
         changes |= {**_seen(record, now_ms), "status_message": added.status_message}
     return changes, puts
+
+
+def _texts(marks: Sequence[Mark]) -> tuple[str, ...]:
+    return tuple(map(str, marks))
+
+
+def _bounded(marks: Sequence[Mark]) -> tuple[str, ...]:
+    """Forget the oldest delivered events beyond `KEPT_DELIVERIES`."""
+    delivered = [mark for mark in marks if mark.digest is not None]
+    forgotten = delivered[: max(0, len(delivered) - KEPT_DELIVERIES)]
+    return _texts([mark for mark in marks if mark not in forgotten])
+
+
+def _wait(
+    record: TaskRecord, changes: Changes, awaits: Collection[str], now_ms: int
+) -> Waited | None:
+    """Note in `changes` for which events the task waits from now on. Return `READY`, and let it wait
+    for none, if one of them was delivered or closed."""
+    texts = changes.get("events", record.events)
+    if not texts:
+        return Waited.READY if awaits else None
+    marks = [Mark.parse(text) for text in texts]
+    is_ready = not {mark.name for mark in marks if mark.is_open(now_ms)}.issuperset(awaits)
+    awaited = frozenset[str]() if is_ready else frozenset(awaits)
+    waiting = _texts([replace(mark, is_awaited=mark.name in awaited) for mark in marks])
+    if waiting != record.events:
+        changes["events"] = waiting
+    return Waited.READY if is_ready else None
 
 
 def _no_questions(record: TaskRecord) -> list[Drop]:
@@ -474,7 +587,9 @@ _HANDLERS: Final[Mapping[type, Callable[[Any, Any, int], Decision]]] = MappingPr
         events.GoOn: _go_on,
         events.Postpone: _postpone,
         events.Expire: _expire,
+        events.Deliver: _deliver,
         events.Requeue: _requeue,
+        events.Rewind: _rewind,
         events.NoteRetry: _note_retry,
     }
 )

@@ -254,7 +254,7 @@ class Running:
             return Failed(CallTimeout("The call did not finish within the time of its worker"))
         # it asked something, was told to wait, and went on all the same
         if run.stopped is Stop.SUSPENDED:
-            return Suspended(run.requests, run.journal, run.wants_task, run.wake_ms)
+            return Suspended(run.requests, run.journal, run.wants_task, run.wake_ms, run.awaited)
         return Failed(RuntimeError("the handler cancelled itself"))
 
     def _leave(self, root: asyncio.Task[Outcome]) -> None:

@@ -17,8 +17,9 @@ of up to `ROW` bytes always has room: it was counted with the task.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Final
 
 from roundgate.errors import LeaseLost
@@ -46,13 +47,16 @@ from roundgate.tasks.events import (
     Added,
     Answered,
     Cancelled,
+    Delivered,
     Event,
+    Mark,
     NewTask,
     Next,
     No,
     NotClaimed,
     Postponed,
     Refused,
+    Waited,
 )
 
 VALUE: Final = 64
@@ -209,6 +213,18 @@ class StoredTasks:
                 return result
         raise AssertionError("a cancellation comes to something")
 
+    # for services
+
+    async def deliver(
+        self, ref: TaskRef, name: str, payload: bytes, digest: str, now_ms: int, due_ms: int
+    ) -> Delivered:
+        """See `events.Deliver`."""
+        event = events.Deliver(name, payload, digest, due_ms)
+        match await self._apply(ref, event, now_ms):
+            case Next(result=Delivered() as result) | Refused(Delivered() as result):
+                return result
+        raise AssertionError("a delivery comes to something")
+
     # for the worker
 
     async def claim(
@@ -276,10 +292,12 @@ class StoredTasks:
         now_ms: int,
         *,
         wake_ms: int = 0,
-    ) -> None:
+        awaits: Collection[str] = (),
+        ready_ms: int = 0,
+    ) -> Waited | None:
         """See `events.Suspend`."""
-        event = events.Suspend(lease.fence, added, 0, requests, wake_ms)
-        await self._under_lease(lease, event, now_ms)
+        event = events.Suspend(lease.fence, added, 0, requests, wake_ms, awaits, ready_ms)
+        return _waited(await self._under_lease(lease, event, now_ms))
 
     async def release(
         self,
@@ -292,10 +310,13 @@ class StoredTasks:
         attempts: int = 0,
         declined_ms: int = 0,
         keeps_blame: bool = False,
-    ) -> None:
+        awaits: Collection[str] = (),
+        ready_ms: int = 0,
+    ) -> Waited | None:
         """See `events.Release`."""
-        rest = (wake_ms, due_ms, attempts, declined_ms, keeps_blame)
-        await self._under_lease(lease, events.Release(lease.fence, added, 0, *rest), now_ms)
+        rest = (wake_ms, due_ms, attempts, declined_ms, keeps_blame, awaits, ready_ms)
+        event = events.Release(lease.fence, added, 0, *rest)
+        return _waited(await self._under_lease(lease, event, now_ms))
 
     async def restart(
         self,
@@ -343,7 +364,10 @@ class StoredTasks:
         """
         return await self._happens(ref, events.LetGo(fence, due_ms, blame), now_ms)
 
-    async def _under_lease(self, lease: Lease, event: events.UnderLease, now_ms: int) -> None:
+    async def _under_lease(
+        self, lease: Lease, event: events.UnderLease, now_ms: int
+    ) -> StrEnum | None:
+        """Return what the event came to, if it says."""
         held = lease.held
         if held is None or held.known.ref != lease.ref:
             raise LeaseLost(str(lease.ref))
@@ -369,7 +393,7 @@ class StoredTasks:
                 held.known = record
                 if entries:  # another write does not tell what became of those in doubt
                     held.in_doubt = None
-                return
+                return decision.result if isinstance(decision, Next) else None
 
     async def claim_cleanup(
         self,
@@ -506,9 +530,26 @@ class StoredTasks:
         """See `events.Requeue`. `False` if it is not working, or has another fence."""
         return await self._happens(ref, events.Requeue(due_ms, fence), now_ms)
 
+    async def rewind(
+        self,
+        record: TaskRecord,
+        call: bytes,
+        journal: Sequence[bytes],
+        marks: Sequence[Mark],
+        now_ms: int,
+        due_ms: int,
+    ) -> bool:
+        """See `events.Rewind`. `False` if the task is parked no more, or has changed."""
+        event = events.Rewind(call, journal, marks, due_ms, record.fence, record.events)
+        return await self._happens(record.ref, event, now_ms)
+
     async def aclose(self) -> None:
         """Close the connections."""
         await self.store.aclose()
+
+
+def _waited(result: StrEnum | None) -> Waited | None:
+    return result if isinstance(result, Waited) else None
 
 
 def size_of(puts: Sequence[Put]) -> int:

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -67,6 +67,7 @@ from roundgate.replay import (
     Completed,
     Entry,
     Failed,
+    Opened,
     Raised,
     Restarted,
     Run,
@@ -79,7 +80,7 @@ from roundgate.replay import (
 from roundgate.settings import TasksConfig
 from roundgate.storage import Ending, TaskQueue, TaskRef
 from roundgate.tasks.call import TaskCall, journal_of
-from roundgate.tasks.events import NOTHING, Added
+from roundgate.tasks.events import NOTHING, Added, Mark, Waited
 from roundgate.tasks.lease import ClockTrust, LeaseTime, Moment
 from roundgate.tasks.outcome import Ended, ended, failed, log_failure
 from roundgate.tasks.running import Outcome, Patience, to_its_end
@@ -173,7 +174,7 @@ class Carrier:
         self._renewing = asyncio.Lock()
         self._message = claimed.record.status_message
         self._state = claimed.state
-        self._bytes = sum(map(len, claimed.journal))
+        self._bytes = sum(map(len, [*claimed.journal, *claimed.answers.values()]))
         self.lost = False
         self.fault: Exception | None = None
 
@@ -244,7 +245,7 @@ class Carrier:
             self._account(entries, rows)
             # of a write that failed nobody knows whether it happened: no other before that
             async with self._keeping:
-                added, begun = self._added(rows), Moment.now(self._clock)
+                added, begun = self._added(rows, entries), Moment.now(self._clock)
                 await self._patience.attempt("a checkpoint", lambda: self._write(added))
                 self._time.renewed(begun)  # of several attempts nobody says which one happened
                 self._saved.update((_place(entry), entry) for entry in entries)
@@ -367,11 +368,11 @@ class Carrier:
 
     async def _commit(self, tool: str, outcome: Outcome) -> Turn:
         match outcome:
-            case Suspended(requests=requests, wake_ms=wake_ms) if requests:
-                await self._suspend(requests, wake_ms or 0)
+            case Suspended(requests=requests, wake_ms=wake_ms, awaits=awaits) if requests:
+                await self._suspend(requests, wake_ms or 0, awaits)
                 return Turn.ASKED
-            case Suspended(wake_ms=wake_ms):
-                await self._release(wake_ms or 0)
+            case Suspended(wake_ms=wake_ms, awaits=awaits):
+                await self._release(wake_ms or 0, awaits)
                 return Turn.RELEASED
             case Restarted(arguments=arguments):
                 await self._restart(arguments)
@@ -395,27 +396,46 @@ class Carrier:
                 self._log_failed_steps(end.failed_steps)
                 return Turn.STEP_FAILED
 
-    async def _suspend(self, requests: Mapping[str, Any], wake_ms: int) -> None:
+    async def _suspend(
+        self, requests: Mapping[str, Any], wake_ms: int, awaits: Collection[str]
+    ) -> None:
         wire = {key: encode(request) for key, request in requests.items()}
+        ready_ms, _ = self._means.next_look(0)
+        waited = None
 
         async def suspend(rest: Added) -> None:
-            now_ms = self._clock.now_ms()
-            await self._store.suspend(self.lease, rest, wire, now_ms, wake_ms=wake_ms)
+            nonlocal waited
+            waited = await self._store.suspend(
+                *(self.lease, rest, wire, self._clock.now_ms()),
+                wake_ms=wake_ms,
+                awaits=awaits,
+                ready_ms=ready_ms,
+            )
 
         await self._last_with_rest(suspend)
+        if waited is Waited.READY:
+            await self._means.wake(self.ref)
 
-    async def _release(self, wake_ms: int) -> None:
+    async def _release(self, wake_ms: int, awaits: Collection[str] = ()) -> None:
         due_ms, delay_ms = self._means.next_look(wake_ms)
+        ready_ms, _ = self._means.next_look(0)
+        waited = None
         # whose clock is a little behind ours may take it up when our message comes, and waits for
         # the rest
         held_ms = max(0, wake_ms - HOLD_MS)
 
         async def release(rest: Added) -> None:
-            now_ms = self._clock.now_ms()
-            await self._store.release(self.lease, rest, now_ms, wake_ms=held_ms, due_ms=due_ms)
+            nonlocal waited
+            waited = await self._store.release(
+                *(self.lease, rest, self._clock.now_ms()),
+                wake_ms=held_ms,
+                due_ms=due_ms,
+                awaits=awaits,
+                ready_ms=ready_ms,
+            )
 
         await self._last_with_rest(release)
-        await self._means.wake(self.ref, delay_ms)
+        await self._means.wake(self.ref, 0 if waited is Waited.READY else delay_ms)
 
     async def _restart(self, arguments: Mapping[str, Any]) -> None:
         generation = self._task_call.generation + 1
@@ -585,14 +605,19 @@ class Carrier:
         state, status message."""
         entries = self.run.journal.entries()
         left = [entry for entry in entries if self._saved.get(_place(entry)) != entry]
-        return self._added([encode(row(entry)) for entry in left])
+        return self._added([encode(row(entry)) for entry in left], left)
 
-    def _added(self, rows: Sequence[bytes]) -> Added:
+    def _added(self, rows: Sequence[bytes], entries: Sequence[Entry]) -> Added:
         state = encode(plain(self.run.journal.state, "ctx.state"))
         return Added(
             entries=rows,
             state=state if state != self._state else None,
             status_message=self._news(),
+            events=[
+                Mark(entry.name, entry.until_ms)
+                for entry in entries
+                if isinstance(entry, Opened) and entry.outcome is None
+            ],
         )
 
     def _news(self) -> str | None:

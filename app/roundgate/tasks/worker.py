@@ -55,6 +55,7 @@ from roundgate.replay import (
     Cleanup,
     Completed,
     Context,
+    ExternalEvents,
     Failed,
     Publish,
     Run,
@@ -110,11 +111,14 @@ class Worker:
         texts: Callable[[str], Texts] | None = None,
         shows_errors: bool = False,
         trust: ClockTrust | None = None,
+        external: Callable[[TaskRecord], ExternalEvents] | None = None,
     ) -> None:
         """Make a worker. `texts` keeps texts that are too long for a view's result. `skew_s` is how
         far the clocks that share the store may differ, in seconds, unless `config` sets it; `trust`
-        is that of this process's sweep, if it has one."""
+        is that of this process's sweep, if it has one. `external` opens the external events of a
+        task."""
         self._texts = texts
+        self._external = external
         self._catalogs = catalogs
         self._store = store
         self._clock = clock
@@ -287,7 +291,7 @@ class Worker:
     ) -> Running:
         config, record = self._config, carrier.claimed.record
         try:
-            carrier.begin(task_call, self._call(record.ref, task_call, catalog, deadline))
+            carrier.begin(task_call, self._call(record, task_call, catalog, deadline))
         except _UNREADABLE as error:
             raise NotServedHere("can read its journal") from error
         give_up_ms = record.created_ms + int(config.task_timeout_s * 1000)
@@ -299,7 +303,7 @@ class Worker:
 
     def _call(
         self,
-        ref: TaskRef,
+        record: TaskRecord,
         task_call: TaskCall,
         catalog: Catalog,
         deadline: Deadline,
@@ -311,9 +315,10 @@ class Worker:
             meta=task_call.meta(),
             deadline=deadline,
             publish=self._publish,
-            task_id=task_call.continues or ref.id,
+            task_id=task_call.continues or record.ref.id,
             texts=None if self._texts is None else self._texts(task_call.view),
             read=None if offered is None else offered.read_resource,
+            external=None if self._external is None or cleanup else self._external(record),
             cleanup=cleanup,
         )
 
@@ -424,7 +429,7 @@ class Worker:
         try:
             with self._catalogs.use() as catalog:
                 task_call, served = self._served(claimed, catalog)
-                call = self._call(claimed.record.ref, task_call, catalog, bounded, _doubt(claimed))
+                call = self._call(claimed.record, task_call, catalog, bounded, _doubt(claimed))
                 run = Run(call, journal_of(claimed, task_call))
                 handler = partial(served.call, Context(run), dict(task_call.arguments))
                 return _end_of(await engine.run_handler(handler, run))

@@ -10,8 +10,10 @@ The clock advances when the handler waits for nothing else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from roundgate.auth import LOCAL, Principal
@@ -20,6 +22,7 @@ from roundgate.clock import Deadline
 from roundgate.errors import Suspend
 from roundgate.protocol import ClientCapabilities, Meta
 from roundgate.replay import Branch, Call, Context, Journal, Parked, Run, Stop, inside, number_tasks
+from roundgate.settings import TasksConfig
 from roundgate.testing.instances import VirtualClock
 
 CAPABILITIES: Final[Mapping[str, Any]] = {
@@ -38,6 +41,7 @@ def fake_context(
     capabilities: Mapping[str, Any] = CAPABILITIES,
     clock: VirtualClock | None = None,
     task_id: str | None = None,
+    events: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[Context]:
     """Yield a context for one call of an async handler. The block must run in an event loop.
 
@@ -47,18 +51,21 @@ def fake_context(
         capabilities: the client's capabilities.
         clock: the clock; by default a new `VirtualClock`.
         task_id: the id of the call's task; `None` if the call is not a task.
+        events: the payloads of external events by name; other events are not delivered in time.
 
     Raises:
         Unanswered: a question has no answer. Raised where the handler asks.
         AnswerInvalid: an answer does not fit its question. Raised where the handler asks.
     """
+    clock = clock or VirtualClock()
     call = Call(
         principal=principal,
         meta=Meta(ClientCapabilities(capabilities), None, None, None),
-        deadline=Deadline(clock or VirtualClock(), None),
+        deadline=Deadline(clock, None),
         task_id=task_id,
+        external=EventsHere(clock),
     )
-    run = AnsweredRun(call, Answers.of(answers))
+    run = AnsweredRun(call, Answers.of(answers), events=events)
     number_tasks(asyncio.get_running_loop())
     run.begin()
     try:
@@ -68,19 +75,54 @@ def fake_context(
         run.close()
 
 
-class AnsweredRun(Run):
-    """A run whose questions are answered as soon as all of its branches wait."""
+@dataclass(frozen=True, slots=True)
+class EventsHere:
+    """External events whose tokens nobody can use: an `AnsweredRun` delivers them."""
 
-    def __init__(self, call: Call, answers: Answers, journal: Journal | None = None) -> None:
+    clock: VirtualClock
+    base: str = "http://127.0.0.1/events/"
+    max_open: int = TasksConfig().max_open_events
+
+    def token(self, name: str) -> str:
+        return f"token-of-{name}"
+
+    def until_ms(self, timeout_s: float | None) -> int:
+        seconds = TasksConfig().ttl_s if timeout_s is None else timeout_s
+        return self.clock.now_ms() + round(seconds * 1000)
+
+
+def payload_of(events: Mapping[str, Any], name: str) -> tuple[Any] | None:
+    """Return the payload of an event in a tuple, or `None` if `events` has none. An event is known by
+    its name, with or without its branch."""
+    path, slash, last = name.rpartition("/")
+    short = last.removeprefix("event:").partition("@")[0]  # without the number of a restart
+    for known in (f"{path}{slash}{short}", short):
+        if known in events:
+            return (events[known],)
+    return None
+
+
+class AnsweredRun(Run):
+    """A run whose questions are answered, and whose events are delivered, as soon as all of its
+    branches wait."""
+
+    def __init__(
+        self,
+        call: Call,
+        answers: Answers,
+        journal: Journal | None = None,
+        events: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         super().__init__(call, journal or Journal())
         self._answers = answers
+        self._events = events
         self._answering: asyncio.Task[None] | None = None
 
     def come_to_rest(self) -> None:
         if self.requests:
             with inside(None):  # the task that answers is not a branch
                 self._answering = asyncio.ensure_future(self._answer())
-        elif self.clock.pass_time():
+        elif self._deliver() or self.clock.pass_time() or self._miss():
             self.quiescence.restart_quiet()
         elif self.restart_arguments is None and (left := [*self._that_gave_their_turn_back()]):
             for one in left:
@@ -98,6 +140,36 @@ class AnsweredRun(Run):
 
     def _that_gave_their_turn_back(self) -> Iterator[Parked]:
         return (one for one in self._parked if one.until_ms is None and not one.future.done())
+
+    def _deliver(self) -> bool:
+        """Deliver the events that branches wait for; return whether there was a payload for one."""
+        found = {name: payload_of(self._events, name) for name in self.awaited}
+        payloads = {name: payload[0] for name, payload in found.items() if payload is not None}
+        self.journal.deliver(payloads, self.awaited | self._open)
+        self._wake(payloads)
+        return bool(payloads)
+
+    def _miss(self) -> bool:
+        """Let the time of the next event pass; return whether a branch waits for one."""
+        awaited = [entry for entry in self.journal.opened() if entry.name in self.awaited]
+        if not awaited or not isinstance(self.clock, VirtualClock):
+            return False
+        missed = min(awaited, key=lambda entry: entry.until_ms)
+        self.clock.move_to(missed.until_ms)
+        self.journal.missed.add(missed.key)
+        self._wake([missed.name])
+        return True
+
+    @property
+    def _open(self) -> frozenset[str]:
+        return frozenset(entry.name for entry in self.journal.opened())
+
+    def _wake(self, names: Collection[str]) -> None:
+        waiting = [branch for name, branch in self.awaits if name in names]
+        self.awaits = [one for one in self.awaits if one[0] not in names]
+        for one in self._parked:
+            if one.branch in waiting and not one.future.done():
+                one.future.set_result(None)
 
     async def _answer(self) -> None:
         asked = [Question.read(key, request) for key, request in self.requests.items()]

@@ -212,6 +212,7 @@ class CrashTest:
     tool: str
     arguments: Mapping[str, Any]
     answers: AnswersLike
+    events: Mapping[str, Any]
     play: Play
     crash: Crash
     upgrade: ConfigFile | None
@@ -311,7 +312,8 @@ class CrashTest:
         answers, call = Answers.of(_recording(self.answers, asked)), watched.last_run.call
         token = WATCH.set(Steps(seen, Life()))
         try:
-            ending = await truth(self.setup, self.now_ms, self.tool, self.arguments, call, answers)
+            facts = self.setup, self.now_ms, self.tool, self.arguments, call, answers, self.events
+            ending = await truth(*facts)
         finally:
             WATCH.reset(token)
         is_known = ending.how not in ("raised", "went on")

@@ -17,11 +17,12 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Final
 
 from roundgate.auth import LOCAL, Principal
-from roundgate.client import AnswersLike, CallResult, Client, Task
+from roundgate.client import AnswersLike, CallResult, Client, HttpRequest, Task
+from roundgate.client.transport import Url
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import (
@@ -31,19 +32,22 @@ from roundgate.errors import (
     NothingGoesOn,
     Unauthenticated,
 )
+from roundgate.json import decode, encode
 from roundgate.main import build_app
 from roundgate.replay import WATCH, Run, StepWatch
 from roundgate.runtime.startup import Core, build_core
 from roundgate.settings import Settings
-from roundgate.storage import Message
-from roundgate.tasks.events import NotClaimed
+from roundgate.storage import Message, TaskRef
+from roundgate.tasks.events import Mark, NotClaimed
+from roundgate.tasks.external import EVENTS_PATH
 from roundgate.tasks.stored import Claimed
+from roundgate.testing.contexts import payload_of
 from roundgate.testing.crashes import Crash, CrashTest, Steps, Watched
 from roundgate.testing.histories import Given, Replayed, read_histories, replay
 from roundgate.testing.instances import Life, Memory, Setup, Source, VirtualClock
 from roundgate.testing.replays import serving
 from roundgate.testing.transport import AsgiTransport
-from roundgate.tokens import keys
+from roundgate.tokens import EventPlace, keys
 
 ORIGIN: Final = "http://127.0.0.1"
 _IDLE_TURNS: Final = 3
@@ -89,6 +93,8 @@ class Gateway:
         self._dead: list[tuple[Life, asyncio.Future[Any]]] = []
         self._left: list[Core] = []
         self._kept: tuple[Life, Any] | None = None
+        self._events: dict[str, Any] = {}
+        """The payloads that the present calls give for events."""
         self._working = asyncio.Lock()
         self._idle_turns = 0
         self._watch: Watched | None = None
@@ -156,6 +162,7 @@ class Gateway:
         /,
         *,
         answers: AnswersLike = None,
+        events: Mapping[str, Any] = MappingProxyType({}),
         crash: Crash | None = None,
         upgrade: Source | Sequence[Source] = (),
         observe: Callable[[], Any] | None = None,
@@ -168,6 +175,8 @@ class Gateway:
             tool: the tool's name.
             arguments: the arguments, as a mapping or as keywords.
             answers: answers to questions, as for `roundgate.client`.
+            events: the payloads of external events by name. Each is posted to its URL once its task
+                waits for it; events that are left out are not delivered.
             crash: `"everywhere"` repeats the call once per crash point and lost answer, and
                 compares each run with a run without replay and with replays in other processes.
                 `("charge", "begins" | "has run" | "is remembered")` is one crash point of a step.
@@ -185,7 +194,7 @@ class Gateway:
         """
         given = {**(arguments or {}), **more}
         if crash is None and not upgrade:
-            return await self._called(tool, given, answers)
+            return await self._called(tool, given, answers, events)
         newer = (
             [upgrade] if isinstance(upgrade, str) or not isinstance(upgrade, Sequence) else upgrade
         )
@@ -202,7 +211,7 @@ class Gateway:
             other._watch = watched
             async with other:
                 try:
-                    return await other.call(tool, given, answers=answers)
+                    return await other.call(tool, given, answers=answers, events=events)
                 finally:
                     watched.look("its end")
 
@@ -212,6 +221,7 @@ class Gateway:
             tool,
             given,
             answers,
+            events,
             play,
             crash or "everywhere",
             replace(self._setup, sources=newer).load() if newer else None,
@@ -221,10 +231,15 @@ class Gateway:
         return await test.survive()
 
     async def _called(
-        self, tool: str, arguments: Mapping[str, Any], answers: AnswersLike
+        self,
+        tool: str,
+        arguments: Mapping[str, Any],
+        answers: AnswersLike,
+        events: Mapping[str, Any],
     ) -> CallResult:
         errors: list[NondeterminismError] = []
         token = _errors.set(errors)
+        self._events |= events
         try:
             result = await self._client.call(tool, arguments, answers=answers)
         except (ClientError, NothingGoesOn):
@@ -234,6 +249,7 @@ class Gateway:
             raise
         finally:
             _errors.reset(token)
+            self._events = {name: one for name, one in self._events.items() if name not in events}
         if errors and self._watch is None:
             raise errors[0]
         return result
@@ -280,6 +296,52 @@ class Gateway:
             raise HistoriesDiverged(findings, len(replayed))
         return replayed
 
+    async def deliver(self, event: str, payload: Any = None, *, task: str | None = None) -> int:
+        """Post a payload to the URL of an external event; return the HTTP status of the response.
+
+        Args:
+            event: the name of the event, with or without its branch.
+            payload: a JSON value.
+            task: the id of the task; it can be left out if only one task has the event.
+
+        Raises:
+            LookupError: no task has such an event, or several tasks have.
+        """
+        found = [
+            (ref, mark)
+            for ref, marks in self._memory.marks().items()
+            for mark in marks
+            if task in (None, ref.id) and payload_of({event: payload}, mark.name) is not None
+        ]
+        if len(found) != 1:
+            raise LookupError(f"{len(found)} tasks have an event {event!r}: name one with task=")
+        ((ref, mark),) = found
+        return await self._post(ref, mark.name, payload)
+
+    async def _post(self, ref: TaskRef, name: str, payload: Any) -> int:
+        core = build_core(self._file, self._using, self.clock, self._memory.stores(Life()))
+        token = core.event_tokens().seal(EventPlace(ref.owner, ref.id, name))
+        headers = [("Content-Type", "application/json")]
+        url = Url.parse(f"{ORIGIN}{EVENTS_PATH}{token}")
+        request = HttpRequest("POST", url, headers, encode(payload))
+        response = await AsgiTransport(self._serve, None).send(request)
+        if self._watch is not None and self._watch.reaches(f"event {name}", "is answered"):
+            response = await AsgiTransport(self._serve, None).send(request)
+        return response.status
+
+    async def _deliver_awaited(self) -> bool:
+        """Deliver the events that tasks wait for, as far as calls give payloads; return whether there
+        were any."""
+        awaited = [
+            (ref, mark.name, payload[0])
+            for ref, marks in self._memory.marks().items()
+            for mark in marks
+            if mark.is_awaited and (payload := payload_of(self._events, mark.name)) is not None
+        ]
+        for ref, name, payload in awaited:
+            await self._post(ref, name, payload)
+        return bool(awaited)
+
     # tasks and instances
 
     async def work(self) -> int:
@@ -303,7 +365,7 @@ class Gateway:
         Raises:
             NothingGoesOn: several calls in a row found no event.
         """
-        if await self.work():
+        if await self.work() or await self._deliver_awaited():
             self._idle_turns = 0
             return
         next_ms = self._memory.next_ms()
@@ -327,12 +389,12 @@ class Gateway:
 
     def _stuck(self) -> str:
         rows = self._memory.connection.execute(
-            "select tool, status, status_message, due_ms, created_ms, expires_ms from tasks"
+            "select tool, status, status_message, events, due_ms, created_ms, expires_ms from tasks"
             " where status not in ('completed', 'failed', 'cancelled')"
         ).fetchall()
         left = "; ".join(
-            f"{tool} is {status}: {said or 'it says nothing'}{_too_late(*times)}"
-            for tool, status, said, *times in rows
+            f"{tool} is {status}: {said or 'it says nothing'}{_waits_for(events)}{_too_late(*times)}"
+            for tool, status, said, events, *times in rows
         )
         return f"Nothing goes on by itself any more. {left or 'There is no open task'}"
 
@@ -465,6 +527,13 @@ class _Paced(Clock):
 
     async def sleep(self, seconds: float) -> None:
         await self._gateway.advance(seconds)
+
+
+def _waits_for(events: str | None) -> str:
+    """Return which external events a task waits for; empty if it waits for none."""
+    marks = [Mark.parse(text) for text in decode(events.encode())] if events else []
+    names = ", ".join(mark.name for mark in marks if mark.is_awaited)
+    return f"; it waits for {names}: give the payload (events=)" if names else ""
 
 
 def _too_late(due_ms: int | None, created_ms: int, expires_ms: int) -> str:

@@ -25,6 +25,7 @@ from roundgate.errors import NondeterminismError, RoundgateError
 from roundgate.json import fresh
 from roundgate.protocol import ClientCapabilities, Meta
 from roundgate.replay import (
+    DELIVERED,
     VERSION,
     Answered,
     Asked,
@@ -36,6 +37,7 @@ from roundgate.replay import (
     Failed,
     Finished,
     Journal,
+    Opened,
     Raised,
     Remembered,
     Run,
@@ -106,9 +108,10 @@ class Given:
 
     def value(self, key: str) -> tuple[Any] | None:
         """Return the value for a place as a tuple, or `None` if there is none."""
-        for name in (key, key.rpartition("/")[2].partition("#")[0]):
-            if name in self.values:
-                return (self.values[name],)
+        name = key.rpartition("/")[2].partition("#")[0]
+        for known in (key, name, name.removeprefix("event:")):
+            if known in self.values:
+                return (self.values[known],)
         return None
 
 
@@ -215,6 +218,9 @@ def _journal(history: History, given: Given) -> tuple[Journal, set[Place]]:
         known = _known(entry, history, given)
         if known is not None:
             journal.add(known)
+        elif isinstance(entry, Opened):
+            journal.add(replace(entry, outcome=None))  # its handler waits for it
+            missing.add((False, "wait:".join(entry.key.rsplit("event:", 1))))
         elif not isinstance(entry, Remembered):
             missing.add(_place(entry))
     for key, value in given.values.items():
@@ -238,6 +244,9 @@ def _known(entry: Entry, history: History, given: Given) -> Entry | None:
             return Remembered(key, history.exported_ms)
         case Remembered():
             return None
+        case Opened() if entry.outcome == DELIVERED:
+            payload = given.value(entry.key)
+            return None if payload is None else replace(entry, payload=payload[0])
         case Finished() | Answered():
             value = given.value(entry.key)
             if value is None:
@@ -274,13 +283,13 @@ def _departure(
         return None  # the replaced answer does not fit
     if again:
         return f"{again[0]!r} was answered, and is asked again, because it reads differently"
+    if left and new:
+        return f"it comes to {new[0]!r} before {left[0].key!r}, which is recorded"
     if isinstance(outcome, Failed) and (left or not isinstance(outcome.error, RoundgateError)):
         return f"it ends with {type(outcome.error).__name__}: {str(outcome.error)[:500]}"
     if not left:
         return None
-    instead = (
-        f"comes to {new[0]!r}" if new else "ends" if not isinstance(outcome, Suspended) else "waits"
-    )
+    instead = "waits" if isinstance(outcome, Suspended) else "ends"
     return f"it {instead} before {left[0].key!r}, which is recorded"
 
 
@@ -296,6 +305,7 @@ def _of_error(error: NondeterminismError) -> str:
 _HOW: Final[Mapping[type[Entry], str]] = {
     Raised: ", failed",
     Asked: "question",
+    Opened: "event",
     Answered: "question, answered",
     Unanswered: "question, not answered in time",
 }

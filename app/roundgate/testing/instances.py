@@ -21,6 +21,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from roundgate import config
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile
+from roundgate.json import decode
 from roundgate.replay import here
 from roundgate.runtime.startup import Stores
 from roundgate.settings import Origin, yaml_file
@@ -33,6 +34,8 @@ from roundgate.storage.sqlite import (
     connect_in_memory,
     transacted,
 )
+from roundgate.storage.tasks import TaskRef
+from roundgate.tasks.events import Mark
 from roundgate.tasks.stored import StoredTasks
 
 T = TypeVar("T")
@@ -118,6 +121,14 @@ class Memory:
         )
         at_ms: int | None = self.connection.execute(select).fetchone()[0]
         return at_ms
+
+    def marks(self) -> dict[TaskRef, list[Mark]]:
+        """Return the external events of all tasks."""
+        select = "select owner, id, events from tasks where events is not null"
+        return {
+            TaskRef(owner, task_id): [Mark.parse(text) for text in decode(events.encode())]
+            for owner, task_id, events in self.connection.execute(select)
+        }
 
     @property
     def connection(self) -> sqlite3.Connection:

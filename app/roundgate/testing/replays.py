@@ -58,7 +58,7 @@ from roundgate.replay import (
 from roundgate.runtime.startup import Core, build_core
 from roundgate.settings import Settings
 from roundgate.tasks import tool_result
-from roundgate.testing.contexts import AnsweredRun
+from roundgate.testing.contexts import AnsweredRun, EventsHere
 from roundgate.testing.instances import Life, Memory, Setup, Source, VirtualClock
 from roundgate.tokens import keys
 
@@ -199,7 +199,13 @@ async def serving(file: ConfigFile, clock: Clock) -> AsyncIterator[Core]:
 
 
 async def truth(
-    setup: Setup, now_ms: int, tool: str, arguments: Mapping[str, Any], call: Call, answers: Answers
+    setup: Setup,
+    now_ms: int,
+    tool: str,
+    arguments: Mapping[str, Any],
+    call: Call,
+    answers: Answers,
+    events: Mapping[str, Any],
 ) -> Ending:
     """Return the ending of a call without replay. The call begins at `now_ms`, in milliseconds
     since the epoch."""
@@ -214,12 +220,13 @@ async def truth(
                 may_become_task=False,
                 needs_row=False,
                 round=None,
+                external=EventsHere(clock),
                 texts=core.texts(file.config, clock, ""),
                 read=catalog.read_resource,
             )
             journal = Journal()
             for _ in range(MAX_RUNS):
-                outcome = await _run(served, AnsweredRun(call, answers, journal), arguments)
+                outcome = await _run(served, AnsweredRun(call, answers, journal, events), arguments)
                 match outcome:
                     case Restarted(arguments=arguments):
                         journal = journal.restarted(dict(arguments))

@@ -7,6 +7,8 @@ This package depends on neither MCP methods nor handlers: it seals bytes.
 from __future__ import annotations
 
 from roundgate.tokens import keys as keys
+from roundgate.tokens.ids import EventPlace as EventPlace
+from roundgate.tokens.ids import EventTokens as EventTokens
 from roundgate.tokens.ids import TaskIds as TaskIds
 from roundgate.tokens.ids import TaskPlace as TaskPlace
 from roundgate.tokens.request_state import Binding as Binding

@@ -1,10 +1,11 @@
 """Ids that are sealed tokens: every process with the keys can open them, for their owner alone, and
-nothing about them is stored.
+nothing about them is stored. The owner of an event's token is whoever has it.
 
 `Mcp-Session-Id`      the facts that a client stated when it opened its session
 id of a question      its session, its round, and its number in the round
 id of an event        everything that a process needs to continue a call: its request and its state
 id of a remote task   the back end and the tool that have it, and the service's own id
+token of an event     the task that waits for it, and its name in the task's record
 
 The first claim of each is its purpose, so no other token under the same keys can replace it.
 """
@@ -233,3 +234,48 @@ class TaskIds:
         except (SealBroken, ParseError, ValueError, TypeError):
             return None
         return TaskPlace(backend, tool, source_id) if purpose == _TASK else None
+
+
+_EVENT: Final = "event"
+_SERVICES: Final = Principal("roundgate:events", "any service")
+"""The owner of the tokens of events: a service that posts one authenticates by nothing else."""
+MAX_EVENT_CHARS: Final = 2_048
+"""The most characters of a token of an event that is opened; the gateway's own are shorter."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventPlace:
+    """An external event: its task and its name there."""
+
+    owner: str
+    """The digest of the task's owner."""
+    task_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventTokens:
+    """The sealer of event places. Whoever has a token may deliver the event once."""
+
+    ring: KeyRing
+
+    def seal(self, place: EventPlace) -> str:
+        """Return a token of an event. Two calls for one event return different tokens."""
+        claims = [_EVENT, place.owner, place.task_id, place.name]
+        return self.ring.seal(json.encode(claims), _SERVICES)
+
+    def open(self, token: str) -> EventPlace | None:
+        """Return the place of an event, or `None` if the gateway never sealed such a token.
+
+        Raises:
+            Unavailable: the keys cannot be read now.
+        """
+        if len(token) > MAX_EVENT_CHARS:
+            return None
+        try:
+            match json.decode(self.ring.open(token, _SERVICES)):
+                case [str(purpose), str(owner), str(task_id), str(name)] if purpose == _EVENT:
+                    return EventPlace(owner, task_id, name)
+        except (SealBroken, ParseError):
+            pass
+        return None

@@ -33,7 +33,7 @@ async def effect(order: int, step: str) -> str:
 
 @tool(task="required")
 async def place_order(ctx: Context, order: int) -> str:
-    """Reserves, packs and ships, with two questions and a sleep in between."""
+    """Reserves, packs and ships, with two questions and a sleep in between, and waits for a carrier."""
     await ctx.continue_as_task()
     reserved = await ctx.step("reserve", effect, order, "reserve")
     address = await ctx.elicit("address", f"Where to? ({reserved})", Address)
@@ -41,8 +41,11 @@ async def place_order(ctx: Context, order: int) -> str:
     packed = await ctx.step("pack", effect, order, "pack")
     await ctx.sleep(1.5)
     answer = await ctx.elicit("ship", f"Ship {packed} to {address.street}?", Consent)
+    picked = await ctx.event("picked")
+    await ctx.status(f"picked up? {picked.token}")  # where its carrier, the client, finds it
     shipped = await ctx.step("ship", effect, order, "ship") if answer.go else "-"
-    return f"{order} {address.street} {reserved} {packed} {shipped}"
+    carrier = await picked.wait()
+    return f"{order} {address.street} {reserved} {packed} {shipped} {carrier}"
 
 
 @tool(task="required")

@@ -85,7 +85,7 @@ _USUAL: Final[Mapping[str, Any]] = MappingProxyType(
         **dict.fromkeys(("suspect", "alone", "unsent", "cleans_up"), False),
         **dict.fromkeys(("deaths", "declined_ms", "resends"), 0),
         "journal_version": 1,
-        "failed_steps": (),
+        **dict.fromkeys(("failed_steps", "events"), ()),
     }
 )
 """Values that are omitted."""
@@ -333,6 +333,7 @@ def record_of(
             "status": Status(root["status"]),
             "ending": Ending(root["ending"]) if "ending" in root else None,
             "failed_steps": tuple(root.get("failed_steps", ())),
+            "events": tuple(root.get("events", ())),
             "asked": tuple(key for key, _ in asked),
             "version": root["version"],
             "notes": notes_of(root, rows or {}, known),

@@ -88,6 +88,7 @@ create table tasks (
     noted integer not null default 0,
     unsent integer not null default 0,
     cleans_up integer not null default 0,
+    events text,
     asked text
 );
 create unique index tasks_by_ref on tasks (owner, id);

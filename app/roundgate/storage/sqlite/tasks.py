@@ -41,12 +41,12 @@ in the way of the first."""
 _HEAD: Final = (
     "n, version, owner, id, tool, status, status_message, created_ms, updated_ms, expires_ms, revision,"
     " fence, lease_until_ms, wake_ms, due_ms, attempts, deaths, suspect, alone, declined_ms, journal_version,"
-    " resends, noted, unsent, cleans_up, ending, failed_steps, retried_as, call_id, asked"
+    " resends, noted, unsent, cleans_up, ending, failed_steps, retried_as, call_id, events, asked"
 )
 _FIELDS: Final = tuple(_HEAD.replace(" ", "").split(","))[4:]
 """The columns that are fields of a record, in the order of `_HEAD`."""
 _FLAGS: Final = frozenset({"suspect", "alone", "unsent", "cleans_up"})
-_LISTS: Final = frozenset({"failed_steps", "asked"})
+_LISTS: Final = frozenset({"failed_steps", "events", "asked"})
 _REPLACED: Final = frozenset({Part.CALL, Part.STATE})
 """The parts that every task has, of which a put replaces the value before."""
 _ENDED: Final = frozenset({Status.FAILED, Status.CANCELLED})

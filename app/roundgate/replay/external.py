@@ -1,0 +1,172 @@
+"""External events: a handler opens one, hands its URL to a service, and waits until the service
+posts a payload to it.
+
+    open       recorded before the handler gets the token, so no delivery finds the event unknown
+    wait       the run suspends; no worker waits with it
+    delivered  the next turn finds the payload beside the journal, as it does answers
+
+Whether an event was delivered in time is decided by the record of the task alone
+(`roundgate.tasks.machine`), when a turn begins. A run never decides it by its own clock: a payload
+that was accepted a moment before would be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from roundgate.errors import NeedsTask, ToolError
+from roundgate.json import fresh
+from roundgate.replay.asyncio_internals import engine_call
+from roundgate.replay.branches import Branch
+from roundgate.replay.journal import MISSED, Opened, Slept
+from roundgate.replay.recording import recording_cut, repeat_cut, take_event, write
+from roundgate.replay.run import ExternalEvents, Run
+from roundgate.replay.waiting import within_scopes
+
+
+class ExternalEvent:
+    """An external event that can be delivered once."""
+
+    __slots__ = ("_opened", "_run", "name")
+
+    def __init__(self, run: Run, name: str, opened: Opened) -> None:
+        self._run = run
+        self._opened = opened
+        self.name = name
+        """The name that the handler gave it."""
+
+    @property
+    def token(self) -> str:
+        """Return the right to deliver the event once, for a service that has a URL of its own.
+        Whoever has the token can deliver: keep it out of logs."""
+        return self._opened.token
+
+    @property
+    def url(self) -> str:
+        """Return the URL to which a service posts the payload. Treat it as the token.
+
+        Raises:
+            ToolError: the gateway has no public URL.
+        """
+        return url_of(self._opened)
+
+    async def wait(self) -> Any:
+        """Return the payload, a JSON value, once it was delivered. A task holds no worker
+        meanwhile.
+
+        Raises:
+            TimeoutError: it was not delivered within its `timeout_s`.
+        """
+        return await receive(self._run, self.name, self._opened.key)
+
+
+def url_of(opened: Opened) -> str:
+    """Return the URL of an event.
+
+    Raises:
+        ToolError: the gateway has no public URL.
+    """
+    if opened.base is None:
+        raise ToolError(
+            "The URL of an event is not known: GATEWAY_PUBLIC_URL is not set. Set it to the URL "
+            "under which services reach this gateway, such as https://mcp.example.com"
+        )
+    return opened.base + opened.token
+
+
+@engine_call
+async def open_event(run: Run, name: str, timeout_s: float | None) -> Opened:
+    """Return an event that can be delivered from now on.
+
+    Raises:
+        NeedsTask: the call is no task, and cannot become one.
+        ToolError: the task has `tasks.max_open_events` open events.
+        ValueError: `timeout_s` is not positive.
+    """
+    if timeout_s is not None and timeout_s <= 0:
+        raise ValueError(f"timeout_s is {timeout_s}; an event gets more than 0 seconds")
+    branch = await run.enter("event", name)
+    key = run.come_to(branch, "event", name)
+    await repeat_cut(run, key)
+    known = run.journal.steps.get(key)
+    if isinstance(known, Opened):
+        return known
+    async with recording_cut(run, key):
+        await within_scopes(run, branch)
+        external = run.call.external
+        if external is None:
+            await _become_task(run, branch, name)
+        else:
+            known = _new(run, external, key, timeout_s)
+            await write(run, known)
+    assert isinstance(known, Opened)
+    return known
+
+
+async def _become_task(run: Run, branch: Branch, name: str) -> None:
+    if not run.call.may_become_task:
+        raise NeedsTask(name)
+    run.wants_task = True
+    await run.park(branch)
+
+
+def _new(run: Run, external: ExternalEvents, key: str, timeout_s: float | None) -> Opened:
+    if len(run.journal.opened()) - len(run.journal.missed) >= external.max_open:
+        raise ToolError(
+            f"The task waits for {external.max_open} events already, and there may be no more "
+            "(tasks.max_open_events)"
+        )
+    generation = run.journal.generation
+    mark = None if generation == 1 else f"{key}@{generation}"
+    token = external.token(key if mark is None else mark)
+    return Opened(key, external.until_ms(timeout_s), token, external.base, mark)
+
+
+@engine_call
+async def receive(run: Run, name: str, opened_key: str) -> Any:
+    """Return the payload of an event once it was delivered.
+
+    Raises:
+        TimeoutError: it was not delivered in time.
+    """
+    branch = await run.enter("event", name)
+    key = run.come_to(branch, "wait", name)
+    await repeat_cut(run, key)
+    async with recording_cut(run, key):
+        while (entry := _entry(run, opened_key)).outcome is None:
+            await within_scopes(run, branch)
+            if opened_key in run.journal.missed:
+                _record_missed(run, entry)
+            else:
+                await _suspend(run, branch, key, entry)
+        await take_event(run, branch, key)
+    if entry.outcome == MISSED:
+        raise TimeoutError(f"event {name!r} was not delivered in time")
+    return fresh(entry.payload)
+
+
+def _entry(run: Run, key: str) -> Opened:
+    entry = run.journal.steps[key]
+    assert isinstance(entry, Opened), "an event stays one"
+    return entry
+
+
+def _record_missed(run: Run, entry: Opened) -> None:
+    missed = replace(entry, outcome=MISSED)
+    run.journal.add(missed)
+    run.journal.missed.discard(entry.key)
+    run.unwritten.append(missed)
+
+
+async def _suspend(run: Run, branch: Branch, key: str, entry: Opened) -> None:
+    if key not in run.journal.steps:
+        run.journal.add(Slept(key, entry.until_ms))  # tells later runs how far this one came
+    awaited = (entry.name, branch)
+    run.awaits.append(awaited)
+    try:
+        await run.quiescence.park(branch, entry.until_ms)
+    except asyncio.CancelledError:
+        run.awaits.remove(awaited)
+        raise

@@ -1,0 +1,130 @@
+"""External events between a task and the services that deliver them.
+
+A service delivers by the token alone, at any replica:
+
+    token ──▶ open: task and name ──▶ payload beside the record ──▶ message ──▶ a worker continues
+                │ not ours: as an unknown task      │ lost: the sweep finds the task
+
+A task that was retried has a successor (`TaskRecord.retried_as`), which waits for the events that
+its predecessor opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from roundgate.clock import Clock
+from roundgate.json import digest, encode
+from roundgate.settings import TasksConfig
+from roundgate.storage import TaskQueue, TaskRecord, TaskRef
+from roundgate.tasks.events import Delivered
+from roundgate.tasks.service import wake
+from roundgate.tasks.stored import StoredTasks
+from roundgate.tokens import EventPlace, EventTokens
+
+EVENTS_PATH: Final = "/events/"
+"""The path under the public URL, in front of a token."""
+MAX_RETRIES: Final = 100
+"""The most successors of a task that a delivery follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventSource:
+    """The tokens and URLs of the external events of all tasks."""
+
+    tokens: Callable[[], EventTokens]
+    public_url: str | None
+    clock: Clock
+    max_open: int
+    """`tasks.max_open_events`."""
+
+    def of_task(self, record: TaskRecord) -> EventsOfTask:
+        """Return the external events of one task."""
+        return EventsOfTask(self, record.ref, record.expires_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class EventsOfTask:
+    """The `replay.ExternalEvents` of a task."""
+
+    source: EventSource
+    ref: TaskRef
+    expires_ms: int
+
+    @property
+    def base(self) -> str | None:
+        """See `replay.ExternalEvents`."""
+        url = self.source.public_url
+        return None if url is None else url.rstrip("/") + EVENTS_PATH
+
+    @property
+    def max_open(self) -> int:
+        """See `replay.ExternalEvents`."""
+        return self.source.max_open
+
+    def token(self, name: str) -> str:
+        """See `replay.ExternalEvents`."""
+        return self.source.tokens().seal(EventPlace(self.ref.owner, self.ref.id, name))
+
+    def until_ms(self, timeout_s: float | None) -> int:
+        """See `replay.ExternalEvents`."""
+        if timeout_s is None:
+            return self.expires_ms
+        return min(self.expires_ms, self.source.clock.now_ms() + round(timeout_s * 1000))
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of a delivery. `ref` and `name` say of which event, if that is known."""
+
+    delivered: Delivered
+    ref: TaskRef | None = None
+    name: str | None = None
+
+
+class Deliveries:
+    """Takes the payloads of external events."""
+
+    def __init__(
+        self, store: StoredTasks, queue: TaskQueue, clock: Clock, tasks: TasksConfig
+    ) -> None:
+        self._store = store
+        self._queue = queue
+        self._clock = clock
+        self._due_ms = int(tasks.requeue_after_s * 1000)
+
+    async def by_token(self, tokens: EventTokens, token: str, payload: Any) -> Receipt:
+        """Deliver the event of a token. A token that is not ours is as one of an unknown task.
+
+        Raises:
+            Unavailable: the keys or the store cannot be reached; the payload may have been stored.
+        """
+        place = tokens.open(token)
+        if place is None:
+            return Receipt(Delivered.UNKNOWN_TASK)
+        ref = TaskRef(place.owner, place.task_id)
+        return Receipt(await self.deliver(ref, place.name, payload), ref, place.name)
+
+    async def deliver(self, ref: TaskRef, name: str, payload: Any) -> Delivered:
+        """Deliver an event by its name in the task's record.
+
+        Raises:
+            Unavailable: the store cannot be reached; the payload may have been stored.
+        """
+        data, digested = encode(payload), digest(payload)
+        delivered = Delivered.CLOSED
+        for _ in range(MAX_RETRIES):
+            now_ms = self._clock.now_ms()
+            due_ms = now_ms + self._due_ms
+            delivered = await self._store.deliver(ref, name, data, digested, now_ms, due_ms)
+            if delivered is not Delivered.CLOSED:
+                break
+            record = await self._store.read(ref, 0)
+            if record is None or record.retried_as is None:
+                break
+            ref = TaskRef(ref.owner, record.retried_as)
+        if delivered in (Delivered.WAKES, Delivered.AGAIN):  # of the first, the message may be lost
+            await wake(self._queue, ref)
+        return delivered
