@@ -313,7 +313,8 @@ def _is_confirmed(arguments: argparse.Namespace, ref: TaskRef, again: Repeated) 
             say(f"{label}: {', '.join(names)}", to=sys.stderr)
     if again.has_state:
         say("ctx.state stays as it is", to=sys.stderr)
-    return _is_agreed(arguments, [ref], is_named=False)
+    # as for tasks that a search found: a name alone is no agreement to what was shown
+    return _is_agreed(argparse.Namespace(**{**vars(arguments), "task": []}), [ref])
 
 
 def _unknown(ref: TaskRef) -> int:
@@ -595,8 +596,7 @@ async def _act(action: Action, arguments: argparse.Namespace, stores: Stores, cl
     chosen: Sequence[Chosen] = [(ref, None) for ref in dict.fromkeys(arguments.task)]
     if not chosen:
         chosen = await _find(action, arguments, stores, clock)
-    is_named = bool(arguments.task)
-    if not _is_agreed(arguments, [ref for ref, _ in chosen], is_named=is_named):
+    if not _is_agreed(arguments, [ref for ref, _ in chosen]):
         return 0 if arguments.dry_run or not chosen else 1
     refused = 0
     with StatusLine(sys.stderr) as line:
@@ -647,7 +647,7 @@ def _report(
         say(f"{ref} {result}")
 
 
-def _is_agreed(arguments: argparse.Namespace, refs: Sequence[TaskRef], *, is_named: bool) -> bool:
+def _is_agreed(arguments: argparse.Namespace, refs: Sequence[TaskRef]) -> bool:
     """Return whether to act on the tasks: they were named, `--yes` was given, or the operator
     confirms. For `--dry-run`, list them and return False."""
     count = f"{len(refs)} task{'s' * (len(refs) != 1)}"
@@ -656,7 +656,7 @@ def _is_agreed(arguments: argparse.Namespace, refs: Sequence[TaskRef], *, is_nam
             say(ref)
         say(f"{arguments.action}: {count}", to=sys.stderr)
         return False
-    if arguments.yes or is_named:
+    if arguments.yes or arguments.task:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         say(f"{arguments.action} {count}: confirm with --yes", to=sys.stderr)

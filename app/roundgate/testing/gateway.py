@@ -325,7 +325,7 @@ class Gateway:
         url = Url.parse(f"{ORIGIN}{EVENTS_PATH}{token}")
         request = HttpRequest("POST", url, headers, encode(payload))
         response = await AsgiTransport(self._serve, None).send(request)
-        if self._watch is not None and self._watch.reaches(f"event {name}", "is answered"):
+        if self._watch is not None and self._watch.reaches(name, "is answered"):
             response = await AsgiTransport(self._serve, None).send(request)
         return response.status
 
