@@ -188,8 +188,8 @@ class _Story:
         if tool == "restarts":
             arguments["left"] = 1
         if tool == "waits":
-            arguments["limit_s"] = chance.choice([3, 15, 600])
-            times = chance.randint(0 if arguments["limit_s"] < 600 else 1, 3)
+            arguments["limit_s"] = chance.choice([3, 15, 7_200])
+            times = chance.randint(0 if arguments["limit_s"] < 7_200 else 1, 3)
             delivers_s = tuple(sorted(chance.uniform(0, 20) for _ in range(times)))
         if tool == "blocks":
             arguments["pauses"] = [(LEASE_S + SKEW_S) * 1.5]

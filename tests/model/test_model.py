@@ -15,7 +15,7 @@ import pytest
 from roundgate.protocol.tasks import Event, sources
 from roundgate.storage.sqlite import tasks as sqlite_tasks
 from roundgate.storage.tasks import TaskRecord, Work
-from roundgate.tasks import machine, stored
+from roundgate.tasks import events, machine, stored
 from roundgate.tasks.lease import Moment
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.sweep import Sweep
@@ -111,6 +111,19 @@ async def _resume_without_row(self: Carrier) -> None:
     self._time.renewed(Moment.now(self._clock))
 
 
+def _wait_without_look(record: TaskRecord, changes: Any, awaits: Any, now_ms: int) -> None:
+    marks = [events.Mark.parse(text) for text in changes.get("events", record.events)]
+    waiting = [str(replace(mark, is_awaited=mark.name in awaits)) for mark in marks]
+    changes["events"] = tuple(waiting)
+
+
+_parse = events.Mark.parse
+
+
+def _parse_without_wait(text: str) -> events.Mark:
+    return replace(_parse(text), is_awaited=False)
+
+
 async def _sweep_nothing(self: Sweep) -> int:
     return 0
 
@@ -147,6 +160,12 @@ MUTANTS = {
     ),
     "a worker that went on does not ask the row": Mutant(
         Carrier, "_renew_in_time", _resume_without_row, "stops", "which is somebody else's"
+    ),
+    "what waits does not look whether it was delivered meanwhile": Mutant(
+        machine, "_wait", _wait_without_look, "events", "not over"
+    ),
+    "a delivery wakes nobody": Mutant(
+        events.Mark, "parse", _parse_without_wait, "events", "not over"
     ),
     "nobody sweeps": Mutant(Sweep, "sweep", _sweep_nothing, "everything", "not over"),
 }

@@ -259,7 +259,7 @@ async def test_a_question_built_from_a_clock_ends_with_an_error_that_explains(
     assert keys == [f"when~{n}" if n > 1 else "when" for n in range(1, MAX_CHANGES + 1)]
     said = str(error_of(outcome))
     assert "question 'when' reads differently in every round" in said
-    assert "ctx.step" in said
+    assert "ctx.now" in said
 
 
 async def test_two_changes_with_a_usable_answer_between_are_no_clock() -> None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from roundgate import Context, Principal, StepFailed
 from roundgate.client import Question
 from roundgate.errors import AnswerInvalid, Unanswered
+from roundgate.replay import run_of
 from roundgate.testing import VirtualClock, fake_context
 
 
@@ -67,3 +68,32 @@ async def test_limits_and_steps_are_the_real_ones() -> None:
                 await ctx.sleep(3_600)
         with pytest.raises(StepFailed, match="ValueError: no"):
             await ctx.step("fails", fails)
+
+
+async def test_events_are_delivered_or_not_in_time() -> None:
+    async def buy(ctx: Context) -> list[str]:
+        told = []
+        for name in ("paid", "sent"):
+            event = await ctx.event(name, timeout_s=3_600)
+            try:
+                told.append(f"{await event.wait()} {event.url.rpartition('/')[2]}")
+            except TimeoutError:
+                told.append("late")
+        return told
+
+    with fake_context(events={"paid": 7}) as ctx:
+        before_ms = run_of(ctx).clock.now_ms()
+        assert await buy(ctx) == ["7 token-of-event:paid", "late"]
+        assert run_of(ctx).clock.now_ms() == before_ms + 3_600_000
+
+
+async def test_two_branches_get_their_own_events() -> None:
+    async def both(ctx: Context) -> list[int]:
+        async def one(number: int) -> int:
+            event = await ctx.event("paid")
+            return int(await event.wait())
+
+        return await ctx.map(one, [1, 2])
+
+    with fake_context(events={"map/1/paid": 10, "paid": 20}) as ctx:
+        assert await both(ctx) == [10, 20]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 from roundgate import Context, SyncContext, ToolError, resource, tool
 from roundgate.client import DECLINE, Question
 from roundgate.errors import (
+    Diverged,
     HttpRefused,
     NondeterminismError,
     NothingGoesOn,
@@ -266,3 +268,77 @@ async def test_the_usual_caller_has_the_scopes_that_are_given_and_no_more() -> N
         assert [one.name for one in await gateway.client().tools()] == ["ship"]
     async with Gateway(restock, ship, auth=AUTH, scopes=["stock:write"]) as gateway:
         assert (await gateway.call("restock")).value == "user"
+
+
+PAID_URLS: list[str] = []
+
+
+async def make_order(url: str) -> str:
+    PAID_URLS.append(url)
+    return "ordered"
+
+
+@tool(task="required")
+async def buy(ctx: Context, timeout_s: float = 3_600) -> str:
+    paid = await ctx.event("paid", timeout_s=timeout_s)
+    await ctx.step("order", make_order, paid.url)
+    try:
+        payment = await paid.wait()
+    except TimeoutError:
+        return "not paid in time"
+    return f"paid {payment['amount']}"
+
+
+async def test_an_event_is_delivered_once_its_task_waits_for_it() -> None:
+    async with Gateway(buy) as gateway:
+        result = await gateway.call("buy", events={"paid": {"amount": 7}})
+        assert result.value == "paid 7"
+        result = await gateway.call("buy")
+        assert result.value == "not paid in time"
+
+
+async def test_a_call_with_an_event_survives_everywhere() -> None:
+    PAID_URLS.clear()
+    async with Gateway(buy) as gateway:
+        result = await gateway.call("buy", events={"paid": {"amount": 7}}, crash="everywhere")
+    assert result.value == "paid 7"
+    # the first call and one without replay; then three deaths of a step and lost answers, of which
+    # two let the step run again
+    assert len(PAID_URLS) >= 7
+
+
+async def test_a_handler_that_is_not_the_same_after_its_event_is_found() -> None:
+    deliveries: list[Any] = []
+
+    @tool(task="required")
+    async def forgets(ctx: Context) -> str:
+        paid = await ctx.event("paid")
+        deliveries.append(await paid.wait())
+        await ctx.step("note", lambda: None)
+        return f"{len(deliveries)}"
+
+    async with Gateway(forgets) as gateway:
+        with pytest.raises(Diverged, match=r"event:paid is answered, .* instead of: it returned: 1"):
+            await gateway.call("forgets", events={"paid": 7}, crash="everywhere")
+
+
+async def test_a_test_posts_a_payload_itself() -> None:
+    async with Gateway(buy) as gateway:
+        task = await gateway.start("buy")
+        with pytest.raises(LookupError, match="0 tasks have an event 'paid'"):
+            await gateway.deliver("paid", {"amount": 7})
+        await gateway.work()
+        assert await gateway.deliver("paid", {"amount": 7}) == 202
+        assert await gateway.deliver("paid", {"amount": 7}, task=task.id) == 200
+        assert await gateway.deliver("paid", {"amount": 8}) == 409
+        assert (await task.wait()).value == "paid 7"
+
+
+async def test_a_task_that_nobody_delivers_to_says_for_what_it_waits() -> None:
+    @tool(task="required")
+    async def waits(ctx: Context) -> str:
+        return str(await (await ctx.event("paid")).wait())
+
+    async with Gateway(waits) as gateway:
+        with pytest.raises(NothingGoesOn, match=r"it waits for event:paid: give the payload"):
+            await gateway.call("waits")

@@ -12,16 +12,20 @@ import pytest
 from pydantic import BaseModel
 
 from roundgate import Context, SyncContext, tool
+from roundgate.auth import LOCAL
 from roundgate.cli.histories import without_secrets
 from roundgate.errors import HistoriesDiverged
+from roundgate.replay import Opened
 from roundgate.settings import TasksConfig
 from roundgate.storage import ANY
 from roundgate.tasks.histories import History, history_of, outline_of
 from roundgate.tasks.versions import tasks_with_work
 from roundgate.testing import Gateway
-from tests.support.clocks import FixedClock
+from roundgate.testing.histories import Given, replay
+from tests.support.clocks import FixedClock, SkippingClock
+from tests.support.programs import World, answer, perform, program
 from tests.support.rounds import accept
-from tests.support.tasks import Shared
+from tests.support.tasks import Fast, Shared
 
 RAN: list[str] = []
 EMAIL = "ada@example.com"
@@ -265,6 +269,88 @@ async def test_branches_and_plain_functions_are_replayed_too(tmp_path: Path) -> 
                 else:
                     with pytest.raises(HistoriesDiverged):
                         await gateway.replay(history)
+
+
+async def invoice(url: str) -> str:
+    return f"posts to {url}"
+
+
+def paying() -> Any:
+    async def refund(ctx: Context, order: int) -> str:
+        event = await ctx.event("paid", timeout_s=3600)
+        await ctx.step("invoice", invoice, event.url)
+        payment = await event.wait()
+        await ctx.step("book", str, payment["amount"])
+        await ctx.sleep(60)
+        return "done"
+
+    return refund
+
+
+async def test_an_event_is_replayed_and_its_token_never_leaves(tmp_path: Path) -> None:
+    shared = Shared(tmp_path / "tasks.sqlite3", FixedClock(), TasksConfig())
+    shop = shared.workshop(refund=paying())
+    ref = await shop.begin("refund", order=7)
+    await shop.all_turns()
+    histories = []
+    for is_delivered in (False, True):
+        if is_delivered:
+            await shop.deliver(ref, "event:paid", {"amount": 4711})
+            await shop.all_turns()
+        work = await shop.store.read_work(ref)
+        assert work is not None
+        histories.append(history_of(await shop.record(ref), work, shop.clock.now_ms()))
+    await shared.aclose()
+    (token,) = [entry.token for entry in histories[0].entries() if isinstance(entry, Opened)]
+    assert len(token) > 20
+    values = {"invoice": "posted", "paid": {"amount": 1}, "book": "1"}
+    for number, history in enumerate(histories):
+        for name, left in (("values", without(history)), ("outline", outline_of(history))):
+            file = written(tmp_path / f"{number}-{name}.jsonl", [left])
+            assert token not in file.read_text()
+            assert ("4711" in file.read_text()) == (name == "values" and number == 1)
+            async with served(paying()) as gateway:
+                (replayed,) = await gateway.replay(
+                    file, arguments={"order": 7}, values=values if name == "outline" else {}
+                )
+            places = ["event:paid", "invoice", "wait:paid", "book", "sleep:sleep"]
+            assert list(replayed.reached) == places[: 5 if number else 3], (number, name)
+    outline = tmp_path / "1-outline.jsonl"
+    del values["paid"]
+    async with served(paying()) as gateway:
+        (replayed,) = await gateway.replay(outline, arguments={"order": 7}, values=values)
+    assert list(replayed.unchecked) == ["book", "sleep:sleep"]
+
+
+@pytest.mark.parametrize("seed", [3, 8, 26, 32, 108, 150])
+async def test_no_handler_departs_from_its_own_history(tmp_path: Path, seed: int) -> None:
+    body, world = program(seed), World()
+
+    async def random_handler(ctx: Context) -> dict[str, Any]:
+        return {"value": await perform(ctx, body, world)}
+
+    clock = SkippingClock()
+    shared = Shared(tmp_path / "tasks.sqlite3", clock, TasksConfig(), database=Fast)
+    shop = shared.workshop(tool=random_handler)
+    ref = await shop.begin("tool")
+    for _ in range(60):
+        shown = await shop.shown(ref)
+        if shown["status"] in ("completed", "failed"):
+            break
+        work = await shop.store.read_work(ref)
+        assert work is not None
+        history = history_of(await shop.record(ref), work, clock.now_ms())
+        for one in (history, outline_of(history)):
+            replayed = await replay(one, shop.catalog, Given(LOCAL, {}, {}))
+            assert replayed.departure is None
+        requests = shown.get("inputRequests", {})
+        responses = {key: answer(request) for key, request in requests.items()}
+        await shop.tasks.update(LOCAL, ref.id, responses)
+        if not await shop.turns():
+            clock.skip(31)
+            await shop.sweep.sweep()
+    assert shown["status"] in ("completed", "failed")
+    await shared.aclose()
 
 
 # what leaves production

@@ -18,6 +18,7 @@ from roundgate.clock import Clock
 from roundgate.errors import ParseError
 from roundgate.json import encode
 from roundgate.protocol import OPEN, Status
+from roundgate.replay import Opened
 from roundgate.storage import Wanted
 from roundgate.suites.variables import SHOWN, Secrets
 from roundgate.tasks.histories import History, history_of, outline_of, redacted
@@ -89,6 +90,9 @@ def without_secrets(history: History, names: Collection[str]) -> History | None:
                 return [hide("", item) for item in value]
         return value
 
+    for entry in history.entries():
+        if isinstance(entry, Opened):
+            secrets.add(entry.token)
     left = redacted(redacted(history, hide), lambda name, value: secrets.without(value))
     is_named = any(secrets.hidden(entry.key) != entry.key for entry in left.entries())
     return None if is_named else left

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias
 
 from roundgate import json
 from roundgate.replay import (
+    MISSED,
     VERSION,
     Answered,
     Asked,
@@ -27,6 +28,7 @@ from roundgate.replay import (
     Entry,
     Finished,
     Journal,
+    Opened,
     Raised,
     Remembered,
     Slept,
@@ -37,11 +39,14 @@ from roundgate.replay import (
 )
 from roundgate.storage import TaskRecord, Work
 from roundgate.tasks.call import TaskCall
+from roundgate.tasks.events import marks_of
 
 Redact: TypeAlias = Callable[[str, Any], Any]
 """Returns the value to keep, given the name of its step, question or member and the value."""
 
 FORMAT: Final = 1
+NO_URL: Final = "https://gateway.invalid/"
+"""The URL of external events in a history."""
 _WITH_IDENTITY: Final = (Finished, Raised, Tried, Cut, Began, Slept)
 LATER_MS: Final = 86_400_000
 """In an outline, how long after its export an unfinished sleep ends."""
@@ -100,7 +105,8 @@ class History:
 
 
 def history_of(record: TaskRecord, work: Work, now_ms: int) -> History:
-    """Return the whole history of a task.
+    """Return the whole history of a task, with the tokens of its external events, which must not
+    leave: see `outline_of` and `redacted`.
 
     Raises:
         ParseError, ValueError, TypeError, KeyError: a later version of Roundgate wrote the journal.
@@ -114,7 +120,12 @@ def history_of(record: TaskRecord, work: Work, now_ms: int) -> History:
         if not place[0]:
             places.pop(place, None)  # steps are in the order of their outcomes
         places[place] = None
-    journal.receive({key: json.decode(answer) for key, answer in work.answers.items()})
+    answers = {key: json.decode(answer) for key, answer in work.answers.items()}
+    journal.receive(answers)
+    journal.deliver(answers, {mark.name for mark in marks_of(record)})
+    for event in journal.opened():
+        if event.key in journal.missed:
+            journal.steps[event.key] = replace(event, outcome=MISSED)
     entries = {_place(entry): entry for entry in journal.entries()}
     who = call.principal
     return History(
@@ -139,8 +150,8 @@ def outline_of(history: History) -> History:
 
 
 def redacted(history: History, redact: Redact) -> History:
-    """Return a history whose values are what `redact` returns for them, without digests of values
-    if any was replaced."""
+    """Return a history without tokens, whose values are what `redact` returns for them; without
+    digests of values if any was replaced."""
     changed = replace(
         history,
         journal=[row(_redacted(entry, redact)) for entry in history.entries()],
@@ -168,6 +179,9 @@ def _redacted(entry: Entry, redact: Redact) -> Entry:
             return replace(entry, response=redact("", entry.response))
         case Asked():
             return replace(entry, problem=redact(name, entry.problem))
+        case Opened():
+            entry = _without_token(entry)
+            return replace(entry, payload=redact(name.removeprefix("event:"), entry.payload))
     return entry
 
 
@@ -180,6 +194,8 @@ def _outline(entry: Entry, at_ms: int) -> Entry:
             return replace(entry, value=None)
         case Slept():
             return replace(entry, until_ms=at_ms if entry.until_ms <= at_ms else at_ms + LATER_MS)
+        case Opened():
+            return replace(_without_token(entry), payload=None, until_ms=at_ms + LATER_MS)
         case Answered():
             return replace(entry, response=None)
         case Asked():
@@ -187,6 +203,10 @@ def _outline(entry: Entry, at_ms: int) -> Entry:
         case Raised():
             return replace(entry, message="")
     return entry
+
+
+def _without_token(event: Opened) -> Opened:
+    return replace(event, token="", base=None if event.base is None else NO_URL)
 
 
 def _without_digest(entry: Entry) -> Entry:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -25,6 +25,7 @@ from roundgate.errors import NondeterminismError, RoundgateError
 from roundgate.json import fresh
 from roundgate.protocol import ClientCapabilities, Meta
 from roundgate.replay import (
+    DELIVERED,
     VERSION,
     Answered,
     Asked,
@@ -36,6 +37,7 @@ from roundgate.replay import (
     Failed,
     Finished,
     Journal,
+    Opened,
     Raised,
     Remembered,
     Run,
@@ -50,6 +52,9 @@ from roundgate.testing.instances import VirtualClock
 
 WITHIN_S: Final = 30.0
 """How long one replay may take, in seconds."""
+GRACE_S: Final = 1.0
+"""How long a replay whose handler waits may take to come to all recorded places, in seconds."""
+LOOK_S: Final = 0.02
 MAX_SHOWN: Final = 10
 """The most entries of each kind that the description of a departure shows."""
 
@@ -103,9 +108,10 @@ class Given:
 
     def value(self, key: str) -> tuple[Any] | None:
         """Return the value for a place as a tuple, or `None` if there is none."""
-        for name in (key, key.rpartition("/")[2].partition("#")[0]):
-            if name in self.values:
-                return (self.values[name],)
+        name = key.rpartition("/")[2].partition("#")[0]
+        for known in (key, name, name.removeprefix("event:")):
+            if known in self.values:
+                return (self.values[known],)
         return None
 
 
@@ -117,12 +123,12 @@ async def replay(history: History, catalog: Catalog, given: Given) -> Replayed:
     """
     offered = catalog.views.get(history.view) if history.view else catalog
     served = None if offered is None else offered.tools.get(history.tool)
-    recorded = [entry for entry in history.entries() if not isinstance(entry, _HIDDEN)]
+    recorded = [entry for entry in history.entries() if _is_shown(entry)]
     if served is None:
         reason = "the gateway does not serve this tool"
         return Replayed(history.task, history.tool, (), (), _described(history, reason, (), (), ()))
     journal, missing = _journal(history, given)
-    run = _Run(_call(history, given, served.tool.unasked_answers), journal, history)
+    run = _Run(_call(history, given, served.tool.unasked_answers), journal, history, missing)
     arguments = fresh(dict(history.arguments if history.arguments is not None else given.arguments))
     async with asyncio.timeout(WITHIN_S):
         outcome = await engine.run_handler(lambda: served.call(Context(run), arguments), run)
@@ -144,11 +150,16 @@ class _Run(Run):
 
     stop_requested = True
 
-    def __init__(self, call: Call, journal: Journal, history: History) -> None:
+    def __init__(
+        self, call: Call, journal: Journal, history: History, missing: Collection[Place]
+    ) -> None:
         super().__init__(call, journal)
         self._is_exact = not (history.is_outline or history.is_redacted)
         self.reached: dict[Place, None] = {}
         self.known = {_place(entry) for entry in [*history.entries(), *journal.entries()]}
+        self._awaited = {_place(entry) for entry in journal.entries() if _is_shown(entry)}
+        self._missing = missing
+        self._rests_until_s: float | None = None
 
     def come_to(self, branch: Branch, kind: str, name: str) -> str:
         key = super().come_to(branch, kind, name)
@@ -156,10 +167,28 @@ class _Run(Run):
             self.reached[kind == "question", key] = None
         return key
 
+    def come_to_rest(self) -> None:
+        """Suspend the run; but if recorded places are left, wait first for branches that wait
+        outside of ctx."""
+        loop = asyncio.get_running_loop()
+        if self._rests_until_s is None:
+            self._rests_until_s = loop.time() + GRACE_S
+        is_there = self._awaited <= self.reached.keys()
+        is_stopped = any(place in self.reached for place in self._missing)
+        if is_there or is_stopped or loop.time() > self._rests_until_s:
+            super().come_to_rest()
+        else:
+            loop.call_later(LOOK_S, self.quiescence.restart_quiet)
+
     def is_same(self, before: str, now: str | None) -> bool:
         if self._is_exact or now is None:
             return before == now
         return without_arguments(before) == without_arguments(now)
+
+
+def _is_shown(entry: Entry) -> bool:
+    """Return whether an entry shows that its handler came to a place."""
+    return not isinstance(entry, Told | Cut | Remembered)
 
 
 def _place(entry: Entry) -> Place:
@@ -189,6 +218,9 @@ def _journal(history: History, given: Given) -> tuple[Journal, set[Place]]:
         known = _known(entry, history, given)
         if known is not None:
             journal.add(known)
+        elif isinstance(entry, Opened):
+            journal.add(replace(entry, outcome=None))  # its handler waits for it
+            missing.add((False, "wait:".join(entry.key.rsplit("event:", 1))))
         elif not isinstance(entry, Remembered):
             missing.add(_place(entry))
     for key, value in given.values.items():
@@ -212,6 +244,9 @@ def _known(entry: Entry, history: History, given: Given) -> Entry | None:
             return Remembered(key, history.exported_ms)
         case Remembered():
             return None
+        case Opened() if entry.outcome == DELIVERED:
+            payload = given.value(entry.key)
+            return None if payload is None else replace(entry, payload=payload[0])
         case Finished() | Answered():
             value = given.value(entry.key)
             if value is None:
@@ -248,13 +283,13 @@ def _departure(
         return None  # the replaced answer does not fit
     if again:
         return f"{again[0]!r} was answered, and is asked again, because it reads differently"
+    if left and new:
+        return f"it comes to {new[0]!r} before {left[0].key!r}, which is recorded"
     if isinstance(outcome, Failed) and (left or not isinstance(outcome.error, RoundgateError)):
         return f"it ends with {type(outcome.error).__name__}: {str(outcome.error)[:500]}"
     if not left:
         return None
-    instead = (
-        f"comes to {new[0]!r}" if new else "ends" if not isinstance(outcome, Suspended) else "waits"
-    )
+    instead = "waits" if isinstance(outcome, Suspended) else "ends"
     return f"it {instead} before {left[0].key!r}, which is recorded"
 
 
@@ -267,11 +302,10 @@ def _of_error(error: NondeterminismError) -> str:
     return f"{error.key!r} is recorded as {before!r}, and the handler asks for {now!r}"
 
 
-_HIDDEN: Final = (Told, Cut, Remembered)
-"""Entries that no handler comes to."""
 _HOW: Final[Mapping[type[Entry], str]] = {
     Raised: ", failed",
     Asked: "question",
+    Opened: "event",
     Answered: "question, answered",
     Unanswered: "question, not answered in time",
 }
