@@ -27,7 +27,7 @@ with kept():  # collecting garbage among all modules takes 4 % of a cold start
     from roundgate.clock import Clock, seed_after_restore
     from roundgate.config import ConfigFile
     from roundgate.errors import ConfigError
-    from roundgate.http import HEALTH, Hosting
+    from roundgate.http import HEALTH, Hosting, is_event_path
     from roundgate.main import build_app
     from roundgate.protocol import Request, jsonrpc
     from roundgate.runtime import startup
@@ -152,7 +152,7 @@ def _own_path(path: str, event: Event, served: Container[str], base: str) -> str
     stage = f"/{event['requestContext'].get('stage')}"
     for prefix in (_before_resource(path, event), "", stage, base):
         own = path.removeprefix(prefix)
-        if path.startswith(prefix) and own.removesuffix("/") in served:
+        if path.startswith(prefix) and (own.removesuffix("/") in served or is_event_path(own)):
             return own
     return path
 
