@@ -27,11 +27,12 @@ with kept():  # collecting garbage among all modules takes 4 % of a cold start
     from roundgate.clock import Clock, seed_after_restore
     from roundgate.config import ConfigFile
     from roundgate.errors import ConfigError
-    from roundgate.http import HEALTH, Hosting, is_event_path
+    from roundgate.http import HEALTH, Hosting
     from roundgate.main import build_app
     from roundgate.protocol import Request, jsonrpc
     from roundgate.runtime import startup
     from roundgate.settings import Settings
+    from roundgate.tasks.external import is_event_path
 
 if TYPE_CHECKING:
     from mangum.types import LambdaContext

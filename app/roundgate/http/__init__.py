@@ -14,7 +14,6 @@ from roundgate.http.protected import ProtectedResource as ProtectedResource
 from roundgate.http.request import Guard as Guard
 from roundgate.http.request import RequestMiddleware as RequestMiddleware
 from roundgate.http.request import default_hosts as default_hosts
-from roundgate.http.request import is_event_path as is_event_path
 from roundgate.http.request import public_origins as public_origins
 from roundgate.http.routes import HEALTH as HEALTH
 from roundgate.http.routes import Health as Health
