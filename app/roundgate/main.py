@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Final
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 
 from roundgate.auth import Verifier
+from roundgate.backends.base import ServerState
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile
 from roundgate.garbage import kept
@@ -32,6 +35,7 @@ from roundgate.http import (
     McpEndpoint,
     ProtectedResource,
     RequestMiddleware,
+    Upstream,
     default_hosts,
     make_router,
     not_found_handler,
@@ -44,6 +48,8 @@ from roundgate.observability import tracing
 from roundgate.runtime.startup import Stores, build_core, read_configuration
 from roundgate.settings import Settings
 
+MAX_LEFT_OUT: Final = 20
+"""The most tools of a server that /healthz names as left out."""
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """`roundgate.observability.tracing` makes the spans: it knows methods and tools, FastAPI only
 paths."""
@@ -125,7 +131,20 @@ def _health_of(replica: Replica) -> Health:
         version=server.version,
         store=replica.core.stores.id(),
         missing=list(replica.core.serving.catalog.missing) or None,
+        upstreams=[_upstream_of(state) for state in replica.core.serving.now.servers()] or None,
         troubles=troubles or None,
+    )
+
+
+def _upstream_of(state: ServerState) -> Upstream:
+    left_out = dict(islice(state.left_out.items(), MAX_LEFT_OUT))
+    return Upstream(
+        name=state.name,
+        status="up" if state.is_up else "down",
+        revision=state.revision,
+        software=state.software,
+        tools=state.tools,
+        left_out=left_out or None,
     )
 
 

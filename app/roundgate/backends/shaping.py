@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias
 
 from roundgate import json
-from roundgate.backends.base import Backend, CallTool, Offering, Returned, Tool
+from roundgate.backends.base import Backend, CallTool, LiveBackend, Offering, Returned, Tool
 from roundgate.backends.config import (
     ArgumentOverride,
     BackendConfig,
@@ -49,10 +49,17 @@ HINTS: Final[Mapping[str, tuple[str, bool]]] = {
 class ConfiguredBackend:
     """A back end under its name, whose tools are shaped by its settings (`NamedBackend`)."""
 
-    def __init__(self, backend: Backend, config: BackendConfig, origin: Origin) -> None:
+    def __init__(
+        self, backend: Backend, config: BackendConfig, origin: Origin, *, is_tolerant: bool = False
+    ) -> None:
+        """Store the parts. With `is_tolerant`, settings that do not fit the tools of a
+        `LiveBackend` leave out only what they name."""
         self.name = config.name
         self.prefix = config.effective_prefix
+        self.core = backend
+        self.config = config
         self._backend = backend
+        self._is_tolerant = is_tolerant and isinstance(backend, LiveBackend)
         self._config = config
         self._origin = origin
 
@@ -67,8 +74,10 @@ class ConfiguredBackend:
             if not isinstance(offering, Offering):
                 raise TypeError(f"offer() returned {type(offering).__name__}, not an Offering")
         chosen = [tool for tool in offering.tools if is_selected(tool, self._config)]
-        problems = self._unmatched(offering, chosen)
         left_out = list(offering.left_out)
+        problems = left_out if self._is_tolerant else []
+        if not offering.missing:
+            problems += self._unmatched(offering, chosen)
         tools: list[Tool] = []
         for tool in chosen:
             try:
@@ -88,7 +97,7 @@ class ConfiguredBackend:
                         str(error), "correct it, or see `roundgate check` for what the tool has"
                     )
                 )
-        if problems:
+        if problems and not self._is_tolerant:
             raise ConfigError(problems)
         return replace(offering, tools=tools, left_out=left_out)
 
