@@ -218,9 +218,9 @@ def refusal(error: Exception) -> Refusal | None:
     name = type(error).__name__
     match error:
         case exceptions.ClientError():
-            said = error.response.get("Error", {})
+            details = error.response.get("Error", {})
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            code, message = str(said.get("Code", name)), str(said.get("Message", ""))
+            code, message = str(details.get("Code", name)), str(details.get("Message", ""))
             return Refusal(code, message, status, error.response)
         case exceptions.ConnectionError():
             return Refusal(name, "", was_sent=False)

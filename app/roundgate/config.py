@@ -124,17 +124,17 @@ class GatewayConfig(Model):
 
     def server_of(self, view: str) -> ServerConfig:
         """Return the section `server`, with the view's own instructions if it has any."""
-        found = self.view(view)
-        if found is None or found.instructions is None:
+        view_config = self.view(view)
+        if view_config is None or view_config.instructions is None:
             return self.server
-        return self.server.model_copy(update={"instructions": found.instructions})
+        return self.server.model_copy(update={"instructions": view_config.instructions})
 
     @model_validator(mode="after")
     def _views_differ(self) -> GatewayConfig:
         paths = [view.effective_path for view in self.views]
-        for what, given in (("name", [view.name for view in self.views]), ("path", paths)):
-            if twice := sorted({one for one in given if given.count(one) > 1}):
-                raise ValueError(f"two views have the {what} {twice[0]!r}")
+        for member, values in (("name", [view.name for view in self.views]), ("path", paths)):
+            if twice := sorted({value for value in values if values.count(value) > 1}):
+                raise ValueError(f"two views have the {member} {twice[0]!r}")
         for path in paths:
             if path == _HEALTH or f"{path}/".startswith(_WELL_KNOWN):
                 raise ValueError(f"the path {path!r} of a view is the gateway's own")
@@ -188,10 +188,10 @@ def load(
     Raises:
         ConfigError: lists every problem of the file.
     """
-    found = inspect(path, environ, placeholder=placeholder)
-    if found.problems or found.file is None:
-        raise ConfigError(found.problems)
-    return found.file
+    file = inspect(path, environ, placeholder=placeholder)
+    if file.problems or file.file is None:
+        raise ConfigError(file.problems)
+    return file.file
 
 
 def validated(value: Mapping[str, Any], origin: Origin) -> ConfigFile:
@@ -245,7 +245,7 @@ def _filled_in(
         return resolver.fill_in(value, origin), own, frozenset(resolver.files)
     own = resolver.environment(value["env"], origin.at("env"))
     rest = Resolver({**environ, **own}, placeholder, problems, resolver.files)
-    others = {name: one for name, one in value.items() if name != "env"}
+    others = {name: item for name, item in value.items() if name != "env"}
     filled = {**rest.fill_in(others, origin), "env": value["env"]}
     return filled, own, frozenset(rest.files)
 
@@ -262,13 +262,13 @@ def _sections(value: Any, origin: Origin, problems: list[Problem]) -> GatewayCon
 def _backends(value: Any, origin: Origin, problems: list[Problem]) -> dict[int, BackendConfig]:
     """Return the valid entries of `backends` by position; add the problems of the others."""
     entries = value.get("backends") if isinstance(value, dict) else None
-    found: dict[int, BackendConfig] = {}
+    backends: dict[int, BackendConfig] = {}
     for index, entry in enumerate(entries if isinstance(entries, list) else ()):
         try:
-            found[index] = registry.read_entry(entry, origin.at("backends", index))
+            backends[index] = registry.read_entry(entry, origin.at("backends", index))
         except ConfigError as error:
             problems += error.problems
-    return found
+    return backends
 
 
 def _rest(
@@ -301,14 +301,14 @@ def _misplaced(
     config: GatewayConfig | None, backends: Mapping[int, BackendConfig], origin: Origin
 ) -> list[Problem]:
     """Return a problem for each reference to AWS in a setting that accepts any value."""
-    parts: dict[Loc, Any] = {("backends", index): one for index, one in backends.items()}
+    parts: dict[Loc, Any] = {("backends", index): backend for index, backend in backends.items()}
     if config is not None:
         parts[()] = config.model_copy(update={"backends": []})
     return [
-        one.problem or misplaced(origin.at(*loc))
+        backend.problem or misplaced(origin.at(*loc))
         for place, part in parts.items()
-        for loc, one in settings_of(part, place)
-        if isinstance(one, Deferred)
+        for loc, backend in settings_of(part, place)
+        if isinstance(backend, Deferred)
     ]
 
 

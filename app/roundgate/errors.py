@@ -613,10 +613,6 @@ class WrongHandle(ClientError):
 # Raised and caught within the gateway
 
 
-class AnswerTooLarge(Inside):
-    """A service's answer exceeds its limit of bytes."""
-
-
 class CallCancelled(Inside):
     """The client no longer wants an answer."""
 
@@ -624,27 +620,6 @@ class CallCancelled(Inside):
 class CleanedUp(Inside):
     """The work that a call had begun elsewhere was ended, or there was none; the text says
     which."""
-
-
-class InvocationFailed(Inside):
-    """A function of the local stack raised, timed out, or its environment died. `said` is the
-    response of AWS to its invoker."""
-
-    def __init__(self, message: str, said: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message)
-        self.said = said or {"errorType": "Runtime.ExitError", "errorMessage": message}
-
-
-class PayloadTooLarge(InvocationFailed):
-    """The event is larger than AWS Lambda accepts; nothing was invoked."""
-
-
-class Throttled(InvocationFailed):
-    """The limit of concurrent functions is reached; nothing was invoked."""
-
-
-class KeysUnavailable(Inside):
-    """The issuer's keys have never been read, so no caller can be verified."""
 
 
 class NotCancelled(Inside):
@@ -656,10 +631,6 @@ class NotCancelled(Inside):
         self.job = job
 
 
-class NotNow(Inside):
-    """A request about a job cannot be answered now; a later one may succeed. The text says why."""
-
-
 class NotRetryable(Inside):
     """A call that a failed step ended cannot be retried at that step. The text gives the operator
     the reason and the remedy."""
@@ -669,67 +640,8 @@ class NotServedHere(Inside):
     """This worker cannot serve the task, another may. The text names the feature that it needs."""
 
 
-class OAuthRefused(Inside):
-    """An OAuth endpoint refused a request: the HTTP status, OAuth's `error` and
-    `error_description`, and a DPoP nonce, if any."""
-
-    def __init__(self, status: int, body: Mapping[str, Any], nonce: str | None) -> None:
-        super().__init__(f"HTTP status {status}")
-        self.status = status
-        self.error = str(body.get("error", ""))[:100]
-        self.description = str(body.get("error_description", ""))[:300]
-        self.nonce = nonce
-
-
-class RequestMalformed(Inside):
-    """A stand-in or a recording proxy refused a request; `status` is the HTTP status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class SealBroken(Inside):
-    """A token cannot be opened. The reason is for the log; the sender is told nothing."""
-
-
-class SessionOver(Inside):
-    """A server of an older revision has forgotten the session."""
-
-
 class TaskGivenUp(Inside):
     """The task fails now. The text is the reason, fit for a `statusMessage`."""
-
-
-class TryLater(Inside):
-    """A server cannot answer its client now; `wait_s` is the pause in seconds before the next
-    attempt."""
-
-    def __init__(self, status: int, wait_s: float, reason: str = "") -> None:
-        super().__init__(f"The server is not available now (HTTP status {status}){reason}")
-        self.status = status
-        self.wait_s = wait_s
-
-
-class UnboundPlaceholder(Inside):
-    """A placeholder of a cassette has no value yet."""
-
-
-class Unconfirmed(Inside):
-    """A change of the configuration removes protection and has been read only once. `lost` names
-    each loss."""
-
-    def __init__(self, lost: list[str]) -> None:
-        super().__init__()
-        self.lost = lost
-
-
-class UnfitAnswer(Inside):
-    """A response does not fit its question. The text describes the fault for the respondent."""
-
-
-class UnknownEncoding(Inside):
-    """A service's answer has a content encoding that was not requested."""
 
 
 class UnreadableDocument(Inside):
@@ -754,27 +666,6 @@ class IndexOfAnotherVersion(UnusableIndex):
 
     def __init__(self) -> None:
         super().__init__("was compiled by another version of Roundgate")
-
-
-class UnusableOperation(Inside):
-    """A part of a document cannot be used. `remedy` is for the person who maintains the document or
-    the configuration."""
-
-    def __init__(
-        self,
-        message: str,
-        remedy: str = "mend the document, or leave the operation out with `exclude`",
-    ):
-        super().__init__(message)
-        self.remedy = remedy
-
-
-class DanglingReference(UnusableOperation):
-    """A `$ref` of a document has no target, or its target may not be read."""
-
-
-class UnusableReturn(Inside, TypeError):
-    """A handler returned a value that has no JSON form, or violates its declared schema."""
 
 
 class WorkerFault(Inside):

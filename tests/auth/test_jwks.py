@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.auth.jwks import FRESH_MS, MAX_BYTES, RETRY_MS, KeySet
-from roundgate.errors import KeysUnavailable
+from roundgate.auth.jwks import FRESH_MS, MAX_BYTES, RETRY_MS, KeySet, KeysUnavailable
 from tests.support.clocks import FixedClock
 from tests.support.issuer import jwks, public_jwk
 from tests.support.services import Service, answer, service

@@ -28,8 +28,13 @@ from roundgate import (
     TextResourceContents,
     ToolResult,
 )
-from roundgate.backends.signature import ToolReturn, completion, prompt_messages, resource_contents
-from roundgate.errors import UnusableReturn
+from roundgate.backends.signature import (
+    ToolReturn,
+    UnusableReturn,
+    completion,
+    prompt_messages,
+    resource_contents,
+)
 from roundgate.json import encode
 
 PICTURE = ImageContent(b"\x89PNG", "image/png")

@@ -258,6 +258,7 @@ async def test_a_server_that_acts_twice_is_found_by_a_doubled_request() -> None:
         ("lost:1:2", "write it as one of"),
         ("delay:1:90", "at most 60 seconds"),
         ("cut:1:20000", "at most 10000 events"),
+        ("cut:2:1.5", "a whole number, at most 10000 events"),
         ("cut:nan", "1 to 6"),
         ("burn:1", "write it as one of"),
     ],

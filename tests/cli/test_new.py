@@ -72,7 +72,7 @@ def test_for_aws_there_are_parameters_and_a_workflow_whose_steps_pass(tmp_path: 
     assert main(["new", str(shop), "--aws", "--from", str(document)]) == 0
     texts = [path.read_text() for path in shop.rglob("*") if path.is_file()]
     assert not [text for text in texts if PLACEHOLDER.search(text)]
-    asked = options.completed(options.asked("", []), shop / "gateway.yaml")
+    asked = options.completed(options.read_options("", []), shop / "gateway.yaml")
     assert (asked.stack, dict(asked.overrides)) == ("corner-shop", {})
     workflow = yaml.safe_load((shop / ".github/workflows/deploy.yml").read_text())
     assert workflow["permissions"]["id-token"] == "write"

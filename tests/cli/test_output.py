@@ -127,6 +127,15 @@ async def test_a_log_has_a_line_for_each_change_and_no_bar() -> None:
     assert file.getvalue() == "working\ncompleted\n"
 
 
+async def test_a_log_message_does_not_make_an_unchanged_state_a_new_one() -> None:
+    file = io.StringIO()
+    with Status(file) as status:
+        for _ in range(2):
+            status.task(TaskState.read({"taskId": "t", "status": "working"}))
+            status.logged(Log("info", None, "hello"))
+    assert file.getvalue() == "working\ninfo: hello\ninfo: hello\n"
+
+
 def test_a_list_has_columns_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen()
     monkeypatch.setattr(sys, "stdout", screen)

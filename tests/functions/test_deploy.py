@@ -49,7 +49,7 @@ def passed(command: list[str]) -> dict[str, str]:
 
 
 def wanted(config: Path, *options: str) -> deploy_options.Asked:
-    return deploy_options.asked("roundgate", [str(config), *options])
+    return deploy_options.read_options("roundgate", [str(config), *options])
 
 
 def check(one: deploy_options.Asked, stored: dict[str, str], executions: int | None) -> None:
@@ -544,11 +544,11 @@ def test_workers_leave_half_of_the_accounts_functions_to_the_gateway(
 
 def test_an_override_that_is_none_is_refused() -> None:
     with pytest.raises(UsageError, match="takes NAME=VALUE, not 'Name'"):
-        deploy_options.asked("stack", ["file", deploy_options.OVERRIDES, "Name"])
+        deploy_options.read_options("stack", ["file", deploy_options.OVERRIDES, "Name"])
 
 
 def test_the_nearest_configuration_is_deployed_if_none_is_named() -> None:
-    one = deploy_options.asked("stack", [deploy_options.OVERRIDES, "LogLevel=debug"])
+    one = deploy_options.read_options("stack", [deploy_options.OVERRIDES, "LogLevel=debug"])
     assert (one.config, one.overrides) == (None, {"LogLevel": "debug"})
 
 
@@ -670,7 +670,7 @@ def test_without_credentials_nothing_is_deployed(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, str(open_config.with_name("none")))
-    asked = deploy_options.asked("shop", [str(open_config), *options])
+    asked = deploy_options.read_options("shop", [str(open_config), *options])
     with pytest.raises(UsageError, match=f"AWS was asked about the stack shop: {said}"):
         deploy.of_account(asked, open_config)
     assert cli.main(["deploy", "shop", str(open_config), *options]) == 2

@@ -9,9 +9,13 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from roundgate.deployment.stack.functions import MAX_PAYLOAD_BYTES, Pool
+from roundgate.deployment.stack.functions import (
+    MAX_PAYLOAD_BYTES,
+    InvocationFailed,
+    Pool,
+    Throttled,
+)
 from roundgate.deployment.stack.lambda_api import MAX_CLIENT_CONTEXT, MAX_EVENT_BYTES, LambdaApi
-from roundgate.errors import InvocationFailed, Throttled
 
 F = "/2015-03-31/functions/f/invocations"
 

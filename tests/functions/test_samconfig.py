@@ -44,7 +44,7 @@ default:
 
 
 def completed(folder: Path, *rest: str, stack: str = "") -> options.Asked:
-    return options.completed(options.asked(stack, rest), folder / "gateway.yaml")
+    return options.completed(options.read_options(stack, rest), folder / "gateway.yaml")
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_yaml_is_read_as_well_and_the_file_may_be_named(tmp_path: Path, name: st
 
 
 def test_without_a_file_everything_is_on_the_command_line(tmp_path: Path) -> None:
-    asked = options.asked("shop", ["--region", "us-east-1"])
+    asked = options.read_options("shop", ["--region", "us-east-1"])
     assert options.completed(asked, tmp_path / "gateway.yaml") == asked
 
 

@@ -19,10 +19,20 @@ from hypothesis import strategies as st
 from mcp_types import _v2026_07_28 as official
 from pydantic import BaseModel, Field
 
-from roundgate.errors import Declined, UnfitAnswer
+from roundgate.errors import Declined
 from roundgate.json import decode, encode
 from roundgate.protocol.content import ImageContent, PromptMessage
-from roundgate.replay.questions import Form, Question, Raw, Root, Roots, Sample, Url, digest_of
+from roundgate.replay.questions import (
+    Form,
+    Question,
+    Raw,
+    Root,
+    Roots,
+    Sample,
+    UnfitAnswer,
+    Url,
+    digest_of,
+)
 from tests.support import json_values
 from tests.support.replay import Name
 from tests.support.rounds import accept, sampled

@@ -13,8 +13,12 @@ from typing import Any
 import pytest
 
 from roundgate.deployment.stack.events import Poller, failures
-from roundgate.deployment.stack.functions import MOST_IN_CHAIN, invocations_in, with_count
-from roundgate.errors import InvocationFailed
+from roundgate.deployment.stack.functions import (
+    MOST_IN_CHAIN,
+    InvocationFailed,
+    invocations_in,
+    with_count,
+)
 from tests.support import moto_server
 
 boto3 = pytest.importorskip("boto3")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,17 @@ async def test_a_server_that_listens_is_at_its_url_and_ends_with_the_run(tmp_pat
         os.kill(process, 0)
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
+
+
+async def test_the_environment_of_a_server_may_name_its_port(tmp_path: Path) -> None:
+    code = LISTENS + "\n"
+    code = code.replace('open("pid", "w") as file', 'open("port", "w") as file').replace(
+        "str(os.getpid())", 'os.environ["LISTEN"]'
+    )
+    target = replace(running(tmp_path, code), environment={"LISTEN": "here:${port}"})
+    async with started(target) as running_target:
+        port = running_target.url.partition("127.0.0.1:")[2].partition("/")[0]
+        assert (tmp_path / "port").read_text() == f"here:{port}"
 
 
 async def test_a_port_that_somebody_takes_is_followed_by_another(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from roundgate.backends import catalog
 from roundgate.backends.base import Offering
 from roundgate.backends.catalog import Catalog
 from roundgate.backends.config import JobConfig
-from roundgate.backends.exchange import Kept, follow
-from roundgate.errors import BackendError, NotNow, Unavailable
+from roundgate.backends.exchange import Kept, NotNow, follow
+from roundgate.errors import BackendError, Unavailable
 from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
 from roundgate.replay.journal import Journal

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.auth.principal import Principal
-from roundgate.errors import SealBroken
-from roundgate.tokens.sealed import Key, KeyRing
+from roundgate.tokens.sealed import Key, KeyRing, SealBroken
 from tests.support import tokens
 from tests.support.tokens import ANN, NEW, OLD, THIRD
 

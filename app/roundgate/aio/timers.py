@@ -70,11 +70,11 @@ def of_this_loop() -> CoarseTimer:
     )
     if latest is not None and latest[0]() is loop:
         return latest[1]
-    found = _timers.get(loop)
-    if found is None:
-        found = _timers[loop] = CoarseTimer()
-    _latest = (ref(loop), found)
-    return found
+    timers = _timers.get(loop)
+    if timers is None:
+        timers = _timers[loop] = CoarseTimer()
+    _latest = (ref(loop), timers)
+    return timers
 
 
 class Limit:

@@ -16,7 +16,7 @@ from jwt import PyJWK
 
 from roundgate import json
 from roundgate.clock import Clock
-from roundgate.errors import KeysUnavailable
+from roundgate.errors import Inside
 
 log = logging.getLogger("roundgate.auth")
 
@@ -26,6 +26,10 @@ FRESH_MS: Final = 3_600_000
 RETRY_MS: Final = 30_000
 MAX_BYTES: Final = 512_000
 TIMEOUT_S: Final = 5
+
+
+class KeysUnavailable(Inside):
+    """The issuer's keys have never been read, so no caller can be verified."""
 
 
 @dataclass(slots=True)

@@ -59,7 +59,7 @@ def scopes_of(granted: Any) -> frozenset[str]:
     """Return scopes from a claim: a list, or text separated by blanks (RFC 9068 section 2.2.3)."""
     named = granted.split() if isinstance(granted, str) else granted
     return (
-        frozenset(one for one in named if isinstance(one, str) and _is_unicode(one))
+        frozenset(scope for scope in named if isinstance(scope, str) and _is_unicode(scope))
         if isinstance(named, list)
         else frozenset()
     )

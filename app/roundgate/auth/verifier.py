@@ -19,9 +19,9 @@ from jwt.exceptions import (
     PyJWTError,
 )
 
-from roundgate.auth.jwks import KeySet
+from roundgate.auth.jwks import KeySet, KeysUnavailable
 from roundgate.auth.principal import Principal, is_name, moment_of, scopes_of
-from roundgate.errors import InsufficientScope, KeysUnavailable, Unauthenticated, Unavailable
+from roundgate.errors import InsufficientScope, Unauthenticated, Unavailable
 from roundgate.settings import AuthorizerConfig, JwtAuthConfig
 
 _TYPES: Final = ("at+jwt", "application/at+jwt", "jwt", None)

@@ -86,10 +86,10 @@ class KeptTexts:
         return f"{text_id}.{size}"
 
     async def part(self, cursor: str, owner: Principal) -> TextPart | None:
-        found = _CURSOR.fullmatch(cursor)
-        if found is None:
+        match = _CURSOR.fullmatch(cursor)
+        if match is None:
             return None
-        text_id, number, start = found["id"], int(found["number"]), int(found["start"])
+        text_id, number, start = match["id"], int(match["number"]), int(match["start"])
         row = await self._chunk(owner, number, start, text_id)
         if row is None:
             return None
@@ -157,7 +157,7 @@ async def bounded(
         except Unavailable:
             cursor = None
     first = TextPart(text[:limit], 0, len(text), cursor)
-    others = [one for one in returned.content if _text_in(one) is None]
+    others = [part for part in returned.content if _text_in(part) is None]
     return replace(
         returned, content=(TextContent(_shown(first)), *others), structured_content=ABSENT
     )
@@ -193,7 +193,7 @@ async def _read_more(context: Context, arguments: dict[str, Any]) -> Returned:
 
 
 def _text_of(result: ToolResult) -> str:
-    texts = (_text_in(one) for one in result.content)
+    texts = (_text_in(part) for part in result.content)
     return "\n".join(text for text in texts if text is not None)
 
 

@@ -45,7 +45,7 @@ log = logging.getLogger("roundgate.backends")
 OFFER_S: Final = 120.0
 """Seconds within which a back end that may be missing must return its offer."""
 MAX_NAME: Final = 64
-MAX_VIEWS: Final = 256
+MAX_SCOPE_SETS: Final = 256
 """The most sets of scopes with cached pages."""
 NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 
@@ -170,7 +170,7 @@ class Catalog:
             item for item in self.tool_pages.items if self.tools[item[0]].tool.scopes <= granted
         ]
         pages = Pages(chosen, self.tool_pages.size)
-        if len(self._visible) < MAX_VIEWS:
+        if len(self._visible) < MAX_SCOPE_SETS:
             self._visible[granted] = pages
         return pages
 
@@ -185,20 +185,20 @@ class Catalog:
             InvalidParams: the tool does not exist.
             Unavailable: the tool's back end is missing now.
         """
-        found = self.tools.get(name)
-        if found is None:
-            for backend, one in self.missing.items():
-                if one.prefix and name.startswith(one.prefix):
+        served = self.tools.get(name)
+        if served is None:
+            for backend, missing in self.missing.items():
+                if missing.prefix and name.startswith(missing.prefix):
                     raise Unavailable(f"The back end {backend} is not served just now; try later")
             raise InvalidParams(f"Unknown tool: {name[:MAX_NAME]}")
-        return found
+        return served
 
     def prompt(self, name: str) -> Prompt:
         """Return a prompt; raise InvalidParams if it does not exist."""
-        found = self.prompts.get(name)
-        if found is None:
+        served = self.prompts.get(name)
+        if served is None:
             raise InvalidParams(f"Unknown prompt: {name[:MAX_NAME]}")
-        return found
+        return served
 
     def resource(self, uri: str) -> tuple[Resource, Mapping[str, Any]]:
         """Return the resource with this URI, or the first template that matches the URI with the
@@ -400,11 +400,11 @@ def missing_for(name: str, prefix: str, error: Exception) -> Missing:
     if isinstance(error, ConfigError):
         return Missing(prefix, error.problems)
     log.error("a back end has failed", exc_info=error, extra={"fields": {"backend": name}})
-    said = f"it failed with {type(error).__name__}"
+    message = f"it failed with {type(error).__name__}"
     if isinstance(error, TimeoutError):
-        said = f"it did not say within {OFFER_S:g} s what it offers"
+        message = f"it did not say within {OFFER_S:g} s what it offers"
     remedy = "look into the log for what is wrong with it; it is tried again"
-    return Missing(prefix, [Problem("gateway.yaml", f"back end {name!r}", said, remedy)])
+    return Missing(prefix, [Problem("gateway.yaml", f"back end {name!r}", message, remedy)])
 
 
 def merge(

@@ -46,13 +46,13 @@ class ArgumentOverride(Model):
 
     @model_validator(mode="after")
     def _is_one_thing(self) -> ArgumentOverride:
-        given = self.model_fields_set
-        if "fixed" in given and given & {"default", "name", "description"}:
+        members = self.model_fields_set
+        if "fixed" in members and members & {"default", "name", "description"}:
             raise ValueError(
                 "an argument that is fixed has neither default, name nor description: nobody sees "
                 "it"
             )
-        if self.hidden and given & {"name", "description"}:
+        if self.hidden and members & {"name", "description"}:
             raise ValueError(
                 "an argument that is hidden has neither name nor description: nobody sees it"
             )

@@ -74,8 +74,8 @@ class EncodedDefinitions(Sequence[tuple[str, bytes]]):
 
     def __init__(self, definitions: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         self._entries = [
-            (key, one if isinstance(one, StoredDefinition) else encoded(one))
-            for key, one in definitions
+            (key, definition if isinstance(definition, StoredDefinition) else encoded(definition))
+            for key, definition in definitions
         ]
         self._items: list[tuple[str, bytes]] | None = None
 
@@ -93,7 +93,7 @@ class EncodedDefinitions(Sequence[tuple[str, bytes]]):
     def _all(self) -> list[tuple[str, bytes]]:
         if self._items is None:
             self._items = [
-                (key, one if isinstance(one, bytes) else one.encoded())
-                for key, one in self._entries
+                (key, definition if isinstance(definition, bytes) else definition.encoded())
+                for key, definition in self._entries
             ]
         return self._items

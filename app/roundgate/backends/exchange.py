@@ -26,10 +26,10 @@ from roundgate.errors import (
     CleanedUp,
     FunctionAway,
     FunctionFailed,
+    Inside,
     JobLeft,
     NoAnswer,
     NotCancelled,
-    NotNow,
     ParseError,
 )
 from roundgate.json import at_pointer
@@ -39,6 +39,10 @@ Kept: TypeAlias = Mapping[str, Any]
 """An answer as JSON, the result of a step."""
 
 log = logging.getLogger("roundgate.backends")
+
+
+class NotNow(Inside):
+    """A request about a job cannot be answered now; a later one may succeed. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +64,16 @@ async def dialogue(exchange: Exchange, context: Context) -> Kept:
     answer."""
     answering: Answering | None = None
     for number in count(1):
-        said: Kept = await context.step("exchange", _exchanging(exchange, number, answering))
-        if "inputRequests" not in said:
+        reply: Kept = await context.step("exchange", _exchanging(exchange, number, answering))
+        if "inputRequests" not in reply:
             break
         answers = await context.ask(
-            {key: Raw(request) for key, request in said["inputRequests"].items()}
+            {key: Raw(request) for key, request in reply["inputRequests"].items()}
         )
-        answering = Answering({key: answer.value for key, answer in answers.items()}, said["state"])
-    return said
+        answering = Answering(
+            {key: answer.value for key, answer in answers.items()}, reply["state"]
+        )
+    return reply
 
 
 def _exchanging(
@@ -177,26 +183,26 @@ async def follow(job: Job, context: Context) -> Kept:
     values = _good(await context.step("start", lambda: _begin(run, job)))["values"]
     # steps without arguments: a credential or an endpoint may change while the job runs
     over = await context.poll("poll", lambda: _poll(job, values), every_s=job.config.every_s)
-    kept: Kept = _good(over)["answer"]
+    answer: Kept = _good(over)["answer"]
     if not job.has_result:
-        return kept
+        return answer
     result: Kept = await context.poll(
         "fetch", lambda: _fetch(job, values), every_s=job.config.every_s
     )
     return result
 
 
-def _good(known: Kept) -> Kept:
+def _good(outcome: Kept) -> Kept:
     """Return the recorded result of a step of `follow`.
 
     Raises:
         BackendError: the job was not started, or failed.
         JobLeft: the job may still be running.
     """
-    if "error" not in known:
-        return known
-    message: str = known["error"]
-    raise JobLeft(message) if known["is_left"] else BackendError(message)
+    if "error" not in outcome:
+        return outcome
+    message: str = outcome["error"]
+    raise JobLeft(message) if outcome["is_left"] else BackendError(message)
 
 
 async def _cancel(job: Job, context: Context, cleanup: Cleanup) -> NoReturn:
@@ -244,8 +250,8 @@ async def _found_again(job: Job) -> dict[str, str]:
 async def _be_over(job: Job, values: Mapping[str, str]) -> None:
     """Return if the job has ended or is unknown; raise NotNow if it runs or cannot be polled."""
     try:
-        told, _ = await job.poll(values)
-        status = _text(at_pointer(told, job.config.status))
+        state, _ = await job.poll(values)
+        status = _text(at_pointer(state, job.config.status))
     except (BackendError, LookupError):
         return
     if status not in (*job.config.succeeded, *job.config.failed):
@@ -285,20 +291,20 @@ async def _started(job: Job) -> dict[str, str]:
     if the answer lacks a variable."""
     answer = await job.start()
     try:
-        found = {
+        values = {
             name: at_pointer(answer, pointer) for name, pointer in job.config.variables.items()
         }
     except LookupError:
         raise BackendError("The service started a job but did not say where to follow it") from None
-    return {name: _text(value) for name, value in found.items()}
+    return {name: _text(value) for name, value in values.items()}
 
 
 async def _poll(job: Job, values: Mapping[str, str]) -> Kept | None:
     """Return the answer or the failure that ends the job; `None` while the job runs or cannot be
     polled."""
     try:
-        told, kept = await job.poll(values)
-        status = _text(at_pointer(told, job.config.status))
+        state, outcome = await job.poll(values)
+        status = _text(at_pointer(state, job.config.status))
     except NotNow as reason:
         _note(reason)
         return None
@@ -310,8 +316,8 @@ async def _poll(job: Job, values: Mapping[str, str]) -> Kept | None:
     except BackendError as error:
         return _failed(error, is_left=True)
     if status in job.config.failed:
-        return _failed(BackendError(f"The job ended as {status[:100]}{_reason(job.config, told)}"))
-    return {"answer": kept} if status in job.config.succeeded else None
+        return _failed(BackendError(f"The job ended as {status[:100]}{_reason(job.config, state)}"))
+    return {"answer": outcome} if status in job.config.succeeded else None
 
 
 def _failed(error: Exception, *, is_left: bool = False) -> Kept:
@@ -319,9 +325,9 @@ def _failed(error: Exception, *, is_left: bool = False) -> Kept:
     return {"error": str(error), "is_left": is_left}
 
 
-def _reason(config: JobConfig, told: Any) -> str:
+def _reason(config: JobConfig, status: Any) -> str:
     try:
-        reason = None if config.error is None else at_pointer(told, config.error)
+        reason = None if config.error is None else at_pointer(status, config.error)
     except LookupError:
         return ""
     return "" if reason is None else f": {_text(reason)[:500]}"

@@ -89,8 +89,8 @@ def check_names(
     """
     problems = [
         problem
-        for one in (catalog, *catalog.views.values())
-        for problem in _collisions(one, _named(one, config, continue_tool), origin)
+        for view in (catalog, *catalog.views.values())
+        for problem in _collisions(view, _named(view, config, continue_tool), origin)
     ]
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
@@ -109,7 +109,7 @@ def _named(
 def _collisions(
     catalog: Catalog, named: Iterable[tuple[str, tuple[str, str]]], origin: Origin
 ) -> Iterator[Problem]:
-    found: set[str] = set()
+    collisions: set[str] = set()
     for name, setting in named:
         if name in catalog.tools:
             backend = catalog.tools[name].backend
@@ -119,7 +119,7 @@ def _collisions(
                 " back end's"
             )
             yield origin.at(*setting).problem(message, remedy)
-        elif name in found:
+        elif name in collisions:
             message = f"two of the gateway's own tools would be called {name!r}"
             yield origin.at(*setting).problem(message, f"change {'.'.join(setting)}")
-        found.add(name)
+        collisions.add(name)

@@ -51,8 +51,8 @@ def with_approval(tool: Tool, backend: BackendConfig) -> Tool:
     """
     override = backend.override.get(tool.definition["name"])
     tool = replace(tool, approvable=_approved_first(tool, backend))
-    wanted = tool.approve if override is None else override.approve or tool.approve
-    return asking_first(tool) if _is_to_be_approved(tool, backend, override, wanted) else tool
+    approval = tool.approve if override is None else override.approve or tool.approve
+    return asking_first(tool) if _is_to_be_approved(tool, backend, override, approval) else tool
 
 
 def _approved_first(tool: Tool, backend: BackendConfig) -> CallTool:
@@ -65,10 +65,10 @@ def _approved_first(tool: Tool, backend: BackendConfig) -> CallTool:
         text = text if override.approval is None else override.approval
 
     async def approved(context: Context, arguments: dict[str, Any]) -> Returned:
-        known = definition["inputSchema"].get("properties", ())
-        question = _question(backend.effective_prefix + name, text, arguments, known)
-        asked = {"approve": Form(question, _APPROVAL, is_approval=True)}
-        answer, run = (await context.ask(asked))["approve"], run_of(context)
+        argument_names = definition["inputSchema"].get("properties", ())
+        question = _question(backend.effective_prefix + name, text, arguments, argument_names)
+        questions = {"approve": Form(question, _APPROVAL, is_approval=True)}
+        answer, run = (await context.ask(questions))["approve"], run_of(context)
         # `tasks.service` logs a task's decision once; this code would repeat it in each turn
         if run.call.task_id is None and "approve" in run.journal.received:
             is_approved = answer.accepted and answer.value["approve"]
@@ -116,8 +116,8 @@ def decision_in(response: Any) -> bool | None:
 def log_decision(principal: Principal, is_approved: bool, **ids: str | None) -> None:
     """Log that a caller approved or declined a call. `ids` identifies the call if it is not the one
     being served."""
-    known = {name: value for name, value in ids.items() if value is not None}
-    fields = {**known, **principal.names}
+    ids_present = {name: value for name, value in ids.items() if value is not None}
+    fields = {**ids_present, **principal.names}
     if is_approved:
         log.info("a call was approved", extra={"fields": fields})
     else:
@@ -178,11 +178,11 @@ def _filled(line: str, arguments: Mapping[str, Any], known: Container[str]) -> s
     """Return a line of the configured text with argument values filled in as JSON, whose quotes
     keep a value from passing for the text. The complete values are listed below it."""
 
-    def said(found: re.Match[str]) -> str:
-        name = found[1]
+    def said(match: re.Match[str]) -> str:
+        name = match[1]
         if name in arguments:
             return shown_in_line(arguments[name])
-        return "(not given)" if name in known else found[0]
+        return "(not given)" if name in known else match[0]
 
     return _VARIABLE.sub(said, visible(line))
 

@@ -139,14 +139,14 @@ def _own_kind(place: str) -> Kind:
     Raises:
         TypeError: the class is not a kind of back end. Exceptions of its module propagate.
     """
-    made = _named(place)
-    model = getattr(made, "Config", None)
+    kind = _named(place)
+    model = getattr(kind, "Config", None)
     if not isinstance(model, type) or not issubclass(model, BackendConfig):
         raise TypeError("it needs a class attribute `Config`, derived from BackendConfig")
-    if missing := [name for name in ("offer", "aclose") if not callable(getattr(made, name, None))]:
+    if missing := [name for name in ("offer", "aclose") if not callable(getattr(kind, name, None))]:
         raise TypeError(f"it has no method {missing[0]!r}, which a back end needs")
-    compiler = f"{place}.compile" if hasattr(made, "compile") else None
-    checker = f"{place}.remarks" if hasattr(made, "remarks") else None
+    compiler = f"{place}.compile" if hasattr(kind, "compile") else None
+    checker = f"{place}.remarks" if hasattr(kind, "remarks") else None
     return Kind(f"{place}.Config", place, compiler, checker)
 
 
@@ -205,7 +205,7 @@ def _own_model(name: Any, origin: Origin) -> type[BackendConfig]:
     """
     names = kind_names()
     if name is None:
-        remedy = "add " + " or ".join(f"kind: {one}" for one in names)
+        remedy = "add " + " or ".join(f"kind: {kind}" for kind in names)
         raise ConfigError([origin.problem("has no kind", remedy)])
     try:
         place = _own_place(str(name))

@@ -104,8 +104,8 @@ _GROUPS: Final = (
 
 def words_of(text: str) -> list[str]:
     """Return the stems of the words in a text or a name (`listForRepo`), without stop words."""
-    found = (part.lower() for part in _PARTS.findall(text))
-    return [stem(_SPELLED.get(word, word)) for word in found if word not in _STOP]
+    words = (part.lower() for part in _PARTS.findall(text))
+    return [stem(_SPELLED.get(word, word)) for word in words if word not in _STOP]
 
 
 @lru_cache(maxsize=8_192)
@@ -126,12 +126,12 @@ def stem(word: str) -> str:
 
 
 def _same() -> dict[str, frozenset[str]]:
-    found: dict[str, set[str]] = {}
+    groups: dict[str, set[str]] = {}
     for group in _GROUPS:
         stems = {stem(word) for word in group.split()}
-        for one in stems:
-            found.setdefault(one, set()).update(stems - {one})
-    return {word: frozenset(others) for word, others in found.items()}
+        for variant in stems:
+            groups.setdefault(variant, set()).update(stems - {variant})
+    return {word: frozenset(others) for word, others in groups.items()}
 
 
 _SAME: Final = _same()
@@ -148,43 +148,45 @@ class Ranking:
     """
 
     def __init__(self, weights: Sequence[float], documents: Iterable[Sequence[str]]) -> None:
-        found = [[dict.fromkeys(words_of(text)) for text in fields] for fields in documents]
+        indexed = [[dict.fromkeys(words_of(text)) for text in fields] for fields in documents]
         self._where: dict[str, dict[int, float]] = {}
         for place, weight in enumerate(weights):
-            mean = sum(len(fields[place]) for fields in found) / max(1, len(found))
-            for number, fields in enumerate(found):
+            mean = sum(len(fields[place]) for fields in indexed) / max(1, len(indexed))
+            for number, fields in enumerate(indexed):
                 words = fields[place]
                 gain = weight / (1 - B + B * len(words) / max(1.0, mean))
                 for word in words:
                     places = self._where.setdefault(word, {})
                     places[number] = places.get(number, 0.0) + gain
         self._rarities = {
-            word: math.log(1 + (len(found) - len(places) + 0.5) / (len(places) + 0.5))
+            word: math.log(1 + (len(indexed) - len(places) + 0.5) / (len(places) + 0.5))
             for word, places in self._where.items()
         }
-        self._titles = [frozenset(fields[0]) for fields in found]
+        self._titles = [frozenset(fields[0]) for fields in indexed]
         self._wholes = [sum(map(self._rarities.__getitem__, title)) for title in self._titles]
 
     def best(self, query: str, limit: int, allowed: Callable[[int], bool]) -> list[int]:
         """Return the numbers of the allowed documents that match the query best, the best first."""
-        given = dict.fromkeys(words_of(query), 1.0)
-        for word in list(given):
-            for other in _SAME.get(word, ()):
-                given.setdefault(other, SYNONYM)
+        weights = dict.fromkeys(words_of(query), 1.0)
+        for word in list(weights):
+            for synonym in _SAME.get(word, ()):
+                weights.setdefault(synonym, SYNONYM)
         scores: dict[int, float] = {}
-        for word in [one for one in given if one in self._where]:
-            worth = given[word] * self._rarities[word]
+        for word in [known for known in weights if known in self._where]:
+            worth = weights[word] * self._rarities[word]
             for number, gain in self._where[word].items():
                 scores[number] = scores.get(number, 0.0) + worth * gain / (K1 + gain)
         for number in scores:
-            scores[number] *= 1 - TITLE + TITLE * self._part_of_title(number, given)
+            scores[number] *= 1 - TITLE + TITLE * self._part_of_title(number, weights)
         ranked = sorted(scores, key=lambda number: (-scores[number], number))
         return list(islice((number for number in ranked if allowed(number)), limit))
 
-    def _part_of_title(self, number: int, given: Mapping[str, float]) -> float:
+    def _part_of_title(self, number: int, weights: Mapping[str, float]) -> float:
         """Return the part of a title that the query covers, from 0 to 1."""
-        said = sum(given[one] * self._rarities[one] for one in self._titles[number] if one in given)
-        return said / self._wholes[number] if said else 0.0
+        matched = sum(
+            weights[word] * self._rarities[word] for word in self._titles[number] if word in weights
+        )
+        return matched / self._wholes[number] if matched else 0.0
 
 
 SEARCH: Final = "search_tools"
@@ -214,21 +216,21 @@ def with_search(
         raise ConfigError(unknown)
     if len(catalog.tools) <= config.above:
         return catalog
-    taken = [name for name in (SEARCH, DESCRIBE, CALL) if name in catalog.tools]
-    if taken:
+    clashes = [name for name in (SEARCH, DESCRIBE, CALL) if name in catalog.tools]
+    if clashes:
         remedy = "give it another name: `override: {NAME: {name: …}}` of its back end, or a prefix"
         raise ConfigError(
             [
                 origin.problem(f"a back end has a tool {name!r}, as search has", remedy)
-                for name in taken
+                for name in clashes
             ]
         )
     own = _Search(catalog, config, checks_scopes=checks_scopes).tools()
     problems: list[Problem] = []
     served = {
-        tool.definition["name"]: made
+        tool.definition["name"]: added
         for tool in own
-        if (made := serve(tool.definition["name"], tool, "", problems)) is not None
+        if (added := serve(tool.definition["name"], tool, "", problems)) is not None
     }
     assert not problems, problems
     pinned = [
@@ -297,14 +299,14 @@ class _Search:
             self._ranking = await asyncio.to_thread(
                 lambda: Ranking(_WEIGHTS, map(_fields, self._served))
             )
-        found = self._ranking.best(
+        matches = self._ranking.best(
             arguments["query"],
             arguments.get("limit", self._results),
             lambda number: self._is_for(context, self._served[number].tool),
         )
-        if not found:
+        if not matches:
             return _text("No tool fits these words; try others.")
-        return _text("\n".join(_line(self._served[number]) for number in found))
+        return _text("\n".join(_line(self._served[number]) for number in matches))
 
     async def _describe(self, context: Context, arguments: dict[str, Any]) -> Returned:
         served = self._by_name.get(arguments["name"])

@@ -84,8 +84,8 @@ class AtAws:
 
     async def read(self, name: str) -> str:
         """Return the text with a name or ARN; raise as `SecretStore.read`."""
-        found, store = _REGION.match(name), self._store
-        service = self._service(found[1] if found else None)
+        region, store = _REGION.match(name), self._store
+        service = self._service(region[1] if region else None)
         try:
             return store.text(await service.call(store.operation, **store.arguments(name)))
         except ConfigError as error:
@@ -103,8 +103,8 @@ class AtAws:
 
     async def aclose(self) -> None:
         """Close the connections."""
-        for one in self._regions.values():
-            await one.aclose()
+        for client in self._regions.values():
+            await client.aclose()
 
     def _service(self, region: str | None) -> aws.Aws:
         if region not in self._regions:
@@ -193,12 +193,14 @@ class Secrets:
     async def problems(self, settings: BaseModel, origin: Origin) -> list[Problem]:
         """Read every secret of a back end's settings; return a problem for each that cannot be
         read."""
-        found = [
-            (loc, one)
-            for loc, one in settings_of(settings)
-            if isinstance(one, Secret) and one.references
+        problems = [
+            (loc, setting)
+            for loc, setting in settings_of(settings)
+            if isinstance(setting, Secret) and setting.references
         ]
-        read = await asyncio.gather(*(self._problem(one, origin.at(*loc)) for loc, one in found))
+        read = await asyncio.gather(
+            *(self._problem(setting, origin.at(*loc)) for loc, setting in problems)
+        )
         return [problem for problem in read if problem is not None]
 
     async def _problem(self, secret: Secret, place: Origin) -> Problem | None:
@@ -241,7 +243,7 @@ class Secrets:
         return has_failed or now_ms - held.read_ms >= max_age_ms
 
     async def _renew(self, held: _Held, reference: Reference) -> None:
-        found = stamp(Path(reference.name)) if reference.kept == "file" else None
+        file_stamp = stamp(Path(reference.name)) if reference.kept == "file" else None
         try:
             text = (await self._stores[reference.kept].read(reference.name)).rstrip("\r\n")
         except UnresolvedReference as error:
@@ -257,7 +259,7 @@ class Secrets:
                 where = Reference(reference.kept, reference.name)
                 log.info("a secret has changed", extra={"fields": {"secret": str(where)}})
             held.text, held.problem, held.read_ms = text, None, self._clock.monotonic_ms()
-        held.stamp = found
+        held.stamp = file_stamp
         held.tried_ms = self._clock.monotonic_ms()
 
     def _known(self, secret: Secret) -> Iterable[str]:
@@ -296,14 +298,14 @@ def _member(reference: Reference, text: str) -> str:
         return text
     whole = Reference(reference.kept, reference.name)
     try:
-        found: Any = json.decode(text.encode())
+        member: Any = json.decode(text.encode())
     except ParseError:
-        found = None
-    if not isinstance(found, dict):
+        member = None
+    if not isinstance(member, dict):
         raise UnresolvedReference(
             f"{whole} is no JSON object", f"leave out #{reference.key}, or store an object"
         )
-    match found.get(reference.key):
+    match member.get(reference.key):
         case str(value):
             return value
         case int() | float() as number if not isinstance(number, bool):

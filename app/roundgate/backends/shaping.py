@@ -83,8 +83,8 @@ class ConfiguredBackend:
             try:
                 guarded = self._guarded(tool)
             except ValueError as error:
-                found = left_out if tool.is_described_remotely else problems
-                found.append(self._problem(tool, str(error)))
+                tool_problems = left_out if tool.is_described_remotely else problems
+                tool_problems.append(self._problem(tool, str(error)))
                 continue
             name = tool.definition["name"]
             try:
@@ -128,9 +128,9 @@ class ConfiguredBackend:
     def _unmatched(self, offering: Offering, chosen: Sequence[Tool]) -> list[Problem]:
         """Return a problem for each name that no tool has, and for a selection that leaves no
         tool."""
-        config, known = self._config, [tool.definition["name"] for tool in chosen]
+        config, tool_names = self._config, [tool.definition["name"] for tool in chosen]
         names = [tool.definition["name"] for tool in offering.tools]
-        problems = unknown_names(config, names, known, self._origin, self.prefix)
+        problems = unknown_names(config, names, tool_names, self._origin, self.prefix)
         is_wrong = any(problem.path.endswith(".name") for problem in problems)
         if names and not chosen and not is_wrong and (config.include or config.exclude):
             place = self._origin.at("include" if config.include else "exclude")
@@ -159,11 +159,11 @@ def unknown_names(
     lists = f"`roundgate check` lists them, {'here without prefix' if prefix else 'with their prefixes'}"
     problems = [
         origin.at(setting, number, "name").problem(
-            f"no tool is called {one.name!r}", f"correct the name; {lists}"
+            f"no tool is called {selector.name!r}", f"correct the name; {lists}"
         )
         for setting, selectors in (("include", config.include), ("exclude", config.exclude))
-        for number, one in enumerate(selectors)
-        if one.name is not None and not is_known(one.name, names, prefix)
+        for number, selector in enumerate(selectors)
+        if selector.name is not None and not is_known(selector.name, names, prefix)
     ]
     place = "the view leaves" if isinstance(config, ViewConfig) else "include and exclude leave"
     for name in config.override:
@@ -177,9 +177,9 @@ def unknown_names(
 
 def is_selected(tool: Tool, config: BackendConfig) -> bool:
     """Return whether a tool is selected: included if `include` is set, and not excluded."""
-    if config.include and not any(matches(tool, one) for one in config.include):
+    if config.include and not any(matches(tool, selector) for selector in config.include):
         return False
-    return not any(matches(tool, one) for one in config.exclude)
+    return not any(matches(tool, selector) for selector in config.exclude)
 
 
 def is_known(wanted: str, names: Collection[str], prefix: str = "") -> bool:
@@ -208,19 +208,19 @@ def matches(tool: Tool, wanted: Selector) -> bool:
 
 def _has_hint(tool: Tool, hint: str) -> bool:
     name, usual = HINTS[hint]
-    given = tool.definition.get("annotations") or {}
-    if hint == "destructive" and given.get("readOnlyHint") is True:
+    hints = tool.definition.get("annotations") or {}
+    if hint == "destructive" and hints.get("readOnlyHint") is True:
         return False  # "meaningful only when readOnlyHint == false"
-    return bool(given.get(name, usual))
+    return bool(hints.get(name, usual))
 
 
 def _has_extension(extensions: Mapping[str, Any], wanted: str) -> bool:
     name, equals, value = wanted.partition("=")
     if not equals:
         return name in extensions and extensions[name] is not False
-    found = extensions.get(name)
-    text = str(found).lower() if isinstance(found, bool) else str(found)
-    return found is not None and fnmatchcase(text, value)
+    member = extensions.get(name)
+    text = str(member).lower() if isinstance(member, bool) else str(member)
+    return member is not None and fnmatchcase(text, value)
 
 
 def overridden(tool: Tool, override: ToolOverride) -> Tool:
@@ -259,8 +259,8 @@ def overridden(tool: Tool, override: ToolOverride) -> Tool:
     def shaped_call(call: CallTool) -> CallTool:
         return _calling(call, arguments, override.timeout_s, project)
 
-    made = around_calls(tool, shaped_call, definition=definition, **changed)
-    return with_questions(made, override.ask_for)
+    changed_tool = around_calls(tool, shaped_call, definition=definition, **changed)
+    return with_questions(changed_tool, override.ask_for)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,14 +289,14 @@ class _Arguments:
             )
         for own, member in members.items():
             override = overrides.get(own, ArgumentOverride.model_construct(_fields_set=set()))
-            given = override.model_fields_set
-            if "fixed" in given:
+            set_members = override.model_fields_set
+            if "fixed" in set_members:
                 fixed[own] = _checked(schema, own, override.fixed)
-            if "default" in given:
+            if "default" in set_members:
                 defaults[own] = _checked(schema, own, override.default)
-            if given & {"fixed", "default"} and own in required:
+            if set_members & {"fixed", "default"} and own in required:
                 required.remove(own)
-            if "fixed" in given or override.hidden:
+            if "fixed" in set_members or override.hidden:
                 if own in required:
                     raise ValueError(
                         f"argument {own!r} is needed: give a fixed value or a default with hidden"
@@ -310,7 +310,7 @@ class _Arguments:
             if name != own:
                 names[name] = own
         called = {own: name for name, own in names.items()}
-        required = [called.get(one, one) for one in required]
+        required = [called.get(argument, argument) for argument in required]
         seen = set(names) | (set(properties) - set(names.values()))
         changed = {**schema, "properties": properties, "required": required}
         return cls(changed, names, fixed, defaults, frozenset(set(members) - seen))
@@ -366,7 +366,7 @@ def _projection(override: ToolOverride) -> _Project | None:
         )
         chosen = jmespath.compile(f"{{{members}}}")
         return lambda value: (
-            [chosen.search(one) if isinstance(one, dict) else one for one in value]
+            [chosen.search(item) if isinstance(item, dict) else item for item in value]
             if isinstance(value, list)
             else (chosen.search(value) if isinstance(value, dict) else value)
         )

@@ -40,7 +40,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticSerializationError, to_jsonable_python
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
-from roundgate.errors import UnusableReturn
+from roundgate.errors import Inside
 from roundgate.json import encode, fresh
 from roundgate.protocol import (
     ABSENT,
@@ -59,6 +59,10 @@ from roundgate.protocol import (
     ToolResult,
 )
 from roundgate.replay import Context, SyncContext
+
+
+class UnusableReturn(Inside, TypeError):
+    """A handler returned a value that has no JSON form, or violates its declared schema."""
 
 
 class WithoutTitles(GenerateJsonSchema):
@@ -118,8 +122,8 @@ class Signature:
         try:
             schema = self._adapter.json_schema(schema_generator=WithoutTitles)
         except PydanticInvalidForJsonSchema as error:
-            said = str(error).splitlines()[0]
-            raise TypeError(f"a parameter has no JSON Schema: {said}. {_TYPES}") from error
+            reason = str(error).splitlines()[0]
+            raise TypeError(f"a parameter has no JSON Schema: {reason}. {_TYPES}") from error
         schema.pop("title", None)
         properties = schema.setdefault("properties", {})
         for parameter in self.parameters:
@@ -196,7 +200,7 @@ def describe(function: Callable[..., Any]) -> Signature:
                 raise TypeError(f"{takes_context!r} and {name!r} both take the context; keep one")
             takes_context = name
         elif (name not in hints and name == "ctx") or any(
-            one in _CONTEXTS for one in get_args(hint)
+            argument in _CONTEXTS for argument in get_args(hint)
         ):
             raise TypeError(f"{name!r} is given the context if it is annotated so: {name}: Context")
         elif parameter.kind is parameter.VAR_KEYWORD:
@@ -258,7 +262,7 @@ def _is_context(hint: Any) -> bool:
     """Return whether an annotation is a context, which may be optional."""
     if get_origin(hint) is Annotated:
         return _is_context(get_args(hint)[0])
-    options = [one for one in get_args(hint) if one is not type(None)]
+    options = [option for option in get_args(hint) if option is not type(None)]
     if get_origin(hint) in (Union, types.UnionType) and len(options) == 1:
         return _is_context(options[0])
     return hint in _CONTEXTS
@@ -271,8 +275,8 @@ def _adapter(name: str, fields: dict[str, Any], closed: bool) -> TypeAdapter[dic
     try:
         return TypeAdapter(arguments)
     except Exception as error:
-        said = str(error).splitlines()[0].partition(". Set `")[0]
-        raise TypeError(f"a parameter has no JSON Schema: {said}. {_TYPES}") from error
+        reason = str(error).splitlines()[0].partition(". Set `")[0]
+        raise TypeError(f"a parameter has no JSON Schema: {reason}. {_TYPES}") from error
 
 
 def _public_name(name: str, hint: Any) -> str:

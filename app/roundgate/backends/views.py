@@ -79,9 +79,9 @@ def _view(
     )
     if unused:  # names are wrong, so the view's tools are unknown
         if config.search is not None:
-            known = {*everything.tools, *tools}
+            names = {*everything.tools, *tools}
             place = origin.at("search")
-            problems += not_pinned(known, config.search, place, may_be_missing=may_be_missing)
+            problems += not_pinned(names, config.search, place, may_be_missing=may_be_missing)
         return view
     try:
         view = with_reading(view, origin)
@@ -149,14 +149,16 @@ def _others(everything: Catalog, config: ViewConfig, chosen: Mapping[str, Served
         task_sources={
             name: source for name, source in everything.task_sources.items() if name in served_by
         },
-        missing={name: one for name, one in everything.missing.items() if _may_have(name, config)},
+        missing={
+            name: missing for name, missing in everything.missing.items() if _may_have(name, config)
+        },
     )
 
 
 def _is_selected(served: ServedTool, config: ViewConfig) -> bool:
-    if config.include and not any(_matches(served, one) for one in config.include):
+    if config.include and not any(_matches(served, selector) for selector in config.include):
         return False
-    return not any(_matches(served, one) for one in config.exclude)
+    return not any(_matches(served, selector) for selector in config.exclude)
 
 
 def _matches(served: ServedTool, wanted: ViewSelector) -> bool:
@@ -166,8 +168,10 @@ def _matches(served: ServedTool, wanted: ViewSelector) -> bool:
 
 def _may_have(backend: str, config: ViewConfig) -> bool:
     """Return whether a missing back end's tools might be in the view."""
-    wanted = [one.backend for one in config.include]
-    return not wanted or any(one is None or fnmatchcase(backend, one) for one in wanted)
+    backends = [selector.backend for selector in config.include]
+    return not backends or any(
+        selector is None or fnmatchcase(backend, selector) for selector in backends
+    )
 
 
 def _is_one_of(name: str, patterns: Sequence[str]) -> bool:

@@ -29,7 +29,7 @@ from roundgate.cassettes.verify import Outcome as Outcome
 from roundgate.cassettes.verify import Verifier as Verifier
 from roundgate.cassettes.verify import in_another_era as in_another_era
 from roundgate.cassettes.verify import secret_names as secret_names
-from roundgate.cassettes.web import Asked as Asked
+from roundgate.cassettes.web import IncomingRequest as IncomingRequest
 from roundgate.cassettes.web import Reply as Reply
 from roundgate.cassettes.web import address as address
 from roundgate.cassettes.web import serving as serving

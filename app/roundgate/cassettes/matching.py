@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
-from roundgate.errors import UsageError
+from roundgate.errors import Inside, UsageError
 from roundgate.json import encode
 from roundgate.settings.yaml_file import dotted
 
@@ -27,6 +27,10 @@ _MISSING: Final = object()
 # -- paths -----------------------------------------------------------------------------------------
 
 _STEP: Final = re.compile(r"\[(\*|\d+)\]|(?:^|\.)([^.\[\]]+)")
+
+
+class UnboundPlaceholder(Inside):
+    """A placeholder of a cassette has no value yet."""
 
 
 @lru_cache(maxsize=256)
@@ -170,12 +174,12 @@ class Bindings:
         """Bind a placeholder to a value, or return the expected value in words if the placeholder has
         another value or another placeholder of its kind has this one."""
         if slot in self.values:
-            known = self.values[slot]
-            return None if known == value else f"{slot}, which is {shown(known)}"
+            bound = self.values[slot]
+            return None if bound == value else f"{slot}, which is {shown(bound)}"
         if slot.key is None or slot.kind in ("any", "secret"):
             return None
-        for other, known in self.values.items():
-            if other.kind == slot.kind and known == value:
+        for other, bound in self.values.items():
+            if other.kind == slot.kind and bound == value:
                 return f"{slot}, another value than {other}"
         self.values[slot] = value
         return None

@@ -160,9 +160,9 @@ class Namer:
     def _pattern_namer(self, rule: Rule, *, is_sent: bool) -> Callable[[str], str | None]:
         def named(value: str) -> str | None:
             if is_sent:
-                if (known := self.known(rule.name, value)) is None:
+                if (name := self.known(rule.name, value)) is None:
                     self._sent.add(value)
-                return known
+                return name
             if value in self._sent:
                 return None
             return self.name(rule.name, value, is_numbered=rule.numbered)
@@ -354,8 +354,8 @@ class _Writer:
             return {"id": self._namer.name("request", _key(value))}
         if value == exchange.own_id and exchange.http == "POST":
             return {}
-        known = self._namer.known("id", _key(value))
-        return {"id": known or self._namer.value(value, is_sent=True)}
+        name = self._namer.known("id", _key(value))
+        return {"id": name or self._namer.value(value, is_sent=True)}
 
     def _after(self, exchange: Exchange, number: int) -> int | None:
         """Return the last interaction that had to begin before a message of an exchange, or `None`.

@@ -11,7 +11,7 @@ from roundgate.cassettes.files import write
 from roundgate.cassettes.model import RULES, Cassette, Rule
 from roundgate.cassettes.normalize import make_cassette
 from roundgate.cassettes.tape import Exchange, Tape, decoded
-from roundgate.cassettes.web import Asked, Reply, refusal
+from roundgate.cassettes.web import IncomingRequest, Reply, refusal
 from roundgate.client import HttpRequest, HttpResponse, HttpxTransport, Limits, Transport, Url
 from roundgate.errors import ClientError, ConnectionLost, UsageError
 
@@ -170,18 +170,18 @@ class Proxy:
         """Record the origin of the proxy as `${server}`, like that of the server."""
         self._recorder.tape.origins.append(origin)
 
-    async def answer(self, asked: Asked) -> Reply | None:
+    async def answer(self, request: IncomingRequest) -> Reply | None:
         """Return the server's response; 502 if the server cannot be reached or redirects to another
         origin; `None` if the connection was lost after sending."""
-        url = Url(self._url.scheme, self._url.host, self._url.port, asked.target)
-        headers = [*_end_to_end(asked.headers).items(), ("accept-encoding", "identity")]
-        body = asked.body if asked.method in ("POST", "PUT", "PATCH") else None
+        url = Url(self._url.scheme, self._url.host, self._url.port, request.target)
+        headers = [*_end_to_end(request.headers).items(), ("accept-encoding", "identity")]
+        body = request.body if request.method in ("POST", "PUT", "PATCH") else None
         try:
-            response = await self._recorder.send(HttpRequest(asked.method, url, headers, body))
+            response = await self._recorder.send(HttpRequest(request.method, url, headers, body))
         except (ClientError, ValueError) as error:
             if isinstance(error, ConnectionLost) and error.was_sent:
                 return None  # drop the client's connection, too: the server may have acted
-            return _bad_gateway(asked, f"The server could not be reached: {error}")
+            return _bad_gateway(request, f"The server could not be reached: {error}")
         if response.status not in _REDIRECTS:
             return await _reply(response)
         await response.close()
@@ -189,13 +189,13 @@ class Proxy:
         if target is not None:
             return Reply(response.status, {"location": target.target})
         return _bad_gateway(
-            asked, "The server redirects to another host, which is not followed: record that one"
+            request, "The server redirects to another host, which is not followed: record that one"
         )
 
 
-def _bad_gateway(asked: Asked, text: str) -> Reply:
+def _bad_gateway(request: IncomingRequest, text: str) -> Reply:
     """Return a 502 with a JSON-RPC error for the id of the request, so that clients show the text."""
-    message, _ = decoded(asked.body)
+    message, _ = decoded(request.body)
     return refusal(message.get("id") if isinstance(message, dict) else None, -32603, text, 502)
 
 

@@ -25,7 +25,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from roundgate.cassettes.files import read
-from roundgate.cassettes.matching import Bindings, Difference, Slot, compare, fill, slots
+from roundgate.cassettes.matching import (
+    Bindings,
+    Difference,
+    Slot,
+    UnboundPlaceholder,
+    compare,
+    fill,
+    slots,
+)
 from roundgate.cassettes.model import (
     Cassette,
     Event,
@@ -41,7 +49,7 @@ from roundgate.cassettes.model import (
 from roundgate.cassettes.web import Reply, refusal
 from roundgate.client import HttpRequest
 from roundgate.clock import Clock, iso
-from roundgate.errors import ConnectionLost, ParseError, UnboundPlaceholder, UsageError
+from roundgate.errors import ConnectionLost, ParseError, UsageError
 from roundgate.json import decode, encode
 
 _INVALID: Final = -32602
@@ -121,8 +129,9 @@ def _parse_fault(text: str, interactions: int, kinds: Sequence[str]) -> Fault:
         raise UsageError(f"--fault {text}: the cassette has interactions 1 to {interactions}")
     amount = more[0] if more else 0.0
     most, unit = _MAX_AMOUNTS.get(kind, (0, ""))
-    if not 0 <= amount <= most:
-        raise UsageError(f"--fault {text}: at most {most} {unit}, at least 0")
+    if not 0 <= amount <= most or (kind == "cut" and not amount.is_integer()):
+        whole = "a whole number, " if kind == "cut" else ""
+        raise UsageError(f"--fault {text}: {whole}at most {most} {unit}, at least 0")
     return Fault(kind, int(number), amount)
 
 

@@ -18,7 +18,16 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
 
-from roundgate.cassettes.matching import Bindings, Difference, Slot, compare, fill, shown, slots
+from roundgate.cassettes.matching import (
+    Bindings,
+    Difference,
+    Slot,
+    UnboundPlaceholder,
+    compare,
+    fill,
+    shown,
+    slots,
+)
 from roundgate.cassettes.model import (
     Cassette,
     Course,
@@ -47,7 +56,7 @@ from roundgate.client import (
     Url,
     of_request,
 )
-from roundgate.errors import ClientError, RpcError, UnboundPlaceholder, UsageError
+from roundgate.errors import ClientError, RpcError, UsageError
 from roundgate.json import encode
 
 _ACCEPT: Final = "application/json, text/event-stream"

@@ -14,7 +14,7 @@ from http.client import responses
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from roundgate.errors import RequestMalformed, UsageError
+from roundgate.errors import Inside, UsageError
 from roundgate.json import encode
 
 _MAX_HEAD: Final = 64 * 1024
@@ -24,8 +24,16 @@ _READ_S: Final = 60.0
 _HERE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
+class RequestMalformed(Inside):
+    """A stand-in or a recording proxy refused a request; `status` is the HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 @dataclass(frozen=True, slots=True)
-class Asked:
+class IncomingRequest:
     """An HTTP request."""
 
     method: str
@@ -60,7 +68,7 @@ def refusal(request_id: Any, code: int, message: str, status: int = 200) -> Repl
     return Reply(status, {"content-type": "application/json"}, body)
 
 
-Answerer = Callable[[Asked], Awaitable[Reply | None]]
+Answerer = Callable[[IncomingRequest], Awaitable[Reply | None]]
 
 
 def address(text: str) -> tuple[str, int]:
@@ -117,10 +125,10 @@ class _Server:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
 
-    def _refuse_foreign(self, asked: Asked) -> None:
+    def _refuse_foreign(self, request: IncomingRequest) -> None:
         """Raise `RequestMalformed` if a web page of a non-local origin sent the request. A server at a
         local address also checks the Host header, against DNS rebinding."""
-        origin, host = asked.headers.get("origin"), asked.headers.get("host")
+        origin, host = request.headers.get("origin"), request.headers.get("host")
         is_foreign = origin is not None and _host_in(origin) not in _HERE
         if self._is_local and host is not None:
             is_foreign = is_foreign or _host_in(f"//{host}") not in _HERE
@@ -130,12 +138,12 @@ class _Server:
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_READ_S):
-                asked = await _read(reader)
-                self._refuse_foreign(asked)
+                request = await _read(reader)
+                self._refuse_foreign(request)
         except RequestMalformed as error:
             await _refuse(writer, error)
             return
-        reply = await _unless_hung_up(self._answer(asked), reader)
+        reply = await _unless_hung_up(self._answer(request), reader)
         if reply is None:
             writer.transport.abort()
         elif reply.stream is None:
@@ -168,7 +176,7 @@ async def _unless_hung_up(
         await asyncio.gather(task, hung_up, return_exceptions=True)
 
 
-async def _read(reader: asyncio.StreamReader) -> Asked:
+async def _read(reader: asyncio.StreamReader) -> IncomingRequest:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *lines = head[:-4].split("\r\n")
     method, _, rest = first.partition(" ")
@@ -181,7 +189,7 @@ async def _read(reader: asyncio.StreamReader) -> Asked:
         if not colon or name.strip() != name or not name:
             raise RequestMalformed(400, "a header is malformed")
         headers[name.lower()] = value.strip()
-    return Asked(method, target, headers, await _read_body(reader, headers))
+    return IncomingRequest(method, target, headers, await _read_body(reader, headers))
 
 
 async def _read_body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:

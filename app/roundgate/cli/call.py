@@ -297,7 +297,10 @@ class _PropertyTypes:
     def _alternatives(self, schema: _Schema) -> list[Any]:
         lists = (schema.get(word) for word in ("anyOf", "oneOf"))
         return [
-            one for alternatives in lists if isinstance(alternatives, list) for one in alternatives
+            alternative
+            for alternatives in lists
+            if isinstance(alternatives, list)
+            for alternative in alternatives
         ]
 
     def _properties(self, schema: _Schema) -> _Schema:

@@ -21,8 +21,8 @@ from typing import Any, Final
 from roundgate.cassettes import (
     RULES,
     SCHEMA,
-    Asked,
     Cassette,
+    IncomingRequest,
     Outcome,
     Proxy,
     Recorder,
@@ -114,9 +114,9 @@ async def _serve(arguments: argparse.Namespace) -> int:
     faults = parse_faults(arguments.fault, len(cassette.interactions), kinds=_SERVER_FAULTS)
     stand_in: StandIn | None = None  # created once the port is known
 
-    async def answer(asked: Asked) -> Reply | None:
+    async def answer(request: IncomingRequest) -> Reply | None:
         assert stand_in is not None
-        return await stand_in.answer(asked.method, asked.headers, asked.body)
+        return await stand_in.answer(request.method, request.headers, request.body)
 
     async with serving(answer, host, port) as port:
         origin = _origin(host, port)

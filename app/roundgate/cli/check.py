@@ -99,7 +99,7 @@ def _print_catalog(served: Catalog) -> None:
         ("tools", [(name, about.get("description")) for name, about in tools]),
         ("prompts", [(name, about.get("description")) for name, about in prompts]),
         ("resources", [(uri, about.get("name")) for uri, about in resources]),
-        ("resource templates", [(one["uriTemplate"], one.get("name")) for one in templates]),
+        ("resource templates", [(entry["uriTemplate"], entry.get("name")) for entry in templates]),
     ):
         if entries:
             print(f"{kind} ({len(entries)})")
@@ -112,7 +112,10 @@ def _unasked_scopes(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
     scopes."""
     catalogs = [served, *(served.of_view(view.name) for view in file.config.views)]
     scoped = {
-        name: tool for one in catalogs for name, tool in one.tools.items() if tool.tool.scopes
+        name: tool
+        for catalog in catalogs
+        for name, tool in catalog.tools.items()
+        if tool.tool.scopes
     }
     if file.config.auth == "none" and scoped:
         yield file.origin.at("auth").problem(
@@ -233,9 +236,9 @@ def _check_keys(using: Settings) -> None:
 
 def _sqlite(path: Path) -> Iterator[Problem]:
     """Yield a problem unless the SQLite file can be written, or created."""
-    there = next(one for one in (path, *path.absolute().parents) if one.exists())
-    is_usable = there.is_file() if there == path else there.is_dir()
-    if not is_usable or not os.access(there, os.W_OK):
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    is_usable = existing.is_file() if existing == path else existing.is_dir()
+    if not is_usable or not os.access(existing, os.W_OK):
         message = f"{path} is a directory" if path.is_dir() else f"{path} cannot be written"
         remedy = (
             "choose a file in a directory that can be written, such as "

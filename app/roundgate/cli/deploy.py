@@ -86,7 +86,7 @@ def _make(planned: packaging.Plan, out: Path) -> Path:
 
 
 def _deploy(arguments: argparse.Namespace) -> int:
-    asked = options.asked(arguments.stack, arguments.rest)
+    asked = options.read_options(arguments.stack, arguments.rest)
     path = configuration_file(asked.config)
     asked = options.completed(asked, path)
     asked, account = deploying.of_account(asked, path)

@@ -346,7 +346,9 @@ def _options(schema: Mapping[str, Any]) -> tuple[tuple[Any, str], ...]:
     for word in ("oneOf", "anyOf"):
         listed = schema.get(word)
         if isinstance(listed, list) and all(
-            isinstance(one, Mapping) and "const" in one for one in listed
+            isinstance(option, Mapping) and "const" in option for option in listed
         ):
-            return tuple((one["const"], str(one.get("title", one["const"]))) for one in listed)
+            return tuple(
+                (option["const"], str(option.get("title", option["const"]))) for option in listed
+            )
     return ()

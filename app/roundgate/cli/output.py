@@ -178,7 +178,7 @@ class Status:
         if self._is_live and self._line:
             self._to.write(_CLEAR)
             self._to.flush()
-        self._line = ""
+            self._line = ""
 
     def _draw(self) -> None:
         if not self._line:

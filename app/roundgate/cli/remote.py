@@ -59,9 +59,6 @@ def run(arguments: argparse.Namespace, work: Work) -> int:
         return asyncio.run(_with_client(arguments, work))
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader closed the pipe, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
     except errors.GatewayError as error:
         return refused(error)
 

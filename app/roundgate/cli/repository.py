@@ -216,17 +216,19 @@ DOCS: Final = _IN_WHEEL if _IN_WHEEL.is_dir() else _PACKAGE.parents[1] / "docs"
 
 
 def _print_page(page: str | None) -> None:
-    found = pages()
+    all_pages = pages()
     if page is None:
-        titles = {name: path.read_text("utf-8").partition("\n")[0] for name, path in found.items()}
+        titles = {
+            name: path.read_text("utf-8").partition("\n")[0] for name, path in all_pages.items()
+        }
         show_table([(name, title.removeprefix("# ")) for name, title in titles.items()])
         return
     wanted = page.removeprefix("docs/").partition("#")[0].removesuffix(".md")
-    if wanted not in found:
-        near = get_close_matches(wanted, found, 3)
+    if wanted not in all_pages:
+        near = get_close_matches(wanted, all_pages, 3)
         meant = f"is {' or '.join(near)} meant?" if near else "`roundgate docs` lists them"
         raise UsageError(f"there is no page {wanted!r}: {meant}")
-    print(found[wanted].read_text("utf-8"), end="")
+    print(all_pages[wanted].read_text("utf-8"), end="")
 
 
 def pages() -> dict[str, Path]:

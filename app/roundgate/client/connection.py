@@ -27,13 +27,13 @@ from roundgate.client.flows import (
     whole_list,
 )
 from roundgate.client.link import Link
-from roundgate.client.messages import NO_LISTENER, Listener
+from roundgate.client.messages import NO_LISTENER, Listener, SessionOver
 from roundgate.client.questions import Answers, AnswersLike, Kind, Question, answer_all
 from roundgate.client.sender import Headers
 from roundgate.client.stdio import StdioLink
 from roundgate.client.types import Json, Log, Progress, ServerInfo, TaskState, Tool
 from roundgate.clock import Clock
-from roundgate.errors import BadAnswer, ClientError, RpcError, SessionOver, TimedOut, Unanswered
+from roundgate.errors import BadAnswer, ClientError, RpcError, TimedOut, Unanswered
 from roundgate.json import encode
 
 log = logging.getLogger("roundgate.client")

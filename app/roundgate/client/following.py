@@ -21,16 +21,10 @@ from roundgate.client.flows import (
     read_older_task,
     rpc_error,
 )
+from roundgate.client.messages import TryLater
 from roundgate.client.questions import AnswersLike, Question, response_to
 from roundgate.client.types import CallResult, Json, TaskState
-from roundgate.errors import (
-    BadAnswer,
-    ConnectionLost,
-    HttpRefused,
-    TimedOut,
-    TryLater,
-    WrongHandle,
-)
+from roundgate.errors import BadAnswer, ConnectionLost, HttpRefused, TimedOut, WrongHandle
 
 _MARK: Final = "#task="
 

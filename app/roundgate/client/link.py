@@ -26,6 +26,7 @@ from roundgate.client.messages import (
     Redact,
     ServerEvent,
     Speaker,
+    TryLater,
     is_stream,
     result_of,
     session_id_of,
@@ -33,14 +34,7 @@ from roundgate.client.messages import (
 from roundgate.client.sender import Headers, Sender, reason_of
 from roundgate.client.transport import HttpResponse, IdleLimit, Limits, Transport, Url
 from roundgate.client.types import Json, is_modern
-from roundgate.errors import (
-    BadAnswer,
-    ClientError,
-    ConnectionLost,
-    HttpRefused,
-    TimedOut,
-    TryLater,
-)
+from roundgate.errors import BadAnswer, ClientError, ConnectionLost, HttpRefused, TimedOut
 from roundgate.json import encode
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from roundgate.client.transport import (
     refuse_compressed,
 )
 from roundgate.client.types import Json, Tool, is_modern
-from roundgate.errors import BadAnswer, HttpRefused, ParseError, SessionOver, TryLater
+from roundgate.errors import BadAnswer, HttpRefused, Inside, ParseError
 from roundgate.json import decode
 from roundgate.protocol.v2026_07_28.requests import encode_value
 
@@ -41,6 +41,20 @@ _NAMED_BY: Final = {
 }
 
 # -- requests of 2026-07-28 ------------------------------------------------------------------------
+
+
+class SessionOver(Inside):
+    """A server of an older revision has forgotten the session."""
+
+
+class TryLater(Inside):
+    """A server cannot answer its client now; `wait_s` is the pause in seconds before the next
+    attempt."""
+
+    def __init__(self, status: int, wait_s: float, reason: str = "") -> None:
+        super().__init__(f"The server is not available now (HTTP status {status}){reason}")
+        self.status = status
+        self.wait_s = wait_s
 
 
 def envelope(version: str, info: Json, capabilities: Json) -> Json:

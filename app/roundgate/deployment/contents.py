@@ -96,23 +96,21 @@ def gather(file: ConfigFile) -> Contents:
             problems += gathering.named(name, place, f"back end {backend.name}")
         for module in backend.packed_modules:
             gathering.module(module, gathering.base, f"back end {backend.name}")
-            if (there := in_src(gathering.base, module)) is not None:
-                message = (
-                    f"{there} is not beside gateway.yaml, where the functions look for {module}"
-                )
-                problems.append(place.problem(message, f"move {there} there"))
+            if (module_path := in_src(gathering.base, module)) is not None:
+                message = f"{module_path} is not beside gateway.yaml, where the functions look for {module}"
+                problems.append(place.problem(message, f"move {module_path} there"))
     for reference in sorted(file.references):
         problems += gathering.named(str(reference), file.origin, "${file:…}")
     for index, pattern in enumerate(file.config.package.include):
         problems += gathering.included(pattern, file.origin.at("package", "include", index))
-    found = gathering.contents
-    found.unasked = sorted(set(found.unasked) - found.files.keys())
-    if found.unasked:
-        problems.append(_asking(found.unasked, file))
+    contents = gathering.contents
+    contents.unasked = sorted(set(contents.unasked) - contents.files.keys())
+    if contents.unasked:
+        problems.append(_asking(contents.unasked, file))
     if problems:
         raise ConfigError(problems)
-    found.refused.sort()
-    return found
+    contents.refused.sort()
+    return contents
 
 
 def _asking(unasked: Sequence[str], file: ConfigFile) -> Problem:
@@ -145,13 +143,13 @@ def in_src(base: Path, module: str) -> str | None:
     first = module.partition(".")[0]
     if (base / f"{first}.py").is_file() or _is_package(base / first):
         return None
-    found = (base / "src" / name for name in (first, f"{first}.py"))
-    return next((f"src/{one.name}" for one in found if one.exists()), None)
+    candidates = (base / "src" / name for name in (first, f"{first}.py"))
+    return next((f"src/{candidate.name}" for candidate in candidates if candidate.exists()), None)
 
 
 def is_secret(path: PurePosixPath) -> bool:
     """Return whether a file, or a folder around it, has the name of a secret."""
-    return any(fnmatchcase(part.lower(), one) for part in path.parts for one in SECRETS)
+    return any(fnmatchcase(part.lower(), pattern) for part in path.parts for pattern in SECRETS)
 
 
 class Ignored:
@@ -179,7 +177,7 @@ class Ignored:
         around = [*reversed(path.parents[:-1]), path]
         is_ignored = False
         for pattern in self._patterns:
-            if any(_matches(pattern.removeprefix("!"), one, path) for one in around):
+            if any(_matches(pattern.removeprefix("!"), directory, path) for directory in around):
                 is_ignored = not pattern.startswith("!")
         return is_ignored
 
@@ -235,16 +233,16 @@ class _Gathering:
             yield from self.named(pattern, place, "package.include")
             return
         try:
-            found = sorted(self.base.glob(pattern))
+            paths = sorted(self.base.glob(pattern))
         except (NotImplementedError, ValueError) as error:
             message = f"{pattern} is no pattern of files here: {error}"
             yield place.problem(
                 message, "write one relative to gateway.yaml, such as data/**/*.csv"
             )
             return
-        if not found:
+        if not paths:
             yield place.problem(f"nothing here is {pattern}", "correct it, or take it out")
-        for path in found:
+        for path in paths:
             if path.is_dir():
                 self._folder(path, "package.include")
             else:
@@ -272,7 +270,7 @@ class _Gathering:
             return
         if path.resolve() == self._config:  # packed as gateway.json, without comments
             return
-        if any((self.base / one / _OF_ENVIRONMENT).is_file() for one in relative.parents):
+        if any((self.base / parent / _OF_ENVIRONMENT).is_file() for parent in relative.parents):
             return
         if self._is_secret(path, relative):
             if str(relative) not in self.contents.refused:
@@ -352,10 +350,10 @@ def _imports(
     for node in body:
         match node:
             case ast.Import(names=names):
-                for one in names:
-                    yield Import(one.name, node.lineno, is_required, is_for_types)
+                for name in names:
+                    yield Import(name.name, node.lineno, is_required, is_for_types)
             case ast.ImportFrom(module=str(module), level=0, names=names):
-                members = tuple(one.name for one in names)
+                members = tuple(name.name for name in names)
                 yield Import(module, node.lineno, is_required, is_for_types, members)
             case ast.Call(
                 func=ast.Name("import_module") | ast.Attribute(attr="import_module"),
@@ -386,15 +384,15 @@ _NAME: Final = machine.PACKAGE.name
 def reachable(modules: Iterable[str]) -> list[Path]:
     """Return the files of roundgate that importing these modules can load, relative to the folder
     of roundgate. Modules of other packages are skipped."""
-    found, queue = set[Path](), list(modules)
+    reached, queue = set[Path](), list(modules)
     while queue:
         module = queue.pop()
         file = _file(module)
-        if file is None or file in found:
+        if file is None or file in reached:
             continue
-        found.add(file)
+        reached.add(file)
         queue.extend((module.rpartition(".")[0], *_roundgate_imports(file)))
-    return sorted(file.relative_to(machine.PACKAGE) for file in found)
+    return sorted(file.relative_to(machine.PACKAGE) for file in reached)
 
 
 def modules_of_kind(backend: BackendConfig) -> Iterator[str]:
@@ -424,6 +422,6 @@ def _file(module: str) -> Path | None:
 def _roundgate_imports(file: Path) -> frozenset[str]:
     """Return the modules that a file may import when it runs; of the names that `from` takes, each
     may be one."""
-    imports = [one for one in imported(file) if not one.is_for_types]
-    members = (f"{one.name}.{member}" for one in imports for member in one.members)
-    return frozenset((*(one.name for one in imports), *members))
+    imports = [item for item in imported(file) if not item.is_for_types]
+    members = (f"{item.name}.{member}" for item in imports for member in item.members)
+    return frozenset((*(item.name for item in imports), *members))

@@ -25,7 +25,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from roundgate.deployment.options import NO_EXECUTE, OVERRIDES, Asked
+from roundgate.deployment.options import NO_EXECUTE, OVERRIDES, DeployOptions
 from roundgate.deployment.template import Template, env_parameters, parameter_name
 from roundgate.errors import UsageError
 from roundgate.settings import Reference, kept_at_aws, yaml_file
@@ -65,26 +65,28 @@ def _env(value: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check(
-    asked: Asked, config: Path, stored: Mapping[str, str], executions: int | None = None
+    options: DeployOptions, config: Path, stored: Mapping[str, str], executions: int | None = None
 ) -> None:
     """Raise UsageError if `sam` would ignore a parameter, or the API would be open to everyone or
     usable by nobody, or the workers would leave too few executions to the gateway.
 
     Args:
-        asked: the deployment.
+        options: the deployment.
         config: its gateway.yaml.
         stored: the parameters that the stack has.
         executions: the account's limit of functions at once, if it is known.
     """
-    value, says = read_configuration(config), {**stored, **asked.overrides}
-    known = {**Template().source["Parameters"], **env_parameters(_env(value))}
-    for name in asked.overrides.keys() - known.keys():
-        alike = get_close_matches(name, known, n=1)
-        hint = f"; {alike[0]}?" if alike else f". There are {', '.join(known)}."
+    value, says = read_configuration(config), {**stored, **options.overrides}
+    parameters_of_template = {**Template().source["Parameters"], **env_parameters(_env(value))}
+    for name in options.overrides.keys() - parameters_of_template.keys():
+        alike = get_close_matches(name, parameters_of_template, n=1)
+        hint = f"; {alike[0]}?" if alike else f". There are {', '.join(parameters_of_template)}."
         raise UsageError(f"There is no parameter {name}{hint}")
     _check_callers(config, value.get("auth", "none"), says)
     _check_domain(says)
-    workers = says.get("WorkerConcurrency", str(known["WorkerConcurrency"]["Default"]))
+    workers = says.get(
+        "WorkerConcurrency", str(parameters_of_template["WorkerConcurrency"]["Default"])
+    )
     most = None if executions is None else max(2, executions // _GATEWAYS_SHARE)
     if most is not None and workers.isdecimal() and int(workers) > most:
         raise UsageError(
@@ -151,30 +153,30 @@ def _check_domain(says: Mapping[str, str]) -> None:
 # What is passed to `sam deploy`
 
 
-def parameters(asked: Asked, stored: Mapping[str, str]) -> dict[str, str]:
+def parameters(options: DeployOptions, stored: Mapping[str, str]) -> dict[str, str]:
     """Return all parameters that are passed, always with the architecture."""
     default = Template().source["Parameters"]["Architecture"]["Default"]
-    known = {"Architecture": stored.get("Architecture", default), **asked.overrides}
+    values = {"Architecture": stored.get("Architecture", default), **options.overrides}
     if not stored:
-        is_open = known.get("ProtectTable") == "false"
-        return known if is_open else {**known, "ProtectTable": LATER}
+        is_open = values.get("ProtectTable") == "false"
+        return values if is_open else {**values, "ProtectTable": LATER}
     if stored.get("ProtectTable") == LATER:
-        return {"ProtectTable": "true", **known}
-    return known
+        return {"ProtectTable": "true", **values}
+    return values
 
 
 def commands(
-    asked: Asked, stored: Mapping[str, str], template: Path, sam: str = "sam"
+    options: DeployOptions, stored: Mapping[str, str], template: Path, sam: str = "sam"
 ) -> list[list[str]]:
     """Return the calls of `sam` in order; the second one protects a new stack's table."""
-    passed = parameters(asked, stored)
+    passed = parameters(options, stored)
     says = {**stored, **passed}
     if says.get("SnapStart") == "on" and "Release" not in passed:
         passed["Release"] = release_of(says, template)
-    first = _sam(sam, template, asked, passed)
-    if stored or NO_EXECUTE in asked.options or passed["ProtectTable"] != LATER:
+    first = _sam(sam, template, options, passed)
+    if stored or NO_EXECUTE in options.options or passed["ProtectTable"] != LATER:
         return [first]
-    return [first, _sam(sam, template, asked, {**passed, "ProtectTable": "true"})]
+    return [first, _sam(sam, template, options, {**passed, "ProtectTable": "true"})]
 
 
 def release_of(says: Mapping[str, str], template: Path) -> str:
@@ -185,7 +187,11 @@ def release_of(says: Mapping[str, str], template: Path) -> str:
         template: the file that `roundgate package` wrote beside the zips.
     """
     declared: Mapping[str, Any] = Template(template).source["Parameters"]
-    values = {name: str(one["Default"]) for name, one in declared.items() if "Default" in one}
+    values = {
+        name: str(parameter["Default"])
+        for name, parameter in declared.items()
+        if "Default" in parameter
+    }
     values |= says
     counted = sorted((name, values.get(name)) for name in declared.keys() - {*_NOT_RELEASED})
     digest = hashlib.sha256(json.dumps(counted).encode())
@@ -194,11 +200,11 @@ def release_of(says: Mapping[str, str], template: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _sam(sam: str, template: Path, asked: Asked, passed: Mapping[str, str]) -> list[str]:
+def _sam(sam: str, template: Path, options: DeployOptions, passed: Mapping[str, str]) -> list[str]:
     return [
-        *(sam, "deploy", "--template", str(template), "--stack-name", asked.stack),
+        *(sam, "deploy", "--template", str(template), "--stack-name", options.stack),
         *("--capabilities", "CAPABILITY_IAM", "--resolve-s3", "--no-fail-on-empty-changeset"),
-        *asked.options,
+        *options.options,
         *(OVERRIDES, *(f"{name}={_quoted(value)}" for name, value in passed.items())),
     ]
 
@@ -256,14 +262,14 @@ class Named:
         return function if is_qualified else f"{function}:{self.qualifier}"
 
 
-def with_functions(asked: Asked, config: Path, session: Any) -> Asked:
+def with_functions(options: DeployOptions, config: Path, session: Any) -> DeployOptions:
     """Add the ARNs of the functions that the configuration names, unless they are given.
 
     Raises:
         UsageError: a name is a reference, which only the function resolves.
     """
-    if {"FunctionArns", "DurableFunctionArns"} <= asked.overrides.keys():
-        return asked
+    if {"FunctionArns", "DurableFunctionArns"} <= options.overrides.keys():
+        return options
     value = read_configuration(config)
     named = dict.fromkeys(
         function
@@ -271,19 +277,25 @@ def with_functions(asked: Asked, config: Path, session: Any) -> Asked:
         if isinstance(entry, dict) and entry.get("kind") == "lambda"
         for function in _functions_of(entry)
     )
-    for one in named:
-        if "${" in f"{one.function}{one.qualifier}{one.region}":
+    for function_name in named:
+        if "${" in f"{function_name.function}{function_name.qualifier}{function_name.region}":
             raise UsageError(
-                f"The function {one.function} is named by a reference, which is only known where the gateway runs.\n"
+                f"The function {function_name.function} is named by a reference, which is only known where "
+                "the gateway runs.\n"
                 f"Name it, or pass FunctionArns and DurableFunctionArns yourself ({OVERRIDES})."
             )
     partition, account = _caller(session) if named else ("", "")
-    arns = {one: one.arn(partition, session.region_name, account) for one in named}
+    arns = {
+        function_name: function_name.arn(partition, session.region_name, account)
+        for function_name in named
+    }
     durable = [
-        f"{':'.join(arn.split(':')[:7])}:*" for one, arn in arns.items() if one.may_be_durable
+        f"{':'.join(arn.split(':')[:7])}:*"
+        for function_name, arn in arns.items()
+        if function_name.may_be_durable
     ]
     lists = {"FunctionArns": _listed(arns.values()), "DurableFunctionArns": _listed(durable)}
-    return replace(asked, overrides={**lists, **asked.overrides})
+    return replace(options, overrides={**lists, **options.overrides})
 
 
 def _functions_of(entry: Mapping[str, Any]) -> Iterator[Named]:
@@ -301,37 +313,39 @@ def _functions_of(entry: Mapping[str, Any]) -> Iterator[Named]:
 
 
 def with_secrets(
-    asked: Asked, config: Path, session: Any, stored: Mapping[str, str] | None = None
-) -> Asked:
+    options: DeployOptions, config: Path, session: Any, stored: Mapping[str, str] | None = None
+) -> DeployOptions:
     """Add the ARNs of the secrets and parameters that the configuration refers to, unless they are
     given.
 
     A variable counts with the text that the functions will have: that of the command line, of the
     stack, of the file, the first of these.
     """
-    if {"SecretArns", "ParameterArns"} <= asked.overrides.keys():
-        return asked
-    value, says = read_configuration(config), {**(stored or {}), **asked.overrides}
+    if {"SecretArns", "ParameterArns"} <= options.overrides.keys():
+        return options
+    value, says = read_configuration(config), {**(stored or {}), **options.overrides}
     env = _env(value)
     texts = {name: says.get(parameter_name(name), text) for name, text in env.items()}
     references = list(kept_at_aws({**value, "env": texts} if env else value))
     partition, account = _caller(session) if references else ("", "")
-    here = f"{session.region_name}:{account}"
+    account_place = f"{session.region_name}:{account}"
     secrets = [
         arn
-        for one in references
-        if one.kept == "secret"
-        for arn in _arns_of_secret(one, f"arn:{partition}:secretsmanager:{here}:secret:")
+        for reference in references
+        if reference.kept == "secret"
+        for arn in _arns_of_secret(
+            reference, f"arn:{partition}:secretsmanager:{account_place}:secret:"
+        )
     ]
     parameters = [
-        one.name
-        if one.name.startswith("arn:")
-        else f"arn:{partition}:ssm:{here}:parameter/{one.name.partition(':')[0].lstrip('/')}"
-        for one in references
-        if one.kept == "ssm"
+        reference.name
+        if reference.name.startswith("arn:")
+        else f"arn:{partition}:ssm:{account_place}:parameter/{reference.name.partition(':')[0].lstrip('/')}"
+        for reference in references
+        if reference.kept == "ssm"
     ]
     lists = {"SecretArns": _listed(secrets), "ParameterArns": _listed(parameters)}
-    return replace(asked, overrides={**lists, **asked.overrides})
+    return replace(options, overrides={**lists, **options.overrides})
 
 
 def _arns_of_secret(reference: Reference, prefix: str) -> Iterator[str]:
@@ -358,8 +372,8 @@ def _listed(arns: Iterable[str]) -> str:
 
 
 def with_variables(
-    asked: Asked, config: Path, stored: Mapping[str, str], was_default: Mapping[str, str]
-) -> Asked:
+    options: DeployOptions, config: Path, stored: Mapping[str, str], was_default: Mapping[str, str]
+) -> DeployOptions:
     """Add the texts of the configuration for variables whose value was never given.
 
     CloudFormation keeps a parameter's value, wherever it is from: without this, an edited `env`
@@ -367,32 +381,32 @@ def with_variables(
     given, and stays.
 
     Args:
-        asked: the deployment.
+        options: the deployment.
         config: its gateway.yaml.
         stored: the parameters that the stack has.
         was_default: the defaults of the template that it was made of.
     """
     edited: dict[str, str] = {}
-    for name, one in env_parameters(_env(read_configuration(config))).items():
+    for name, variable in env_parameters(_env(read_configuration(config))).items():
         is_followed = name in stored and stored[name] == was_default.get(name)
-        if is_followed and one.get("Default", stored[name]) != stored[name]:
-            edited[name] = one["Default"]
-    return replace(asked, overrides={**edited, **asked.overrides})
+        if is_followed and variable.get("Default", stored[name]) != stored[name]:
+            edited[name] = variable["Default"]
+    return replace(options, overrides={**edited, **options.overrides})
 
 
-def remarks(asked: Asked, config: Path, stored: Mapping[str, str]) -> Iterator[str]:
+def remarks(options: DeployOptions, config: Path, stored: Mapping[str, str]) -> Iterator[str]:
     """Yield remarks on this deployment, a sentence each, without any value."""
     env = _env(read_configuration(config))
-    for name, one in env_parameters(env).items():
-        is_kept = name in stored and name not in asked.overrides
-        if is_kept and stored[name] != one.get("Default"):
+    for name, variable in env_parameters(env).items():
+        is_kept = name in stored and name not in options.overrides
+        if is_kept and stored[name] != variable.get("Default"):
             yield f"{name} keeps the value that an earlier deployment gave it; pass {name}=… for another."
-    says = {**stored, **asked.overrides}
+    says = {**stored, **options.overrides}
     texts = {name: says.get(parameter_name(name), text) for name, text in env.items()}
-    kept = [name for name, text in texts.items() if list(kept_at_aws(text))]
-    if kept and says.get("SnapStart") == "on":
+    at_aws = [name for name, text in texts.items() if list(kept_at_aws(text))]
+    if at_aws and says.get("SnapStart") == "on":
         yield (
-            f"With SnapStart {', '.join(kept)} is read when a version is published: after a change of what AWS keeps,"
+            f"With SnapStart {', '.join(at_aws)} is read when a version is published: after a change of what AWS keeps,"
             " deploy with another Release=…"
         )
 
@@ -415,14 +429,17 @@ def stored_parameters(cloudformation: Any, stack: str) -> dict[str, str]:
     from botocore.exceptions import ClientError
 
     try:
-        (found,) = cloudformation.describe_stacks(StackName=stack)["Stacks"]
+        (description,) = cloudformation.describe_stacks(StackName=stack)["Stacks"]
     except ClientError as error:
         if "does not exist" in str(error):
             return {}
         raise
-    if found["StackStatus"] == "REVIEW_IN_PROGRESS":  # a change set that was never executed
+    if description["StackStatus"] == "REVIEW_IN_PROGRESS":  # a change set that was never executed
         return {}
-    return {one["ParameterKey"]: one["ParameterValue"] for one in found.get("Parameters", [])}
+    return {
+        parameter["ParameterKey"]: parameter["ParameterValue"]
+        for parameter in description.get("Parameters", [])
+    }
 
 
 def concurrency_limit(functions: Any) -> int | None:
@@ -441,13 +458,13 @@ def default_parameters(cloudformation: Any, stack: str) -> dict[str, str]:
     """Return the defaults of the template that a stack was made of."""
     summary = cloudformation.get_template_summary(StackName=stack).get("Parameters", [])
     return {
-        one["ParameterKey"]: one["DefaultValue"]
-        for one in summary
-        if one.get("DefaultValue") is not None
+        parameter["ParameterKey"]: parameter["DefaultValue"]
+        for parameter in summary
+        if parameter.get("DefaultValue") is not None
     }
 
 
-def of_account(asked: Asked, config: Path) -> tuple[Asked, Account]:
+def of_account(options: DeployOptions, config: Path) -> tuple[DeployOptions, Account]:
     """Add the variables and ARNs that follow from the configuration; return also what AWS says.
 
     Raises:
@@ -456,18 +473,18 @@ def of_account(asked: Asked, config: Path) -> tuple[Asked, Account]:
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
-        session = _session(asked)
+        session = _session(options)
         cloudformation = session.client("cloudformation")
-        if stored := stored_parameters(cloudformation, asked.stack):
-            was_default = default_parameters(cloudformation, asked.stack)
-            asked = with_variables(asked, config, stored, was_default)
-        asked = with_secrets(with_functions(asked, config, session), config, session, stored)
-        return asked, Account(stored, concurrency_limit(session.client("lambda")))
+        if stored := stored_parameters(cloudformation, options.stack):
+            was_default = default_parameters(cloudformation, options.stack)
+            options = with_variables(options, config, stored, was_default)
+        options = with_secrets(with_functions(options, config, session), config, session, stored)
+        return options, Account(stored, concurrency_limit(session.client("lambda")))
     except (BotoCoreError, ClientError) as error:
-        raise UsageError(f"AWS was asked about the stack {asked.stack}: {error}") from None
+        raise UsageError(f"AWS was asked about the stack {options.stack}: {error}") from None
 
 
-def is_made(asked: Asked) -> bool:
+def is_made(options: DeployOptions) -> bool:
     """Return whether the stack exists, not only a change set that would create it.
 
     Raises:
@@ -476,14 +493,14 @@ def is_made(asked: Asked) -> bool:
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
-        return bool(stored_parameters(_session(asked).client("cloudformation"), asked.stack))
+        return bool(stored_parameters(_session(options).client("cloudformation"), options.stack))
     except (BotoCoreError, ClientError) as error:
-        raise UsageError(f"AWS was asked about the stack {asked.stack}: {error}") from None
+        raise UsageError(f"AWS was asked about the stack {options.stack}: {error}") from None
 
 
-def _session(asked: Asked) -> Any:
+def _session(options: DeployOptions) -> Any:
     """Return a session of boto3 in the region and with the profile of the command line."""
     import boto3
 
     names = {"--region": "region_name", "--profile": "profile_name"}
-    return boto3.Session(**{names[name]: value for name, value in asked.of_session.items()})
+    return boto3.Session(**{names[name]: value for name, value in options.of_session.items()})

@@ -68,8 +68,8 @@ def in_files(base: Path, names: Iterable[str]) -> Iterator[Problem]:
     for name in names:
         with (base / name).open("rb") as file:
             text = file.read(_SCANNED_BYTES)
-        if found := _TOKENS.search(text):
-            line = text.count(b"\n", 0, found.start()) + 1
+        if match := _TOKENS.search(text):
+            line = text.count(b"\n", 0, match.start()) + 1
             message = "has a text that only a credential looks like, and would be packed"
             remedy = (
                 "keep it in AWS Secrets Manager and read a variable that `env` has as"
@@ -116,8 +116,12 @@ def _is_of_a_secret(loc: _Loc) -> bool:
 
 def _is_literal(text: str) -> bool:
     """Return whether a text is not empty and has no reference to a value kept elsewhere."""
-    kept = (one for one in expressions(text) if one.source != "file" and one.default is None)
-    return bool(text.strip()) and not any(kept)
+    references = (
+        expression
+        for expression in expressions(text)
+        if expression.source != "file" and expression.default is None
+    )
+    return bool(text.strip()) and not any(references)
 
 
 def _without_file_name(text: str, loc: _Loc) -> str:
@@ -139,9 +143,11 @@ def _text(source: Any, loc: _Loc) -> str:
 
 def _problem(place: Origin, text: str) -> Problem:
     has_file = "${file:" in text
-    what = "is a file that would be packed" if has_file else "is a credential that stands here"
+    description = (
+        "is a file that would be packed" if has_file else "is a credential that stands here"
+    )
     return place.problem(
-        f"{what}: everybody who may read the functions' code could read it",
+        f"{description}: everybody who may read the functions' code could read it",
         "keep it in AWS Secrets Manager and write ${secret:NAME}, or ${ssm:NAME} for a parameter;"
         " or ${NAME}, with NAME in `env` as such a reference",
     )

@@ -87,20 +87,20 @@ def normalized(name: str) -> str:
 
 def name_of(requirement: str) -> str | None:
     """Return the distribution that a line names; `None` for an option, a URL or a path."""
-    found = _NAME.match(requirement)
-    if found is None or re.match(r"\S*[/:\\]", requirement.partition("@")[0]):
+    match = _NAME.match(requirement)
+    if match is None or re.match(r"\S*[/:\\]", requirement.partition("@")[0]):
         return None
-    return normalized(found[0])
+    return normalized(match[0])
 
 
 def _of_lines(file: Path, lines: list[str]) -> Requirements:
-    kept = [line for line in lines if name_of(line) != "roundgate"]
-    named = [(name_of(line), frozenset(_HASH.findall(line))) for line in kept]
+    requirements = [line for line in lines if name_of(line) != "roundgate"]
+    named = [(name_of(line), frozenset(_HASH.findall(line))) for line in requirements]
     hashes = {name: hashes for name, hashes in named if name and hashes}
     extras = [_EXTRAS_OF_LINE.match(line) for line in lines if name_of(line) == "roundgate"]
-    asked = {one for found in extras if found for one in re.split(r"[\s,]+", found[1])}
-    plain = tuple(_HASH.sub("", line).strip() for line in kept)
-    return Requirements(file, plain, (), hashes, frozenset(asked))
+    extra_names = {extra for match in extras if match for extra in re.split(r"[\s,]+", match[1])}
+    plain = tuple(_HASH.sub("", line).strip() for line in requirements)
+    return Requirements(file, plain, (), hashes, frozenset(extra_names))
 
 
 def _flat(file: Path, within: tuple[Path, ...]) -> Iterator[str]:
@@ -119,14 +119,16 @@ def _flat(file: Path, within: tuple[Path, ...]) -> Iterator[str]:
 
 
 def _dependencies(project: Path) -> list[str]:
-    found = _toml(project).get("project", _NONE).get("dependencies", [])
-    if not isinstance(found, list):
+    dependencies = _toml(project).get("project", _NONE).get("dependencies", [])
+    if not isinstance(dependencies, list):
         raise _unusable(project, "[project] dependencies is no list", "write a list of texts")
-    return [str(one) for one in found]
+    return [str(dependency) for dependency in dependencies]
 
 
 def _of_uv(lock: Path, project: Path) -> Requirements:
-    found = _of_lines(lock, _dependencies(project)) if project.is_file() else Requirements(lock)
+    requirements = (
+        _of_lines(lock, _dependencies(project)) if project.is_file() else Requirements(lock)
+    )
     versions: dict[str, set[str]] = {}
     hashes: dict[str, set[str]] = {}
     for package in _toml(lock).get("package", []):
@@ -134,13 +136,17 @@ def _of_uv(lock: Path, project: Path) -> Requirements:
             continue  # the repository itself, or what is in a folder of it
         name = normalized(str(package.get("name", "")))
         versions.setdefault(name, set()).add(str(package.get("version", "")))
-        known_files = {one for wheel in package.get("wheels", []) for one in _sha256_of(wheel)}
+        known_files = {
+            sha256 for wheel in package.get("wheels", []) for sha256 in _sha256_of(wheel)
+        }
         hashes.setdefault(name, set()).update(known_files)
-    single = {name: one.pop() for name, one in versions.items() if len(one) == 1}
+    single = {name: sha256.pop() for name, sha256 in versions.items() if len(sha256) == 1}
     pins = [f"{name}=={version}" for name, version in sorted(single.items())]
-    known = {name: frozenset(one) for name, one in hashes.items() if one and name in single}
-    kept = tuple(pin for pin in pins if name_of(pin) != "roundgate")
-    return Requirements(lock, found.lines, kept, known, found.extras)
+    hashes_by_name = {
+        name: frozenset(sha256) for name, sha256 in hashes.items() if sha256 and name in single
+    }
+    others = tuple(pin for pin in pins if name_of(pin) != "roundgate")
+    return Requirements(lock, requirements.lines, others, hashes_by_name, requirements.extras)
 
 
 def _sha256_of(wheel: Mapping[str, Any]) -> Iterator[str]:
@@ -198,7 +204,7 @@ class Pin:
 
     def line(self) -> str:
         """Return the line that pip reads with --require-hashes."""
-        hashes = (f" --hash=sha256:{one}" for one in sorted(self.hashes))
+        hashes = (f" --hash=sha256:{sha256}" for sha256 in sorted(self.hashes))
         return f"{self.name}=={self.version}{''.join(hashes)}"
 
 
@@ -235,9 +241,9 @@ def for_repository(wanted: Requirements, directory: Path, arch: str, *, anew: bo
     digest, file = _digest(wanted), directory / NAME
     if not anew and file.is_file() and f"# of {digest}\n" in file.read_text("utf-8"):
         return _read_lock(file)
-    made = Lock(file, _resolved(wanted, arch, directory), is_new=True)
-    file.write_text(made.text(digest), "utf-8")
-    return made
+    lock = Lock(file, _resolved(wanted, arch, directory), is_new=True)
+    file.write_text(lock.text(digest), "utf-8")
+    return lock
 
 
 def of_roundgate(source: Path) -> Lock:
@@ -258,23 +264,25 @@ def wheels(lock: Lock, arch: str) -> dict[str, Path]:
     Raises:
         ConfigError: the lock has no wheel of a package for this architecture.
     """
-    kept = _kept(lock.pins, arch)
-    if missing := [pin for pin in lock.pins if pin.name not in kept]:
+    cached = _kept(lock.pins, arch)
+    if missing := [pin for pin in lock.pins if pin.name not in cached]:
         _fetch(missing, arch, lock.file)
-        kept = _kept(lock.pins, arch)
-    if absent := [pin for pin in lock.pins if pin.name not in kept]:
+        cached = _kept(lock.pins, arch)
+    if absent := [pin for pin in lock.pins if pin.name not in cached]:
         remedy = f"run `roundgate package --lock --arch {arch}`"
         messages = (f"{pin.name} has no wheel for {arch} in it" for pin in absent)
         raise ConfigError([_problem(lock.file, message, remedy) for message in messages])
-    return kept
+    return cached
 
 
 def _read_lock(file: Path) -> Lock:
-    found = [_LINE.match(line) for line in file.read_text("utf-8").splitlines()]
+    matches = [_LINE.match(line) for line in file.read_text("utf-8").splitlines()]
     pins = [
-        Pin(one["name"], one["version"], frozenset(re.findall(r"sha256:(\w+)", one["hashes"])))
-        for one in found
-        if one
+        Pin(
+            match["name"], match["version"], frozenset(re.findall(r"sha256:(\w+)", match["hashes"]))
+        )
+        for match in matches
+        if match
     ]
     return Lock(file, tuple(pins))
 
@@ -293,10 +301,10 @@ def _resolved(wanted: Requirements, arch: str, directory: Path) -> tuple[Pin, ..
     together = Requirements(wanted.file, (*own, *wanted.lines), wanted.constraints, wanted.hashes)
     chosen = {name_of(pin) for pin in wanted.constraints}
     preferred = [f"{pin.name}=={pin.version}" for pin in _read_lock(machine.LOCK).pins]
-    kept = [pin for pin in preferred if name_of(pin) not in chosen]
+    others = [pin for pin in preferred if name_of(pin) not in chosen]
     dropped = (_NOT_IN_FUNCTIONS - wanted.names) | _of_the_runtime(wanted)
     try:
-        return _made(together, kept, arch, directory, dropped)
+        return _made(together, others, arch, directory, dropped)
     except VersionsConflict:
         return _made(together, (), arch, directory, dropped)
 
@@ -306,8 +314,8 @@ def _is_of(requirement: str, extras: Collection[str]) -> bool:
     if name_of(requirement) in _NOT_IN_FUNCTIONS:
         return False
     marker = requirement.partition(";")[2]
-    found = re.search(r"""extra *== *["']([\w-]+)["']""", marker)
-    return found is None or found[1] in extras
+    match = re.search(r"""extra *== *["']([\w-]+)["']""", marker)
+    return match is None or match[1] in extras
 
 
 def _made(
@@ -317,21 +325,21 @@ def _made(
     directory: Path,
     dropped: frozenset[str],
 ) -> tuple[Pin, ...]:
-    other = next(one for one in machine.PLATFORMS if one != arch)
+    other_arch = next(platform for platform in machine.PLATFORMS if platform != arch)
     with tempfile.TemporaryDirectory() as temporary:
-        here, there = Path(temporary, arch), Path(temporary, other)
+        here, there = Path(temporary, arch), Path(temporary, other_arch)
         _download(wanted, (*wanted.constraints, *preferred), arch, directory, here)
-        found = {name: file for name, file in _by_name(here).items() if name not in dropped}
-        native = [file for file in found.values() if not file.name.endswith("-any.whl")]
-        options = ["--no-deps", "--dest", str(there), *machine.pip_options(other)]
+        files = {name: file for name, file in _by_name(here).items() if name not in dropped}
+        native = [file for file in files.values() if not file.name.endswith("-any.whl")]
+        options = ["--no-deps", "--dest", str(there), *machine.pip_options(other_arch)]
         for file in native:  # one after another, because the other architecture may lack a wheel
             machine.try_pip(["download", *options, _pinned(file)])
         others = _by_name(there) if there.is_dir() else {}
         pins = [
             Pin(name, _version(file), frozenset(_hashes(name, [file, others.get(name)], wanted)))
-            for name, file in sorted(found.items())
+            for name, file in sorted(files.items())
         ]
-        _keep([*found.values(), *others.values()])
+        _keep([*files.values(), *others.values()])
     return tuple(pins)
 
 
@@ -346,15 +354,15 @@ def _download(
     wanted: Requirements, constraints: Sequence[str], arch: str, directory: Path, to: Path
 ) -> None:
     to.mkdir()
-    listed, held = to / "requirements.txt", to / "constraints.txt"
+    listed, constraint_file = to / "requirements.txt", to / "constraints.txt"
     listed.write_text("\n".join([*map(_without_extra, wanted.lines), ""]), "utf-8")
-    held.write_text("\n".join([*constraints, ""]), "utf-8")
-    files = ["--requirement", str(listed), "--constraint", str(held)]
-    said = machine.try_pip(
+    constraint_file.write_text("\n".join([*constraints, ""]), "utf-8")
+    files = ["--requirement", str(listed), "--constraint", str(constraint_file)]
+    output = machine.try_pip(
         ["download", "--quiet", "--dest", str(to), *machine.pip_options(arch), *files], directory
     )
-    if said is not None:
-        raise _refused(said, wanted.file or directory, arch)
+    if output is not None:
+        raise _refused(output, wanted.file or directory, arch)
 
 
 def _without_extra(requirement: str) -> str:
@@ -363,20 +371,20 @@ def _without_extra(requirement: str) -> str:
     return before.strip() if "extra" in marker else requirement
 
 
-def _refused(said: str, file: Path, arch: str) -> ConfigError:
-    lines = [line for line in said.splitlines() if line.startswith("ERROR: ")]
-    text = " ".join(line.removeprefix("ERROR: ") for line in lines) or said.strip()[-500:]
-    if found := _NO_WHEEL.search(said):
+def _refused(output: str, file: Path, arch: str) -> ConfigError:
+    lines = [line for line in output.splitlines() if line.startswith("ERROR: ")]
+    text = " ".join(line.removeprefix("ERROR: ") for line in lines) or output.strip()[-500:]
+    if match := _NO_WHEEL.search(output):
         platform = f"python{machine.PYTHON} on Linux, {machine.PLATFORMS[arch]}"
         remedy = "correct the name or version, choose a version that has a wheel, or build one into a folder that pip's"
         return ConfigError(
             [
                 _problem(
-                    file, f"{found[1]} has no wheel for {platform}", f"{remedy} find-links names"
+                    file, f"{match[1]} has no wheel for {platform}", f"{remedy} find-links names"
                 )
             ]
         )
-    kind = VersionsConflict if any(word in said for word in _CONFLICT) else ConfigError
+    kind = VersionsConflict if any(word in output for word in _CONFLICT) else ConfigError
     return kind([_problem(file, text, "mend the requirements")])
 
 
@@ -387,9 +395,11 @@ def _fetch(pins: Iterable[Pin], arch: str, file: Path) -> None:
         listed.write_text("\n".join([*(pin.line() for pin in pins), ""]), "utf-8")
         to = Path(temporary, "wheels")
         command = ["download", "--quiet", "--no-deps", "--require-hashes", "--dest", str(to)]
-        said = machine.try_pip([*command, *machine.pip_options(arch), "--requirement", str(listed)])
-        if said is not None:
-            raise _refused(said, file, arch)
+        output = machine.try_pip(
+            [*command, *machine.pip_options(arch), "--requirement", str(listed)]
+        )
+        if output is not None:
+            raise _refused(output, file, arch)
         _keep(to.glob("*.whl"))
 
 
@@ -406,13 +416,13 @@ def _keep(files: Iterable[Path]) -> None:
 
 
 def _kept(pins: Iterable[Pin], arch: str) -> dict[str, Path]:
-    directory, found = machine.cache() / "wheels", dict[str, Path]()
+    directory, files = machine.cache() / "wheels", dict[str, Path]()
     for pin in pins:
-        for one in pin.hashes:
-            for file in (directory / one).glob("*.whl"):
-                if _is_for(file, arch) and _sha256(file) == one:
-                    found[pin.name] = file
-    return found
+        for sha256 in pin.hashes:
+            for file in (directory / sha256).glob("*.whl"):
+                if _is_for(file, arch) and _sha256(file) == sha256:
+                    files[pin.name] = file
+    return files
 
 
 def _is_for(wheel: Path, arch: str) -> bool:
@@ -435,12 +445,12 @@ def _pinned(wheel: Path) -> str:
 def _hashes(name: str, files: Iterable[Path | None], wanted: Requirements) -> Iterable[str]:
     """Yield the hashes of a package's wheels; raise ConfigError for one that uv.lock lacks."""
     for file in filter(None, files):
-        found, right = _sha256(file), wanted.hashes.get(name)
-        if right is not None and found not in right:
+        sha256, right = _sha256(file), wanted.hashes.get(name)
+        if right is not None and sha256 not in right:
             message = f"{file.name} is not the file whose hash is in it"
             remedy = "lock again, or look at where pip gets its files from"
             raise ConfigError([_problem(wanted.file or file, message, remedy)])
-        yield found
+        yield sha256
 
 
 def _sha256(file: Path) -> str:

@@ -46,7 +46,7 @@ _OVERRIDE: Final = re.compile(
 
 
 @dataclass(frozen=True)
-class Asked:
+class DeployOptions:
     """A deployment as the command line describes it."""
 
     stack: str
@@ -63,7 +63,7 @@ class Asked:
         return {name: value for name, value in pairs if name in OF_SESSIONS}
 
 
-def asked(stack: str, rest: Sequence[str]) -> Asked:
+def read_options(stack: str, rest: Sequence[str]) -> DeployOptions:
     """Parse the command line after the stack's name.
 
     Raises:
@@ -81,7 +81,7 @@ def asked(stack: str, rest: Sequence[str]) -> Asked:
             overrides.update(_parsed_overrides(text, OVERRIDES))
         elif not is_override:
             options.append(text)
-    return Asked(stack, config, overrides, options)
+    return DeployOptions(stack, config, overrides, options)
 
 
 def _split(words: Sequence[str]) -> Iterator[str]:
@@ -110,13 +110,13 @@ def _unquoted(value: str) -> str:
 # samconfig.toml
 
 
-def completed(asked: Asked, config: Path) -> Asked:
+def completed(deployment: DeployOptions, config: Path) -> DeployOptions:
     """Add what the file beside gateway.yaml says; print its parameters.
 
     Raises:
         UsageError: the stack has no name, or the file is wrong.
     """
-    named, options = _taken(asked.options, _FILE)
+    named, options = _taken(deployment.options, _FILE)
     environment, options = _taken(options, _ENVIRONMENT)
     beside = (config.parent / name for name in FILES)
     file = Path(named) if named else next((path for path in beside if path.is_file()), None)
@@ -128,31 +128,31 @@ def completed(asked: Asked, config: Path) -> Asked:
         overrides = dict(_saved_overrides(saved.get(_IN_FILE), f"{file}: {_IN_FILE}"))
         shown = (f"{name}={value}" for name, value in overrides.items())
         print(f"{file} [{environment}]", *shown, file=sys.stderr)
-        asked = replace(
-            asked,
-            stack=asked.stack or str(saved.get("stack_name", "")),
-            overrides={**overrides, **asked.overrides},
+        deployment = replace(
+            deployment,
+            stack=deployment.stack or str(saved.get("stack_name", "")),
+            overrides={**overrides, **deployment.overrides},
             options=[
                 *options,
                 *_options(saved, options),
                 *(_FILE, str(file.resolve()), _ENVIRONMENT, environment),
             ],
         )
-    if not asked.stack:
+    if not deployment.stack:
         raise UsageError(
             "which stack? Give its name, as in `roundgate deploy shop`, or stack_name in"
             f" {config.parent / FILES[0]}"
         )
-    return asked
+    return deployment
 
 
-def _options(saved: Mapping[str, Any], given: Sequence[str]) -> Iterator[str]:
+def _options(saved: Mapping[str, Any], arguments: Sequence[str]) -> Iterator[str]:
     """Yield the options of the file that are needed here too, unless they are given."""
     for option in OF_SESSIONS:
         value = saved.get(option.removeprefix("--"))
-        if value is not None and option not in given:
+        if value is not None and option not in arguments:
             yield from (option, str(value))
-    if saved.get("no_execute_changeset") is True and NO_EXECUTE not in given:
+    if saved.get("no_execute_changeset") is True and NO_EXECUTE not in arguments:
         yield NO_EXECUTE
 
 
@@ -178,10 +178,10 @@ def _read(file: Path, environment: str) -> Mapping[str, Any]:
         whole = tomllib.loads(file.read_text("utf-8")) if is_toml else yaml_file.read(file).value
     except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
-    sections = {name: one for name, one in whole.items() if isinstance(one, Mapping)}
+    sections = {name: part for name, part in whole.items() if isinstance(part, Mapping)}
     if environment not in sections:
-        known = ", ".join(sorted(sections)) or "none"
-        raise UsageError(f"{file} has no [{environment}]; it has {known}")
+        section_names = ", ".join(sorted(sections)) or "none"
+        raise UsageError(f"{file} has no [{environment}]; it has {section_names}")
     section = sections[environment]
     return {
         name: value
@@ -196,7 +196,7 @@ def _saved_overrides(value: Any, place: str) -> Iterator[tuple[str, str]]:
         case None:
             return
         case Mapping():
-            yield from ((str(name), _text(one)) for name, one in value.items())
+            yield from ((str(name), _text(entry)) for name, entry in value.items())
         case str():
             try:
                 words = shlex.split(value)
@@ -238,7 +238,9 @@ def commented() -> str:
     parameters: Mapping[str, Mapping[str, Any]] = source["Parameters"]
     parts = []
     for group in source["Metadata"]["AWS::CloudFormation::Interface"]["ParameterGroups"]:
-        names = [one for one in group["Parameters"] if one not in _FOUND_BY_DEPLOY]
+        names = [
+            parameter for parameter in group["Parameters"] if parameter not in _FOUND_BY_DEPLOY
+        ]
         if names:
             lines = (line for name in names for line in _comment(name, parameters[name]))
             parts.append("\n".join((f"## {group['Label']['default']}", *lines)))

@@ -140,12 +140,12 @@ def plan(file: ConfigFile, path: Path, arch: str, *, anew: bool = False) -> Plan
     problems = [*undeclared(source, str(path)), *literals.credentials(file, source)]
     if problems:
         raise ConfigError(problems)
-    found = contents.gather(file)
-    if problems := list(literals.in_files(found.base, sorted(found.files))):
+    contents_found = contents.gather(file)
+    if problems := list(literals.in_files(contents_found.base, sorted(contents_found.files))):
         raise ConfigError(problems)
-    wanted = locking.read_requirements(found.base)
-    lock = locking.for_repository(wanted, found.base, arch, anew=anew)
-    return Plan(file, path, arch, found, lock, wanted)
+    requirements = locking.read_requirements(contents_found.base)
+    lock = locking.for_repository(requirements, contents_found.base, arch, anew=anew)
+    return Plan(file, path, arch, contents_found, lock, requirements)
 
 
 def package(planned: Plan, out: Path, say: Say = print) -> None:
@@ -185,11 +185,11 @@ def _staged(
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     copy_files(planned, staging)
     _copy_roundgate(function, planned, staging)
-    if found := list(unpacked(planned.contents, staging, function.name)):
-        return found
-    given = {name: os.environ[name] for name in planned.file.config.env if name in os.environ}
-    if found := list(unloadable(staging, planned.arch, planned.path, PLACEHOLDER, given)):
-        return [*found, *stood_for(planned.file)]
+    if missing := list(unpacked(planned.contents, staging, function.name)):
+        return missing
+    environment = {name: os.environ[name] for name in planned.file.config.env if name in os.environ}
+    if missing := list(unloadable(staging, planned.arch, planned.path, PLACEHOLDER, environment)):
+        return [*missing, *stood_for(planned.file)]
     compile_code(staging)
     return []
 
@@ -222,7 +222,9 @@ def _wheels_of(function: Function, planned: Plan, wheels: Mapping[str, Path]) ->
 
 def _requirements(wheel: Path) -> Iterable[str]:
     with zipfile.ZipFile(wheel) as archive:
-        (name,) = (one for one in archive.namelist() if re.fullmatch(r"[^/]+info/METADATA", one))
+        (name,) = (
+            member for member in archive.namelist() if re.fullmatch(r"[^/]+info/METADATA", member)
+        )
         header = BytesHeaderParser().parsebytes(archive.read(name))
     return filter(None, map(name_of, header.get_all("Requires-Dist", [])))
 
@@ -318,30 +320,32 @@ def unpacked(contents: Contents, staging: Path, function: str) -> Iterator[Probl
         staging: the folder that becomes the zip.
         function: the function's name, for the message.
     """
-    there = {path.name.partition(".")[0] for path in staging.iterdir()}
-    known = there | {*machine.PROVIDED.values()} | sys.stdlib_module_names
+    staged = {path.name.partition(".")[0] for path in staging.iterdir()}
+    available = staged | {*machine.PROVIDED.values()} | sys.stdlib_module_names
     refused = [name for name in contents.refused if name.endswith(".py")]
     for name in refused:
-        if name.partition("/")[0] in there:
+        if name.partition("/")[0] in staged:
             message = "has the name of a secret and is not packed, so imports of it would fail"
             yield Problem(str(contents.base / name), "(file)", message, _RENAME)
     for source in contents.sources:
         local = {path.stem for path in (staging / source).parent.iterdir()}
-        for one in imported(staging / source):
-            top = one.name.partition(".")[0]
-            if one.is_required and top not in known | local:
-                message = f"imports {one.name}, which the {function} function does not have"
+        for item in imported(staging / source):
+            top = item.name.partition(".")[0]
+            if item.is_required and top not in available | local:
+                message = f"imports {item.name}, which the {function} function does not have"
                 is_refused = any(top in (name.partition("/")[0], name[:-3]) for name in refused)
                 remedy = _RENAME if is_refused else _remedy(top, contents.base)
-                yield Problem(str(contents.base / source), top, message, remedy, one.line)
+                yield Problem(str(contents.base / source), top, message, remedy, item.line)
 
 
 def _remedy(module: str, base: Path) -> str:
-    if (there := in_src(base, module)) is not None:
-        return f"move {there} beside gateway.yaml, where the functions look for modules"
+    if (module_path := in_src(base, module)) is not None:
+        return f"move {module_path} beside gateway.yaml, where the functions look for modules"
     names = metadata.packages_distributions().get(module, [f"the package that has {module}"])
-    what = " or ".join(names)
-    return f"add {what} to requirements.txt or pyproject.toml, or the files to package.include"
+    names_text = " or ".join(names)
+    return (
+        f"add {names_text} to requirements.txt or pyproject.toml, or the files to package.include"
+    )
 
 
 def unloadable(
@@ -360,13 +364,13 @@ def unloadable(
     python = machine.interpreter() if arch == machine.architecture() else None
     if python is None or sys.platform != "linux":
         return
-    with tempfile.TemporaryDirectory() as given:
+    with tempfile.TemporaryDirectory() as directory:
         for module in sorted(machine.PROVIDED.values()):
-            if (found := find_spec(module)) and found.origin:
-                whole = Path(found.origin)
+            if (spec := find_spec(module)) and spec.origin:
+                whole = Path(spec.origin)
                 source = whole.parent if whole.name == "__init__.py" else whole
-                Path(given, source.name).symlink_to(source)
-        command = [str(python), "-I", "-B", "-c", _LOADS, str(staging), given, placeholder]
+                Path(directory, source.name).symlink_to(source)
+        command = [str(python), "-I", "-B", "-c", _LOADS, str(staging), directory, placeholder]
         environ = {
             **variables,
             "PATH": os.environ.get("PATH", ""),

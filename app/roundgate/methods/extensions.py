@@ -85,20 +85,20 @@ class TaskMethods:
         self._acknowledged = kit.results.acknowledged
         self._rest = kit.results.rest()
 
-    async def get(self, context: RequestContext, asked: TaskParams) -> Reply:
+    async def get(self, context: RequestContext, params: TaskParams) -> Reply:
         """Serve tasks/get."""
-        task = await self._find(context, asked.task_id)
+        task = await self._find(context, params.task_id)
         return Reply(b"%b%b" % (self._tasks.detailed(await task.look())[:-1], self._rest))
 
-    async def update(self, context: RequestContext, asked: UpdateTaskParams) -> Reply:
+    async def update(self, context: RequestContext, params: UpdateTaskParams) -> Reply:
         """Serve tasks/update."""
-        task = await self._find(context, asked.task_id)
-        await task.update(asked.input_responses)
+        task = await self._find(context, params.task_id)
+        await task.update(params.input_responses)
         return self._acknowledged
 
-    async def cancel(self, context: RequestContext, asked: TaskParams) -> Reply:
+    async def cancel(self, context: RequestContext, params: TaskParams) -> Reply:
         """Serve tasks/cancel."""
-        task = await self._find(context, asked.task_id)
+        task = await self._find(context, params.task_id)
         await task.cancel()
         return self._acknowledged
 
@@ -151,19 +151,19 @@ class ThroughSearch:
         self._call_tool = call_tool
         self._results = results
 
-    async def list(self, context: RequestContext, asked: ListParams) -> Reply:
+    async def list(self, context: RequestContext, params: ListParams) -> Reply:
         """Serve tools/list."""
-        return await self._tools.list(context, asked)
+        return await self._tools.list(context, params)
 
-    async def call(self, context: RequestContext, asked: CallToolParams) -> Reply:
+    async def call(self, context: RequestContext, params: CallToolParams) -> Reply:
         """Serve tools/call."""
-        if asked.name != self._call_tool:
-            return await self._tools.call(context, asked)
+        if params.name != self._call_tool:
+            return await self._tools.call(context, params)
         context.correlation.through = self._call_tool
-        served = self._catalog.tool(asked.name)
-        if not served.arguments.is_valid(asked.arguments):
-            return self._results.tool(invalid_arguments(served, asked.arguments))
-        name = asked.arguments["name"]
+        served = self._catalog.tool(params.name)
+        if not served.arguments.is_valid(params.arguments):
+            return self._results.tool(invalid_arguments(served, params.arguments))
+        name = params.arguments["name"]
         try:
             is_known = self._catalog.tool(name).name != self._call_tool
         except InvalidParams:
@@ -171,8 +171,8 @@ class ThroughSearch:
         if not is_known:
             text = f"There is no tool {name[:64]!r}; search_tools finds the names"
             return self._results.tool(ToolResult.error(text))
-        arguments = asked.arguments.get("arguments", {})
-        named = asked.model_copy(update={"name": name, "arguments": arguments})
+        arguments = params.arguments.get("arguments", {})
+        named = params.model_copy(update={"name": name, "arguments": arguments})
         # headers mirror arguments by the schema of `call_tool`, not of the named tool
         inbound = replace(context.inbound, headers=None, name=name)
         return await self._tools.call(replace(context, inbound=inbound), named)

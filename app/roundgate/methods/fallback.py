@@ -54,7 +54,7 @@ from roundgate.protocol import (
 from roundgate.storage import SessionStore
 from roundgate.tokens import Binding, StateSealer
 
-MAX_VIEWS: Final = 256
+MAX_LISTS: Final = 256
 """The limit on lists of tools that are kept."""
 CAN_BE_WORDS: Final[Mapping[str, Any]] = {
     "elicitation": {"form": {}, "url": {}},
@@ -99,13 +99,13 @@ class FallbackTools:
         self._list = Listing("tools", hint, kit.results)
         self._views: dict[tuple[int, bool, bool], tuple[Pages, Pages]] = {}
 
-    async def list(self, context: RequestContext, asked: ListParams) -> Reply:
+    async def list(self, context: RequestContext, params: ListParams) -> Reply:
         """Serve tools/list."""
         capabilities = context.inbound.meta.capabilities
         in_words = bool(self._fallback.in_words) and not capabilities.has_declared(CAN_BE_WORDS)
         handles = bool(self._fallback.with_handles) and not capabilities.has_declared(REQUIRED)
         pages = self._scopes.tool_pages(context.principal)
-        return self._list.reply(self._view(pages, in_words, handles), asked.cursor)
+        return self._list.reply(self._view(pages, in_words, handles), params.cursor)
 
     def _view(self, pages: Pages, in_words: bool, handles: bool) -> Pages:
         """Return the list for a client that cannot be asked, or lacks the tasks extension. A list
@@ -128,28 +128,28 @@ class FallbackTools:
         own += definitions(names) if handles else []
         items += [(definition["name"], json.encode(definition)) for definition in own]
         view = Pages(items, pages.size)
-        if len(self._views) < MAX_VIEWS:
+        if len(self._views) < MAX_LISTS:
             self._views[key] = pages, view
         return view
 
-    async def call(self, context: RequestContext, asked: CallToolParams) -> Reply:
+    async def call(self, context: RequestContext, params: CallToolParams) -> Reply:
         """Serve tools/call."""
         deadline = self._waiting.deadline(context)
-        own = self._own.get(asked.name)
+        own = self._own.get(params.name)
         if own is None:
-            return await self._call(context, asked, deadline)
+            return await self._call(context, params, deadline)
         try:
             if own is not OwnTool.ANSWER:
-                return await self._task_tools.serve(own, asked, context, deadline)
-            continued = await self._in_words.continued(asked.arguments, context.principal)
+                return await self._task_tools.serve(own, params, context, deadline)
+            continued = await self._in_words.continued(params.arguments, context.principal)
             context.correlation.tool = continued.name
-            context.correlation.through = asked.name
+            context.correlation.through = params.name
             # in a later round, the state of this request is newer than the one in the arguments
-            if asked.request_state is not None:
+            if params.request_state is not None:
                 continued = continued.model_copy(
                     update={
-                        "input_responses": asked.input_responses,
-                        "request_state": asked.request_state,
+                        "input_responses": params.input_responses,
+                        "request_state": params.request_state,
                     }
                 )
             # headers mirror the arguments of this call, not of the one that asked
@@ -159,31 +159,31 @@ class FallbackTools:
             return self._results.tool(ToolResult.error(str(error)))
 
     async def _call(
-        self, context: RequestContext, asked: CallToolParams, deadline: Deadline
+        self, context: RequestContext, params: CallToolParams, deadline: Deadline
     ) -> Reply:
         capabilities = context.inbound.meta.capabilities
-        substituted = self._substituted(asked.name, capabilities)
+        substituted = self._substituted(params.name, capabilities)
         if not substituted:
-            return await self._tools.call(context, asked)
-        begun = self._waiting.begun(asked, context)
+            return await self._tools.call(context, params)
+        begun = self._waiting.begun(params, context)
         if begun is not None:
-            return await self._wait(context, asked, deadline, *begun)
+            return await self._wait(context, params, deadline, *begun)
         meta = replace(
             context.inbound.meta, capabilities=capabilities.with_substitutes(substituted)
         )
         able = replace(context, inbound=replace(context.inbound, meta=meta))
-        reply = await self._tools.call(able, asked)
+        reply = await self._tools.call(able, params)
         if reply.label not in _LABELS:
             return reply
         result = json.decode(reply.result)
         if reply.label == "input_required":
             requests = result.get("inputRequests", {})
-            return await self._asked(reply, requests, result["requestState"], context, asked)
+            return await self._asked(reply, requests, result["requestState"], context, params)
         if capabilities.has_declared(REQUIRED):
             return reply
-        if asked.name in self._fallback.with_handles:
+        if params.name in self._fallback.with_handles:
             return self._task_tools.handle(result)
-        return await self._wait(context, asked, deadline, result["taskId"], 1)
+        return await self._wait(context, params, deadline, result["taskId"], 1)
 
     def _substituted(self, tool: str, capabilities: ClientCapabilities) -> Mapping[str, Any]:
         """Return the capabilities that have a substitute for this tool; none if the client has them
@@ -198,7 +198,7 @@ class FallbackTools:
     async def _wait(
         self,
         context: RequestContext,
-        asked: CallToolParams,
+        params: CallToolParams,
         deadline: Deadline,
         task_id: str,
         round_: int,
@@ -206,15 +206,15 @@ class FallbackTools:
         """Return the result of a call's task, its questions, or the state for another round of
         waiting."""
         task = self._tasks.find(context.principal, task_id)
-        context.correlation.tool = asked.name
+        context.correlation.tool = params.name
         context.correlation.task = self._tasks.name_in_log(context.principal, task_id)
-        self._scopes.check(asked.name, context.principal)
-        if asked.input_responses:
-            await task.update(asked.input_responses)
+        self._scopes.check(params.name, context.principal)
+        if params.input_responses:
+            await task.update(params.input_responses)
         view = await self._waiting.until_settled(task, deadline)
         if view is not None and view.status.is_terminal:
             return self._results.stored_tool(result_of(view))
-        still = self._waiting.still(task_id, view, asked, context, round_)
+        still = self._waiting.still(task_id, view, params, context, round_)
         if still is None:
             await task.cancel()
             return self._results.tool(
@@ -224,7 +224,7 @@ class FallbackTools:
                 )
             )
         reply = self._results.input_required(still)
-        return await self._asked(reply, still.requests, still.request_state, context, asked)
+        return await self._asked(reply, still.requests, still.request_state, context, params)
 
     async def _asked(
         self,
@@ -232,7 +232,7 @@ class FallbackTools:
         requests: Mapping[str, Any],
         request_state: str,
         context: RequestContext,
-        asked: CallToolParams,
+        params: CallToolParams,
     ) -> Reply:
         """Return the questions of a round, in words if the client cannot be asked.
 
@@ -246,12 +246,12 @@ class FallbackTools:
             return reply
         # approvals are never asked in words, nor are questions beside one
         is_for_a_person = any(map(is_approval, requests.values()))
-        if asked.name not in self._fallback.in_words or is_for_a_person:
+        if params.name not in self._fallback.in_words or is_for_a_person:
             what_for, has_substitute = f"asking {', '.join(requests)}", not is_for_a_person
             capabilities.require(required, what_for, has_substitute=has_substitute)
             raise MissingCapability(what_for, required, has_substitute)
         return self._results.tool(
-            await self._in_words.asked(requests, request_state, asked, context.principal)
+            await self._in_words.asked(requests, request_state, params, context.principal)
         )
 
 

@@ -92,14 +92,14 @@ class Once:
         await asyncio.gather(*self._working, return_exceptions=True)
 
     async def serve(
-        self, round_: Round, asked: InputParams, call: Call, run: Callable[[], Awaitable[Reply]]
+        self, round_: Round, params: InputParams, call: Call, run: Callable[[], Awaitable[Reply]]
     ) -> Reply:
         """Serve a round of a `once` tool. A first round has no token: without a key, it is a new
         call.
 
         Args:
             round_: the round.
-            asked: the params; their answers distinguish retries from other requests.
+            params: the params; their answers distinguish retries from other requests.
             call: the call.
             run: serves the round, if it was not served yet.
 
@@ -112,7 +112,7 @@ class Once:
         once_id = round_.once_id
         if once_id is None:
             return await run()
-        answers = digest(asked.input_responses or {})
+        answers = digest(params.input_responses or {})
         now_ms = self._clock.now_ms()
         give_up_ms = now_ms + int(call.deadline.remaining_ms() or 0) + _LATE_MS
         forget_ms = now_ms + int(self._sealer.lifetime_s * 2000)

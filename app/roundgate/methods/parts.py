@@ -197,10 +197,10 @@ class Method(Generic[P]):
 class Tools(Protocol):
     """Lists tools and calls them."""
 
-    async def list(self, context: RequestContext, asked: ListParams) -> Reply:
+    async def list(self, context: RequestContext, params: ListParams) -> Reply:
         """Serve tools/list."""
 
-    def call(self, context: RequestContext, asked: CallToolParams) -> Awaitable[Reply]:
+    def call(self, context: RequestContext, params: CallToolParams) -> Awaitable[Reply]:
         """Serve tools/call."""
 
 

@@ -32,22 +32,22 @@ class PromptMethods:
         self._results = kit.results
         self._list = Listing("prompts", kit.config.caching.prompts, kit.results)
 
-    async def list(self, context: RequestContext, asked: ListParams) -> Reply:
+    async def list(self, context: RequestContext, params: ListParams) -> Reply:
         """Serve prompts/list."""
-        return self._list.reply(self._catalog.prompt_pages, asked.cursor)
+        return self._list.reply(self._catalog.prompt_pages, params.cursor)
 
-    async def get(self, context: RequestContext, asked: GetPromptParams) -> Reply:
+    async def get(self, context: RequestContext, params: GetPromptParams) -> Reply:
         """Serve prompts/get."""
-        prompt = self._catalog.prompt(asked.name)
-        _check_arguments(prompt.definition.get("arguments", ()), asked.arguments)
+        prompt = self._catalog.prompt(params.name)
+        _check_arguments(prompt.definition.get("arguments", ()), params.arguments)
         round_ = self._calls.begin(
-            Target("prompts/get", asked.name, asked.arguments), asked, context
+            Target("prompts/get", params.name, params.arguments), params, context
         )
         call = self._calls.call(context, round_)
-        outcome = await self._calls.run(round_, call, lambda ctx: prompt.get(ctx, asked.arguments))
+        outcome = await self._calls.run(round_, call, lambda ctx: prompt.get(ctx, params.arguments))
         if isinstance(outcome, InputRequired):
             return self._results.input_required(outcome)
-        messages = self._calls.value(outcome, f"prompt {asked.name}")
+        messages = self._calls.value(outcome, f"prompt {params.name}")
         described = without_none(description=prompt.definition.get("description"))
         return self._results.reply(
             {**described, "messages": [message.to_wire() for message in messages]}
@@ -66,28 +66,28 @@ class ResourceMethods:
         self._list = Listing("resources", caching.resources, kit.results)
         self._templates = Listing("resourceTemplates", caching.resource_templates, kit.results)
 
-    async def list(self, context: RequestContext, asked: ListParams) -> Reply:
+    async def list(self, context: RequestContext, params: ListParams) -> Reply:
         """Serve resources/list."""
-        return self._list.reply(self._catalog.resource_pages, asked.cursor)
+        return self._list.reply(self._catalog.resource_pages, params.cursor)
 
-    async def list_templates(self, context: RequestContext, asked: ListParams) -> Reply:
+    async def list_templates(self, context: RequestContext, params: ListParams) -> Reply:
         """Serve resources/templates/list."""
-        return self._templates.reply(self._catalog.template_pages, asked.cursor)
+        return self._templates.reply(self._catalog.template_pages, params.cursor)
 
-    async def read(self, context: RequestContext, asked: ReadResourceParams) -> Reply:
+    async def read(self, context: RequestContext, params: ReadResourceParams) -> Reply:
         """Serve resources/read."""
-        resource, values = self._catalog.resource(asked.uri)
-        round_ = self._calls.begin(Target("resources/read", asked.uri), asked, context)
+        resource, values = self._catalog.resource(params.uri)
+        round_ = self._calls.begin(Target("resources/read", params.uri), params, context)
         call = self._calls.call(context, round_)
         outcome = await self._calls.run(
-            round_, call, lambda ctx: resource.read(ctx, asked.uri, values)
+            round_, call, lambda ctx: resource.read(ctx, params.uri, values)
         )
         if isinstance(outcome, InputRequired):
             return self._results.input_required(outcome)
-        contents = self._calls.value(outcome, f"resource {asked.uri[:200]}")
+        contents = self._calls.value(outcome, f"resource {params.uri[:200]}")
         # "requests carrying inputResponses or requestState MUST NOT be cached"
         # (server/utilities/caching)
-        cache = _UNCACHED if asked.input_responses is not None or round_.opened else self._cache
+        cache = _UNCACHED if params.input_responses is not None or round_.opened else self._cache
         return self._results.reply({"contents": [content.to_wire() for content in contents]}, cache)
 
 
@@ -100,32 +100,34 @@ class CompletionMethods:
         self._results = kit.results
         self._clock = kit.parts.clock
 
-    async def complete(self, context: RequestContext, asked: CompleteParams) -> Reply:
+    async def complete(self, context: RequestContext, params: CompleteParams) -> Reply:
         """Serve completion/complete."""
-        name = asked.ref.name if isinstance(asked.ref, PromptReference) else asked.ref.uri
-        completer = self._catalog.completers(asked.ref.type, name).get(asked.argument.name)
+        name = params.ref.name if isinstance(params.ref, PromptReference) else params.ref.uri
+        completer = self._catalog.completers(params.ref.type, name).get(params.argument.name)
         if completer is None:
             return self._results.reply({"completion": {"values": []}})
-        what = f"completion of {name[:200]}"
+        subject = f"completion of {name[:200]}"
         call = self._calls.call(context)
         outcome = await engine.run_handler(
-            lambda: completer(call.principal, asked.argument.value), Run(call, Journal())
+            lambda: completer(call.principal, params.argument.value), Run(call, Journal())
         )
         if isinstance(outcome, (Suspended, Restarted)):  # a completion has no context to ask with
-            raise InternalError(log_failure(what, RuntimeError("it asked something"), self._clock))
-        return self._results.reply({"completion": self._calls.value(outcome, what).to_wire()})
+            raise InternalError(
+                log_failure(subject, RuntimeError("it asked something"), self._clock)
+            )
+        return self._results.reply({"completion": self._calls.value(outcome, subject).to_wire()})
 
 
-def _check_arguments(declared: Any, given: Mapping[str, str]) -> None:
+def _check_arguments(declared: Any, arguments: Mapping[str, str]) -> None:
     names = [argument["name"] for argument in declared]
     missing = [
         argument["name"]
         for argument in declared
-        if argument.get("required") and argument["name"] not in given
+        if argument.get("required") and argument["name"] not in arguments
     ]
     if missing:
         raise InvalidParams(f"Invalid params: missing arguments: {', '.join(missing)}")
-    if unknown := [name for name in given if name not in names]:
+    if unknown := [name for name in arguments if name not in names]:
         raise InvalidParams(
             f"Invalid params: unknown arguments {', '.join(unknown)[:200]}; there are: "
             f"{', '.join(names)}"

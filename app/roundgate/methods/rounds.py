@@ -221,7 +221,7 @@ class Calls:
         self._shows_errors = shows_errors
 
     def begin(
-        self, target: Target, asked: InputParams, context: RequestContext, *, key: Any = None
+        self, target: Target, params: InputParams, context: RequestContext, *, key: Any = None
     ) -> Round:
         """Return the round of a request, with the request's answers added to the journal. Link a
         later round to the span of the first.
@@ -231,7 +231,7 @@ class Calls:
 
         Args:
             target: the tool, prompt or resource, and its arguments.
-            asked: the params, with answers and state.
+            params: the params, with answers and state.
             context: the context of the request.
             key: the client's key for the call, unvalidated; `None` without one.
 
@@ -240,18 +240,18 @@ class Calls:
             InvalidParams: the client's key is malformed.
         """
         principal, correlation = context.principal, context.correlation
-        responses = asked.input_responses or {}
+        responses = params.input_responses or {}
         keyed_id = None if key is None else _id_for_key(key, target, principal, self._view)
         correlation.make_call_id = self._clock.new_id
         is_keyed = keyed_id is not None
-        if asked.request_state is None:
+        if params.request_state is None:
             journal = Journal()
             if responses:
                 journal.receive_unasked(responses)
             make_id = self._clock.new_id if keyed_id is None else lambda: keyed_id
             origin = context.span.carrier()
             return Round(1, journal, target, None, origin, make_id, correlation, is_keyed)
-        opened = self._sealer.open(asked.request_state, principal, target.binding())
+        opened = self._sealer.open(params.request_state, principal, target.binding())
         correlation.known_call_id = opened.call_id
         try:
             journal = Journal.from_json(opened.payload)

@@ -27,9 +27,9 @@ MAX_STREAM_S: Final = 30 * 86_400
 """The longest life of a stream whose token expires later, in seconds."""
 
 
-def wanted_of(view: str, catalog: Catalog, asked: ListenParams) -> SubscriptionFilter:
+def wanted_of(view: str, catalog: Catalog, params: ListenParams) -> SubscriptionFilter:
     """Return the client's filter, limited to the resources of the view."""
-    wanted = asked.notifications
+    wanted = params.notifications
     if not view or not wanted.resource_subscriptions:
         return wanted
     own = [uri for uri in wanted.resource_subscriptions if catalog.has_resource(uri)]
@@ -51,14 +51,14 @@ class SubscriptionMethods:
         self._results = kit.results
         self._clock = kit.parts.clock
 
-    async def listen(self, context: RequestContext, asked: ListenParams) -> Stream:
+    async def listen(self, context: RequestContext, params: ListenParams) -> Stream:
         """Serve subscriptions/listen.
 
         Raises:
             Unavailable: there are too many streams, or a store cannot be reached.
             MissingCapability: the client listens to tasks without the tasks extension.
         """
-        wanted, inbound = wanted_of(self._view, self._catalog, asked), context.inbound
+        wanted, inbound = wanted_of(self._view, self._catalog, params), context.inbound
         closing = self._results.write({"_meta": {notifications.SUBSCRIPTION_ID: inbound.id}})
         known = await self._known(context, wanted.task_ids)
         task_ids = [task.id for task, _ in known]

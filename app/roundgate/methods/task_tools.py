@@ -63,17 +63,17 @@ class Waiting:
             limit_ms = min(limit_ms, context.remaining_ms)
         return self._clock.deadline(limit_ms - min(LEFT_MS, limit_ms / 10))
 
-    def begun(self, asked: CallToolParams, context: RequestContext) -> tuple[str, int] | None:
+    def begun(self, params: CallToolParams, context: RequestContext) -> tuple[str, int] | None:
         """Return the task that a call already waits for, and the number of this round; `None` if
         the call waits for none. Records the call's id for the log.
 
         Raises:
             StateRefused: the state belongs to another call or caller.
         """
-        state = asked.request_state
+        state = params.request_state
         if not isinstance(state, str) or not state.startswith(PREFIX):
             return None
-        opened = self._sealer.open(state.removeprefix(PREFIX), context.principal, _binding(asked))
+        opened = self._sealer.open(state.removeprefix(PREFIX), context.principal, _binding(params))
         context.correlation.known_call_id = opened.call_id
         match opened.payload:
             case {"task": str(task_id)}:
@@ -115,7 +115,7 @@ class Waiting:
         self,
         task_id: str,
         view: TaskView | None,
-        asked: CallToolParams,
+        params: CallToolParams,
         context: RequestContext,
         round_: int,
     ) -> InputRequired | None:
@@ -126,7 +126,7 @@ class Waiting:
         state = self._sealer.seal(
             {"task": task_id},
             context.principal,
-            _binding(asked),
+            _binding(params),
             round_=round_,
             origin=context.span.carrier(),
             call_id=context.correlation.call_id,
@@ -138,8 +138,8 @@ def _is_settled(view: TaskView | None) -> bool:
     return view is not None and (view.status.is_terminal or view.status is Status.INPUT_REQUIRED)
 
 
-def _binding(asked: CallToolParams) -> Binding:
-    return Binding.of("wait for a task", asked.name, asked.arguments)
+def _binding(params: CallToolParams) -> Binding:
+    return Binding.of("wait for a task", params.name, params.arguments)
 
 
 def requests_of(view: TaskView) -> dict[str, Any]:
@@ -207,11 +207,11 @@ def _in_words(key: str, request: Mapping[str, Any]) -> tuple[str, dict[str, Any]
                 {"action": "accept", "content": dict.fromkeys(schema.get("properties", {}), "…")},
             )
         case "sampling/createMessage":
-            told = {name: params[name] for name in ("systemPrompt", "messages") if name in params}
+            shown = {name: params[name] for name in ("systemPrompt", "messages") if name in params}
             content = {"type": "text", "text": "…"}
             return (
                 f"Question {key}, for you: write the next message of this conversation, in at most"
-                f" {params.get('maxTokens', 1000)} tokens.\n{json.encode(told).decode()}\n"
+                f" {params.get('maxTokens', 1000)} tokens.\n{json.encode(shown).decode()}\n"
                 'The answer is {"role": "assistant", "model": "your name", "content": {"type": '
                 '"text", "text": …}}.',
                 {"role": "assistant", "model": "…", "content": content},
@@ -308,7 +308,7 @@ class TaskTools:
         return self._results.tool(ToolResult([text], structured_content=task))
 
     async def serve(
-        self, own: OwnTool, asked: CallToolParams, context: RequestContext, deadline: Deadline
+        self, own: OwnTool, params: CallToolParams, context: RequestContext, deadline: Deadline
     ) -> Reply:
         """Serve a call of one of these tools.
 
@@ -318,20 +318,20 @@ class TaskTools:
             InsufficientScope: the tool of the task needs scopes that the token lacks.
             Unavailable, InternalError: the service of the task cannot be reached, or fails.
         """
-        if not self._arguments[own].is_valid(asked.arguments):
-            problems = argument_problems(self._arguments[own], asked.arguments)
+        if not self._arguments[own].is_valid(params.arguments):
+            problems = argument_problems(self._arguments[own], params.arguments)
             raise ToolError("Invalid arguments; correct them and call again:\n" + problems)
         try:
-            task_id = asked.arguments["taskId"]
+            task_id = params.arguments["taskId"]
             task = self._tasks.find(context.principal, task_id)
             context.correlation.task = self._tasks.name_in_log(context.principal, task_id)
             tool = await task.tool()
             self._scopes.check(tool, context.principal)
             match own:
                 case OwnTool.RESULT:
-                    return await self._result(task, tool, asked, context, deadline)
+                    return await self._result(task, tool, params, context, deadline)
                 case OwnTool.TASK_ANSWER:
-                    await self._answer(task, tool, asked.arguments["answers"])
+                    await self._answer(task, tool, params.arguments["answers"])
                     text = (
                         f"The answers were taken. Call {self._names[OwnTool.RESULT]} to go on "
                         "waiting for the result."
@@ -347,13 +347,13 @@ class TaskTools:
         self,
         task: NamedTask,
         tool: str,
-        asked: CallToolParams,
+        params: CallToolParams,
         context: RequestContext,
         deadline: Deadline,
     ) -> Reply:
-        begun = self._waiting.begun(asked, context)
-        if begun is not None and asked.input_responses:
-            await task.update(asked.input_responses)
+        begun = self._waiting.begun(params, context)
+        if begun is not None and params.input_responses:
+            await task.update(params.input_responses)
         view = await self._waiting.until_settled(task, deadline)
         if view is None:
             raise Unavailable("How the task is cannot be read just now; ask again later")
@@ -362,7 +362,7 @@ class TaskTools:
         requests = requests_of(view)
         if requests and _can_be_asked(requests, context):
             round_ = 1 if begun is None else begun[1]
-            still = self._waiting.still(task.id, view, asked, context, round_)
+            still = self._waiting.still(task.id, view, params, context, round_)
             if still is not None:
                 return self._results.input_required(still)
         return self._status(view, task.id, tool, context)

@@ -59,36 +59,36 @@ class ToolMethods:
             hint = hint.model_copy(update={"scope": "private"})
         self._list = Listing("tools", hint, kit.results)
 
-    async def list(self, context: RequestContext, asked: ListParams) -> Reply:
+    async def list(self, context: RequestContext, params: ListParams) -> Reply:
         """Serve tools/list."""
-        return self._list.reply(self._scopes.tool_pages(context.principal), asked.cursor)
+        return self._list.reply(self._scopes.tool_pages(context.principal), params.cursor)
 
-    def call(self, context: RequestContext, asked: CallToolParams) -> Awaitable[Reply]:
+    def call(self, context: RequestContext, params: CallToolParams) -> Awaitable[Reply]:
         """Serve tools/call."""
         inbound = context.inbound
-        served = self._catalog.tool(asked.name)
+        served = self._catalog.tool(params.name)
         context.correlation.tool = served.name
         self._scopes.check(served.name, context.principal)
         if inbound.headers is not None:
             for mirrored in served.mirrored:
-                mirrored.check(asked.arguments, inbound.headers)
+                mirrored.check(params.arguments, inbound.headers)
         if requires := _requirements(served):
             inbound.meta.capabilities.require(requires, f"tool {served.name}")
-        target = Target("tools/call", served.name, asked.arguments)
+        target = Target("tools/call", served.name, params.arguments)
         round_ = self._calls.begin(
-            target, asked, context, key=inbound.meta.raw.get(IDEMPOTENCY_KEY)
+            target, params, context, key=inbound.meta.raw.get(IDEMPOTENCY_KEY)
         )
         call = self._calls.call(context, round_, served)
         if served.tool.once:
-            return self._run_once(served, round_, call, asked)
+            return self._run_once(served, round_, call, params)
         return self._run(served, round_, call)
 
     async def _run_once(
-        self, served: ServedTool, round_: Round, call: Call, asked: CallToolParams
+        self, served: ServedTool, round_: Round, call: Call, params: CallToolParams
     ) -> Reply:
         try:
             return await self._once.serve(
-                round_, asked, call, lambda: self._run(served, round_, call)
+                round_, params, call, lambda: self._run(served, round_, call)
             )
         except ToolError as error:  # the outcome of an earlier attempt is unknown
             return self._result(Failed(error), served)

@@ -42,8 +42,8 @@ class Correlation:
 
     def members(self) -> dict[str, str]:
         """Return the ids as members of a log line."""
-        found = {"call": self.call_id, "task": self.task, "tool": self.tool}
-        return {name: value for name, value in found.items() if value is not None}
+        members = {"call": self.call_id, "task": self.task, "tool": self.tool}
+        return {name: value for name, value in members.items() if value is not None}
 
 
 CORRELATION: Final[ContextVar[Correlation | None]] = ContextVar(

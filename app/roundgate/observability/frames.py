@@ -45,8 +45,8 @@ _AT: Final = "\x00"
 def place_of(error: BaseException) -> str | None:
     """Return the innermost line of the user's own code that an exception passed, such as
     `tools.py:14`; `None` if it passed none."""
-    found = innermost(error)
-    return f"{shown(found[0])}:{found[1]}" if found else None
+    frame = innermost(error)
+    return f"{shown(frame[0])}:{frame[1]}" if frame else None
 
 
 def innermost(error: BaseException) -> tuple[str, int] | None:

@@ -56,28 +56,28 @@ class TextFormatter(logging.Formatter):
         at = self._paint(_time_of_day(record.created), "dim")
         message = record.getMessage()
         if message in ("request", "task") and "outcome" in fields:
-            said = self._answered(message, fields)
+            text = self._answered(message, fields)
         else:
-            said = self._noted(record, message, fields)
-        return "\n".join([f"{at}  {said}", *self._below(record, fields)])
+            text = self._noted(record, message, fields)
+        return "\n".join([f"{at}  {text}", *self._below(record, fields)])
 
     def _answered(self, message: str, fields: Mapping[str, Any]) -> str:
         """Return the line of a request or of a worker's turn at a task."""
         outcome = str(fields["outcome"])
-        what = " ".join(str(fields.get(key, "")) for key in ("method", "name")).strip()
-        what = escaped(f"task {what}" if message == "task" else what or "request")
+        subject = " ".join(str(fields.get(key, "")) for key in ("method", "name")).strip()
+        subject = escaped(f"task {subject}" if message == "task" else subject or "request")
         status = f"{fields['status']} " if "status" in fields else ""
         colour = "green" if outcome in _GOOD else "yellow" if "error" not in outcome else "red"
         took = f"{fields['ms']:.1f} ms" if "ms" in fields else ""
-        shown = f"{what:<{WHAT_CHARS}}  {self._paint(escaped(status + outcome), colour)}  {took}"
+        shown = f"{subject:<{WHAT_CHARS}}  {self._paint(escaped(status + outcome), colour)}  {took}"
         return "  ".join([shown, *self._members(fields, _SHOWN_BEFORE)])
 
     def _noted(self, record: logging.LogRecord, message: str, fields: Mapping[str, Any]) -> str:
         level = record.levelname.lower()
         names = _LEVELS.get(level, ())
         shown = self._paint(f"{level:<7}", *names)
-        said = self._paint(escaped(message), *(() if level == "debug" else names))
-        return "  ".join([shown, said, *self._members(fields, frozenset({"trace"}))])
+        text = self._paint(escaped(message), *(() if level == "debug" else names))
+        return "  ".join([shown, text, *self._members(fields, frozenset({"trace"}))])
 
     def _members(self, fields: Mapping[str, Any], without: frozenset[str]) -> Iterator[str]:
         for name, value in fields.items():
@@ -106,7 +106,7 @@ def _is_list_of_texts(value: Any) -> bool:
     return (
         isinstance(value, list | tuple)
         and bool(value)
-        and all(isinstance(one, str) for one in value)
+        and all(isinstance(item, str) for item in value)
     )
 
 

@@ -121,9 +121,9 @@ class OpenTelemetry:
             kind=SpanKind.SERVER,
             attributes=attributes,
         ) as span:
-            made = _OpenTelemetrySpan(span)
-            with _named_in_the_log(made.carrier()):
-                yield made
+            request_span = _OpenTelemetrySpan(span)
+            with _named_in_the_log(request_span.carrier()):
+                yield request_span
 
     @contextmanager
     def turn(self, tool: str, origin: Mapping[str, str]) -> Iterator[Span]:
@@ -134,10 +134,10 @@ class OpenTelemetry:
         with self._tracer.start_as_current_span(
             name, kind=SpanKind.CONSUMER, attributes=attributes
         ) as span:
-            made = _OpenTelemetrySpan(span)
-            made.link(origin)
-            with _named_in_the_log(made.carrier()):
-                yield made
+            turn_span = _OpenTelemetrySpan(span)
+            turn_span.link(origin)
+            with _named_in_the_log(turn_span.carrier()):
+                yield turn_span
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +188,9 @@ def context_of(meta: Mapping[str, Any]) -> dict[str, str]:
     than 512 characters, are left out."""
     if "traceparent" not in meta and "baggage" not in meta:
         return {}
-    found = {key: meta.get(key) for key in KEYS}
+    context = {key: meta.get(key) for key in KEYS}
     return {
-        key: value for key, value in found.items() if isinstance(value, str) and len(value) <= 512
+        key: value for key, value in context.items() if isinstance(value, str) and len(value) <= 512
     }
 
 

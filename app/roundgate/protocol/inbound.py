@@ -127,11 +127,11 @@ def merged(requirements: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def _missing(required: Mapping[str, Any], declared: Mapping[str, Any]) -> dict[str, Any]:
     missing: dict[str, Any] = {}
     for name, inner in required.items():
-        there = declared.get(name)
-        if not isinstance(inner, Mapping) or not isinstance(there, Mapping):
-            if there != inner:  # an extension's settings may hold any JSON
+        declared_value = declared.get(name)
+        if not isinstance(inner, Mapping) or not isinstance(declared_value, Mapping):
+            if declared_value != inner:  # an extension's settings may hold any JSON
                 missing[name] = inner
-        elif deeper := _missing(inner, there):
+        elif deeper := _missing(inner, declared_value):
             missing[name] = deeper
     return missing
 

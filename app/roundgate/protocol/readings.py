@@ -170,7 +170,7 @@ class Readings:
                 return None
             look = looks[at] = _look(self._subschema(node), part, texts)
             waiting.extend(look.reads)
-            waiting.extend((one, part) for one in look.choice)
+            waiting.extend((look_ahead, part) for look_ahead in look.choice)
         return looks
 
     def _add_up(
@@ -191,7 +191,7 @@ class Readings:
                 begun.add(at)
                 below = [(node, id(inner)) for node, inner in look.reads]
                 below += [(node, part) for node in look.choice]
-                if new := [one for one in below if one not in begun]:
+                if new := [candidate for candidate in below if candidate not in begun]:
                     waiting.extend(new)
                     continue
             waiting.pop()
@@ -231,17 +231,17 @@ class Readings:
         while waiting:
             state = waiting.pop()
             readers = [(self._subschema(node), count) for node, count in state]
-            here = sum(n * (1 + s.same.leaves + min(1, s.one_of.leaves)) for s, n in readers)
+            count_here = sum(n * (1 + s.same.leaves + min(1, s.one_of.leaves)) for s, n in readers)
             beside = sum(
                 n * (len(s.required) + bool(s.names.nodes or s.names.leaves)) for s, n in readers
             )
-            most, work = max(most, here), max(work, here + beside)
+            most, work = max(most, count_here), max(work, count_here + beside)
             for counts, count_of_leaves in _below(readers):
                 leaves = max(leaves, count_of_leaves)
                 states = self._states(counts)
                 if states is None or len(seen) > _MAX_STATES:
                     return inf, inf
-                waiting += [one for one in states if one not in seen]
+                waiting += [next_state for next_state in states if next_state not in seen]
                 seen.update(states)
         return (inf, inf) if waiting is None else (most + leaves, work + leaves)
 
@@ -258,9 +258,9 @@ class Readings:
                 if state.total() > _MANY or len(forks) + len(states) > _MANY:
                     return None
                 subschema = self._subschema(node)
-                waiting += [(one, count) for one in subschema.same.nodes]
+                waiting += [(inner, count) for inner in subschema.same.nodes]
                 first, *others = subschema.one_of.nodes or (None,)
-                forks += [(state.copy(), [*waiting, (one, count)]) for one in others]
+                forks += [(state.copy(), [*waiting, (inner, count)]) for inner in others]
                 if first is not None:
                     waiting.append((first, count))
             states.append(frozenset(state.items()))
@@ -270,7 +270,7 @@ class Readings:
     def _most_of_one_turn(self) -> float:
         """Return the most readings of one part of any value, if no subschema is followed again
         below itself."""
-        here: dict[int, float] = {}  # readings of the value itself
+        counts: dict[int, float] = {}  # readings of the value itself
         deep: dict[int, float] = {}  # the most readings of a part of it
         begun: set[int] = set()
         waiting = [self._root]
@@ -285,12 +285,12 @@ class Readings:
                     waiting.extend(new)
                     continue
             waiting.pop()
-            if node not in here:
-                more = _sum(here, same.nodes) + same.leaves + _max(here, choice.nodes)
-                here[node] = min(_MAX, 1 + more)
-                parts = max(_max(here, inner), _max(deep, inner))
+            if node not in counts:
+                more = _sum(counts, same.nodes) + same.leaves + _max(counts, choice.nodes)
+                counts[node] = min(_MAX, 1 + more)
+                parts = max(_max(counts, inner), _max(deep, inner))
                 deep[node] = min(_MAX, parts + _sum(deep, same.nodes) + _max(deep, choice.nodes))
-        return max(here[self._root], deep[self._root])
+        return max(counts[self._root], deep[self._root])
 
     def _id(self, schema: Any) -> int:
         part = schema if isinstance(schema, Mapping) else _ANYTHING
@@ -326,10 +326,13 @@ class Readings:
             one_of=self._readers(choice),
             members={
                 **{
-                    name: self._readers([one, *patterns])
-                    for name, one in schema.get("properties", {}).items()
+                    name: self._readers([subschema, *patterns])
+                    for name, subschema in schema.get("properties", {}).items()
                 },
-                **{at: self._readers([one, *contained]) for at, one in enumerate(elements)},
+                **{
+                    at: self._readers([subschema, *contained])
+                    for at, subschema in enumerate(elements)
+                },
             },
             other_members=self._readers(
                 [*patterns, *_those(schema, "additionalProperties", "unevaluatedProperties")]
@@ -383,10 +386,10 @@ def _look(subschema: _Subschema, part: Any, texts: dict[int, Any]) -> _Look:
     """Return the work of one subschema at one part. `texts` keeps the values that JSON texts
     encode, by id."""
     same, choice = subschema.same, subschema.one_of
-    here, parts = 1, 0
+    count_here, parts = 1, 0
     reads = [(node, part) for node in same.nodes]
     if isinstance(part, Mapping):
-        here += sum(1 for name in subschema.required if name not in part)
+        count_here += sum(1 for name in subschema.required if name not in part)
         members, others, names = subschema.members, subschema.other_members, subschema.names
         if members or others is not _NOBODY:
             for name, item in part.items():
@@ -394,7 +397,7 @@ def _look(subschema: _Subschema, part: Any, texts: dict[int, Any]) -> _Look:
                 parts += leaves
                 reads += [(node, item) for node in nodes]
         if names is not _NOBODY:
-            here += len(part)
+            count_here += len(part)
             reads += [(node, name) for name in part for node in names.nodes]
     elif isinstance(part, (list, tuple)):
         members, others = subschema.members, subschema.other_items
@@ -412,7 +415,7 @@ def _look(subschema: _Subschema, part: Any, texts: dict[int, Any]) -> _Look:
         parts += subschema.content.leaves
         reads += [(node, texts[id(part)]) for node in subschema.content.nodes]
     alternatives = same.leaves + min(1, choice.leaves)
-    return _Look(here, alternatives, parts, reads, choice.nodes)
+    return _Look(count_here, alternatives, parts, reads, choice.nodes)
 
 
 def _those(schema: Mapping[str, Any], *words: str) -> list[Any]:
@@ -481,7 +484,7 @@ def _sizes(value: Any) -> dict[int, int]:
         if isinstance(part, str):
             sizes[id(part)] = 1 + len(part) // _CHARS_PER_COPY
         elif isinstance(part, (Mapping, list, tuple)):
-            sizes[id(part)] = 1 + sum(sizes[id(one)] for one in inner)
+            sizes[id(part)] = 1 + sum(sizes[id(inner_part)] for inner_part in inner)
         else:
             sizes[id(part)] = 1
     return sizes

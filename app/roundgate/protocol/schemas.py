@@ -88,15 +88,15 @@ class Schema:
             return [
                 f"{root}: does not conform to the schema; with fewer values in it, the answer would say where"
             ]
-        found: list[str] = []
+        problems: list[str] = []
         for error in self._validator.iter_errors(value):
             path = "".join(
                 f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path
             )
-            found.append(f"{root}{path}: {error.message}"[:_MAX_MESSAGE])
-            if len(found) == _MAX_ERRORS:
+            problems.append(f"{root}{path}: {error.message}"[:_MAX_MESSAGE])
+            if len(problems) == _MAX_ERRORS:
                 break
-        return found
+        return problems
 
     def _can_validate(self, value: Any) -> bool:
         """Return whether validating stays within `MAX_BACKTRACKED` and `MAX_READINGS`: the event

@@ -111,11 +111,11 @@ class _Value:
     def route(self, uri: str, onward: Route) -> Route:
         # Offsets inside a triplet get an entry too, but no way leads there: every
         # piece takes whole triplets.
-        route = [_NOWHERE if end == _NOWHERE else here for here, end in enumerate(onward)]
-        for here in reversed(range(len(uri))):
-            following = here + (3 if uri[here] == "%" else 1)
-            if uri[here] in self.alphabet and route[following] != _NOWHERE:
-                route[here] = route[following]
+        route = [_NOWHERE if end == _NOWHERE else position for position, end in enumerate(onward)]
+        for position in reversed(range(len(uri))):
+            following = position + (3 if uri[position] == "%" else 1)
+            if uri[position] in self.alphabet and route[following] != _NOWHERE:
+                route[position] = route[following]
         return route
 
     def read(self, text: str) -> Values:
@@ -185,8 +185,8 @@ class _Parameters(_Expression):
             is_continued = uri.startswith(self.operator.separator, pair.end())
             ends[pair.start()] = ends[pair.end()] if is_continued else pair.end()
         ends = [
-            end if uri.startswith(self.operator.first, here) else here
-            for here, end in enumerate(ends)
+            end if uri.startswith(self.operator.first, position) else position
+            for position, end in enumerate(ends)
         ]
         return [_NOWHERE if onward[end] == _NOWHERE else end for end in ends]
 
@@ -197,13 +197,15 @@ class _Parameters(_Expression):
         return re.compile(rf"[{starts}](?:{names})(?:={_VALUE})?(?![{re.escape(_UNRESERVED)}%=])")
 
     def read(self, text: str) -> Values:
-        given: dict[str, list[str]] = {}
+        values: dict[str, list[str]] = {}
         for pair in text[1:].split(self.operator.separator) if text else ():
             name, _, value = pair.partition("=")
-            if name in given and name not in self.exploded:
+            if name in values and name not in self.exploded:
                 raise ValueError("given twice")
-            given.setdefault(name, []).append(self.operator.decode(value))
-        return {name: items if name in self.exploded else items[0] for name, items in given.items()}
+            values.setdefault(name, []).append(self.operator.decode(value))
+        return {
+            name: items if name in self.exploded else items[0] for name, items in values.items()
+        }
 
 
 _Part: TypeAlias = _Literal | _Expression | _Parameters
@@ -234,7 +236,7 @@ class UriTemplate:
             ValueError: the template is invalid or refused; the message has the fault, its character
                 (counted from 1) and the remedy.
         """
-        parts = tuple(_parse_part(text, found) for found in _PART.finditer(text))
+        parts = tuple(_parse_part(text, match) for match in _PART.finditer(text))
         expressions = [part for part in parts if isinstance(part, _Expression)]
         _check_variables(text, expressions)
         _check_what_follows(text, parts)
@@ -272,11 +274,11 @@ class UriTemplate:
 
     def _read(self, uri: str, routes: list[Route]) -> Values | None:
         values: Values = {}
-        here = 0
+        position = 0
         try:
             for piece, route in zip(self._pieces, routes, strict=True):
-                values |= piece.read(uri[here : route[here]])
-                here = route[here]
+                values |= piece.read(uri[position : route[position]])
+                position = route[position]
         except ValueError:  # not UTF-8, a guarded segment, or a parameter given twice
             return None
         return values
@@ -287,22 +289,22 @@ class UriTemplate:
         return "".join(part.expand(values) for part in self._parts)
 
 
-def _parse_part(text: str, found: re.Match[str]) -> _Part:
-    if found["stray"]:
+def _parse_part(text: str, match: re.Match[str]) -> _Part:
+    if match["stray"]:
         raise _fault(
             text,
-            found.start(),
-            f"{found[0]!r} has no partner",
+            match.start(),
+            f"{match[0]!r} has no partner",
             "add it, or write %7B for '{', %7D for '}'",
         )
-    if found["literal"] is None:
-        return _parse_expression(text, found.start(), found["body"])
-    if bad := _NOT_LITERAL.search(text, found.start(), found.end()):
+    if match["literal"] is None:
+        return _parse_expression(text, match.start(), match["body"])
+    if bad := _NOT_LITERAL.search(text, match.start(), match.end()):
         raise _fault(
             text, bad.start(), f"{bad[0]!r} cannot stand in a URI", "percent-encode it ('%' is %25)"
         )
     # section 3.1: "é" stands for its triplets
-    return _Literal(quote(found[0], safe=_RESERVED + "%"))
+    return _Literal(quote(match[0], safe=_RESERVED + "%"))
 
 
 def _parse_expression(text: str, at: int, body: str) -> _Expression:
@@ -364,19 +366,19 @@ def _check_variables(text: str, expressions: list[_Expression]) -> None:
 def _check_what_follows(text: str, parts: tuple[_Part, ...]) -> None:
     """Raise ValueError for a text after parameters that begins with a character of a value: the
     last value would have no clear end."""
-    taken = set[
+    allowed = set[
         str
     ]()  # characters that the next parameter here or in a neighbouring expression may begin with
     for part, following in pairwise(parts):
         if not isinstance(part, _Parameters):
-            taken.clear()
+            allowed.clear()
             continue
-        taken |= {part.operator.first, part.operator.separator}
+        allowed |= {part.operator.first, part.operator.separator}
         start = following.text[0] if isinstance(following, _Literal) else following.operator.first
         if (
             not start
             or start in _UNRESERVED + "%="
-            or (isinstance(following, _Literal) and start in taken)
+            or (isinstance(following, _Literal) and start in allowed)
         ):
             problem = f"what follows the {{{part.operator.first}}} expression could belong to its last value"
             raise _fault(text, part.at, problem, "move it to the end, or put '/' or '#' behind it")

@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NoReturn
 
-from roundgate.errors import UnfitAnswer
 from roundgate.json import fresh
 from roundgate.protocol import merged
 from roundgate.replay.asyncio_internals import engine_call
 from roundgate.replay.journal import Answered, Asked, Unanswered, plain, wire_key
-from roundgate.replay.questions import Answer, Form, Question, digest_of
+from roundgate.replay.questions import Answer, Form, Question, UnfitAnswer, digest_of
 from roundgate.replay.recording import recording_cut, repeat_cut, take_event
 from roundgate.replay.run import Run
 from roundgate.replay.waiting import within_scopes

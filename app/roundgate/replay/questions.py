@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
-from roundgate.errors import Declined, UnfitAnswer
+from roundgate.errors import Declined, Inside
 from roundgate.json import digest
 from roundgate.protocol import PromptMessage, Schema, page_host, without_none
 from roundgate.replay.journal import plain
@@ -33,6 +33,10 @@ _FORMATS: Final = ("email", "uri", "date", "date-time")
 
 Action: TypeAlias = Literal["accept", "decline", "cancel", "timeout"]
 """The action of an answer; "timeout" if there was none in time."""
+
+
+class UnfitAnswer(Inside):
+    """A response does not fit its question. The text describes the fault for the respondent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,13 +77,13 @@ def effective_policy(file: ConfigFile, catalog: Catalog) -> EffectivePolicy:
         auth={} if config.auth == "none" else config.auth.model_dump(),
         bounds=_numbers(config.limits.model_dump()),
         backends={
-            one.name: BackendPolicy(
-                one.approve,
-                _selection(one.include, one.exclude),
-                _trusted(one),
-                _backend_bounds(one),
+            backend.name: BackendPolicy(
+                backend.approve,
+                _selection(backend.include, backend.exclude),
+                _trusted(backend),
+                _backend_bounds(backend),
             )
-            for one in file.backends
+            for backend in file.backends
         },
         selections={view.name: _selection(view.include, view.exclude) for view in config.views},
         tools=dict(_tools(file, catalog)),
@@ -98,27 +98,29 @@ def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
     hides no loss. A tool that takes another's name is compared with it. The removal of a protected
     back end is a loss, because a later write may restore it without protection.
     """
-    found = [f"auth: {what}" for what in _auth_losses(before.auth, after.auth)]
-    found += _loosened("limits", before.bounds, after.bounds)
+    all_losses = [f"auth: {loss}" for loss in _auth_losses(before.auth, after.auth)]
+    all_losses += _loosened("limits", before.bounds, after.bounds)
     renamed = _renamed(before, after)
-    gone = before.backends.keys() - after.backends.keys() - {*renamed.values()}
-    found += (
+    removed = before.backends.keys() - after.backends.keys() - {*renamed.values()}
+    all_losses += (
         f"back end {name} is gone, and what protected it"
-        for name in sorted(gone)
+        for name in sorted(removed)
         if _is_protected(name, before)
     )
     for name, backend in after.backends.items():
         if (was := before.backends.get(renamed.get(name, name))) is not None:
-            found += _backend_losses(f"back end {name}", was, backend)
+            all_losses += _backend_losses(f"back end {name}", was, backend)
     named = {(view, tool.name): tool for (view, *_), tool in before.tools.items()}
     for (view, name, own), tool in after.tools.items():
         place, earlier = _place(view, tool.name), renamed.get(name, name)
-        known = before.tools.get((view, earlier, own)) or named.get((view, tool.name))
-        if known is not None:
-            found += (f"{place} {what}" for what in _tool_losses(known, tool))
+        earlier_tool = before.tools.get((view, earlier, own)) or named.get((view, tool.name))
+        if earlier_tool is not None:
+            all_losses += (f"{place} {loss}" for loss in _tool_losses(earlier_tool, tool))
         elif _is_selected(view, earlier, before):
-            found.append(f"{place} is served; it was left out by include or exclude, or is new")
-    return found
+            all_losses.append(
+                f"{place} is served; it was left out by include or exclude, or is new"
+            )
+    return all_losses
 
 
 def _is_protected(backend: str, policy: EffectivePolicy) -> bool:
@@ -137,24 +139,24 @@ def _is_protected(backend: str, policy: EffectivePolicy) -> bool:
 
 def _renamed(before: EffectivePolicy, after: EffectivePolicy) -> dict[str, str]:
     """Return the name of a removed back end for each new one that serves a tool of it."""
-    gone = {
+    removed = {
         own: name for view, name, own in before.tools if not view and name not in after.backends
     }
     return {
-        name: gone[own]
+        name: removed[own]
         for view, name, own in after.tools
-        if not view and name not in before.backends and own in gone
+        if not view and name not in before.backends and own in removed
     }
 
 
 def _tools(file: ConfigFile, catalog: Catalog) -> Iterator[tuple[tuple[str, str, str], ToolPolicy]]:
-    backends = {one.name: one for one in file.backends}
+    backends = {backend.name: backend for backend in file.backends}
     for name, served in catalog.tools.items():
         if served.backend in backends:
             own, override = _own_name(backends[served.backend], name)
             yield ("", served.backend, own), _tool_policy(name, served, override)
     for view in file.config.views:
-        called = {one.name or name: name for name, one in view.override.items()}
+        called = {backend.name or name: name for name, backend in view.override.items()}
         for name, served in catalog.views[view.name].tools.items():
             if served.backend in backends:
                 whole = called.get(name, name)
@@ -175,7 +177,7 @@ def _own_name(backend: BackendConfig, name: str) -> tuple[str, ToolOverride]:
 
 def _tool_policy(name: str, served: ServedTool, *overrides: ToolOverride) -> ToolPolicy:
     tool = served.tool
-    timeouts = [one.timeout_s for one in overrides if one.timeout_s]
+    timeouts = [override.timeout_s for override in overrides if override.timeout_s]
     return ToolPolicy(
         name,
         tool.asks_first,
@@ -183,7 +185,7 @@ def _tool_policy(name: str, served: ServedTool, *overrides: ToolOverride) -> Too
         tool.scopes,
         hints={**dict(HINTS.values()), **(tool.definition.get("annotations") or {})},
         withheld=_withheld(overrides),
-        is_projected=any(one.fields or one.result is not None for one in overrides),
+        is_projected=any(override.fields or override.result is not None for override in overrides),
         bounds=_numbers({"timeout_s": min(timeouts, default=None), "max_result": tool.max_result}),
     )
 
@@ -228,8 +230,8 @@ def _tool_losses(before: ToolPolicy, after: ToolPolicy) -> Iterator[str]:
             yield f"has another fixed value of the argument {argument}"
     if before.is_projected and not after.is_projected:
         yield "now gives whole results (fields, result)"
-    for what in _loosened("", before.bounds, after.bounds):
-        yield f"has a weaker limit: {what}"
+    for loss in _loosened("", before.bounds, after.bounds):
+        yield f"has a weaker limit: {loss}"
 
 
 def _backend_losses(place: str, before: BackendPolicy, after: BackendPolicy) -> Iterator[str]:
@@ -261,11 +263,11 @@ def _is_selected(view: str, backend: str, policy: EffectivePolicy) -> bool:
 
 def _loosened(place: str, before: Mapping[str, float], after: Mapping[str, float]) -> Iterator[str]:
     for name, bound in before.items():
-        found = after.get(name, math.inf)
-        if found > bound:
-            now = "not set" if math.isinf(found) else f"{found:g}"
-            said = f"{name} is {now}; it was {bound:g}"
-            yield f"{place}: {said}" if place else said
+        bound_now = after.get(name, math.inf)
+        if bound_now > bound:
+            now = "not set" if math.isinf(bound_now) else f"{bound_now:g}"
+            loss = f"{name} is {now}; it was {bound:g}"
+            yield f"{place}: {loss}" if place else loss
 
 
 def _trusted(backend: BackendConfig) -> frozenset[str]:
@@ -276,7 +278,7 @@ def _trusted(backend: BackendConfig) -> frozenset[str]:
     own = [getattr(backend, name, None) for name in ("base_url", "url")]
     urls = [*own, *getattr(backend, "origins", ())]
     parts = [urlsplit(url) for url in urls if url is not None]
-    return frozenset(f"{one.scheme}://{one.netloc.lower()}" for one in parts)
+    return frozenset(f"{part.scheme}://{part.netloc.lower()}" for part in parts)
 
 
 def _backend_bounds(backend: BackendConfig) -> dict[str, float]:
@@ -295,7 +297,7 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _selection(include: Collection[Selector], exclude: Collection[Selector]) -> list[str]:
-    return [repr(one) for one in include] + [f"not {one!r}" for one in exclude]
+    return [repr(selector) for selector in include] + [f"not {selector!r}" for selector in exclude]
 
 
 def _place(view: str, tool: str) -> str:

@@ -58,12 +58,12 @@ def load(
         ConfigError: lists the problems of back ends that may not be missing, and of the merged
             catalog; or those of all back ends, if none can be served.
     """
-    threads, known = Threads(file.config.limits.threads), {} if fetched is None else fetched
+    threads, documents = Threads(file.config.limits.threads), {} if fetched is None else fetched
     shared = Shared(
         threads,
         modules or Modules(),
         fetches,
-        known,
+        documents,
         is_cold,
         asks_servers=asks_servers,
     )
@@ -97,8 +97,8 @@ async def refreshed(file: ConfigFile, snapshot: Snapshot, names: Collection[str]
 
 def tell_missing(catalog: Catalog) -> None:
     """Log each back end that is not served, with its problems."""
-    for name, one in catalog.missing.items():
-        problems = [str(problem) for problem in one.problems]
+    for name, missing in catalog.missing.items():
+        problems = [str(problem) for problem in missing.problems]
         fields = {"backend": name, "problems": problems}
         log.error("a back end is not served; the rest is", extra={"fields": fields})
 
@@ -128,9 +128,9 @@ def _make(
 ) -> _Made:
     # before modules are imported, which may read variables
     os.environ.update(file.environment)
-    made = _Made()
+    parts = _Made()
     for index, entry in enumerate(file.backends):
-        origin = made.origins[entry.name] = file.backend_origin(index)
+        origin = parts.origins[entry.name] = file.backend_origin(index)
         try:
             if ":" in entry.kind:  # a user's module: register it, so that a reload imports it again
                 shared.modules.named(entry.kind.partition(":")[0], file.origin.base_dir)
@@ -140,17 +140,17 @@ def _make(
                 backend = kept or make(entry, origin, shared)
             is_tolerant = bool(before) or entry.name in may_be_missing
             named = ConfiguredBackend(backend, entry, origin, is_tolerant=is_tolerant)
-            made.backends.append(named)
+            parts.backends.append(named)
             if kept is None:
-                made.new.append(named)
+                parts.new.append(named)
         except Exception as error:
             if entry.name in may_be_missing:
-                made.missing[entry.name] = missing_for(entry.name, entry.effective_prefix, error)
+                parts.missing[entry.name] = missing_for(entry.name, entry.effective_prefix, error)
             elif isinstance(error, ConfigError):
-                made.problems.extend(error.problems)
+                parts.problems.extend(error.problems)
             else:
                 raise
-    return made
+    return parts
 
 
 def _kept(
@@ -158,31 +158,33 @@ def _kept(
 ) -> Backend | None:
     """Return the back end of a server whose settings have not changed, so that it stays
     connected."""
-    for one in before:
-        core = core_of(one)
+    for named in before:
+        core = core_of(named)
         if (
-            isinstance(one, ConfiguredBackend)
+            isinstance(named, ConfiguredBackend)
             and isinstance(core, LiveBackend)
             and type(core) is make
-            and one.config == entry
+            and named.config == entry
         ):
             return core
     return None
 
 
-async def _offered(made: _Made, file: ConfigFile, may_be_missing: Collection[str]) -> Snapshot:
+async def _offered(parts: _Made, file: ConfigFile, may_be_missing: Collection[str]) -> Snapshot:
     try:
-        tolerated = made.live & frozenset(may_be_missing)
-        problems = list(made.problems)
-        offers = await catalog.ask(made.backends, problems, made.missing, may_be_missing, tolerated)
-        missing = offers.missing.values()
-        are_gone = not any(one.heals_itself for one in missing)
-        if len(missing) == len(file.backends) and are_gone:
-            raise ConfigError([found for one in missing for found in one.problems])
-        arranged = _arranged(offers, problems, made.origins, file)
-        return Snapshot(arranged, made.backends, offers)
+        tolerated = parts.live & frozenset(may_be_missing)
+        problems = list(parts.problems)
+        offers = await catalog.ask(
+            parts.backends, problems, parts.missing, may_be_missing, tolerated
+        )
+        absent = offers.missing.values()
+        heals = any(missing.heals_itself for missing in absent)
+        if len(absent) == len(file.backends) and not heals:
+            raise ConfigError([problem for missing in absent for problem in missing.problems])
+        arranged = _arranged(offers, problems, parts.origins, file)
+        return Snapshot(arranged, parts.backends, offers)
     except BaseException:
-        for backend in made.new:
+        for backend in parts.new:
             await backend.aclose()
         raise
 

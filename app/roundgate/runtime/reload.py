@@ -45,7 +45,7 @@ from roundgate.backends.base import LiveBackend
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.serving import core_of
 from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.errors import ConfigError, Unconfirmed
+from roundgate.errors import ConfigError, Inside
 from roundgate.observability import metrics
 from roundgate.runtime import loading
 from roundgate.runtime.effective_policy import effective_policy, losses
@@ -72,6 +72,15 @@ Swap: TypeAlias = Callable[[GatewayConfig, Snapshot], None]
 """Serves a snapshot from now on. Runs in the event loop and does not wait."""
 
 log = logging.getLogger("roundgate.reload")
+
+
+class Unconfirmed(Inside):
+    """A change of the configuration removes protection and has been read only once. `lost` names
+    each loss."""
+
+    def __init__(self, lost: list[str]) -> None:
+        super().__init__()
+        self.lost = lost
 
 
 class Reloader:
@@ -261,8 +270,10 @@ class Reloader:
                 snapshot = await loading.load_again(self._file, self._modules, missing.keys(), now)
                 if snapshot.catalog.missing.keys() == missing.keys():
                     await snapshot.aclose([now])
-                    found = snapshot.catalog.missing.values()
-                    raise ConfigError([problem for one in found for problem in one.problems])
+                    absent = snapshot.catalog.missing.values()
+                    raise ConfigError(
+                        [problem for backend in absent for problem in backend.problems]
+                    )
                 if lost := self._losses(self._file, snapshot):
                     await snapshot.aclose([now])
                     raise Unconfirmed(lost)
@@ -284,23 +295,23 @@ class Reloader:
 
     def _without_restart(self, read: ConfigFile) -> ConfigFile:
         """Return the configuration `read` with the running values of the sections in `RESTART`."""
-        kept = {name: getattr(self._file.config, name) for name in RESTART}
+        unchanged = {name: getattr(self._file.config, name) for name in RESTART}
         if _addresses(read.config) != _addresses(self._file.config):
-            kept["views"] = self._file.config.views
-        return replace(read, config=read.config.model_copy(update=kept))
+            unchanged["views"] = self._file.config.views
+        return replace(read, config=read.config.model_copy(update=unchanged))
 
     async def _watch(self) -> None:
-        seen = self._look()
+        last_stamps = self._look()
         while True:
             await asyncio.sleep(POLL_S)
-            found = self._look()
-            if found == seen and (self._has_failed or not self._modules.changed()):
+            stamps = self._look()
+            if stamps == last_stamps and (self._has_failed or not self._modules.changed()):
                 continue
             settled: Mapping[Path, Stamp] = {}
-            while settled != found:
-                settled = found
+            while settled != stamps:
+                settled = stamps
                 await asyncio.sleep(SETTLE_S)
-                found = self._look()
+                stamps = self._look()
             before = self._look(whatever_may_mend=True)
             await self.reload(confirms=True)
             while self._unconfirmed and await self._is_left_alone(before):
@@ -310,7 +321,7 @@ class Reloader:
             # Compare with the states before the reload, so that a change during it is noticed. A
             # file that was not checked before keeps its current state. After a failure it counts
             # as new instead, because it may be the module that was missing.
-            seen = (
+            last_stamps = (
                 before
                 if self._has_failed
                 else {file: before.get(file, now) for file, now in self._look().items()}
@@ -346,13 +357,15 @@ def _addresses(config: GatewayConfig) -> list[tuple[str, str, list[str]]]:
 
 
 def _tell_failure(path: Path, error: Exception) -> None:
-    said = "%s was not reloaded; what was served before still is"
+    message = "%s was not reloaded; what was served before still is"
     if isinstance(error, ConfigError):
         log.error(
-            said, path, extra={"fields": {"problems": [str(problem) for problem in error.problems]}}
+            message,
+            path,
+            extra={"fields": {"problems": [str(problem) for problem in error.problems]}},
         )
     else:
-        log.error(said, path, exc_info=error)
+        log.error(message, path, exc_info=error)
 
 
 def _lines_of(error: Exception) -> list[str]:

@@ -191,7 +191,7 @@ def build_core(
     """
     shows = shows_errors(file, using)
     modules = Modules()
-    names = () if file.config.limits.strict else [one.name for one in file.backends]
+    names = () if file.config.limits.strict else [backend.name for backend in file.backends]
     snapshot = loading.load(file, modules, may_be_missing=names, is_cold=using.on_lambda)
     serving = Serving(snapshot)
     loading.tell_missing(serving.catalog)

@@ -17,10 +17,10 @@ renames a new file into place. `None` if the file does not exist."""
 def stamp(file: Path) -> Stamp:
     """Return the current state of a file."""
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def open_private(file: Path) -> int:

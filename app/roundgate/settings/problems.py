@@ -50,7 +50,7 @@ def problems_of(error: ValidationError, model: type[BaseModel], origin: Origin) 
 
     A place that matches none of several alternatives gets one problem, with a message for each.
     """
-    found: dict[tuple[str, int | None], Problem] = {}
+    problems: dict[tuple[str, int | None], Problem] = {}
     for detail in error.errors(include_url=False):
         loc = [step for step in detail["loc"] if not _IS_PYDANTICS.match(str(step))]
         place, message = origin.at(*loc), detail["msg"].removeprefix("Value error, ")
@@ -58,11 +58,11 @@ def problems_of(error: ValidationError, model: type[BaseModel], origin: Origin) 
             problem = detail["input"].problem or misplaced(place)
         else:
             problem = place.problem(message, _remedy(detail, loc, model))
-        before = found.get(key := (problem.path, problem.line))
+        before = problems.get(key := (problem.path, problem.line))
         if before is not None and problem.message not in before.message:
             problem = replace(problem, message=f"{before.message}; or: {problem.message}")
-        found[key] = problem
-    return list(found.values())
+        problems[key] = problem
+    return list(problems.values())
 
 
 def misplaced(place: Origin) -> Problem:
@@ -102,8 +102,10 @@ def _remedy_for_unknown(loc: Sequence[str | int], model: type[BaseModel]) -> str
     if name in _ELSEWHERE:
         return _ELSEWHERE[name]
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).strip().lower()
-    known = {one for place in _models_at(loc[:-1], model) for one in place.model_fields}
-    near = get_close_matches(snake, known, 1, 0.7)
+    names = {
+        model_here for place in _models_at(loc[:-1], model) for model_here in place.model_fields
+    }
+    near = get_close_matches(snake, names, 1, 0.7)
     return "remove it, or correct its spelling" + (f": is {near[0]} meant?" if near else "")
 
 
@@ -111,17 +113,21 @@ def _models_at(loc: Sequence[str | int], model: type[BaseModel]) -> Sequence[typ
     """Return the models that the setting at `loc`, below `model`, may have."""
     models: Sequence[type[BaseModel]] = (model,)
     for step in loc:
-        fields = [one.model_fields[str(step)] for one in models if step in one.model_fields]
+        fields = [
+            model_here.model_fields[str(step)]
+            for model_here in models
+            if step in model_here.model_fields
+        ]
         if fields:
-            models = [one for field in fields for one in _models_in(field.annotation)]
+            models = [model_here for field in fields for model_here in _models_in(field.annotation)]
     return models
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
-    for one in get_args(annotation):
-        yield from _models_in(one)
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
 
 
 def _remedy_for_pattern(pattern: str) -> str:
@@ -133,7 +139,7 @@ def _remedy_for_pattern(pattern: str) -> str:
 
 def _seconds(loc: Sequence[str | int], value: Any) -> float | None:
     """Return the seconds in a text such as `5m`; `None` if the setting is not in seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(ms|s|min|m|h|d)", str(value))
-    if found is None or not str(loc[-1]).endswith("_s"):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(ms|s|min|m|h|d)", str(value))
+    if match is None or not str(loc[-1]).endswith("_s"):
         return None
-    return float(found[1]) * _SECONDS[found[2]]
+    return float(match[1]) * _SECONDS[match[2]]

@@ -136,21 +136,23 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     Raises:
         ConfigError: lists every invalid variable, with its possible values.
     """
-    given: dict[str, Any] = {
-        one.name: value for one in fields(Settings) if (value := environ.get(_variable(one.name)))
+    values: dict[str, Any] = {
+        setting.name: value
+        for setting in fields(Settings)
+        if (value := environ.get(_variable(setting.name)))
     }
-    problems = [found for name, value in given.items() if (found := _problem(name, value))]
+    problems = [problem for name, value in values.items() if (problem := _problem(name, value))]
     if problems:
         raise ConfigError(problems)
-    given |= {
-        name: given[name] == "true" for name in ("allow_anonymous", "reload") if name in given
+    values |= {
+        name: values[name] == "true" for name in ("allow_anonymous", "reload") if name in values
     }
-    if "config" in given:
-        given["config"] = Path(given["config"])
-    given["on_lambda"] = bool(environ.get("AWS_LAMBDA_FUNCTION_NAME"))
+    if "config" in values:
+        values["config"] = Path(values["config"])
+    values["on_lambda"] = bool(environ.get("AWS_LAMBDA_FUNCTION_NAME"))
     kind = environ.get("AWS_LAMBDA_INITIALIZATION_TYPE") or "on-demand"
-    given["on_demand"] = given["on_lambda"] and kind == "on-demand"
-    return Settings(**given)
+    values["on_demand"] = values["on_lambda"] and kind == "on-demand"
+    return Settings(**values)
 
 
 def _variable(field_name: str) -> str:

@@ -57,10 +57,10 @@ class Expression(NamedTuple):
         """
         if self.source not in ("secret", "ssm"):
             return None
-        found = _AT_AWS.fullmatch(self.name)
-        if found is None or self.default is not None:
+        match = _AT_AWS.fullmatch(self.name)
+        if match is None or self.default is not None:
             raise _not_a_reference()
-        return Reference(cast("Kept", self.source), found["name"], found["key"])
+        return Reference(cast("Kept", self.source), match["name"], match["key"])
 
 
 def parts(text: str) -> list[str | Expression]:
@@ -69,18 +69,18 @@ def parts(text: str) -> list[str | Expression]:
     Raises:
         UnresolvedReference: a `${` does not begin a reference.
     """
-    found: list[str | Expression] = []
+    pieces: list[str | Expression] = []
     end = 0
     for match in _EXPRESSION.finditer(text):
-        found.append(text[end : match.start()])
+        pieces.append(text[end : match.start()])
         end = match.end()
         if match["escape"]:
-            found.append("${")
+            pieces.append("${")
         elif match["name"] is None:
             raise _not_a_reference()
         else:
-            found.append(Expression(match["source"] or "", match["name"], match["default"]))
-    return [part for part in (*found, text[end:]) if part]
+            pieces.append(Expression(match["source"] or "", match["name"], match["default"]))
+    return [part for part in (*pieces, text[end:]) if part]
 
 
 def _not_a_reference() -> UnresolvedReference:
@@ -105,9 +105,9 @@ def expressions(value: Any) -> Iterator[Expression]:
 
 def kept_at_aws(value: Any) -> Iterator[Reference]:
     """Yield the references to AWS in all strings of a value; skip malformed ones."""
-    for one in expressions(value):
+    for expression in expressions(value):
         try:
-            if (reference := one.kept) is not None:
+            if (reference := expression.kept) is not None:
                 yield reference
         except UnresolvedReference:
             continue
@@ -216,9 +216,9 @@ def checked(check: Callable[[str], None]) -> Callable[[Secret], Secret]:
     other when it is read."""
 
     def fit(secret: Secret) -> Secret:
-        known = secret.text if secret.first is None else secret.first
-        if known is not None:
-            check(known)
+        current = secret.text if secret.first is None else secret.first
+        if current is not None:
+            check(current)
         return replace(secret, check=check, first=None)
 
     return fit
@@ -278,7 +278,7 @@ class Resolver:
         A variable of the process wins. A reference to AWS must be the whole value, in the file or
         in the process's variable, and is read immediately.
         """
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         for name, own in section.items() if isinstance(section, dict) else ():
             if not isinstance(name, str) or not isinstance(own, str):
                 continue  # the model reports it
@@ -286,7 +286,7 @@ class Resolver:
             references = list(kept_at_aws(text))
             if not references:
                 filled = text if name in self.environ else self._filled(text, place)
-                found[name] = filled if isinstance(filled, str) else ""
+                values[name] = filled if isinstance(filled, str) else ""
                 if isinstance(filled, Deferred) and filled.problem is not None:
                     self.problems.append(filled.problem)
             elif not is_kept_at_aws(text):
@@ -294,19 +294,19 @@ class Resolver:
                 message = "a reference to AWS has to be the whole value"
                 self.problems.append(place.problem(message, remedy))
             else:
-                found[name] = self.placeholder or self._read_now(references[0], place)
-        return found
+                values[name] = self.placeholder or self._read_now(references[0], place)
+        return values
 
     def _filled(self, value: str, origin: Origin) -> str | Deferred:
         texts: list[str] = []
         whole: list[str | Reference] = []
         unread: Problem | None = None
         try:
-            found = parts(value)
+            pieces = parts(value)
         except UnresolvedReference as error:
             self.problems.append(origin.problem(str(error), error.remedy))
             return value
-        for part in found:
+        for part in pieces:
             reference: Reference | None = None
             text = ""
             try:
@@ -321,34 +321,36 @@ class Resolver:
                     self.problems.append(problem)
             texts.append(text)
             whole.append(text if reference is None else reference)
-        kept = {part.kept for part in whole if isinstance(part, Reference)}
-        if kept - {"file"} or unread is not None:
+        kinds = {part.kept for part in whole if isinstance(part, Reference)}
+        if kinds - {"file"} or unread is not None:
             return Deferred(tuple(part for part in whole if part), unread)
-        if not kept:
+        if not kinds:
             return "".join(texts)
-        made = FromFiles("".join(texts))
-        made.parts = tuple(part for part in whole if part)
-        return made
+        filled_text = FromFiles("".join(texts))
+        filled_text.parts = tuple(part for part in whole if part)
+        return filled_text
 
-    def _now(self, one: Expression, origin: Origin) -> tuple[str, Reference | None]:
+    def _now(self, expression: Expression, origin: Origin) -> tuple[str, Reference | None]:
         """Return the text of a reference, and a `Reference` if the text may change or is not read
         here.
 
         Raises:
             UnresolvedReference: the reference cannot be resolved.
         """
-        if (kept := one.kept) is not None:
+        if (kept := expression.kept) is not None:
             return ("", kept) if self.placeholder is None else (self.placeholder, None)
-        if one.source == "file" and one.default is None:
-            reference = _of_file(one, origin)
+        if expression.source == "file" and expression.default is None:
+            reference = _of_file(expression, origin)
             self.files.add(Path(reference.name))
-            return read_file(Path(reference.name), one.name), reference
-        if one.source == "file" or ":" in one.name:
+            return read_file(Path(reference.name), expression.name), reference
+        if expression.source == "file" or ":" in expression.name:
             raise _not_a_reference()
-        value = self.environ.get(one.name) or one.default
+        value = self.environ.get(expression.name) or expression.default
         if value is None:
-            remedy = f"set it, or write ${{{one.name}:-default}}"
-            raise UnresolvedReference(f"the environment variable {one.name} is not set", remedy)
+            remedy = f"set it, or write ${{{expression.name}:-default}}"
+            raise UnresolvedReference(
+                f"the environment variable {expression.name} is not set", remedy
+            )
         return value, None
 
     def _read_now(self, reference: Reference, place: Origin) -> str:
@@ -361,9 +363,9 @@ class Resolver:
         except ConfigError as error:
             self.problems.extend(error.problems)
         except (ParseError, KeyError, TypeError):
-            what = f"is no JSON object with the member {key}" if key else "is not a text"
+            complaint = f"is no JSON object with the member {key}" if key else "is not a text"
             remedy = "correct the reference, or what is kept there"
-            self.problems.append(place.problem(f"{name} {what}", remedy))
+            self.problems.append(place.problem(f"{name} {complaint}", remedy))
         except Exception as error:  # boto3 makes most of its exception classes at run time
             code = getattr(error, "response", {}).get("Error", {}).get("Code", type(error).__name__)
             remedy = "correct its name or the region, create it, or allow to read it; here, set the variable"
@@ -407,8 +409,8 @@ STORES_AT_AWS: Final[Mapping[str, StoreAtAws]] = {
 """The services, by the source of a reference."""
 
 
-def _of_file(one: Expression, origin: Origin) -> Reference:
-    return Reference("file", str(origin.base_dir / one.name))
+def _of_file(expression: Expression, origin: Origin) -> Reference:
+    return Reference("file", str(origin.base_dir / expression.name))
 
 
 def read_file(file: Path, name: str) -> str:

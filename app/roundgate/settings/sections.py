@@ -379,15 +379,15 @@ class CachingConfig(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _keep_the_rest(cls, given: Any) -> Any:
+    def _keep_the_rest(cls, value: Any) -> Any:
         """Keep a field's own default for the half of a hint that is not given, so `read` stays
         private."""
-        if not isinstance(given, dict):
-            return given
+        if not isinstance(value, dict):
+            return value
         defaults = {name: field.default.model_dump() for name, field in cls.model_fields.items()}
         return {
             name: defaults.get(name, {}) | hint if isinstance(hint, dict) else hint
-            for name, hint in given.items()
+            for name, hint in value.items()
         }
 
 

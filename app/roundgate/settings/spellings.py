@@ -33,13 +33,13 @@ def spellings(secret: str) -> set[str]:
 def in_urls(secret: str) -> set[str]:
     """Return the spellings in a path, a query or a form, with upper-case and lower-case escapes."""
     usual = {quote(secret, safe=""), quote(secret), quote_plus(secret)}
-    return usual | {re.sub("%..", lambda found: found[0].lower(), one) for one in usual}
+    return usual | {re.sub("%..", lambda match: match[0].lower(), spelling) for spelling in usual}
 
 
 def in_json(secret: str) -> set[str]:
     """Return the spellings in a JSON string, including those with unnecessary escapes."""
     usual = {json.dumps(secret, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
-    return usual | {one.replace("/", "\\/") for one in usual}
+    return usual | {spelling.replace("/", "\\/") for spelling in usual}
 
 
 def in_digits(secret: str) -> set[str]:
@@ -75,7 +75,7 @@ _URL_SAFE: Final = str.maketrans("+/", "-_")
 def in_escapes(secret: str) -> str:
     """Return a pattern that matches a secret with any of its characters escaped, once or
     repeatedly, for JSON, URLs or HTML."""
-    spelt = "".join(f"(?:{'|'.join(_spelt(one))})" for one in secret)
+    spelt = "".join(f"(?:{'|'.join(_spelt(character))})" for character in secret)
     # the lookahead rejects most positions of a text quickly
     first = "+ " if secret[0] == " " else re.escape(secret[0])
     return rf"(?=[{first}\\%&]){spelt}"
@@ -85,7 +85,7 @@ class Escaped:
     """A search for secrets in escaped form, in bytes."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        self._secrets = sorted((one for one in secrets if one), key=len, reverse=True)
+        self._secrets = sorted((secret for secret in secrets if secret), key=len, reverse=True)
         self._signs = _signs("".join(self._secrets))
 
     def replaced(self, data: bytes, placeholder: bytes) -> bytes:
@@ -103,14 +103,20 @@ def _signs(secrets: str) -> list[tuple[bytes, re.Pattern[bytes]]]:
     """Return fast patterns, each with its first byte. Any text with an escaped character of a
     secret matches one of them."""
     characters = sorted({*secrets, *"\\%&"})
-    units = "|".join(_hex(one.encode("utf-16-be", "replace")[:2]) for one in characters)
-    bytes_ = "|".join(_hex(one.encode("utf-8", "replace")[:1]) for one in characters)
-    numbers = "|".join(f"{ord(one)};|[xX]0*{_any_case(f'{ord(one):x}')};" for one in characters)
-    named = "".join(f"|{name};" for one in {*secrets} for name in _entities().get(one, ()))
-    codes = "|".join(_hex(bytes([ord(one)])) for one in characters if ord(one) < 0x100)
+    units = "|".join(_hex(character.encode("utf-16-be", "replace")[:2]) for character in characters)
+    bytes_ = "|".join(_hex(character.encode("utf-8", "replace")[:1]) for character in characters)
+    numbers = "|".join(
+        f"{ord(character)};|[xX]0*{_any_case(f'{ord(character):x}')};" for character in characters
+    )
+    named = "".join(
+        f"|{name};" for character in {*secrets} for name in _entities().get(character, ())
+    )
+    codes = "|".join(
+        _hex(bytes([ord(character)])) for character in characters if ord(character) < 0x100
+    )
     signs = [rf"\\u(?:{units})", rf"\\x(?:{codes})", f"%(?:{bytes_})"]
     signs.append(f"&(?:amp;){{0,8}}(?:#0*(?:{numbers}){named})")
-    signs += [rf"\\{re.escape(one)}" for one in _SHORT if one in secrets]
+    signs += [rf"\\{re.escape(character)}" for character in _SHORT if character in secrets]
     return [(sign[0].encode(), re.compile(sign.encode())) for sign in signs]
 
 
@@ -137,7 +143,7 @@ def _in_json(character: str) -> str:
 
 def _in_url(character: str) -> str:
     return "".join(
-        f"{_PERCENT}{_hex(bytes([one]))}" for one in character.encode("utf-8", "replace")
+        f"{_PERCENT}{_hex(bytes([byte]))}" for byte in character.encode("utf-8", "replace")
     )
 
 
@@ -156,16 +162,16 @@ def _hex(data: bytes) -> str:
 
 
 def _any_case(digits: str) -> str:
-    return "".join(f"[{one}{one.upper()}]" if one.isalpha() else one for one in digits)
+    return "".join(f"[{digit}{digit.upper()}]" if digit.isalpha() else digit for digit in digits)
 
 
 @cache
 def _entities() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    entities: dict[str, list[str]] = {}
     for name, characters in html5.items():
         if name.endswith(";") and len(characters) == 1:
-            found.setdefault(characters, []).append(name[:-1])
-    return found
+            entities.setdefault(characters, []).append(name[:-1])
+    return entities
 
 
 _SHORT: Final = "\"'/\\"

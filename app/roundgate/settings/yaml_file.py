@@ -30,7 +30,7 @@ class Located:
     def line(self, loc: Sequence[str | int]) -> int | None:
         """Return the line of a location, or of the nearest enclosing location that has one."""
         around = (tuple(loc[:length]) for length in range(len(loc), -1, -1))
-        return next((self.lines[one] for one in around if one in self.lines), None)
+        return next((self.lines[place] for place in around if place in self.lines), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ def read(
             [Problem(str(path), "(file)", error.strerror or "cannot be read", remedy)]
         ) from None
     if len(text) > MAX_BYTES:
-        what = f"has more than {MAX_BYTES:,} bytes"
-        raise ConfigError([Problem(str(path), "(file)", what, "give a smaller file")])
+        complaint = f"has more than {MAX_BYTES:,} bytes"
+        raise ConfigError([Problem(str(path), "(file)", complaint, "give a smaller file")])
     if path.suffix == ".json":
         return _read_json(path, text)
     return _read_yaml(path, text, repeated, MAX_ALIASED if has_aliases else 0)
@@ -113,7 +113,7 @@ def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None, max_aliased
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
         yaml_implicit_resolvers: ClassVar = {
-            first: [one for one in resolvers if one[0] != _DATE]
+            first: [resolver for resolver in resolvers if resolver[0] != _DATE]
             for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
@@ -133,9 +133,9 @@ def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None, max_aliased
         raise ConfigError([problem]) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        line, remedy = mark and mark.line + 1, _mending(text, what, mark)
-        problem = Problem(str(path), "(file)", f"is not YAML: {what}", remedy, line)
+        complaint = getattr(error, "problem", None) or str(error).splitlines()[0]
+        line, remedy = mark and mark.line + 1, _mending(text, complaint, mark)
+        problem = Problem(str(path), "(file)", f"is not YAML: {complaint}", remedy, line)
         raise ConfigError([problem]) from None
     finally:
         loader.dispose()
@@ -143,8 +143,8 @@ def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None, max_aliased
     repeated: list[Problem] = []
     for loc, line in places:
         if loc in lines:
-            what = f"the key {str(loc[-1])!r} is there twice (first on line {lines[loc]})"
-            repeated.append(Problem(str(path), dotted(loc), what, "remove one of them", line))
+            complaint = f"the key {str(loc[-1])!r} is there twice (first on line {lines[loc]})"
+            repeated.append(Problem(str(path), dotted(loc), complaint, "remove one of them", line))
         lines.setdefault(loc, line)
     if repeated and noted is None:
         raise ConfigError(repeated)
@@ -153,15 +153,17 @@ def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None, max_aliased
     return Located(path, value, lines)
 
 
-def _mending(text: bytes, what: str, mark: Any) -> str:
+def _mending(text: bytes, complaint: str, mark: Any) -> str:
     """Return the remedy for a syntax error, from the parser's message and its mark."""
-    if "cannot start any token" in what:
+    if "cannot start any token" in complaint:
         lines = text.decode("utf-8", "replace").splitlines()
         sign = lines[mark.line][mark.column : mark.column + 1] if mark.line < len(lines) else ""
         if sign == "\t":
             return "indent with blanks: YAML takes no tabs"
         return f'put the text that begins with {sign} in quotes: "{sign}…"'
-    return next((remedy for words, remedy in _SYNTAX.items() if words in what), "mend the syntax")
+    return next(
+        (remedy for words, remedy in _SYNTAX.items() if words in complaint), "mend the syntax"
+    )
 
 
 _SYNTAX: Final = {
@@ -255,7 +257,7 @@ class _Counter:
     def _take_alias(self, anchor: str, line: int) -> None:
         if not self._max_aliased:
             raise YamlTooCostly("has an alias (*name)", line)
-        if any(anchor == one for one, _ in self._open):
+        if any(anchor == open_anchor for open_anchor, _ in self._open):
             raise YamlTooCostly(f"contains itself: *{anchor} is within &{anchor}", line)
         size = self._sizes.get(anchor, 0)  # the composer reports an undefined anchor
         self._values += size

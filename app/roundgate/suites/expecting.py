@@ -85,8 +85,8 @@ def exact(expected: Any, value: Any, path: str) -> list[Difference]:
     return list(_bounded(_compare(expected, value, path, is_exact=True)))
 
 
-def _bounded(found: Differences) -> Differences:
-    for _, difference in zip(range(MAX_DIFFERENCES), found, strict=False):
+def _bounded(differences: Differences) -> Differences:
+    for _, difference in zip(range(MAX_DIFFERENCES), differences, strict=False):
         yield difference
 
 
@@ -209,8 +209,8 @@ def _match(name: str, operand: Any, value: Any, path: str) -> Differences:
 
 def _schema(schema: Schema, value: Any, path: str) -> Differences:
     for problem in schema.problems(value, path):
-        where, _, what = problem.partition(": ")
-        yield Difference(where, "what the schema allows", what)
+        where, _, complaint = problem.partition(": ")
+        yield Difference(where, "what the schema allows", complaint)
 
 
 def _is_equal(expected: Any, value: Any) -> bool:
@@ -270,20 +270,20 @@ def unmet(expect: Expect, outcome: Mapping[str, Any], fill: Fill, folder: Path) 
     expects_tool_error = expect.tool_error not in (None, False)
     if outcome.get("is_error") and not expects_tool_error:
         return f"the tool failed: {_cut(str(outcome.get('text', '')))}", []
-    found = [*_result(expect, outcome, fill), *_questions(expect, outcome, fill)]
+    differences = [*_result(expect, outcome, fill), *_questions(expect, outcome, fill)]
     if expects_tool_error:
-        found += _tool_error(fill(expect.tool_error), outcome)
+        differences += _tool_error(fill(expect.tool_error), outcome)
     if error is not None and expect.error is not None:
-        found += _error(expect.error, error, fill)
+        differences += _error(expect.error, error, fill)
     if expect.json_schema is not None:
         schema = read_schema(fill(expect.json_schema), folder)
-        found += _schema(schema, outcome.get("result"), "result")
-    return (summary(found), found) if found else None
+        differences += _schema(schema, outcome.get("result"), "result")
+    return (summary(differences), differences) if differences else None
 
 
-def summary(found: Sequence[Difference]) -> str:
+def summary(differences: Sequence[Difference]) -> str:
     """Return one line that names the first three places that differ."""
-    places = list(dict.fromkeys(one.path for one in found))
+    places = list(dict.fromkeys(difference.path for difference in differences))
     more = f" and {len(places) - 3} more" if len(places) > 3 else ""
     return f"not as expected: {', '.join(places[:3])}{more}"
 
@@ -350,7 +350,7 @@ def _questions(expect: Expect, outcome: Mapping[str, Any], fill: Fill) -> Differ
         keys = [question["key"] for question in outcome["asked"]]
         yield from differences(patterns, keys, "asked")
     else:
-        patterns = [{"key": one} if isinstance(one, str) else one for one in patterns]
+        patterns = [{"key": entry} if isinstance(entry, str) else entry for entry in patterns]
         yield from differences(patterns, outcome["asked"], "asked")
 
 
@@ -400,14 +400,16 @@ class Snapshots:
         if expected is False:
             return None
         path = "result" if expected is True else expected
-        found = self.compare(name, secrets.without(search(path, outcome)))
-        return (summary(found), found) if found else None
+        differences = self.compare(name, secrets.without(search(path, outcome)))
+        return (summary(differences), differences) if differences else None
 
     def compare(self, name: str, value: Any) -> list[Difference]:
         """Return the places where a value differs from the stored one; with `updates`, store the
         value instead."""
         self._used.add(name)
-        if name in self._stored and not (found := exact(self._stored[name], value, "snapshot")):
+        if name in self._stored and not (
+            differences := exact(self._stored[name], value, "snapshot")
+        ):
             return []
         if self._updates:
             self._stored[name] = value
@@ -416,7 +418,7 @@ class Snapshots:
         if name not in self._stored:
             stored = f"a snapshot {name!r} in {self._path.name}; --update writes it"
             return [Difference("snapshot", stored, _NOTHING)]
-        return found
+        return differences
 
     @property
     def unused(self) -> list[str]:

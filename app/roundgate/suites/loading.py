@@ -64,16 +64,16 @@ def load(path: Path) -> SuiteFile:
         ConfigError: the file cannot be read, or the suite is invalid; the error lists all problems.
     """
     if path.is_file() and (size := path.stat().st_size) > MAX_FILE_BYTES:
-        what = f"has {size} bytes, and a suite at most {MAX_FILE_BYTES}"
-        raise ConfigError([Problem(str(path), "(file)", what, "split it")])
+        complaint = f"has {size} bytes, and a suite at most {MAX_FILE_BYTES}"
+        raise ConfigError([Problem(str(path), "(file)", complaint, "split it")])
     located = yaml_file.read(
         path,
         remedy="give the path of a suite: roundgate test suite.yaml (`roundgate docs testing`)",
     )
     origin = Origin(located)
     problems = [
-        origin.at(*loc).problem(what, "quote it, if it is meant as text")
-        for loc, what in _not_json(located.value, ())
+        origin.at(*loc).problem(complaint, "quote it, if it is meant as text")
+        for loc, complaint in _not_json(located.value, ())
     ]
     if problems:  # the models would report the same values again
         raise ConfigError(problems)
@@ -162,13 +162,13 @@ def _checked(suite: Suite, origin: Origin) -> Iterator[Problem]:
             message = f"has steps, and {', '.join(inline)} beside them"
             yield at.problem(message, "put what stands beside into a step")
             continue
-        known = set(suite_variables)
+        known_names = set(suite_variables)
         started: set[str] = set()
         if not case.steps:
-            yield from _step(case, at, known, started)
+            yield from _step(case, at, known_names, started)
         for number, step in enumerate(case.steps):
-            yield from _step(step, at.at("steps", number), known, started)
-            known |= set(step.save)
+            yield from _step(step, at.at("steps", number), known_names, started)
+            known_names |= set(step.save)
             started |= {step.as_ or step.start} if step.start else set()
 
 
@@ -189,16 +189,16 @@ def _server(suite: Suite, origin: Origin) -> Iterator[Problem]:
 def _step(step: Step, at: Origin, known: set[str], started: set[str]) -> Iterator[Problem]:
     actions = step.actions
     if len(actions) != 1:
-        what = f"does {' and '.join(actions)}" if actions else "does nothing"
-        yield at.problem(what, f"say one of {', '.join(ACTIONS)}")
+        complaint = f"does {' and '.join(actions)}" if actions else "does nothing"
+        yield at.problem(complaint, f"say one of {', '.join(ACTIONS)}")
         return
     (action,) = actions
     for name in sorted((_fields_set(step) & _FIELDS) - ACTIONS[action]):
         yield at.at(name).problem(f"goes with no {action}", "remove it")
     if action in ("wait", "cancel") and getattr(step, action) not in started:
         near = difflib.get_close_matches(getattr(step, action), started, 1) or sorted(started)
-        there = f"; there is {', '.join(near)}" if near else ""
-        message = f"no step before it starts {getattr(step, action)!r}{there}"
+        available = f"; there is {', '.join(near)}" if near else ""
+        message = f"no step before it starts {getattr(step, action)!r}{available}"
         yield at.at(action).problem(message, "start it: start: TOOL, as: NAME")
     if action == "complete" and not step.argument:
         yield at.problem("completes no argument", "add argument: NAME")
@@ -252,9 +252,9 @@ def _answers(answers: Mapping[str, Any] | list[AnswerRule], at: Origin) -> Itera
 
 
 def _pattern(pattern: Any, at: Origin) -> Iterator[Problem]:
-    for loc, what in expecting.problems(pattern):
+    for loc, complaint in expecting.problems(pattern):
         remedy = "the matchers are in `roundgate docs testing`; $$ is a plain $"
-        yield at.at(*loc).problem(what, remedy)
+        yield at.at(*loc).problem(complaint, remedy)
 
 
 def _expression(expression: str, at: Origin) -> Iterator[Problem]:
@@ -265,8 +265,8 @@ def _expression(expression: str, at: Origin) -> Iterator[Problem]:
 
 
 def _references(value: Any, known: set[str], at: Origin) -> Iterator[Problem]:
-    for loc, what in variables.problems(value, known):
-        yield at.at(*loc).problem(what, "define it in variables, or save it in a step before")
+    for loc, complaint in variables.problems(value, known):
+        yield at.at(*loc).problem(complaint, "define it in variables, or save it in a step before")
 
 
 def _fields_set(step: Step) -> set[str]:

@@ -48,7 +48,8 @@ class Server(SuiteModel):
     command: list[str] | None = Field(
         None,
         min_length=1,
-        description="A command that serves for the run; ${port} in it and in `url` is a free port.",
+        description="A command that serves for the run; ${port} in it, in `url` and in `environment` is "
+        "a free port.",
     )
     environment: dict[str, str] = Field({}, description="Variables of what is started.")
     start_timeout_s: float = Field(60.0, gt=0, description="For how long a start may take.")

@@ -110,13 +110,13 @@ def _totals(suites: Sequence[SuiteResult]) -> dict[str, str]:
 def failure_lines(failure: Failure) -> Iterator[str]:
     """Yield a failure as lines of plain text."""
     yield f"step {failure.step}: {failure.title}: {failure.message}"
-    for one in failure.differences:
-        yield one.path
-        if one.lines:
-            yield from (f"    {line}" for line in one.lines)
+    for difference in failure.differences:
+        yield difference.path
+        if difference.lines:
+            yield from (f"    {line}" for line in difference.lines)
         else:
-            yield f"    expected  {one.expected}"
-            yield f"    actual    {one.actual}"
+            yield f"    expected  {difference.expected}"
+            yield f"    actual    {difference.actual}"
 
 
 def _clean(text: str) -> str:

@@ -142,9 +142,12 @@ class Run:
         hide = self.secrets.hidden
         hidden = [
             Difference(
-                hide(one.path), hide(one.expected), hide(one.actual), tuple(map(hide, one.lines))
+                hide(difference.path),
+                hide(difference.expected),
+                hide(difference.actual),
+                tuple(map(hide, difference.lines)),
             )
-            for one in found
+            for difference in found
         ]
         return Failure(number, hide(title), line, hide(message), hidden)
 
@@ -181,8 +184,11 @@ class _RunningCase:
             expression = save.of if isinstance(save, Save) else save
             value = search(expression, outcome)
             if value is None:
-                there = ", ".join(sorted(outcome))
-                return f"save: {expression} finds nothing in the outcome, which has {there}", []
+                started_names = ", ".join(sorted(outcome))
+                return (
+                    f"save: {expression} finds nothing in the outcome, which has {started_names}",
+                    [],
+                )
             if isinstance(save, Save) and save.secret:
                 run.secrets.add(value)
             variables.values[variable] = value
@@ -418,7 +424,9 @@ def _of_call(result: CallResult) -> dict[str, Any]:
 
 def _of_prompt(result: PromptResult) -> dict[str, Any]:
     contents = [message.get("content") for message in result.messages]
-    texts = [str(one.get("text", "")) if isinstance(one, dict) else "" for one in contents]
+    texts = [
+        str(content.get("text", "")) if isinstance(content, dict) else "" for content in contents
+    ]
     return _of_result(result, result.messages, "\n".join(texts))
 
 

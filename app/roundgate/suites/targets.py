@@ -29,7 +29,7 @@ class Target:
     """A server's URL, and the command that starts it, if any."""
 
     url: str
-    """The endpoint; `${port}` in it and in `command` stands for a free port."""
+    """The endpoint; `${port}` in it, in `command` and in `environment` stands for a free port."""
     command: Sequence[str] = ()
     """The command that starts the server; empty if the server is already running."""
     environment: Mapping[str, str] | None = None
@@ -93,7 +93,13 @@ class _Process:
     async def is_started(self) -> bool:
         """Start the server and wait until it listens; return False if another process has taken its
         port. Raises as `started`."""
-        environment = {**os.environ, **(self._target.environment or {})}
+        environment = {
+            **os.environ,
+            **{
+                name: value.replace("${port}", self._port)
+                for name, value in (self._target.environment or {}).items()
+            },
+        }
         # a separate store, so that the server sees no tasks of other runs
         environment.setdefault("GATEWAY_STORE", f"sqlite:///{self._folder / 'store.sqlite3'}")
         words = [word.replace("${port}", self._port) for word in self._target.command]
@@ -103,11 +109,11 @@ class _Process:
             async with asyncio.timeout(self._target.start_timeout_s):
                 while not await self._listens():
                     if self._process.returncode is not None:
-                        said = self._tail()
-                        if "address already in use" in said.lower():
+                        tail = self._tail()
+                        if "address already in use" in tail.lower():
                             return False
                         raise ConnectionLost(
-                            f"{words[0]} ended with status {self._process.returncode} before it served:\n{said}"
+                            f"{words[0]} ended with status {self._process.returncode} before it served:\n{tail}"
                         )
                     await asyncio.sleep(0.05)
         except TimeoutError:

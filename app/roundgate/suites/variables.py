@@ -209,8 +209,8 @@ def _problem(part: str | Expression, known: set[str]) -> str | None:
         return f"${{{part.name}}} {error}"
     if name in known:
         return None
-    there = ", ".join(sorted(known))
-    return f"there is no variable {name or part.name} by then; there are {there}"
+    names = ", ".join(sorted(known))
+    return f"there is no variable {name or part.name} by then; there are {names}"
 
 
 def as_text(value: Any) -> str:

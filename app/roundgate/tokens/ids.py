@@ -18,8 +18,8 @@ from typing import Any, Final
 from roundgate import json
 from roundgate.auth import Principal
 from roundgate.clock import Clock
-from roundgate.errors import ParseError, SealBroken, SessionNotFound
-from roundgate.tokens.sealed import KeyRing, Refusals
+from roundgate.errors import ParseError, SessionNotFound
+from roundgate.tokens.sealed import KeyRing, Refusals, SealBroken
 
 _SESSION: Final = "session"
 MAX_SESSION_CHARS: Final = 4_096

@@ -166,7 +166,7 @@ def from_kms(ciphertexts: str, client: Client) -> list[Key]:
 
     def decrypt() -> list[bytes]:
         kms = client("kms")
-        return [kms.decrypt(CiphertextBlob=one)["Plaintext"] for one in encrypted]
+        return [kms.decrypt(CiphertextBlob=ciphertext)["Plaintext"] for ciphertext in encrypted]
 
     return [
         _key(secret, place, source) for place, secret in enumerate(_ask_aws(source, decrypt), 1)

@@ -16,9 +16,9 @@ from typing import Any
 from roundgate import json
 from roundgate.auth import Principal
 from roundgate.clock import Clock
-from roundgate.errors import ParseError, SealBroken, StateRefused, StateTooLarge
+from roundgate.errors import ParseError, StateRefused, StateTooLarge
 from roundgate.json import digest
-from roundgate.tokens.sealed import KeyRing, Refusals
+from roundgate.tokens.sealed import KeyRing, Refusals, SealBroken
 
 
 @dataclass(frozen=True, slots=True)

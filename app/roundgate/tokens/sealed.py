@@ -24,7 +24,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from roundgate.auth import Principal
-from roundgate.errors import SealBroken
+from roundgate.errors import Inside
 from roundgate.json import digest
 
 if TYPE_CHECKING:
@@ -40,6 +40,10 @@ _KEY_ID: Final = b"mcp-gateway key id"
 opened."""
 _NONCE_BYTES: Final = 12
 _TAG_BYTES: Final = 16
+
+
+class SealBroken(Inside):
+    """A token cannot be opened. The reason is for the log; the sender is told nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from roundgate.backends.openapi.documents import UnusableOperation
 from roundgate.backends.openapi.servers import Servers
-from roundgate.errors import UnusableOperation
 from roundgate.net.addresses import host_of, is_public, origin_of
 
 FILE = "file:///work/api.json"

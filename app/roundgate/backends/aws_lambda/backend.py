@@ -86,9 +86,9 @@ def _check(tool: LambdaToolConfig) -> None:
         more = {*tool.payload.fixed, *filter(None, [tool.payload.context_in])}
         if tool.interactive:
             more |= {RESPONSES}
-        if taken := sorted(arguments & more):
+        if clashes := sorted(arguments & more):
             raise ValueError(
-                f"input_schema: {', '.join(taken)} is the gateway's own name; use another, or "
+                f"input_schema: {', '.join(clashes)} is the gateway's own name; use another, or "
                 "payload.arguments_in"
             )
     if tool.job is not None:
@@ -119,14 +119,14 @@ class LambdaBackend:
         declared, problems = self._made(self._config.tools, self._origin.at("tools"))
         if problems:
             raise ConfigError(problems)
-        told, unusable = self._made(described, None)
+        described_tools, unusable = self._made(described, None)
         left_out += unusable
         if left_out:
             fields = {"backend": self.name, "n": len(left_out)}
             log.warning("tools are left out", extra={"fields": fields})
         if not self._shared.is_cold:
             await asyncio.to_thread(self._prepare)
-        return Offering([*declared, *told], files=files, left_out=left_out)
+        return Offering([*declared, *described_tools], files=files, left_out=left_out)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -147,12 +147,14 @@ class LambdaBackend:
             return [], [], frozenset()
         path = index_path(config, self._origin)
         try:
-            told = read_index(path, config)
+            descriptions = read_index(path, config)
         except UnusableIndex as error:
-            told = await self._asked(path, str(error))
+            descriptions = await self._asked(path, str(error))
         except OSError:
-            told = await self._asked(path, f"is no index of {config.function}: it is not there")
-        return *tools_of(told, config, self._origin), frozenset({path})
+            descriptions = await self._asked(
+                path, f"is no index of {config.function}: it is not there"
+            )
+        return *tools_of(descriptions, config, self._origin), frozenset({path})
 
     async def _asked(self, path: Path, why: str) -> list[Any]:
         """Return the tools that the function describes; `why` is the problem of the index.
@@ -182,10 +184,12 @@ class LambdaBackend:
                 made.append(self._tool(config, None if place is None else index))
             except ValueError as error:
                 if place is None:
-                    where, said = self._origin.at("describe"), f"tool {config.name!r}: {error}"
+                    where, message = self._origin.at("describe"), f"tool {config.name!r}: {error}"
                 else:
-                    where, said = place.at(index), str(error)
-                problems.append(where.problem(said, "correct the tool's schemas, payload or job"))
+                    where, message = place.at(index), str(error)
+                problems.append(
+                    where.problem(message, "correct the tool's schemas, payload or job")
+                )
         return made, problems
 
     def _tool(self, config: LambdaToolConfig, index: int | None) -> Tool:
@@ -214,9 +218,9 @@ def index_path(config: LambdaBackendConfig, origin: Origin) -> Path:
     return origin.base_dir / (config.index or f"{config.name}.index")
 
 
-def write_index(told: list[Any], config: LambdaBackendConfig) -> bytes:
+def write_index(descriptions: list[Any], config: LambdaBackendConfig) -> bytes:
     """Return the content of an index."""
-    return json.encode({"format": FORMAT, "of": _of(config), "tools": told})
+    return json.encode({"format": FORMAT, "of": _of(config), "tools": descriptions})
 
 
 def read_index(path: Path, config: LambdaBackendConfig) -> list[Any]:
@@ -228,10 +232,10 @@ def read_index(path: Path, config: LambdaBackendConfig) -> list[Any]:
         OSError: the file cannot be read.
     """
     try:
-        found = json.decode(path.read_bytes())
-        if found["format"] == FORMAT and found["of"] == _of(config):
-            return list(found["tools"])
-        if found["format"] != FORMAT and str(found["format"]).startswith(KIND):
+        content = json.decode(path.read_bytes())
+        if content["format"] == FORMAT and content["of"] == _of(config):
+            return list(content["tools"])
+        if content["format"] != FORMAT and str(content["format"]).startswith(KIND):
             raise IndexOfAnotherVersion()
     except (ParseError, KeyError, TypeError):
         pass
@@ -282,25 +286,25 @@ async def ask(config: LambdaBackendConfig) -> list[Any]:
         ConfigError: boto3 is not installed, or no region is set.
         BackendError: the function cannot be invoked, fails, or answers something else.
     """
-    asked = target(str(config.function), config.qualifier, config.region)
+    function = target(str(config.function), config.qualifier, config.region)
     functions = Functions(1, config.max_response_bytes)
     try:
-        functions.prepare(asked.region, DESCRIBE_S)
-        invocation = Invocation(asked, json.encode(EVENT), is_repeatable=True)
+        functions.prepare(function.region, DESCRIBE_S)
+        invocation = Invocation(function, json.encode(EVENT), is_repeatable=True)
         invoked = await functions.invoke(invocation, DESCRIBE_S, LOCAL)
     finally:
         await functions.aclose()
     if invoked.has_failed:
-        raise failure_of(invoked.payload, asked)
+        raise failure_of(invoked.payload, function)
     return _tools(answer_of(invoked.payload).body)
 
 
 def _tools(body: bytes) -> list[Any]:
     try:
-        said = json.decode(body)
+        answer = json.decode(body)
     except ParseError:
-        said = None
-    tools = said.get("tools") if isinstance(said, Mapping) else None
+        answer = None
+    tools = answer.get("tools") if isinstance(answer, Mapping) else None
     if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
         raise BackendError(
             "it answered the describe event with something else than a list of at most "
@@ -310,44 +314,44 @@ def _tools(body: bytes) -> list[Any]:
 
 
 def tools_of(
-    told: Sequence[Any], config: LambdaBackendConfig, origin: Origin
+    descriptions: Sequence[Any], config: LambdaBackendConfig, origin: Origin
 ) -> tuple[list[LambdaToolConfig], list[Problem]]:
     """Return the described tools without those that are declared under the same name, and the
     problems of tools that are left out."""
     tools: list[LambdaToolConfig] = []
     problems: list[Problem] = []
-    known = {one.name for one in config.tools}
-    for number, one in enumerate(told):
+    declared = {one.name for one in config.tools}
+    for number, one in enumerate(descriptions):
         try:
             tool = _tool(one, config.output_schemas)
             if tool.name in {other.name for other in tools}:
                 raise ValueError("another one has the same name")
-            tools += [] if tool.name in known else [tool]
+            tools += [] if tool.name in declared else [tool]
         except (ValidationError, ValueError) as error:
             name = one.get("name") if isinstance(one, Mapping) else None
-            said = (
+            message = (
                 f"tool {number + 1} ({str(name)[:64]!r}) that the function told of: {_first(error)}"
             )
-            problems.append(origin.at("describe").problem(said, _REMEDY))
+            problems.append(origin.at("describe").problem(message, _REMEDY))
     return tools, problems
 
 
-def _tool(told: Any, output_schemas: Sequence[str]) -> LambdaToolConfig:
-    one = DescribedTool.model_validate(told)
-    how = LambdaCallConfig.model_validate(one.call)
+def _tool(description: Any, output_schemas: Sequence[str]) -> LambdaToolConfig:
+    described = DescribedTool.model_validate(description)
+    how = LambdaCallConfig.model_validate(described.call)
     if how.job is not None and how.job.function is not None:
         # what it may invoke is the gateway's owner's to say
         raise ValueError("call.job.function: a function follows its jobs itself")
-    hints = one.annotations
-    has_output = any(fnmatchcase(one.name, pattern) for pattern in output_schemas)
+    hints = described.annotations
+    has_output = any(fnmatchcase(described.name, pattern) for pattern in output_schemas)
     return LambdaToolConfig(
         **{name: getattr(how, name) for name in how.model_fields_set},
-        name=one.name,
-        title=one.title or hints.title,
-        description=one.description,
-        input_schema=one.inputSchema,
-        output_schema=one.outputSchema if has_output else None,
-        payload=PayloadConfig(arguments_in="arguments", fixed={"tool": one.name}),
+        name=described.name,
+        title=described.title or hints.title,
+        description=described.description,
+        input_schema=described.inputSchema,
+        output_schema=described.outputSchema if has_output else None,
+        payload=PayloadConfig(arguments_in="arguments", fixed={"tool": described.name}),
         read_only=hints.readOnlyHint,
         destructive=hints.destructiveHint,
         idempotent=hints.idempotentHint,
@@ -357,9 +361,9 @@ def _tool(told: Any, output_schemas: Sequence[str]) -> LambdaToolConfig:
 def _first(error: Exception) -> str:
     """Return the first error in a line."""
     if isinstance(error, ValidationError):
-        one = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, one["loc"]))
-        return f"{place}: {one['msg']}"[:300] if place else one["msg"][:300]
+        detail = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, detail["loc"]))
+        return f"{place}: {detail['msg']}"[:300] if place else detail["msg"][:300]
     return str(error)[:300]
 
 
@@ -372,14 +376,14 @@ def compile_to_file(config: LambdaBackendConfig, origin: Origin) -> str:
     if not config.describe:
         return f"{config.name}: its tools are in gateway.yaml, there is nothing to compile"
     try:
-        told = asyncio.run(ask(config))
+        descriptions = asyncio.run(ask(config))
     except BackendError as error:
         raise ConfigError([unasked(error, config, origin)]) from None
-    tools, problems = tools_of(told, config, origin)
+    tools, problems = tools_of(descriptions, config, origin)
     path = index_path(config, origin)
     # a gateway that starts meanwhile reads the old one, or the new one
     fresh = path.with_name(f"{path.name}.new")
-    fresh.write_bytes(write_index(told, config))
+    fresh.write_bytes(write_index(descriptions, config))
     os.replace(fresh, path)
     summary = f"{config.name}: {len(tools)} tools, {len(problems)} left out: {path}"
     return "\n".join([*map(str, problems), summary])

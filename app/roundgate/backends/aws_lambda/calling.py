@@ -52,19 +52,20 @@ from roundgate.backends.aws_lambda.messages import (
 )
 from roundgate.backends.base import CallTool
 from roundgate.backends.config import JobConfig
-from roundgate.backends.exchange import AnsweredJob, Answering, Kept, asked, dialogue, follow
+from roundgate.backends.exchange import (
+    AnsweredJob,
+    Answering,
+    Kept,
+    NotNow,
+    asked,
+    dialogue,
+    follow,
+)
 from roundgate.backends.http.bodies import Template
 from roundgate.backends.http.endpoint import PATH_VARIABLE, Endpoint
 from roundgate.backends.http.messages import Answer, result_of
 from roundgate.backends.http.secrets import Redactor
-from roundgate.errors import (
-    BackendError,
-    FunctionAway,
-    FunctionFailed,
-    NotNow,
-    ParseError,
-    ToolError,
-)
+from roundgate.errors import BackendError, FunctionAway, FunctionFailed, ParseError, ToolError
 from roundgate.protocol import Schema, TextContent, ToolResult
 from roundgate.replay import Context, run_of
 
@@ -145,8 +146,8 @@ class OneCall:
         """
         if self.calling.endpoint is not None:
             outgoing = self.calling.endpoint.request(self.arguments)
-            known = self.facts() if self.calling.backend.client_context else {}
-            return http_event(outgoing, self.key, known)
+            extra = self.facts() if self.calling.backend.client_context else {}
+            return http_event(outgoing, self.key, extra)
         return payload_of(self.calling.tool.payload, self.arguments, self.facts())
 
     async def say(self, payload: Any, exchange: int = 1) -> Answer:
@@ -176,10 +177,10 @@ class OneCall:
             raise NotNow(str(error)) from None
 
     async def _answered(
-        self, where: Target, payload: Any, known: Mapping[str, Any], *, is_repeatable: bool
+        self, where: Target, payload: Any, extra: Mapping[str, Any], *, is_repeatable: bool
     ) -> Answer:
         data = bytes_of(payload, is_event=False)
-        context = encoded(known) if self.calling.backend.client_context else None
+        context = encoded(extra) if self.calling.backend.client_context else None
         invocation = Invocation(where, data, context, is_repeatable=is_repeatable)
         invoked = await self._invoke(invocation)
         answer = self.calling.cleaned(invoked.payload)
@@ -208,10 +209,12 @@ def caller_of(calling: Calling) -> CallTool:
 
     async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
         await context.continue_as_task()
-        one = OneCall(calling, context, arguments, await context.idempotency_key("invocation"))
+        invocation = OneCall(
+            calling, context, arguments, await context.idempotency_key("invocation")
+        )
         if calling.tool.asynchronous:
-            return _accepted(await one.hand_over(), calling.target)
-        answer = await _answered(one, context)
+            return _accepted(await invocation.hand_over(), calling.target)
+        answer = await _answered(invocation, context)
         if len(answer.body) > _LARGE:
             return await asyncio.to_thread(calling.result, answer)
         return calling.result(answer)
@@ -219,16 +222,16 @@ def caller_of(calling: Calling) -> CallTool:
     return call
 
 
-async def _answered(one: OneCall, context: Context) -> Answer:
-    tool = one.calling.tool
+async def _answered(call: OneCall, context: Context) -> Answer:
+    tool = call.calling.tool
     if tool.interactive:
-        return Answer.revived(await _dialogue(one, context))
+        return Answer.revived(await _dialogue(call, context))
     if tool.job is not None:
-        return Answer.revived(await follow(_job(one, tool.job), context))
+        return Answer.revived(await follow(_job(call, tool.job), context))
     if tool.durable is not None:
-        return Answer.revived(await follow(_execution(one, tool.durable), context))
-    answer = await one.say(one.payload())
-    await context.log("debug", {"upstream": one.calling.backend.name, "status": answer.status})
+        return Answer.revived(await follow(_execution(call, tool.durable), context))
+    answer = await call.say(call.payload())
+    await context.log("debug", {"upstream": call.calling.backend.name, "status": answer.status})
     return answer
 
 
@@ -244,8 +247,8 @@ def _accepted(invoked: Invoked, taken_by: Target) -> ToolResult:
 # Dialogues
 
 
-async def _dialogue(one: OneCall, context: Context) -> Kept:
-    payload = one.payload()
+async def _dialogue(call: OneCall, context: Context) -> Kept:
+    payload = call.payload()
     if RESPONSES in payload:  # an argument must not pass for the user's answer
         raise ToolError(f"{RESPONSES}: is the gateway's own; leave it out")
 
@@ -254,7 +257,7 @@ async def _dialogue(one: OneCall, context: Context) -> Kept:
         if answering is not None:
             responses = dict(answering.responses)
             sent = {"payload": payload, RESPONSES: responses, "state": answering.state}
-        answer = await one.say(sent, number)
+        answer = await call.say(sent, number)
         envelope = _envelope(answer)
         return answer.kept() if envelope is None else asked(envelope)
 
@@ -277,7 +280,7 @@ def _envelope(answer: Answer) -> Any:
 
 def check_job(job: LambdaJobConfig, arguments: Collection[str]) -> None:
     """Raise ValueError if a payload has a variable that nothing gives a value."""
-    named = {name for one in (job.poll, job.fetch) for name in _variables(one)}
+    named = {name for template in (job.poll, job.fetch) for name in _variables(template)}
     if unknown := sorted(named - job.variables.keys()):
         raise ValueError(f"job needs {', '.join(unknown)}, which job.variables does not have")
     known = {*job.variables, *arguments}
@@ -310,25 +313,25 @@ def _filled(template: Any, values: Mapping[str, str]) -> Any:
     return template
 
 
-def _job(one: OneCall, config: LambdaJobConfig) -> AnsweredJob:
+def _job(call: OneCall, config: LambdaJobConfig) -> AnsweredJob:
     """Return the job that the invocation starts. An idempotent function starts it once, because it
     receives the call's key; other functions may ignore a key."""
-    calling = one.calling
+    calling = call.calling
     where = calling.target
     if config.function is not None:
         where = target(config.function, None, calling.backend.region)
 
     async def ask(template: Any, values: Mapping[str, str]) -> Answer:
-        return await one.look(where, _filled(template, values))
+        return await call.look(where, _filled(template, values))
 
     async def cancel(values: Mapping[str, str]) -> Answer:
-        payload = Template(config.cancel or {}).filled({**one.arguments, **values})
-        return await one.look(where, payload)
+        payload = Template(config.cancel or {}).filled({**call.arguments, **values})
+        return await call.look(where, payload)
 
     return AnsweredJob(
         config,
         "function",
-        partial(one.say, one.payload()),
+        partial(call.say, call.payload()),
         look=partial(ask, config.poll),
         result=None if config.fetch is None else partial(ask, config.fetch),
         end=None if config.cancel is None else cancel,
@@ -341,13 +344,13 @@ def _job(one: OneCall, config: LambdaJobConfig) -> AnsweredJob:
 _ENDED_BADLY: Final = ["FAILED", "TIMED_OUT", "STOPPED", "DELETING"]
 
 
-def _execution(one: OneCall, durable: DurableConfig) -> AnsweredJob:
+def _execution(call: OneCall, durable: DurableConfig) -> AnsweredJob:
     """Return the execution that the invocation starts, as a job."""
-    calling, caller = one.calling, one.context.principal
+    calling, caller = call.calling, call.context.principal
     at = (calling.target, calling.timeout_s, caller)
 
     async def begin() -> Answer:
-        invoked = await one.hand_over(one.key)
+        invoked = await call.hand_over(call.key)
         if invoked.execution_arn is None:
             raise BackendError(
                 "AWS Lambda started no durable execution: the function has to be a durable one, and named with a"
@@ -362,13 +365,13 @@ def _execution(one: OneCall, durable: DurableConfig) -> AnsweredJob:
             raise NotNow(str(error)) from None
 
     async def look(values: Mapping[str, str]) -> Answer:
-        found = await state(values)
-        reason = calling.cleaned(_reason(found).encode("utf-8", "replace")).decode()
-        return _json({"status": found.get("Status"), "reason": reason or None})
+        execution = await state(values)
+        reason = calling.cleaned(_reason(execution).encode("utf-8", "replace")).decode()
+        return _json({"status": execution.get("Status"), "reason": reason or None})
 
     async def result(values: Mapping[str, str]) -> Answer:
-        found = await state(values)
-        return answer_of(calling.cleaned(str(found.get("Result") or "null").encode()))
+        execution = await state(values)
+        return answer_of(calling.cleaned(str(execution.get("Result") or "null").encode()))
 
     async def stop(values: Mapping[str, str]) -> Answer:
         try:

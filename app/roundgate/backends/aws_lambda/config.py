@@ -282,7 +282,9 @@ class LambdaBackendConfig(BackendConfig):
             raise ValueError("has no tools: list them in `tools`, or set `describe`")
         if self.describe and self.function is None:
             raise ValueError("describe needs `function`: the one that is asked")
-        if without := [one.name for one in self.tools if (one.function or self.function) is None]:
+        if without := [
+            tool.name for tool in self.tools if (tool.function or self.function) is None
+        ]:
             raise ValueError(f"no function for {', '.join(without)}: name one there, or for all")
         if self.qualifier is not None and self.function is not None and is_qualified(self.function):
             raise ValueError("function ends in a qualifier; remove it there, or `qualifier`")

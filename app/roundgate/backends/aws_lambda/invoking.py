@@ -117,9 +117,9 @@ def passes(refused: Refusal) -> bool:
 
 def pause_s(refused: Refusal, attempt: int) -> float:
     """Return the seconds before the next attempt: AWS Lambda's, else twice as many after each."""
-    said = refused.response.get("retryAfterSeconds")
+    retry_after = refused.response.get("retryAfterSeconds")
     try:
-        return max(0.05, float(said))  # type: ignore[arg-type]
+        return max(0.05, float(retry_after))  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return float(0.2 * 2 ** (attempt - 1))
 
@@ -151,8 +151,8 @@ def error_of(refused: Refusal, target: Target) -> BackendError:
             f"AWS Lambda has a trouble of its own with the function {name} ({code}); it may have "
             "run. Look whether it was done before you call again"
         )
-    said = _SENTENCES.get(code, f"it was refused with {code}")
-    return BackendError(f"Nothing was done, AWS Lambda refuses the function {name}: {said}")
+    sentence = _SENTENCES.get(code, f"it was refused with {code}")
+    return BackendError(f"Nothing was done, AWS Lambda refuses the function {name}: {sentence}")
 
 
 def _not_answered(refused: Refusal, name: str) -> BackendError:
@@ -196,14 +196,14 @@ class Invocation:
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters of boto3's `invoke`."""
-        given = {
+        parameters = {
             "FunctionName": self.target.function,
             "InvocationType": "Event" if self.is_event else "RequestResponse",
             "Payload": self.payload,
             "ClientContext": self.client_context,
             "DurableExecutionName": self.execution_name,
         }
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in parameters.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,11 +264,13 @@ class Functions:
         def look() -> dict[str, Any]:
             client = self._client(target.region, timeout_s)
             _check_knows_durable(client)
-            found: dict[str, Any] = client.get_durable_execution(DurableExecutionArn=arn)
-            return found
+            execution: dict[str, Any] = client.get_durable_execution(DurableExecutionArn=arn)
+            return execution
 
-        said: dict[str, Any] = await self._do(look, target, timeout_s, caller, is_repeatable=True)
-        return said
+        response: dict[str, Any] = await self._do(
+            look, target, timeout_s, caller, is_repeatable=True
+        )
+        return response
 
     async def stop(self, arn: str, target: Target, timeout_s: float, caller: Principal) -> None:
         """Stop a durable execution (`StopDurableExecution`) unless it has ended.
@@ -325,15 +327,15 @@ class Functions:
         client = self._client(invocation.target.region, timeout_s)
         if invocation.execution_name is not None:
             _check_knows_durable(client)
-        said = client.invoke(**invocation.parameters())
-        payload = _read(said["Payload"], self._max_bytes)
+        response = client.invoke(**invocation.parameters())
+        payload = _read(response["Payload"], self._max_bytes)
         if payload is None:
             raise BackendError(
                 f"The function {invocation.target.name} answered more than {self._max_bytes} bytes; ask for less"
             )
-        request_id = said.get("ResponseMetadata", {}).get("RequestId", "")
-        has_failed = "FunctionError" in said
-        return Invoked(payload, has_failed, request_id, said.get("DurableExecutionArn"))
+        request_id = response.get("ResponseMetadata", {}).get("RequestId", "")
+        has_failed = "FunctionError" in response
+        return Invoked(payload, has_failed, request_id, response.get("DurableExecutionArn"))
 
     def prepare(self, region: str | None, timeout_s: float) -> None:
         """Make the client of a region without opening a connection.
@@ -347,14 +349,14 @@ class Functions:
         """Return boto3's client for a region and a time-out. Of two made at once, one is kept."""
         key = (region, timeout_s)
         if key not in self._clients:
-            made = aws.client(
+            client = aws.client(
                 "lambda",
                 region=region,
                 read_timeout=timeout_s + SPARE_S,
                 retries={"mode": "standard", "total_max_attempts": 1},
                 max_pool_connections=self._connections,
             )
-            self._clients.setdefault(key, made)
+            self._clients.setdefault(key, client)
         return self._clients[key]
 
 
@@ -377,8 +379,8 @@ def _tried(work: Callable[[], Any]) -> Any:
     try:
         return work()
     except ConfigError as error:
-        said = "; ".join(problem.message for problem in error.problems)
-        raise BackendError(f"The gateway cannot invoke functions: it {said}") from None
+        messages = "; ".join(problem.message for problem in error.problems)
+        raise BackendError(f"The gateway cannot invoke functions: it {messages}") from None
     except Unavailable as error:
         raise FunctionAway(str(error)) from None
     except Exception as error:

@@ -81,18 +81,18 @@ def facts(
     }
 
 
-def encoded(told: Mapping[str, Any]) -> str:
+def encoded(facts: Mapping[str, Any]) -> str:
     """Return the client context for boto3: JSON in base64.
 
     Raises:
         ToolError: the context is too long, even without the trace.
     """
-    kept = dict(told)
+    shortened = dict(facts)
     for name in (*_MAY_BE_LEFT_OUT, None):
-        text = base64.b64encode(json.encode({"custom": {"roundgate": kept}})).decode()
+        text = base64.b64encode(json.encode({"custom": {"roundgate": shortened}})).decode()
         if len(text) <= MAX_CONTEXT_CHARS:
             return text
-        kept.pop(name or "", None)
+        shortened.pop(name or "", None)
     raise ToolError(
         f"Who calls takes {len(text)} characters, and a function can be told {MAX_CONTEXT_CHARS};"
         " use a shorter subject, or set client_context: false for this back end"
@@ -106,14 +106,14 @@ RESPONSES: Final = "inputResponses"
 
 
 def payload_of(
-    config: PayloadConfig, arguments: Mapping[str, Any], told: Mapping[str, Any]
+    config: PayloadConfig, arguments: Mapping[str, Any], facts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the payload of an invocation.
 
     Args:
         config: the members besides the arguments.
         arguments: the arguments of the call.
-        told: the facts of the client context.
+        facts: the facts of the client context.
 
     Raises:
         ToolError: an argument has the name of another member.
@@ -121,9 +121,9 @@ def payload_of(
     inside = {config.arguments_in: dict(arguments)} if config.arguments_in else dict(arguments)
     more = dict(config.fixed)
     if config.context_in is not None:
-        more[config.context_in] = dict(told)
-    if taken := sorted(inside.keys() & more.keys()):
-        raise ToolError(f"{', '.join(taken)}: is the gateway's own; leave it out")
+        more[config.context_in] = dict(facts)
+    if clashes := sorted(inside.keys() & more.keys()):
+        raise ToolError(f"{', '.join(clashes)}: is the gateway's own; leave it out")
     return {**inside, **more}
 
 
@@ -192,7 +192,7 @@ def endpoint_of(tool: LambdaToolConfig, http: HttpEventConfig) -> Endpoint:
     )
 
 
-def http_event(outgoing: Outgoing, request_id: str, told: Mapping[str, Any]) -> dict[str, Any]:
+def http_event(outgoing: Outgoing, request_id: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return a request as the event of an HTTP API (payload format 2.0). The facts about the call
     stand where the claims of a Lambda authorizer would."""
     query = outgoing.query
@@ -207,7 +207,7 @@ def http_event(outgoing: Outgoing, request_id: str, told: Mapping[str, Any]) -> 
         **({"queryStringParameters": _joined(query)} if query else {}),
         "requestContext": {
             "http": {"method": outgoing.method, "path": path, "protocol": "HTTP/1.1"},
-            **({"authorizer": {"lambda": {"roundgate": dict(told)}}} if told else {}),
+            **({"authorizer": {"lambda": {"roundgate": dict(facts)}}} if facts else {}),
             "requestId": request_id,
             "routeKey": "$default",
             "stage": "$default",
@@ -219,10 +219,10 @@ def http_event(outgoing: Outgoing, request_id: str, told: Mapping[str, Any]) -> 
 
 def _joined(query: str) -> dict[str, str]:
     """Return parameters by name; repeated ones are joined by commas, as API Gateway does."""
-    found: dict[str, str] = {}
+    joined: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
-        found[name] = f"{found[name]},{value}" if name in found else value
-    return found
+        joined[name] = f"{joined[name]},{value}" if name in joined else value
+    return joined
 
 
 # Answers
@@ -263,11 +263,11 @@ def answer_of(payload: bytes) -> Answer:
 def failure_of(payload: bytes, target: Target) -> FunctionFailed:
     """Return a function's own error for the caller: type and message, without the stack."""
     try:
-        said = json.decode(payload)
+        details = json.decode(payload)
     except ParseError:
-        said = None
-    said = said if isinstance(said, Mapping) else {}
-    kind, message = line(said.get("errorType")), line(said.get("errorMessage"))
+        details = None
+    details = details if isinstance(details, Mapping) else {}
+    kind, message = line(details.get("errorType")), line(details.get("errorMessage"))
     if kind == "Sandbox.Timedout" or "Task timed out after" in message:
         return FunctionFailed(
             f"The function {target.name} ran out of its own time, and may have done a part of its "
@@ -278,8 +278,10 @@ def failure_of(payload: bytes, target: Target) -> FunctionFailed:
             f"The function {target.name} answered more than AWS Lambda returns, and may have done its "
             f"work: {message} Ask for less, or have it answer with a reference to where the data is"
         )
-    told = ": ".join(part for part in (kind, message) if part)
-    return FunctionFailed(f"The function {target.name} failed: {told or 'it did not say why'}")
+    description = ": ".join(part for part in (kind, message) if part)
+    return FunctionFailed(
+        f"The function {target.name} failed: {description or 'it did not say why'}"
+    )
 
 
 def _members(payload: bytes) -> Mapping[str, Any]:
@@ -294,8 +296,8 @@ def _members(payload: bytes) -> Mapping[str, Any]:
 
 
 def _response(value: Mapping[str, Any], body: bytes) -> Answer:
-    given = value.get("statusCode", 200)
-    status = given if type(given) is int and 100 <= given <= 599 else 502
+    code = value.get("statusCode", 200)
+    status = code if type(code) is int and 100 <= code <= 599 else 502
     try:
         reason = HTTPStatus(status).phrase
     except ValueError:
@@ -306,13 +308,13 @@ def _response(value: Mapping[str, Any], body: bytes) -> Answer:
 def _content_type(value: Mapping[str, Any], body: bytes) -> str:
     headers = value.get("headers")
     named = (
-        {str(name).lower(): one for name, one in headers.items()}
+        {str(name).lower(): header for name, header in headers.items()}
         if isinstance(headers, Mapping)
         else {}
     )
-    given = value.get("contentType") or named.get("content-type")
-    if isinstance(given, str):
-        return given
+    content_type = value.get("contentType") or named.get("content-type")
+    if isinstance(content_type, str):
+        return content_type
     if value.get("isBase64Encoded") is True:
         return "application/octet-stream"
     return _JSON if body.lstrip()[:1] in (b"{", b"[") else "text/plain"
@@ -325,8 +327,8 @@ def _bytes(text: str) -> bytes:
         raise BackendError("The function says that its answer is base64, and it is not") from None
 
 
-def line(said: Any) -> str:
+def line(value: Any) -> str:
     """Return a function's text on one line, without unprintable characters."""
-    text = " ".join(said.split()) if isinstance(said, str) else ""
+    text = " ".join(value.split()) if isinstance(value, str) else ""
     shown = "".join(char for char in text if char.isprintable())
     return shown if len(shown) <= MAX_CHARS else f"{shown[:MAX_CHARS]}…"

@@ -116,7 +116,7 @@ class HttpBackend:
         key_header = config.idempotency_key or (
             self._config.idempotency_key if config.method in KEYED else None
         )
-        files = {one.name for one in endpoint.arguments if one.is_file}
+        files = {argument.name for argument in endpoint.arguments if argument.is_file}
 
         async def exchange(
             outgoing: Outgoing,
@@ -161,22 +161,24 @@ def remarks(
 ) -> list[Problem]:
     """Return a remark for each path variable without a declared argument, in tools that declare
     other arguments. The name is often misspelt."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for number, tool in enumerate(config.tools):
         described = tool.arguments.keys() | {
-            one.wire_name for one in tool.arguments.values() if one.wire_name is not None
+            argument.wire_name
+            for argument in tool.arguments.values()
+            if argument.wire_name is not None
         }
         for name in dict.fromkeys(PATH_VARIABLE.findall(tool.path)):
             if tool.arguments and name not in described:
                 near = get_close_matches(name, tool.arguments, 1, cutoff=0.5)
                 meant = f"is {near[0]!r} meant? " if near else ""
-                found.append(
+                problems.append(
                     origin.at("tools", number, "path").problem(
                         f"no argument fills {{{name}}}: the tool has one more, a text {name!r} without a description",
                         f"{meant}give the argument that name, or describe {name!r} in `arguments`",
                     )
                 )
-    return found
+    return problems
 
 
 def endpoint_of(tool: HttpToolConfig, taken: Taken | None = None) -> Endpoint:
@@ -193,11 +195,13 @@ def endpoint_of(tool: HttpToolConfig, taken: Taken | None = None) -> Endpoint:
         _argument(name, argument, variables, tool, in_template)
         for name, argument in tool.arguments.items()
     ]
-    known = {one.wire_name for one in declared if one.location == "path"} | tool.arguments.keys()
-    implied = [name for name in dict.fromkeys(variables) if name not in known]
+    path_names = {
+        item.wire_name for item in declared if item.location == "path"
+    } | tool.arguments.keys()
+    implied = [name for name in dict.fromkeys(variables) if name not in path_names]
     headers = {name: value.get_secret_value() for name, value in tool.headers.items()}
-    _check_fixed("header", headers, known | set(implied))
-    _check_fixed("query", tool.query, known | set(implied))
+    _check_fixed("header", headers, path_names | set(implied))
+    _check_fixed("query", tool.query, path_names | set(implied))
     return Endpoint(
         name=tool.name,
         title=tool.title,

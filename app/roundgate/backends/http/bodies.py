@@ -96,23 +96,24 @@ class Template:
     @property
     def names(self) -> frozenset[str]:
         """Names of the arguments that the template uses."""
-        return frozenset(name for one in _texts(self.members) for name in _names(one))
+        return frozenset(name for template in _texts(self.members) for name in _names(template))
 
     def mentions(self, name: str) -> bool:
         """Return whether a text contains the name in braces although it is not a valid variable
         name, so that the braces would be sent unchanged."""
         return _WHOLE.fullmatch(f"{{{name}}}") is None and any(
-            f"{{{name}}}" in one.replace("{{", "").replace("}}", "") for one in _texts(self.members)
+            f"{{{name}}}" in template.replace("{{", "").replace("}}", "")
+            for template in _texts(self.members)
         )
 
     def filled(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the body with the arguments in place of the variables."""
-        made = _filled(self.members, arguments)
-        return {} if made is ABSENT else made
+        body = _filled(self.members, arguments)
+        return {} if body is ABSENT else body
 
 
 def _names(value: str) -> list[str]:
-    return [found[1] for found in _VARIABLE.finditer(value) if found[1]]
+    return [match[1] for match in _VARIABLE.finditer(value) if match[1]]
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -132,9 +133,9 @@ def _filled(value: Any, arguments: Mapping[str, Any]) -> Any:
         case str():
             return _filled_text(value, arguments)
         case Mapping():
-            made = {name: _filled(item, arguments) for name, item in value.items()}
-            kept = {name: item for name, item in made.items() if item is not ABSENT}
-            return kept if kept or not value else ABSENT
+            members = {name: _filled(item, arguments) for name, item in value.items()}
+            filled_items = {name: item for name, item in members.items() if item is not ABSENT}
+            return filled_items if filled_items or not value else ABSENT
         case list():
             items = [_filled(item, arguments) for item in value]
             present = [item for item in items if item is not ABSENT]
@@ -148,7 +149,7 @@ def _filled_text(value: str, arguments: Mapping[str, Any]) -> Any:
     if any(name not in arguments for name in _names(value)):
         return ABSENT
     return _VARIABLE.sub(
-        lambda found: text(arguments[found[1]]) if found[1] else _BRACES[found[0]], value
+        lambda match: text(arguments[match[1]]) if match[1] else _BRACES[match[0]], value
     )
 
 
@@ -188,17 +189,21 @@ def body_of(
         case "form":
             written = [
                 pair
-                for one, value in (*fixed, *members)
-                for pair in pairs(one.wire_name, value, one.style, sends_empty=one.sends_empty)
+                for argument, value in (*fixed, *members)
+                for pair in pairs(
+                    argument.wire_name, value, argument.style, sends_empty=argument.sends_empty
+                )
             ]
             return "&".join(written).encode(), (
                 plan.content_type or "application/x-www-form-urlencoded"
             )
         case "multipart":
-            return multipart([part for one in (*fixed, *members) for part in _parts(*one)])
-    made = {} if plan.template is None else plan.template.filled(arguments)
-    made = {**made, **plan.fixed, **{one.wire_name: value for one, value in members}}
-    return json.encode(made), plan.content_type or "application/json"
+            return multipart(
+                [part for argument in (*fixed, *members) for part in _parts(*argument)]
+            )
+    body = {} if plan.template is None else plan.template.filled(arguments)
+    body = {**body, **plan.fixed, **{argument.wire_name: value for argument, value in members}}
+    return json.encode(body), plan.content_type or "application/json"
 
 
 def whole_body(argument: Argument, value: Any) -> tuple[bytes, str]:
@@ -223,17 +228,17 @@ def _parts(member: Argument, value: Any) -> Iterator[bytes]:
     is_list = isinstance(value, list)
     if is_list and not member.is_file and member.style not in ("repeat", "brackets"):
         if member.style in SEPARATORS:
-            value = SEPARATORS[member.style].join(text(one) for one in value if one is not None)
+            value = SEPARATORS[member.style].join(text(item) for item in value if item is not None)
         yield _text_part(member, member.wire_name, value)
         return
     suffix = "[]" if is_list and member.style == "brackets" else ""
-    for one in value if is_list else [value]:
-        if one is None:
+    for item in value if is_list else [value]:
+        if item is None:
             continue
         if member.is_file:
-            yield file_part(member.wire_name, file_of(member.name, one), member.content_type)
+            yield file_part(member.wire_name, file_of(member.name, item), member.content_type)
         else:
-            yield _text_part(member, member.wire_name + suffix, one)
+            yield _text_part(member, member.wire_name + suffix, item)
 
 
 def _text_part(member: Argument, name: str, value: Any) -> bytes:
@@ -284,12 +289,12 @@ async def with_resources(argument: str, value: Any, context: Context) -> Any:
         ToolError: a resource does not exist for the caller, or is not a single part.
     """
     if isinstance(value, list):
-        return [await with_resources(argument, one, context) for one in value]
+        return [await with_resources(argument, item, context) for item in value]
     if not isinstance(value, dict) or not isinstance(uri := value.get("resource"), str):
         return value
     contents = await _read(argument, uri, context)
     implied = {"file_name": unquote(urlsplit(uri).path), "media_type": contents.mime_type}
-    stated = {name: one for name, one in value.items() if name != "resource"}
+    stated = {name: item for name, item in value.items() if name != "resource"}
     if isinstance(contents, TextResourceContents):
         return {**without_none(**implied), "text": contents.text, **stated}
     return {**without_none(**implied), "base64": base64_text(contents.blob), **stated}
@@ -339,4 +344,4 @@ def _part(name: str, about: str, media_type: str | None, data: bytes) -> bytes:
 
 def _quoted(name: str) -> str:
     """Percent-encode the characters that would end the name or the line."""
-    return _ENDS_A_NAME.sub(lambda found: quote(found[0]), name)
+    return _ENDS_A_NAME.sub(lambda match: quote(match[0]), name)

@@ -37,7 +37,7 @@ def _check_cookie_value(text: str) -> None:
 
 def _check_user_and_password(text: str) -> None:
     _refuse_bare_variable(text)
-    if any(ord(one) < 32 or ord(one) == 127 for one in text):
+    if any(ord(character) < 32 or ord(character) == 127 for character in text):
         raise ValueError('has to be "user:password", on one line')
 
 
@@ -87,7 +87,7 @@ class CredentialConfig(Model):
 
     def secrets(self) -> Sequence[Secret]:
         """Return the secrets to redact."""
-        return [one for one in vars(self).values() if isinstance(one, Secret)]
+        return [value for value in vars(self).values() if isinstance(value, Secret)]
 
     def parts_of(self, text: str) -> Iterable[str]:
         """Return the substrings of a secret that must be redacted in addition to the whole."""
@@ -215,7 +215,7 @@ class ClientCredentials(CredentialConfig):
     def secrets(self) -> Sequence[Secret]:
         """Return the secret or key. The client's id is not redacted, because many answers contain
         it."""
-        return [one for one in (self.client_secret, self.private_key) if one is not None]
+        return [secret for secret in (self.client_secret, self.private_key) if secret is not None]
 
     @model_validator(mode="after")
     def _one_way(self) -> ClientCredentials:
@@ -234,11 +234,11 @@ class ClientCredentials(CredentialConfig):
 
     @field_validator("token_parameters")
     @classmethod
-    def _no_other_way(cls, given: dict[str, str]) -> dict[str, str]:
-        taken = {"grant_type", "client_id", "client_secret", "client_assertion", "scope"}
-        if found := sorted(given.keys() & taken):
-            raise ValueError(f"{', '.join(found)}: has a setting of its own")
-        return given
+    def _no_other_way(cls, form: dict[str, str]) -> dict[str, str]:
+        reserved = {"grant_type", "client_id", "client_secret", "client_assertion", "scope"}
+        if clashes := sorted(form.keys() & reserved):
+            raise ValueError(f"{', '.join(clashes)}: has a setting of its own")
+        return form
 
 
 class AwsCredential(CredentialConfig):
@@ -277,8 +277,8 @@ def _tag(given: Any) -> str | None:
     if not isinstance(given, Mapping | CredentialConfig):
         return None  # a bare text
     names = given if isinstance(given, Mapping) else type(given).model_fields
-    found = [name for name in CREDENTIALS if name in names]
-    return f"<{found[0]}>" if len(found) == 1 else None
+    matching = [name for name in CREDENTIALS if name in names]
+    return f"<{matching[0]}>" if len(matching) == 1 else None
 
 
 Credential: TypeAlias = Annotated[

@@ -96,25 +96,25 @@ class Accesses:
     async def problems(self, certificates: Certificates) -> list[Problem]:
         """Return a problem for each unreadable secret, and each unusable certificate of the
         service or of a credential. Secrets are not read if the gateway starts cold."""
-        found: list[Problem] = []
+        problems: list[Problem] = []
         if self._reads_now:
-            found += await self._secrets.problems(self._config, self._origin)
+            problems += await self._secrets.problems(self._config, self._origin)
         of_sources = [
-            self._source(name, one).certificates
-            for name, one in self._credentials.items()
-            if isinstance(one, ClientCredentials)
+            self._source(name, source).certificates
+            for name, source in self._credentials.items()
+            if isinstance(source, ClientCredentials)
         ]
-        for one in (certificates, *of_sources):
+        for source in (certificates, *of_sources):
             try:
-                one.check()
+                source.check()
             except ConfigError as error:
-                found.extend(error.problems)
-        return found
+                problems.extend(error.problems)
+        return problems
 
     @property
     def files(self) -> frozenset[Path]:
         """The TLS files of credentials, to watch for changes."""
-        return frozenset().union(*(one.certificates.files for one in self._sources.values()))
+        return frozenset().union(*(source.certificates.files for source in self._sources.values()))
 
     async def aclose(self) -> None:
         """Close the connections to secret stores."""
@@ -205,8 +205,10 @@ def _flows(access: Access) -> list[Flow]:
         for name, value in access.headers.items()
     ]
     # a signature covers the rest of the request, so it comes last
-    credentials = sorted(access.credentials, key=lambda one: isinstance(one, AwsCredential))
-    return [*of_headers, *(_flow_of(one, access) for one in credentials)]
+    credentials = sorted(
+        access.credentials, key=lambda credential: isinstance(credential, AwsCredential)
+    )
+    return [*of_headers, *(_flow_of(credential, access) for credential in credentials)]
 
 
 def _flow_of(credential: Credential, access: Access) -> Flow:

@@ -72,8 +72,8 @@ class Endpoint:
         _check_path(self.path, self.arguments)
         _check_places(self.arguments, self.taken)
         _check_body(self.body, self.arguments)
-        for one in self.arguments:
-            _check_default(one)
+        for argument in self.arguments:
+            _check_default(argument)
         if self.output_schema is not None:
             object.__setattr__(self, "_output", Schema.compile(self.output_schema))
 
@@ -125,7 +125,11 @@ class Endpoint:
     @property
     def defaults(self) -> dict[str, Any]:
         """The values to send for omitted arguments, by argument name."""
-        return {one.name: one.default for one in self.arguments if one.default is not ABSENT}
+        return {
+            argument.name: argument.default
+            for argument in self.arguments
+            if argument.default is not ABSENT
+        }
 
     def request(self, arguments: Mapping[str, Any]) -> Outgoing:
         """Return the request for arguments that conform to the input schema.
@@ -134,18 +138,24 @@ class Endpoint:
             ToolError: a value is not allowed in a path or header, or is not a file.
         """
         arguments = {**self.defaults, **arguments}
-        placed = [(one, arguments[one.name]) for one in self.arguments if one.name in arguments]
+        placed = [
+            (argument, arguments[argument.name])
+            for argument in self.arguments
+            if argument.name in arguments
+        ]
         path = self.path
         headers = dict(self.headers)
         query = self.fixed_query()
-        for one, value in placed:
-            match one.location:
+        for argument, value in placed:
+            match argument.location:
                 case "path":
-                    path = path.replace(f"{{{one.wire_name}}}", _path_value(one, value))
+                    path = path.replace(f"{{{argument.wire_name}}}", _path_value(argument, value))
                 case "header" if value is not None:  # a header cannot say null
-                    headers[one.wire_name] = _header_value(one, value)
+                    headers[argument.wire_name] = _header_value(argument, value)
                 case "query":
-                    query += pairs(one.wire_name, value, one.style, sends_empty=one.sends_empty)
+                    query += pairs(
+                        argument.wire_name, value, argument.style, sends_empty=argument.sends_empty
+                    )
         body, content_type = self._body(placed, arguments)
         if content_type is not None and "content-type" not in map(str.lower, headers):
             headers["content-type"] = content_type
@@ -162,18 +172,18 @@ class Endpoint:
 
     def fixed_query(self) -> list[str]:
         """Return the fixed query parameters as `name=value`."""
-        return [one for name, value in self.query.items() for one in pairs(name, value)]
+        return [pair for name, value in self.query.items() for pair in pairs(name, value)]
 
     def _body(
         self, placed: Sequence[tuple[Argument, Any]], arguments: Mapping[str, Any]
     ) -> tuple[bytes | None, str | None]:
-        for one, value in placed:
-            if one.location == "whole_body":
-                return whole_body(one, value)
-        takes_any = any(one.location == "body" for one in self.arguments)
+        for argument, value in placed:
+            if argument.location == "whole_body":
+                return whole_body(argument, value)
+        takes_any = any(argument.location == "body" for argument in self.arguments)
         if not takes_any and not self.body.is_always_sent:
             return None, None
-        members = [(one, value) for one, value in placed if one.location == "body"]
+        members = [(argument, value) for argument, value in placed if argument.location == "body"]
         return body_of(self.body, members, arguments)
 
     def _is_repeatable(self) -> bool:
@@ -223,13 +233,15 @@ def _check_path(path: str, arguments: Sequence[Argument]) -> None:
         raise ValueError(
             f"path {path!r}: {stray[0]!r} is out of place; variables are {{name}}, queries go into query"
         )
-    of_routers = [f":{one.wire_name}" for one in arguments]
-    if stray_name := next((one for one in path.split("/") if one in of_routers), None):
+    of_routers = [f":{argument.wire_name}" for argument in arguments]
+    if stray_name := next(
+        (argument for argument in path.split("/") if argument in of_routers), None
+    ):
         raise ValueError(
             f"path {path!r}: {stray_name!r} is no variable; write {{{stray_name[1:]}}}"
         )
     variables = PATH_VARIABLE.findall(path)
-    names = {one.wire_name for one in arguments if one.location == "path"}
+    names = {argument.wire_name for argument in arguments if argument.location == "path"}
     if names != set(variables):
         raise ValueError(
             f"path {path!r} needs {sorted(variables)}, but the arguments in path are {sorted(names)}"
@@ -239,7 +251,7 @@ def _check_path(path: str, arguments: Sequence[Argument]) -> None:
 def _check_places(placed: Sequence[Argument], taken: Taken) -> None:
     """Raise ValueError if two arguments share a place, an argument uses a name that the gateway
     uses, or a header name is invalid."""
-    seen: dict[tuple[str, str], str] = {}
+    first_names: dict[tuple[str, str], str] = {}
     for argument in placed:
         location, wire_name = argument.location, argument.wire_name
         is_header = location == "header"
@@ -252,17 +264,17 @@ def _check_places(placed: Sequence[Argument], taken: Taken) -> None:
             raise ValueError(
                 f"argument {argument.name!r}: the {location} {wire_name!r} is the gateway's own; set `as`"
             )
-        if (location, key) in seen:
+        if (location, key) in first_names:
             raise ValueError(
-                f"arguments {seen[location, key]!r} and {argument.name!r} are both {wire_name!r} in {location}"
+                f"arguments {first_names[location, key]!r} and {argument.name!r} are both {wire_name!r} in {location}"
             )
-        seen[location, key] = argument.name
+        first_names[location, key] = argument.name
 
 
 def _check_body(plan: BodyPlan, placed: Sequence[Argument]) -> None:
     """Raise ValueError if the body's arguments contradict each other or the plan."""
-    whole = [one for one in placed if one.location == "whole_body"]
-    members = {one.wire_name for one in placed if one.location == "body"}
+    whole = [argument for argument in placed if argument.location == "whole_body"]
+    members = {argument.wire_name for argument in placed if argument.location == "body"}
     if len(whole) > 1 or (whole and (members or plan.is_always_sent)):
         raise ValueError("whole_body is for one argument, and leaves no room for others in body")
     template = plan.template
@@ -271,13 +283,17 @@ def _check_body(plan: BodyPlan, placed: Sequence[Argument]) -> None:
         raise ValueError(
             f"{', '.join(twice)} stands in the body already; set `as`, or remove it there"
         )
-    known = {one.name for one in placed}
-    if template is not None and (unknown := sorted(template.names - known)):
+    names = {argument.name for argument in placed}
+    if template is not None and (unknown := sorted(template.names - names)):
         raise ValueError(
             f"body needs {', '.join(unknown)}, which is no argument; declare it under arguments,"
             " or write {{ for a brace"
         )
-    odd = [] if template is None else [one.name for one in placed if template.mentions(one.name)]
+    odd = (
+        []
+        if template is None
+        else [argument.name for argument in placed if template.mentions(argument.name)]
+    )
     if odd:
         raise ValueError(
             f"body has {{{odd[0]}}}, and variables have letters, digits, _ . and - alone; call the argument"
@@ -285,11 +301,11 @@ def _check_body(plan: BodyPlan, placed: Sequence[Argument]) -> None:
         )
     if plan.content_type is not None and plan.kind == "multipart":
         raise ValueError("content_type is not for a multipart body, whose parts have their own")
-    for one in placed:
-        is_part = one.location == "body" and plan.kind == "multipart"
-        if one.is_file and one.location != "whole_body" and not is_part:
+    for argument in placed:
+        is_part = argument.location == "body" and plan.kind == "multipart"
+        if argument.is_file and argument.location != "whole_body" and not is_part:
             raise ValueError(
-                f"argument {one.name!r}: a file is the whole body, or a member with `body: multipart`"
+                f"argument {argument.name!r}: a file is the whole body, or a member with `body: multipart`"
             )
 
 

@@ -20,13 +20,13 @@ from functools import partial
 from typing import Any, Final
 
 from roundgate import json
-from roundgate.backends.exchange import AnsweredJob, Answering, Exchange, Kept, asked
+from roundgate.backends.exchange import AnsweredJob, Answering, Exchange, Kept, NotNow, asked
 from roundgate.backends.http.bodies import Argument, BodyPlan, Template, body_of
 from roundgate.backends.http.config import HttpCancelConfig, HttpJobConfig
 from roundgate.backends.http.endpoint import PATH_VARIABLE
 from roundgate.backends.http.messages import Answer, Outgoing, Send
 from roundgate.backends.http.values import pairs, path_text, text
-from roundgate.errors import BackendError, NotNow, ParseError, ToolError, UnexpectedAnswer
+from roundgate.errors import BackendError, ParseError, ToolError, UnexpectedAnswer
 from roundgate.protocol import ABSENT
 from roundgate.replay import Context
 
@@ -116,15 +116,15 @@ def _answering(outgoing: Outgoing, answering: Answering) -> Outgoing:
 def check_job(job: HttpJobConfig, arguments: Sequence[Argument]) -> None:
     """Raise ValueError if a job's request uses an unknown variable, or a path uses an argument
     that a call may omit."""
-    names = {one.name for one in arguments}
+    names = {argument.name for argument in arguments}
     if unknown := sorted(_names_in(job.cancel) - job.variables.keys() - names):
         raise ValueError(
             f"job.cancel needs {', '.join(unknown)}, which neither job.variables nor the arguments have"
         )
     certain = {
-        one.name
-        for one in arguments
-        if one.required or one.location == "path" or one.default is not ABSENT
+        argument.name
+        for argument in arguments
+        if argument.required or argument.location == "path" or argument.default is not ABSENT
     }
     for path in _paths(job):
         missing = set(PATH_VARIABLE.findall(path)) - job.variables.keys() - certain
@@ -147,13 +147,13 @@ def parents(job: HttpJobConfig, arguments: Mapping[str, Any]) -> dict[str, str]:
         ToolError: an argument is not allowed in a path.
     """
     names = {name for path in _paths(job) for name in PATH_VARIABLE.findall(path)}
-    found: dict[str, str] = {}
+    parent_names: dict[str, str] = {}
     for name in sorted(names - job.variables.keys()):
         try:
-            found[name] = path_text(text(arguments[name]))
+            parent_names[name] = path_text(text(arguments[name]))
         except ValueError as error:
             raise ToolError(f"arguments.{name}: {error}") from None
-    return found
+    return parent_names
 
 
 def _paths(job: HttpJobConfig) -> list[str]:
@@ -209,19 +209,19 @@ class Requests:
             raise NotNow(str(error)) from None
 
     async def _cancel(self, cancel: HttpCancelConfig, values: Mapping[str, str]) -> Answer:
-        known = {**self.arguments, **values}
+        variables = {**self.arguments, **values}
         request = self._request(cancel.path, values)
-        query = Template(cancel.query).filled(known)
-        added = [one for name, value in query.items() for one in pairs(name, value)]
+        query = Template(cancel.query).filled(variables)
+        added = [pair for name, value in query.items() for pair in pairs(name, value)]
         body: bytes | None = None
         headers = request.headers
         plan = None
         if cancel.form is not None:
-            plan = BodyPlan("form", fixed=Template(cancel.form).filled(known))
+            plan = BodyPlan("form", fixed=Template(cancel.form).filled(variables))
         elif cancel.body is not None:
             plan = BodyPlan(template=Template(cancel.body))
         if plan is not None:
-            body, content_type = body_of(plan, (), known)
+            body, content_type = body_of(plan, (), variables)
             headers = {**headers, "content-type": content_type}
         whole_query = "&".join(filter(None, (request.query, *added)))
         return await self.send(

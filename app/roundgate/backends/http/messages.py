@@ -16,13 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from roundgate import json
-from roundgate.errors import (
-    AnswerTooLarge,
-    BackendError,
-    ParseError,
-    UnexpectedAnswer,
-    UnknownEncoding,
-)
+from roundgate.errors import BackendError, Inside, ParseError, UnexpectedAnswer
 from roundgate.protocol import (
     ABSENT,
     AudioContent,
@@ -52,6 +46,14 @@ _CHARSETS: Final = frozenset(
 """Charsets of web pages. Some of Python's other codecs (punycode, idna) take minutes for 1 MB."""
 
 log = logging.getLogger("roundgate.backends")
+
+
+class AnswerTooLarge(Inside):
+    """A service's answer exceeds its limit of bytes."""
+
+
+class UnknownEncoding(Inside):
+    """A service's answer has a content encoding that was not requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +187,8 @@ class Unpacker:
 
 def decoded(body: bytes, content_type: str) -> str | None:
     """Return the text of a body, or `None` if its charset is unknown or wrong."""
-    found = _CHARSET.search(content_type)
-    name = found[1].lower() if found else "utf-8"
+    charset = _CHARSET.search(content_type)
+    name = charset[1].lower() if charset else "utf-8"
     if re.sub(r"[^a-z0-9]", "", name) not in _CHARSETS:
         return None
     try:
@@ -263,7 +265,7 @@ def with_headers(
     }
     value = result.structured_content
     if value is ABSENT:
-        texts = [one.text for one in result.content if isinstance(one, TextContent)]
+        texts = [part.text for part in result.content if isinstance(part, TextContent)]
         value = {"result": texts[0], **headers} if texts and answer.body else headers
     elif isinstance(value, dict) and not members.keys() & value.keys():
         value = {**value, **headers}
@@ -271,8 +273,8 @@ def with_headers(
         value = {"result": value, **headers}
     _check_output(value, output)
     shown = TextContent(json.encode(value).decode())
-    kept = tuple(one for one in result.content if not isinstance(one, TextContent))
-    return ToolResult(content=(*kept, shown), structured_content=value)
+    others = tuple(part for part in result.content if not isinstance(part, TextContent))
+    return ToolResult(content=(*others, shown), structured_content=value)
 
 
 def _check_output(value: Any, output: Schema | None) -> None:
@@ -314,10 +316,10 @@ def excerpt(answer: Answer) -> str:
 
 
 def _again(answer: Answer) -> str:
-    asked = (answer.retry_after or "").strip()
-    if answer.status not in (429, 503) or not asked.isascii() or not asked.isdecimal():
+    retry_after = (answer.retry_after or "").strip()
+    if answer.status not in (429, 503) or not retry_after.isascii() or not retry_after.isdecimal():
         return ""
-    return f"; try again in {asked[:9]} s"
+    return f"; try again in {retry_after[:9]} s"
 
 
 def _blocks(tool: str, media_type: str, answer: Answer) -> tuple[ContentBlock, ...]:

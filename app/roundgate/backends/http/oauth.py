@@ -249,7 +249,7 @@ class TokenRequest:
             form.append(("scope", " ".join(config.token_scopes)))
         if config.audience is not None:
             form.append(("audience", config.audience))
-        form += [("resource", one) for one in config.resources]
+        form += [("resource", resource) for resource in config.resources]
         match config.way:
             case "basic":
                 return form, {"authorization": basic_authorization(client_id, secret)}
@@ -280,10 +280,10 @@ class TokenRequest:
 
 def _refused(server: str, status: int, answer: Any, retry: str) -> TokenRefused:
     error = answer.get("error") if isinstance(answer, dict) else None
-    known = error if isinstance(error, str) and error in REMEDIES else None
+    code = error if isinstance(error, str) and error in REMEDIES else None
     retry_s = float(retry) if retry.isdecimal() and len(retry) < 6 else 0.0
-    reason = "" if known is None else f" {known}; {REMEDIES[known]}"
-    return TokenRefused(f"{server} gave the gateway no token: {status}{reason}", known, retry_s)
+    reason = "" if code is None else f" {code}; {REMEDIES[code]}"
+    return TokenRefused(f"{server} gave the gateway no token: {status}{reason}", code, retry_s)
 
 
 def _token_in(answer: Any, server: str) -> tuple[str, float]:

@@ -127,7 +127,7 @@ def _is_passing(answer: Answered, outgoing: Repeatable, attempt: int) -> bool:
 def _fits(pause_s: float, *deadlines: Deadline) -> bool:
     needed_ms = (pause_s + MARGIN_S) * 1000
     left = (deadline.remaining_ms() for deadline in deadlines)
-    return all(one is None or one > needed_ms for one in left)
+    return all(limit_ms is None or limit_ms > needed_ms for limit_ms in left)
 
 
 def retry_after_s(value: str | None, clock: Clock) -> float | None:

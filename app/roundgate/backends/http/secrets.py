@@ -42,8 +42,8 @@ class Redactor:
     @classmethod
     def of_secrets(cls, secrets: Iterable[str]) -> Redactor:
         """Return a redactor for a fixed set of secrets."""
-        found = frozenset(secrets)
-        return cls(lambda: found)
+        unique = frozenset(secrets)
+        return cls(lambda: unique)
 
     def __call__(self, answer: Answer) -> Answer:
         """Return an answer without the secrets."""
@@ -65,10 +65,14 @@ class Redactor:
         hidden = self._hidden()
         if hidden == self._current:
             return
-        texts = [one for one in hidden if len(one) >= MIN_CHARS]
-        plain = dict(one for text in texts for one in _spellings(text))
-        self._plain = tuple(sorted(plain.items(), key=lambda one: len(one[0]), reverse=True))
-        self._in_base64 = tuple(dict(one for text in texts for one in _in_base64(text)).items())
+        texts = [hidden_text for hidden_text in hidden if len(hidden_text) >= MIN_CHARS]
+        plain = dict(hidden_text for text in texts for hidden_text in _spellings(text))
+        self._plain = tuple(
+            sorted(plain.items(), key=lambda hidden_text: len(hidden_text[0]), reverse=True)
+        )
+        self._in_base64 = tuple(
+            dict(hidden_text for text in texts for hidden_text in _in_base64(text)).items()
+        )
         in_base64_with_signs = {
             core for text in texts for core, _ in in_base64(text) if not {"+", "/"}.isdisjoint(core)
         }
@@ -92,11 +96,11 @@ class Redactor:
 
 def of_credentials(credentials: Iterable[Credential], read: Secrets) -> set[str]:
     """Return the secrets of credentials, as far as they have been read."""
-    found: set[str] = set()
+    texts: set[str] = set()
     for credential in credentials:
         for text in read.known(credential.secrets()):
-            found |= {text, *credential.parts_of(text)}
-    return found
+            texts |= {text, *credential.parts_of(text)}
+    return texts
 
 
 def of_headers(headers: Mapping[str, Secret], read: Secrets) -> set[str]:
@@ -124,7 +128,7 @@ def _spellings(secret: str) -> Iterator[tuple[bytes, bytes]]:
     texts = spellings(secret)
     for encoding in ("utf-8", "utf-16-le", "utf-16-be"):
         placeholder = PLACEHOLDER.decode().encode(encoding)
-        yield from ((one.encode(encoding), placeholder) for one in texts)
+        yield from ((text.encode(encoding), placeholder) for text in texts)
 
 
 def _in_base64(secret: str) -> Iterator[tuple[bytes, re.Pattern[bytes]]]:

@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Final, cast
 
 from roundgate.backends.http.config import RemoteConfig, TimeoutsConfig
 from roundgate.backends.http.credentials import Access, authenticated
-from roundgate.backends.http.messages import ACCEPTED, Answer, Outgoing, Unpacker
+from roundgate.backends.http.messages import (
+    ACCEPTED,
+    Answer,
+    AnswerTooLarge,
+    Outgoing,
+    UnknownEncoding,
+    Unpacker,
+)
 from roundgate.backends.http.reliability import Hosts, Retries
 from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.http.tls import Certificates
 from roundgate.clock import Deadline
-from roundgate.errors import (
-    AnswerTooLarge,
-    BackendError,
-    NoAnswer,
-    UnexpectedAnswer,
-    UnknownEncoding,
-)
+from roundgate.errors import BackendError, NoAnswer, UnexpectedAnswer
 from roundgate.net.addresses import origin_of
 
 if TYPE_CHECKING:
@@ -105,16 +106,16 @@ class Service:
     async def _once(self, outgoing: Outgoing, timeout_s: float) -> Answer:
         import httpx
 
-        what = f"{outgoing.method} {outgoing.path} of {self.name}"
+        request_line = f"{outgoing.method} {outgoing.path} of {self.name}"
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._exchange(outgoing, what, timeout_s)
+                return await self._exchange(outgoing, request_line, timeout_s)
         except (httpx.InvalidURL, httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
             raise BackendError(
-                f"{what} failed: the request cannot be sent ({type(error).__name__})"
+                f"{request_line} failed: the request cannot be sent ({type(error).__name__})"
             ) from None
         except (TimeoutError, httpx.HTTPError) as error:
-            raise no_answer(error, what, timeout_s, self._config.timeouts) from None
+            raise no_answer(error, request_line, timeout_s, self._config.timeouts) from None
 
     async def _exchange(self, outgoing: Outgoing, what: str, timeout_s: float) -> Answer:
         import httpx

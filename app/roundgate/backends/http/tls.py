@@ -63,8 +63,8 @@ class Certificates:
         """The files in the setting, to watch for changes."""
         config = self._config
         secret = None if config.key is None else config.key.get_secret_value()
-        named = [one for one in (config.ca, config.cert, secret) if one and _PEM not in one]
-        return frozenset(self._origin.base_dir / one for one in named)
+        named = [path for path in (config.ca, config.cert, secret) if path and _PEM not in path]
+        return frozenset(self._origin.base_dir / path for path in named)
 
     def check(self) -> None:
         """Raise ConfigError if a file cannot be read, or its content is not usable."""

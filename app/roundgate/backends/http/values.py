@@ -64,7 +64,7 @@ def pairs(
         return []
     if not isinstance(value, list) or style == "json":
         return [f"{quoted(name)}={quoted(text(value))}"]
-    items = [quoted(text(one)) for one in value if one is not None]
+    items = [quoted(text(element)) for element in value if element is not None]
     key = quoted(f"{name}[]" if style == "brackets" else name)
     if not items:
         return [f"{key}="] if sends_empty else []
@@ -93,7 +93,7 @@ def in_header(value: Any, style: ListStyle) -> str:
     if items is None:
         return text(value)
     separator = SEPARATORS[style]
-    if any(separator in one for one in items):
+    if any(separator in item for item in items):
         raise ValueError(f"an item may not have {separator!r}, which stands between two")
     return separator.join(items)
 
@@ -101,7 +101,7 @@ def in_header(value: Any, style: ListStyle) -> str:
 def _items(value: Any, style: ListStyle) -> list[str] | None:
     if not isinstance(value, list) or style not in SEPARATORS:
         return None
-    return [text(one) for one in value if one is not None]
+    return [text(item) for item in value if item is not None]
 
 
 def path_text(value: str, *, allow_slash: bool = False) -> str:
@@ -120,12 +120,12 @@ def _readings(value: str) -> list[str]:
     characters normalized. Raise ValueError for too many encodings and overlong UTF-8."""
     readings = [value]
     for _ in range(_MAX_DECODINGS):
-        raw = unquote_to_bytes(_UNIT.sub(lambda found: chr(int(found[1], 16)), readings[-1]))
+        raw = unquote_to_bytes(_UNIT.sub(lambda match: chr(int(match[1], 16)), readings[-1]))
         if any(start in raw for start in _OVERLONG):
             raise ValueError("may not have overlong UTF-8")
         decoded = raw.decode("utf-8", "replace")
         if decoded == readings[-1]:
-            return [*readings, *(unicodedata.normalize("NFKC", one) for one in readings)]
+            return [*readings, *(unicodedata.normalize("NFKC", reading) for reading in readings)]
         readings.append(decoded)
     raise ValueError("may not be percent-encoded several times over")
 

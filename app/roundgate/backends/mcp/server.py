@@ -23,7 +23,7 @@ from roundgate.client.connection import Connection
 from roundgate.client.flows import LEGACY, Listing
 from roundgate.client.following import Subscription
 from roundgate.client.link import Link
-from roundgate.client.messages import Listener
+from roundgate.client.messages import Listener, SessionOver, TryLater
 from roundgate.client.stdio import StdioLink
 from roundgate.client.types import Json
 from roundgate.clock import Clock, Deadline
@@ -37,9 +37,7 @@ from roundgate.errors import (
     NoAnswer,
     NoCommonVersion,
     RpcError,
-    SessionOver,
     TimedOut,
-    TryLater,
     UnexpectedAnswer,
 )
 

@@ -95,10 +95,10 @@ class OpenApiBackend:
         """Return a problem for each unfilled security scheme that the operations need, and for each
         credential of an unknown scheme."""
         place = self._origin.at("credentials")
-        known = ", ".join(index.slots) or "none: use `credential`"
+        slots = ", ".join(index.slots) or "none: use `credential`"
         unknown = [
             place.at(name).problem(
-                "is no security scheme of the document", f"correct the name; there are {known}"
+                "is no security scheme of the document", f"correct the name; there are {slots}"
             )
             for name in self._config.credentials
             if name not in index.slots
@@ -131,12 +131,12 @@ class OpenApiBackend:
 
     def _tool(self, index: Index, row: Row) -> Tool:
         definition = index.definition(row, hints(row.method))
-        made: list[CallTool] = []
+        alternatives: list[CallTool] = []
 
         async def call(context: Context, arguments: dict[str, Any]) -> Returned:
-            if not made:
-                made.append(self._calling(index, row, definition))
-            return await made[0](context, arguments)
+            if not alternatives:
+                alternatives.append(self._calling(index, row, definition))
+            return await alternatives[0](context, arguments)
 
         return Tool(definition, call, about=row)
 
@@ -149,7 +149,7 @@ class OpenApiBackend:
         names = frozenset(alternative).intersection(config.credentials)
         general = () if config.credential is None else (config.credential,)
         credentials = [config.credentials[name] for name in names] or general
-        taken = [one.taken() for one in credentials]
+        taken = [credential.taken() for credential in credentials]
         output = definition.get("outputSchema")
         return Calling(
             config,
@@ -157,7 +157,7 @@ class OpenApiBackend:
             index.plan(row),
             self._service(index.servers[row.server], names),
             None if output is None else Schema.compile(output),
-            frozenset().union(*(one.query | one.cookies for one in taken)),
+            frozenset().union(*(credential.query | credential.cookies for credential in taken)),
         )
 
     def _service(self, base_url: str, names: frozenset[str]) -> Service:

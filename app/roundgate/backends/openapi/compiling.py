@@ -20,6 +20,7 @@ from roundgate.backends.openapi.documents import (
     Fetch,
     References,
     Sources,
+    UnusableOperation,
     documents_in,
     fetching,
     path_of,
@@ -43,7 +44,7 @@ from roundgate.backends.openapi.reading import Document, Found, Identity, Operat
 from roundgate.backends.openapi.schemas import Schemas
 from roundgate.backends.openapi.servers import Servers
 from roundgate.clock import Clock
-from roundgate.errors import ConfigError, Problem, UnreadableDocument, UnusableOperation
+from roundgate.errors import ConfigError, Problem, UnreadableDocument
 from roundgate.json import encode
 from roundgate.protocol import Schema
 from roundgate.settings import Origin
@@ -93,7 +94,7 @@ def compiled(
         ConfigError: `compile_index` raised it.
     """
     places = (config.document, *config.references, *config.overlay)
-    is_remote = any(one.startswith(("http://", "https://")) for one in places)
+    is_remote = any(place.startswith(("http://", "https://")) for place in places)
     with fetching(fetched) if fetches and is_remote else nullcontext() as fetch:
         return compile_index(config, origin, fetch)
 
@@ -122,7 +123,7 @@ class _Compiler:
         self._root = _uri(config.document, origin.base_dir)
         allowed = [
             *_own_folder(self._root),
-            *(_uri(one, origin.base_dir) for one in (*config.references, *config.overlay)),
+            *(_uri(path, origin.base_dir) for path in (*config.references, *config.overlay)),
         ]
         self._sources = Sources(allowed, fetch)
         self._references = References(self._sources)
@@ -142,24 +143,24 @@ class _Compiler:
     def index(self) -> Index:
         documents = self._documents()
         operations = [
-            (document, found) for document in documents for found in self._found(document)
+            (document, operation) for document in documents for operation in self._found(document)
         ]
         longest = MAX_NAME - len(self._config.effective_prefix)
         identities = [
-            replace(found.identity, source=self._shown(document.uri))
+            replace(operation.identity, source=self._shown(document.uri))
             if len(documents) > 1
-            else found.identity
-            for document, found in operations
+            else operation.identity
+            for document, operation in operations
         ]
-        for name, (document, found) in zip(
+        for name, (document, operation) in zip(
             tool_names(identities, longest), operations, strict=True
         ):
             try:
-                self._add(name, document, found)
+                self._add(name, document, operation)
             except UnusableOperation as error:
-                identity = found.identity
-                what = f"{identity.method} {identity.path}"
-                self._leave_out(found.uri, found.pointer, what, error)
+                identity = operation.identity
+                title = f"{identity.method} {identity.path}"
+                self._leave_out(operation.uri, operation.pointer, title, error)
         problems = [*self._idle, *self._problems, *self._incomplete()]
         if problems and self._config.strict:
             raise ConfigError(problems)
@@ -168,7 +169,8 @@ class _Compiler:
         return Index(
             fingerprint=fingerprint(self._config),
             sources=[
-                (self._shown(one.uri), one.size, one.sha256) for one in self._sources.read.values()
+                (self._shown(source.uri), source.size, source.sha256)
+                for source in self._sources.read.values()
             ],
             servers=list(self._urls),
             security=[offered for _, offered in self._security.values()],
@@ -186,10 +188,10 @@ class _Compiler:
         path = None if urlsplit(self._root).scheme != "file" else path_of(self._root)
         uris = [self._root]
         if path is not None and path.is_dir():
-            uris = [one.resolve().as_uri() for one in documents_in(path)]
+            uris = [action.resolve().as_uri() for action in documents_in(path)]
         actions = self._actions()
         idle: list[list[Problem]] = []
-        found: list[Document] = []
+        documents: list[Document] = []
         for uri in uris:
             try:
                 value = self._sources.document(uri)
@@ -201,19 +203,19 @@ class _Compiler:
                 value, without_effect = overlaid(value, actions) if actions else (value, [])
                 idle.append(without_effect)
                 self._sources.replace(uri, value)
-                found.append(self._document(uri, value))
-        if not found:
+                documents.append(self._document(uri, value))
+        if not documents:
             remedy = "name an OpenAPI 3 or Swagger 2.0 document, or a folder that has some"
             raise ConfigError(
                 [self._problem(f"{self._config.document} describes no service", remedy)]
             )
-        self._first_is_old = _is_old(found[0].value)
-        self._idle = [one for one in idle[0] if all(one in others for others in idle)]
-        return found
+        self._first_is_old = _is_old(documents[0].value)
+        self._idle = [action for action in idle[0] if all(action in others for others in idle)]
+        return documents
 
     def _actions(self) -> list[Action]:
         """Return the actions of all overlays, or raise ConfigError."""
-        found: list[Action] = []
+        actions: list[Action] = []
         for number, place in enumerate(self._config.overlay):
             uri = _uri(place, self._origin.base_dir)
             try:
@@ -222,8 +224,8 @@ class _Compiler:
                 setting = self._origin.at("overlay", number)
                 problem = setting.problem(str(error), "correct `overlay`, or mend the file")
                 raise ConfigError([problem]) from None
-            found += actions_of(self._shown(uri), overlay)
-        return found
+            actions += actions_of(self._shown(uri), overlay)
+        return actions
 
     def _document(self, uri: str, value: Mapping[str, Any]) -> Document:
         document = Document(
@@ -237,7 +239,9 @@ class _Compiler:
         )
         try:
             with _of_known_kinds("one of them"):
-                slots = [slot_of(name, one) for name, one in document.security_schemes().items()]
+                slots = [
+                    slot_of(name, scheme) for name, scheme in document.security_schemes().items()
+                ]
         except UnusableOperation as error:
             raise ConfigError([self._problem(f"security schemes: {error}", error.remedy)]) from None
         self._slots |= {slot.name: slot for slot in slots}
@@ -250,17 +254,17 @@ class _Compiler:
         return self._first_is_old
 
     def _found(self, document: Document) -> Iterator[Found]:
-        for one in document.operations():
-            if isinstance(one, Found):
-                yield one
+        for operation in document.operations():
+            if isinstance(operation, Found):
+                yield operation
             else:
-                pointer, error = one
+                pointer, error = operation
                 self._leave_out(document.uri, pointer, "the path", error)
 
-    def _add(self, name: str, document: Document, found: Found) -> None:
+    def _add(self, name: str, document: Document, location: Found) -> None:
         wants_answer = any(fnmatchcase(name, pattern) for pattern in self._config.output_schemas)
         with _of_known_kinds("the operation"):
-            operation = document.read(found, with_answer=wants_answer)
+            operation = document.read(location, with_answer=wants_answer)
             server = self._servers.of(operation.own_servers, document.servers(), document.uri)
         try:
             Schema.compile(operation.input_schema)
@@ -272,7 +276,7 @@ class _Compiler:
             key = (where.uri, where.pointer, str(dangling), dangling.remedy)
             self._dangling.setdefault(key, []).append(operation.identity)
         head, tail, schemas = self._definition(operation)
-        security = encode([dict(one) for one in operation.security])
+        security = encode([dict(alternative) for alternative in operation.security])
         self._writer.rows.append(
             Row(
                 name=name,
@@ -303,7 +307,9 @@ class _Compiler:
         head = b"," + encode(members)[1:-1] + b',"inputSchema":' + encode(schema)[:-1]
         output = operation.output_schema
         tail = b"}}" if output is None else b'},"outputSchema":' + encode(dict(output)) + b"}"
-        numbers = tuple(self._writer.schema(name, one) for name, one in definitions.items())
+        numbers = tuple(
+            self._writer.schema(name, definition) for name, definition in definitions.items()
+        )
         return self._writer.piece(head), self._writer.piece(tail), numbers
 
     def _leave_out(self, uri: str, pointer: str, what: str, error: UnusableOperation) -> None:
@@ -348,7 +354,7 @@ class _Compiler:
 
 def _operations_named(operations: Sequence[Identity]) -> str:
     """Return the first operations by method and path, and the number of the others."""
-    each = list(dict.fromkeys(f"{one.method} {one.path}" for one in operations))
+    each = list(dict.fromkeys(f"{operation.method} {operation.path}" for operation in operations))
     more = [f"{len(each) - MAX_NAMED} more operations"] if len(each) > MAX_NAMED else []
     return ", ".join([*each[:MAX_NAMED], *more])
 

@@ -16,15 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
-from roundgate.backends.http.messages import ACCEPTED, Unpacker
-from roundgate.errors import (
-    AnswerTooLarge,
-    DanglingReference,
-    UnknownEncoding,
-    UnreadableDocument,
-    UnusableOperation,
-    YamlTooCostly,
-)
+from roundgate.backends.http.messages import ACCEPTED, AnswerTooLarge, UnknownEncoding, Unpacker
+from roundgate.errors import Inside, UnreadableDocument, YamlTooCostly
 from roundgate.json import at_pointer
 from roundgate.settings import yaml_file
 
@@ -45,6 +38,23 @@ _NOT_SCHEMAS: Final = ("example", "examples", "default", "const", "enum")
 Fetch: TypeAlias = Callable[[str, int], bytes]
 """A function that returns the body at a URL, up to a number of bytes, or raises
 UnreadableDocument."""
+
+
+class UnusableOperation(Inside):
+    """A part of a document cannot be used. `remedy` is for the person who maintains the document or
+    the configuration."""
+
+    def __init__(
+        self,
+        message: str,
+        remedy: str = "mend the document, or leave the operation out with `exclude`",
+    ):
+        super().__init__(message)
+        self.remedy = remedy
+
+
+class DanglingReference(UnusableOperation):
+    """A `$ref` of a document has no target, or its target may not be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +124,9 @@ class Sources:
         if ".." in unquote(urlsplit(plain).path).split("/"):
             return False
         return any(
-            plain == one or plain.startswith(one if one.endswith("/") else one + "/")
-            for one in self.allowed
+            plain == allowed
+            or plain.startswith(allowed if allowed.endswith("/") else allowed + "/")
+            for allowed in self.allowed
         )
 
 
@@ -178,8 +189,8 @@ def _yaml(raw: bytes, uri: str) -> Any:
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark else ""
-        what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UnreadableDocument(f"{uri} is not YAML{place}: {what[:200]}") from None
+        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UnreadableDocument(f"{uri} is not YAML{place}: {reason[:200]}") from None
 
 
 def _core() -> Iterator[tuple[str, Any, list[str]]]:
@@ -230,7 +241,7 @@ def fetching(fetched: dict[str, bytes] | None = None) -> Iterator[Fetch]:
     added there. Redirects are not followed, because they lead to places that are not allowed."""
     import httpx
 
-    known = {} if fetched is None else fetched
+    documents = {} if fetched is None else fetched
     with httpx.Client(
         timeout=TIMEOUT_S,
         trust_env=False,
@@ -238,9 +249,9 @@ def fetching(fetched: dict[str, bytes] | None = None) -> Iterator[Fetch]:
     ) as client:
 
         def fetch(url: str, max_bytes: int) -> bytes:
-            if url not in known or len(known[url]) > max_bytes:
-                known[url] = _fetched(client, url, max_bytes)
-            return known[url]
+            if url not in documents or len(documents[url]) > max_bytes:
+                documents[url] = _fetched(client, url, max_bytes)
+            return documents[url]
 
         yield fetch
 
@@ -282,8 +293,8 @@ class Place(NamedTuple):
 
 def reference_in(value: Any) -> str | None:
     """Return the `$ref` of a value, if it has one."""
-    found = value.get("$ref") if isinstance(value, dict) else None
-    return found if isinstance(found, str) else None
+    reference = value.get("$ref") if isinstance(value, dict) else None
+    return reference if isinstance(reference, str) else None
 
 
 @dataclass(slots=True)

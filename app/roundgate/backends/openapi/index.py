@@ -96,7 +96,7 @@ def chosen(offered: Sequence[Alternative], filled: Collection[str]) -> Alternati
     or `None`. An operation without alternatives needs no credentials."""
     if not offered:
         return {}
-    full = [one for one in offered if set(one) <= set(filled)]
+    full = [alternative for alternative in offered if set(alternative) <= set(filled)]
     return max(full, key=bool, default=None)
 
 
@@ -201,12 +201,12 @@ class Writer:
 
 def write(index: Index) -> bytes:
     """Return the file of an index."""
-    members = [one.name for one in fields(Row)]
+    members = [member.name for member in fields(Row)]
     table = {
         "fingerprint": index.fingerprint,
-        "sources": [list(one) for one in index.sources],
+        "sources": [list(member) for member in index.sources],
         "servers": list(index.servers),
-        "security": [[dict(one) for one in offered] for offered in index.security],
+        "security": [[dict(member) for member in offered] for offered in index.security],
         "slots": [astuple(slot) for slot in index.slots.values()],
         "rows": [[getattr(row, name) for name in members] for row in index.rows],
         "schemas": [list(span) for span in index.schemas],
@@ -228,8 +228,8 @@ def read(path: Path) -> Index:
     """
     data = path.read_bytes()
     if not data.startswith(MAGIC):
-        another = data.startswith(KIND)
-        raise IndexOfAnotherVersion() if another else UnusableIndex("is no index")
+        is_other_version = data.startswith(KIND)
+        raise IndexOfAnotherVersion() if is_other_version else UnusableIndex("is no index")
     size = data[len(MAGIC) : len(MAGIC) + 20].partition(b"\n")[0]
     start = len(MAGIC) + len(size) + 1
     try:
@@ -246,7 +246,7 @@ def read(path: Path) -> Index:
             slots={name: Slot(name, *rest) for name, *rest in table["slots"]},
             rows=[Row(*row) for row in table["rows"]],
             schemas=table["schemas"],
-            problems=[Problem(*one) for one in table["problems"]],
+            problems=[Problem(*problem) for problem in table["problems"]],
             left_out=table["left_out"],
             pieces=pieces,
         )
@@ -262,9 +262,9 @@ def index_path(config: OpenApiBackendConfig, origin: Origin) -> Path:
 def fingerprint(config: OpenApiBackendConfig) -> str:
     """Return a digest of the settings that an index depends on, without secrets."""
     settings = {name: getattr(config, name) for name in _COMPILED_WITH}
-    taken = {place: sorted(names) for place, names in taken_names(config, ()).items()}
+    taken_by_place = {place: sorted(names) for place, names in taken_names(config, ()).items()}
     return hashlib.sha256(
-        encode([VERSION, settings, taken, len(config.effective_prefix)])
+        encode([VERSION, settings, taken_by_place, len(config.effective_prefix)])
     ).hexdigest()[:32]
 
 
@@ -278,9 +278,9 @@ def is_current(index: Index, path: Path, base_dir: Path) -> bool:
             continue
         file = base_dir / where
         try:
-            found = file.stat()
-            is_newer = found.st_mtime_ns >= written
-            if found.st_size != size or (is_newer and _digest(file) != digest):
+            stat = file.stat()
+            is_newer = stat.st_mtime_ns >= written
+            if stat.st_size != size or (is_newer and _digest(file) != digest):
                 return False
         except OSError:
             continue
@@ -295,16 +295,19 @@ def taken_names(config: OpenApiBackendConfig, slots: Sequence[Slot]) -> dict[str
     """Return the names of headers, in lower case, of query parameters and of cookies that the
     gateway sends itself, and that no parameter may have."""
     general = () if config.credential is None else (config.credential,)
-    taken = [one.taken() for one in (*config.credentials.values(), *general)]
+    taken = [credential.taken() for credential in (*config.credentials.values(), *general)]
     return {
         "header": frozenset(name.lower() for name in config.headers).union(
-            *(one.headers for one in taken), (one.header.lower() for one in slots if one.header)
+            *(credential.headers for credential in taken),
+            (credential.header.lower() for credential in slots if credential.header),
         ),
         "query": frozenset[str]().union(
-            *(one.query for one in taken), (one.query for one in slots if one.query)
+            *(credential.query for credential in taken),
+            (credential.query for credential in slots if credential.query),
         ),
         "cookie": frozenset[str]().union(
-            *(one.cookies for one in taken), (one.cookie for one in slots if one.cookie)
+            *(credential.cookies for credential in taken),
+            (credential.cookie for credential in slots if credential.cookie),
         ),
     }
 

@@ -9,10 +9,15 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from roundgate.backends.http.bodies import FILE
-from roundgate.backends.openapi.documents import MAX_HOPS, Place, References
+from roundgate.backends.openapi.documents import (
+    MAX_HOPS,
+    DanglingReference,
+    Place,
+    References,
+    UnusableOperation,
+)
 from roundgate.backends.openapi.requests import Body, BodyKind, Member, Style
 from roundgate.backends.openapi.schemas import Schemas, beside_null, list_of, properties_of
-from roundgate.errors import DanglingReference, UnusableOperation
 
 NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 MAX_ARGUMENT: Final = 64
@@ -38,11 +43,11 @@ def argument_name(name: str, taken: Iterable[str]) -> str:
     """Return a unique name for an argument. `filter[name]` becomes `filter_name`."""
     base = NOT_IN_NAMES.sub("_", name).strip("_")[:MAX_ARGUMENT] or "argument"
     others = set(taken)
-    number, found = 2, base
-    while found in others:
-        found = f"{base[: MAX_ARGUMENT - 4]}_{number}"
+    number, unique = 2, base
+    while unique in others:
+        unique = f"{base[: MAX_ARGUMENT - 4]}_{number}"
         number += 1
-    return found
+    return unique
 
 
 @dataclass(slots=True)
@@ -120,9 +125,13 @@ class Bodies:
         uri, schema = self._put_together(uri, schema)
         encoding = self._encoding(uri, schema, media.get("encoding"), kind)
         body = replace(body, encoding=encoding)
-        made = self._members(uri, schema, body, taken) or self._as_one(uri, schema, body, taken)
+        body_arguments = self._members(uri, schema, body, taken) or self._as_one(
+            uri, schema, body, taken
+        )
         members = properties_of(schema).items()
-        return _with_files(made, {name for name, one in members if self._files(uri, one) == "many"})
+        return _with_files(
+            body_arguments, {name for name, member in members if self._files(uri, member) == "many"}
+        )
 
     def _chosen(self, uri: str, content: Content) -> str:
         """Return the preferred media type; multipart, if it is among them, for a body with
@@ -133,8 +142,12 @@ class Bodies:
                 f"the body has no usable media type: {', '.join(content)[:200]}"
             )
         if kind_of(ranked[0]) in ("json", "form"):
-            named = [one for one in ranked if self._rank(one)[0] < len(self.preferred)]
-            multipart = [one for one in named if kind_of(one) == "multipart"]
+            named = [
+                media_type
+                for media_type in ranked
+                if self._rank(media_type)[0] < len(self.preferred)
+            ]
+            multipart = [media_type for media_type in named if kind_of(media_type) == "multipart"]
             if multipart and self._has_file(*self._media(uri, content[ranked[0]])):
                 return multipart[0]
         return ranked[0]
@@ -143,13 +156,17 @@ class Bodies:
         plain = media_type.partition(";")[0].strip().lower()
         kinds = ("json", "form", "multipart", "text", "binary")
         matches = (
-            index for index, one in enumerate(self.preferred) if fnmatchcase(plain, one.lower())
+            index
+            for index, pattern in enumerate(self.preferred)
+            if fnmatchcase(plain, pattern.lower())
         )
         return next(matches, len(self.preferred)), kinds.index(kind_of(media_type))
 
     def _has_file(self, uri: str, media: Mapping[str, Any]) -> bool:
         uri, schema = self._put_together(uri, media.get("schema", {}))
-        return any(self._files(uri, one) is not None for one in properties_of(schema).values())
+        return any(
+            self._files(uri, member) is not None for member in properties_of(schema).values()
+        )
 
     def _media(self, uri: str, media: Any) -> tuple[str, Any]:
         return self.references.follow(uri, media if isinstance(media, dict) else {})
@@ -172,32 +189,32 @@ class Bodies:
         required: list[Any] = []
         parts = [schema]
         for number, part in enumerate(parts):  # the list grows
-            where, found = self._followed(uri, part)
-            is_plain = isinstance(found, dict) and set(found) <= _PLAIN_PART
+            where, target = self._followed(uri, part)
+            is_plain = isinstance(target, dict) and set(target) <= _PLAIN_PART
             if not is_plain or where != uri or number > MAX_PARTS:
                 return uri, schema
-            properties |= properties_of(found)
-            required += list_of(found.get("required"))
-            parts += list_of(found.get("allOf"))
+            properties |= properties_of(target)
+            required += list_of(target.get("required"))
+            parts += list_of(target.get("allOf"))
         return uri, {"type": "object", "properties": properties, "required": required}
 
     def _as_one(self, uri: str, schema: Any, body: Body, taken: set[str]) -> MadeBody:
         """Return the body as one argument."""
         if body.kind == "json":
             converted, uses = self.schemas.convert(uri, schema)
-            made = _whole(body, converted if isinstance(converted, dict) else {}, taken)
+            body_arguments = _whole(body, converted if isinstance(converted, dict) else {}, taken)
         else:  # a form has members, which must be visible for files
             converted, uses = self.schemas.convert(*self._followed(uri, schema))
             members = converted if isinstance(converted, dict) else {}
-            made = _whole(body, {"type": "object", **members}, taken)
-        made.uses |= uses
-        return made
+            body_arguments = _whole(body, {"type": "object", **members}, taken)
+        body_arguments.uses |= uses
+        return body_arguments
 
     def _members(self, uri: str, schema: Any, body: Body, taken: set[str]) -> MadeBody | None:
         """Return the members of a plain object as arguments; `None` for any other schema."""
-        uri, found = self._followed(uri, schema)
-        schema, uses = self.schemas.convert(uri, found)
-        if not isinstance(schema, dict) or not set(schema) <= _PLAIN or not properties_of(found):
+        uri, target = self._followed(uri, schema)
+        schema, uses = self.schemas.convert(uri, target)
+        if not isinstance(schema, dict) or not set(schema) <= _PLAIN or not properties_of(target):
             return (
                 None  # without declared members, as of NestJS without its plugin, any are allowed
             )
@@ -223,13 +240,13 @@ class Bodies:
         )
 
     def _encoding(self, uri: str, schema: Any, encoding: Any, kind: str) -> dict[str, Member]:
-        found: dict[str, Member] = {}
+        members: dict[str, Member] = {}
         for name, member in properties_of(schema).items():
             how = encoding.get(name) if isinstance(encoding, dict) else None
-            made = self._member(*self._followed(uri, member), how, kind)
-            if made != Member():
-                found[name] = made
-        return found
+            member_encoding = self._member(*self._followed(uri, member), how, kind)
+            if member_encoding != Member():
+                members[name] = member_encoding
+        return members
 
     def _member(self, uri: str, schema: Any, encoding: Any, kind: str) -> Member:
         how = encoding if isinstance(encoding, dict) else {}

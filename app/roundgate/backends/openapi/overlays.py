@@ -48,35 +48,37 @@ def actions_of(file: str, overlay: Any) -> list[Action]:
     if not isinstance(overlay, dict) or not str(overlay.get("overlay", "")).startswith("1."):
         remedy = "begin it with `overlay: 1.0.0`, `info` and `actions`"
         raise ConfigError([Problem(file, "", "is no overlay of version 1", remedy)])
-    given = overlay.get("actions")
-    if not isinstance(given, list) or not given:
+    entries = overlay.get("actions")
+    if not isinstance(entries, list) or not entries:
         raise ConfigError([Problem(file, "/actions", "has no actions", "list at least one")])
     compile_path = _jsonpath(file)
-    made = [_action(file, f"/actions/{n}", one, compile_path) for n, one in enumerate(given)]
-    if problems := [one for one in made if isinstance(one, Problem)]:
+    actions = [
+        _action(file, f"/actions/{n}", entry, compile_path) for n, entry in enumerate(entries)
+    ]
+    if problems := [entry for entry in actions if isinstance(entry, Problem)]:
         raise ConfigError(problems)
-    return [one for one in made if isinstance(one, Action)]
+    return [entry for entry in actions if isinstance(entry, Action)]
 
 
 def _action(
-    file: str, at: str, given: Any, compile_path: Callable[[str], Find]
+    file: str, at: str, entry: Any, compile_path: Callable[[str], Find]
 ) -> Action | Problem:
-    if not isinstance(given, dict) or not isinstance(given.get("target"), str):
+    if not isinstance(entry, dict) or not isinstance(entry.get("target"), str):
         return Problem(
             file, at, "is no action", "give it a `target`, and `update` or `remove: true`"
         )
-    if unknown := [one for one in given if one not in _WORDS and not str(one).startswith("x-")]:
+    if unknown := [word for word in entry if word not in _WORDS and not str(word).startswith("x-")]:
         remedy = f"an action has {', '.join(sorted(_WORDS))}"
         return Problem(file, f"{at}/{unknown[0]}", "is not known of an action", remedy)
-    removes = given.get("remove", False)
-    if not isinstance(removes, bool) or not (removes or "update" in given):
+    removes = entry.get("remove", False)
+    if not isinstance(removes, bool) or not (removes or "update" in entry):
         return Problem(file, at, "changes nothing", "give it an `update`, or `remove: true`")
     try:
-        find = compile_path(given["target"])
+        find = compile_path(entry["target"])
     except ValueError as error:
         remedy = 'write JSONPath (RFC 9535), such as $.paths["/pets"].get'
         return Problem(file, f"{at}/target", f"is no JSONPath: {error}", remedy)
-    return Action(file, at, given["target"], find, removes, given.get("update"))
+    return Action(file, at, entry["target"], find, removes, entry.get("update"))
 
 
 def _jsonpath(file: str) -> Callable[[str], Find]:
@@ -108,20 +110,20 @@ def overlaid(document: Any, actions: Sequence[Action]) -> tuple[Any, list[Proble
     """
     changed, idle, room = copy.deepcopy(document), [], MAX_ADDED
     for action in actions:
-        found = _found(action, changed)
-        if not found:
+        locations = _found(action, changed)
+        if not locations:
             remedy = "correct `target`, or take the action out"
             idle.append(
                 action.problem(f"target {action.target!r} is nowhere in the document", remedy)
             )
         elif action.is_removal:
-            _remove(action, changed, found)
+            _remove(action, changed, locations)
         else:
-            room -= len(found) * _count(action.update)
+            room -= len(locations) * _count(action.update)
             if room < 0:
                 message = f"the overlays add more than {MAX_ADDED:,} values"
                 raise ConfigError([action.problem(message, "choose fewer targets")])
-            _update(action, changed, found)
+            _update(action, changed, locations)
     return changed, idle
 
 
@@ -135,20 +137,20 @@ def _found(action: Action, document: Any) -> list[Location]:
         raise ConfigError([action.problem(message, "use a simpler `target`")]) from None
 
 
-def _remove(action: Action, document: Any, found: Sequence[Location]) -> None:
-    if () in found:
+def _remove(action: Action, document: Any, locations: Sequence[Location]) -> None:
+    if () in locations:
         raise ConfigError([action.problem("removes the whole document", "choose a part of it")])
 
     def depth_and_index(location: Location) -> tuple[int, int]:
         return len(location), location[-1] if isinstance(location[-1], int) else 0
 
     # inner values first, and in a list the last first, so that the other locations hold
-    for location in sorted(found, key=depth_and_index, reverse=True):
+    for location in sorted(locations, key=depth_and_index, reverse=True):
         del _at(document, location[:-1])[location[-1]]
 
 
-def _update(action: Action, document: Any, found: Sequence[Location]) -> None:
-    for location, node in [(one, _at(document, one)) for one in found]:
+def _update(action: Action, document: Any, locations: Sequence[Location]) -> None:
+    for location, node in [(place, _at(document, place)) for place in locations]:
         if isinstance(node, list):
             node.append(copy.deepcopy(action.update))
         elif isinstance(node, dict) and isinstance(action.update, dict):
@@ -169,11 +171,11 @@ def _misfit(action: Action, location: Location, node: Any) -> Problem:
 def _merge(node: dict[str, Any], update: Mapping[str, Any]) -> None:
     """Merge objects, join lists, and replace other values."""
     for name, value in update.items():
-        there = node.get(name)
-        if isinstance(there, dict) and isinstance(value, dict):
-            _merge(there, value)
-        elif isinstance(there, list) and isinstance(value, list):
-            there.extend(copy.deepcopy(value))
+        existing = node.get(name)
+        if isinstance(existing, dict) and isinstance(value, dict):
+            _merge(existing, value)
+        elif isinstance(existing, list) and isinstance(value, list):
+            existing.extend(copy.deepcopy(value))
         else:
             node[name] = copy.deepcopy(value)
 
@@ -188,8 +190,8 @@ def _count(value: Any) -> int:
     """Return the number of values in a value, including itself."""
     count, waiting = 0, [value]
     while waiting:
-        one = waiting.pop()
+        current = waiting.pop()
         count += 1
-        if isinstance(one, (dict, list)):
-            waiting.extend(one.values() if isinstance(one, dict) else one)
+        if isinstance(current, (dict, list)):
+            waiting.extend(current.values() if isinstance(current, dict) else current)
     return count

@@ -14,7 +14,12 @@ from typing import Any, Final, TypeAlias, cast
 
 from roundgate.backends.http.endpoint import FRAMING
 from roundgate.backends.openapi import swagger2
-from roundgate.backends.openapi.documents import Place, References
+from roundgate.backends.openapi.documents import (
+    DanglingReference,
+    Place,
+    References,
+    UnusableOperation,
+)
 from roundgate.backends.openapi.index import Alternative
 from roundgate.backends.openapi.media import (
     MAX_ARGUMENTS,
@@ -26,7 +31,6 @@ from roundgate.backends.openapi.media import (
 )
 from roundgate.backends.openapi.requests import Body, Parameter, ParameterPlace, Plan, Style
 from roundgate.backends.openapi.schemas import Schemas
-from roundgate.errors import DanglingReference, UnusableOperation
 
 METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "trace", "query")
 MAX_DESCRIPTION: Final = 2_000
@@ -68,13 +72,13 @@ def tool_names(operations: Sequence[Identity], longest: int) -> list[str]:
     A name that is too long, or not unique, ends in a digest of method and path. So it does not
     change when the document gets other operations, or another order.
     """
-    wanted = [_wanted(one) for one in operations]
-    often = Counter(name.lower() for name in wanted)
+    names = [_wanted(operation) for operation in operations]
+    often = Counter(name.lower() for name in names)
     return [
         name
         if len(name) <= longest and often[name.lower()] == 1
-        else _with_digest(name, one, longest)
-        for name, one in zip(wanted, operations, strict=True)
+        else _with_digest(name, operation, longest)
+        for name, operation in zip(names, operations, strict=True)
     ]
 
 
@@ -149,8 +153,8 @@ class Document:
         if self.is_swagger:
             return swagger2.security_schemes(self.value)
         components = self.value.get("components")
-        found = components.get("securitySchemes") if isinstance(components, dict) else None
-        return {name: self._scheme(one) for name, one in (found or {}).items()}
+        schemes = components.get("securitySchemes") if isinstance(components, dict) else None
+        return {name: self._scheme(scheme) for name, scheme in (schemes or {}).items()}
 
     def _scheme(self, value: Any) -> Any:
         """Return a security scheme, or `None` if its reference is dangling."""
@@ -188,7 +192,10 @@ class Document:
         more = item.get("additionalOperations")
         values = [(method, method, item[method]) for method in METHODS if method in item]
         if isinstance(more, dict):
-            values += [(one, f"additionalOperations/{one}", value) for one, value in more.items()]
+            values += [
+                (extra_method, f"additionalOperations/{extra_method}", value)
+                for extra_method, value in more.items()
+            ]
         for method, place, value in values:
             at = f"{pointer}/{place}"
             try:  # DigitalOcean's operations are files of their own
@@ -210,8 +217,8 @@ class Document:
         parameters = self._parameters(found)
         value = found.value
         if self.is_swagger:
-            value = swagger2.operation(value, [one for _, one in parameters], self.value)
-            parameters = [(found.uri, one) for one in value["parameters"]]
+            value = swagger2.operation(value, [entry for _, entry in parameters], self.value)
+            parameters = [(found.uri, entry) for entry in value["parameters"]]
         security = alternatives(value.get("security", self.value.get("security")))
         if len(parameters) > MAX_ARGUMENTS:
             raise UnusableOperation(f"it has more than {MAX_ARGUMENTS:,} parameters")
@@ -258,8 +265,8 @@ class Document:
             (found.item_uri, found.item.get("parameters")),
             (found.uri, found.value.get("parameters")),
         ):
-            for one in parameters if isinstance(parameters, list) else ():
-                where, parameter = self.references.follow(uri, one)
+            for item in parameters if isinstance(parameters, list) else ():
+                where, parameter = self.references.follow(uri, item)
                 if not isinstance(parameter, dict):
                     raise UnusableOperation("a parameter is not an object")
                 merged[parameter.get("name"), parameter.get("in")] = (where, parameter)
@@ -271,7 +278,7 @@ class Document:
         """Return the contents of the successful responses, lowest code first. Dangling references
         are added to `dangling`."""
         responses = value.get("responses")
-        found: list[tuple[str, Content]] = []
+        contents: list[tuple[str, Content]] = []
         for code, response in sorted(responses.items() if isinstance(responses, dict) else ()):
             if code[:1] in ("2", "d"):
                 try:
@@ -281,8 +288,8 @@ class Document:
                     continue
                 content = response.get("content") if isinstance(response, dict) else None
                 if isinstance(content, dict):
-                    found.append((where, content))
-        return found
+                    contents.append((where, content))
+        return contents
 
     def _output_schema(
         self, here: Place, answers: list[tuple[str, Content]], dangling: list[Dangling]
@@ -382,9 +389,9 @@ class _Arguments:
         plain = re.sub(r"\{[^{}]*\}", "", path)
         if not path.startswith("/") or re.search(r"[{}?#\\\s]", plain) or ".." in plain.split("/"):
             raise UnusableOperation(f"the path {path[:200]!r} is no path template")
-        known = {one.name for one in self.parameters if one.place == "path"}
+        path_names = {parameter.name for parameter in self.parameters if parameter.place == "path"}
         for name in dict.fromkeys(re.findall(r"\{([^{}]*)\}", path)):
-            if name not in known:
+            if name not in path_names:
                 self.add_parameter(
                     self._document.uri,
                     {"name": name, "in": "path", "required": True, "schema": {"type": "string"}},
@@ -404,13 +411,13 @@ class _Arguments:
         required = value.get("required") is True
         document = self._document
         bodies = Bodies(document.references, document.requests, document.media_types)
-        made = bodies.body(uri, content, required=required, taken=taken)
-        self.body = made.body
-        self._uses |= made.uses
-        self._properties |= made.properties
-        self._required += made.required
-        if made.body.members is None and isinstance(value.get("description"), str):
-            whole = self._properties[made.body.argument]
+        body_arguments = bodies.body(uri, content, required=required, taken=taken)
+        self.body = body_arguments.body
+        self._uses |= body_arguments.uses
+        self._properties |= body_arguments.properties
+        self._required += body_arguments.required
+        if body_arguments.body.members is None and isinstance(value.get("description"), str):
+            whole = self._properties[body_arguments.body.argument]
             whole.setdefault("description", value["description"].strip())
 
     def dangling(self, here: Place) -> list[Dangling]:
@@ -434,16 +441,16 @@ def alternatives(security: Any) -> list[Alternative]:
     if not isinstance(security, list):
         return []
     return [
-        {str(name): [str(scope) for scope in scopes or ()] for name, scopes in one.items()}
-        for one in security
-        if isinstance(one, dict)
+        {str(name): [str(scope) for scope in scopes or ()] for name, scopes in alternative.items()}
+        for alternative in security
+        if isinstance(alternative, dict)
     ]
 
 
 def scope_text(offered: Sequence[Alternative]) -> str:
     """Return the scopes that a call needs, for the tool's description."""
-    for one in offered:
-        if scopes := [scope for named in one.values() for scope in named]:
+    for alternative in offered:
+        if scopes := [scope for named in alternative.values() for scope in named]:
             return f"Needs {', '.join(dict.fromkeys(scopes))} of the service."
     return ""
 

@@ -116,7 +116,7 @@ class Plan:
         if body is not None:
             encoding = {name: Member(**member) for name, member in body["encoding"].items()}
             body = Body(**{**body, "encoding": encoding})
-        parameters = tuple(Parameter(**one) for one in kept["parameters"])
+        parameters = tuple(Parameter(**parameter) for parameter in kept["parameters"])
         return cls(kept["method"], kept["path"], parameters, body, kept["accept"])
 
 
@@ -170,16 +170,16 @@ async def _read_resources(
         return arguments
     files = {name for name, member in body.encoding.items() if member.is_file}
     if body.members is not None:
-        named = {one for one, name in body.members.items() if name in files} & arguments.keys()
+        named = {file for file, name in body.members.items() if name in files} & arguments.keys()
         return arguments | {
-            one: await with_resources(one, arguments[one], context) for one in named
+            file: await with_resources(file, arguments[file], context) for file in named
         }
     if body.argument not in arguments:
         return arguments
     whole = arguments[body.argument]
     if body.kind == "binary":
         return {**arguments, body.argument: await with_resources(body.argument, whole, context)}
-    read = {one: await with_resources(one, whole[one], context) for one in files & whole.keys()}
+    read = {file: await with_resources(file, whole[file], context) for file in files & whole.keys()}
     return {**arguments, body.argument: {**whole, **read}}
 
 
@@ -188,8 +188,8 @@ def _check_taken(outgoing: Outgoing, taken: frozenset[str]) -> None:
     if not taken:
         return
     pairs = [*outgoing.query.split("&"), *outgoing.headers.get("cookie", "").split("; ")]
-    if found := clashing({unquote_plus(pair.partition("=")[0]) for pair in pairs}, taken):
-        raise ToolError(f"{', '.join(found)}: is the gateway's own; leave it out")
+    if clashes := clashing({unquote_plus(pair.partition("=")[0]) for pair in pairs}, taken):
+        raise ToolError(f"{', '.join(clashes)}: is the gateway's own; leave it out")
 
 
 def request(plan: Plan, arguments: Mapping[str, Any]) -> Outgoing:
@@ -232,7 +232,7 @@ def request(plan: Plan, arguments: Mapping[str, Any]) -> Outgoing:
         content = _body_value(plan.body, arguments)
         if content is not ABSENT:
             body, headers["content-type"] = encoded(plan.body, content)
-    path = _VARIABLE.sub(lambda found: path_values[found[1]], plan.path)
+    path = _VARIABLE.sub(lambda match: path_values[match[1]], plan.path)
     return Outgoing(plan.method, path, "&".join(query), headers, body)
 
 
@@ -259,12 +259,12 @@ def _check_names(plan: Plan, parameter: Parameter, value: Any) -> None:
     """Raise ToolError if a member of an exploded object has the name of another parameter, which
     may be fixed or restricted by its schema."""
     others = {
-        one.name
-        for one in plan.parameters
-        if one.place == parameter.place and one.name != parameter.name
+        other.name
+        for other in plan.parameters
+        if other.place == parameter.place and other.name != parameter.name
     }
-    if found := clashing(_names_of(value, parameter.style, parameter.explode), others):
-        shown = ", ".join(found)
+    if clashes := clashing(_names_of(value, parameter.style, parameter.explode), others):
+        shown = ", ".join(clashes)
         raise ToolError(f"arguments.{parameter.argument}: {shown} is an argument of its own")
 
 
@@ -338,14 +338,14 @@ def encoded(body: Body, value: Any) -> tuple[bytes, str]:
 
 def _form(body: Body, value: Mapping[str, Any]) -> str:
     pairs: list[str] = []
-    known = value.keys() | set((body.members or {}).values())
+    names = value.keys() | set((body.members or {}).values())
     for name, item in value.items():
         member = body.encoding.get(name, Member())
         if member.media_type is not None and isinstance(item, (dict, list)):
             item = json.encode(item).decode()
         brought = _names_of(item, member.style, member.explode)
-        if found := clashing(brought, known - {name}):
-            raise ToolError(f"{name}: {', '.join(found)} is an argument of its own")
+        if clashes := clashing(brought, names - {name}):
+            raise ToolError(f"{name}: {', '.join(clashes)} is an argument of its own")
         pairs += in_query(name, item, member.style, member.explode, _query_quote())
     return "&".join(pairs)
 
@@ -380,7 +380,7 @@ def in_path(name: str, value: Any, style: Style, explode: bool, write: Quote) ->
     """
     if style == "matrix":
         if explode:
-            return "".join(f";{one}={item}" for one, item in _named(name, value, write, write))
+            return "".join(f";{key}={item}" for key, item in _named(name, value, write, write))
         return f";{quoted(name)}={','.join(_flat(value, write))}"
     if style == "label":
         return "." + (
@@ -404,9 +404,9 @@ def in_query(name: str, value: Any, style: Style, explode: bool, write: Quote) -
     if style == "deepObject":
         return list(_deep(quoted(name), value, write))
     if explode and style == "form":
-        return [f"{one}={item}" for one, item in _named(name, value, write, quoted)]
+        return [f"{element}={item}" for element, item in _named(name, value, write, quoted)]
     if explode and isinstance(value, list):  # delimited and exploded is what `form` has
-        return [f"{quoted(name)}={write(text(one))}" for one in value]
+        return [f"{quoted(name)}={write(text(element))}" for element in value]
     return [f"{quoted(name)}={_DELIMITERS.get(style, ',').join(_flat(value, write))}"]
 
 
@@ -419,8 +419,8 @@ def _names_of(value: Any, style: Style, explode: bool) -> frozenset[str]:
 def clashing(names: Iterable[str], taken: Iterable[str]) -> list[str]:
     """Return those of `names` that a service may confuse with a name in `taken`. Many services
     ignore case, and PHP turns dots and blanks into `_`."""
-    folded = {_folded(one) for one in taken}
-    return sorted(one for one in names if _folded(one) in folded)
+    folded = {_folded(name) for name in taken}
+    return sorted(name for name in names if _folded(name) in folded)
 
 
 def _folded(name: str) -> str:
@@ -439,10 +439,10 @@ def _flat(value: Any, write: Quote) -> list[str]:
     """Return `R,100,G,200`, `blue,black` or `blue`, before it is joined."""
     if isinstance(value, dict):
         return [
-            write(one)
+            write(part)
             for name, item in value.items()
             if item is not None
-            for one in (name, text(item))
+            for part in (name, text(item))
         ]
     if isinstance(value, list):
         return [write(text(item)) for item in value if item is not None]
@@ -471,8 +471,8 @@ def _named(name: str, value: Any, write: Quote, write_key: Quote) -> list[tuple[
 
 
 def _is_plain(member: Any) -> bool:
-    return isinstance(member, list) and not any(isinstance(one, (list, dict)) for one in member)
+    return isinstance(member, list) and not any(isinstance(item, (list, dict)) for item in member)
 
 
 def _items(value: Any) -> list[Any]:
-    return [one for one in (value if isinstance(value, list) else [value]) if one is not None]
+    return [item for item in (value if isinstance(value, list) else [value]) if item is not None]

@@ -17,8 +17,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
-from roundgate.backends.openapi.documents import Place, References, reference_in
-from roundgate.errors import DanglingReference, UnusableOperation
+from roundgate.backends.openapi.documents import (
+    DanglingReference,
+    Place,
+    References,
+    UnusableOperation,
+    reference_in,
+)
 from roundgate.protocol import Schema
 
 Direction: TypeAlias = Literal["request", "response"]
@@ -90,8 +95,8 @@ class Schemas:
         Raises:
             UnusableOperation: as `convert`.
         """
-        found = {self._name(place): schema for place, schema, _ in self._reached(uses)}
-        return dict(sorted(found.items()))
+        definitions = {self._name(place): schema for place, schema, _ in self._reached(uses)}
+        return dict(sorted(definitions.items()))
 
     def dangling(
         self, uses: frozenset[Place], here: Place
@@ -104,10 +109,10 @@ class Schemas:
         """
         schemas = [(here, uses), *((place, more) for place, _, more in self._reached(uses))]
         return [
-            (place._replace(is_part=False), self._reasons[one])
+            (place._replace(is_part=False), self._reasons[target])
             for place, within in schemas
-            for one in sorted(within)
-            if one.is_missing
+            for target in sorted(within)
+            if target.is_missing
         ]
 
     def _reached(self, uses: frozenset[Place]) -> Iterator[tuple[Place, Any, frozenset[Place]]]:
@@ -170,8 +175,8 @@ class Schemas:
                 pointed["description"] = schema["description"]
             # many documents have it there, where it has no meaning by the specification
             return _or_null(pointed) if schema.get("nullable") is True else pointed
-        made = self._words(uri, schema, uses, depth, hidden)
-        return _old_words(schema, made) if self.is_old(uri) else made
+        converted = self._words(uri, schema, uses, depth, hidden)
+        return _old_words(schema, converted) if self.is_old(uri) else converted
 
     def _pointing(self, place: Place, uses: set[Place]) -> Json:
         uses.add(place)
@@ -214,52 +219,54 @@ class Schemas:
         """
         if _requires(schema):
             hidden |= self._hidden(uri, schema)
-        made: Json = {}
+        converted: Json = {}
         if (kind := _type(schema.get("type"))) is not None:
-            made["type"] = kind
-        made |= {word: schema[word] for word in _KEPT if word in schema}
-        _drop_what_is_no_schema(made)
-        _have_enum_and_type_agree(made)
-        made |= {word: schema[word] for word in _NUMBERS if _is_number(schema.get(word))}
-        made |= {word: int(schema[word]) for word in _COUNTS if _is_count(schema.get(word))}
+            converted["type"] = kind
+        converted |= {word: schema[word] for word in _KEPT if word in schema}
+        _drop_what_is_no_schema(converted)
+        _have_enum_and_type_agree(converted)
+        converted |= {word: schema[word] for word in _NUMBERS if _is_number(schema.get(word))}
+        converted |= {word: int(schema[word]) for word in _COUNTS if _is_count(schema.get(word))}
         if schema.get("uniqueItems") is True:
-            made["uniqueItems"] = True
+            converted["uniqueItems"] = True
         if isinstance(schema.get("pattern"), str) and self._can_match(schema["pattern"]):
-            made["pattern"] = schema["pattern"]
-        made |= _examples(schema)
+            converted["pattern"] = schema["pattern"]
+        converted |= _examples(schema)
 
-        def inner(one: Any) -> Any:
-            return self._convert(uri, one, uses, depth + 1)
+        def inner(subschema: Any) -> Any:
+            return self._convert(uri, subschema, uses, depth + 1)
 
         for word in _ONE:
             if isinstance(schema.get(word), (dict, bool)):
-                made[word] = inner(schema[word])
+                converted[word] = inner(schema[word])
         if isinstance(schema.get("items"), list):  # of draft 4
-            made["prefixItems"] = [inner(one) for one in schema["items"]]
+            converted["prefixItems"] = [inner(subschema) for subschema in schema["items"]]
         is_put_together = _has_parts(schema)
         for word in _LISTS:
             if isinstance(schema.get(word), list) and schema[word]:
-                made[word] = [
-                    self._part(uri, one, uses, depth + 1, hidden)
+                converted[word] = [
+                    self._part(uri, subschema, uses, depth + 1, hidden)
                     if word == "allOf" and is_put_together
-                    else inner(one)
-                    for one in schema[word]
+                    else inner(subschema)
+                    for subschema in schema[word]
                 ]
-        if made.get("additionalProperties") is False and _IN_PLACE & made.keys():
-            made["unevaluatedProperties"] = made.pop("additionalProperties")
-        required = [one for one in dict.fromkeys(_required(schema)) if one not in hidden]
+        if converted.get("additionalProperties") is False and _IN_PLACE & converted.keys():
+            converted["unevaluatedProperties"] = converted.pop("additionalProperties")
+        required = [
+            subschema for subschema in dict.fromkeys(_required(schema)) if subschema not in hidden
+        ]
         for word in _MAPS:
             if isinstance(schema.get(word), dict):
-                made[word] = {
-                    name: inner(one)
-                    for name, one in schema[word].items()
-                    if self._has(uri, one)
-                    and (name in required or not self._is_dangling(uri, one, uses))
+                converted[word] = {
+                    name: inner(subschema)
+                    for name, subschema in schema[word].items()
+                    if self._has(uri, subschema)
+                    and (name in required or not self._is_dangling(uri, subschema, uses))
                 }
         if required:
-            made["required"] = required
-        self._tell_apart(uri, schema, made)
-        return made
+            converted["required"] = required
+        self._tell_apart(uri, schema, converted)
+        return converted
 
     def _has(self, uri: str, member: Any) -> bool:
         """Return whether a member belongs to this direction: none of its schemas is marked for the
@@ -267,15 +274,15 @@ class Schemas:
         absent = "readOnly" if self.direction == "request" else "writeOnly"
         if not isinstance(member, dict):
             return isinstance(member, bool)
-        return not any(one.get(absent) is True for _, one in self._composed(uri, member))
+        return not any(part.get(absent) is True for _, part in self._composed(uri, member))
 
     def _hidden(self, uri: str, schema: Json) -> frozenset[str]:
         """Return the members of an object and its parts that do not belong to this direction."""
         return frozenset(
             name
             for where, part in self._composed(uri, schema)
-            for name, one in properties_of(part).items()
-            if not self._has(where, one)
+            for name, member in properties_of(part).items()
+            if not self._has(where, member)
         )
 
     def _composed(self, uri: str, schema: Json) -> Iterator[tuple[str, Json]]:
@@ -284,36 +291,38 @@ class Schemas:
         waiting: list[tuple[str, Any]] = [(uri, schema)]
         seen: set[int] = set()
         while waiting and len(seen) < MAX_COMPOSED:
-            where, one = waiting.pop()
-            if not isinstance(one, dict) or id(one) in seen:
+            where, current = waiting.pop()
+            if not isinstance(current, dict) or id(current) in seen:
                 continue
-            seen.add(id(one))
-            yield where, one
-            if (reference := reference_in(one)) is not None:
+            seen.add(id(current))
+            yield where, current
+            if (reference := reference_in(current)) is not None:
                 with suppress(DanglingReference):
                     place, target = self.references.resolve(where, reference)
                     waiting.append((place.uri, target))
-            waiting += [(where, part) for part in list_of(one.get("allOf"))]
-            waiting.append((where, beside_null(one)))
+            waiting += [(where, part) for part in list_of(current.get("allOf"))]
+            waiting.append((where, beside_null(current)))
 
-    def _tell_apart(self, uri: str, schema: Json, made: Json) -> None:
+    def _tell_apart(self, uri: str, schema: Json, converted: Json) -> None:
         """Write the mapping of a `discriminator`, which 2020-12 does not have, as the values that
         select each alternative. Without a mapping several alternatives may match."""
-        told = schema.get("discriminator")
-        if not isinstance(told, dict):
+        discriminator = schema.get("discriminator")
+        if not isinstance(discriminator, dict):
             return
-        if not isinstance(told.get("mapping"), dict):
-            if "oneOf" in made and "anyOf" not in made:
-                made["anyOf"] = made.pop("oneOf")
+        if not isinstance(discriminator.get("mapping"), dict):
+            if "oneOf" in converted and "anyOf" not in converted:
+                converted["anyOf"] = converted.pop("oneOf")
             return
-        name = told.get("propertyName")
+        name = discriminator.get("propertyName")
         for word in ("oneOf", "anyOf"):
-            for given, alternative in zip(
-                schema.get(word) or (), made.get(word) or (), strict=False
+            for original, alternative in zip(
+                schema.get(word) or (), converted.get(word) or (), strict=False
             ):
-                if (reference := reference_in(given)) is None:
+                if (reference := reference_in(original)) is None:
                     continue
-                values = [value for value, to in told["mapping"].items() if _same(to, reference)]
+                values = [
+                    value for value, to in discriminator["mapping"].items() if _same(to, reference)
+                ]
                 if values and isinstance(name, str) and isinstance(alternative, dict):
                     alternative["properties"] = {name: {"enum": values}}
                     alternative["required"] = [name]
@@ -338,28 +347,32 @@ def list_of(value: Any) -> list[Any]:
 
 def properties_of(schema: Any) -> Mapping[str, Any]:
     """Return the members of an object's schema."""
-    found = schema.get("properties") if isinstance(schema, dict) else None
-    return found if isinstance(found, dict) else {}
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    return properties if isinstance(properties, dict) else {}
 
 
 def beside_null(schema: Mapping[str, Any]) -> Any:
     """Return the only schema beside null in the first of `anyOf`, `oneOf` and `allOf` that has
     exactly one, or `None`."""
     for word in ("anyOf", "oneOf", "allOf"):
-        others = [one for one in list_of(schema.get(word)) if one != {"type": "null"}]
+        others = [
+            alternative
+            for alternative in list_of(schema.get(word))
+            if alternative != {"type": "null"}
+        ]
         if len(others) == 1:
             return others[0]
     return None
 
 
 def _required(schema: Mapping[str, Any]) -> list[str]:
-    return [one for one in list_of(schema.get("required")) if isinstance(one, str)]
+    return [name for name in list_of(schema.get("required")) if isinstance(name, str)]
 
 
 def _requires(schema: Mapping[str, Any]) -> bool:
     """Return whether an object, or a member of its `allOf`, requires members."""
     objects = [schema, *list_of(schema.get("allOf"))]
-    return any(isinstance(one, dict) and _required(one) for one in objects)
+    return any(isinstance(subschema, dict) and _required(subschema) for subschema in objects)
 
 
 def _has_parts(schema: Json) -> bool:
@@ -381,11 +394,11 @@ def _as_part(schema: Any) -> Any:
     return {word: value for word, value in schema.items() if word not in without}
 
 
-def _type(given: Any) -> Any:
-    if isinstance(given, str):
-        return given if given in TYPES else None
-    if isinstance(given, list):
-        return [one for one in given if one in TYPES] or None
+def _type(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value in TYPES else None
+    if isinstance(value, list):
+        return [name for name in value if name in TYPES] or None
     return None
 
 
@@ -397,32 +410,32 @@ def _is_count(value: Any) -> bool:
     return _is_number(value) and value >= 0 and value == int(value)
 
 
-def _drop_what_is_no_schema(made: Json) -> None:
-    if not isinstance(made.get("enum", []), list) or made.get("enum") == []:
-        del made["enum"]
-    elif "enum" in made:
-        made["enum"] = list({_known_by(one): one for one in made["enum"]}.values())
+def _drop_what_is_no_schema(schema: Json) -> None:
+    if not isinstance(schema.get("enum", []), list) or schema.get("enum") == []:
+        del schema["enum"]
+    elif "enum" in schema:
+        schema["enum"] = list({_known_by(value): value for value in schema["enum"]}.values())
     for word in ("title", "description", "format", "contentEncoding", "contentMediaType"):
-        if word in made and not isinstance(made[word], str):
-            del made[word]
-    if "dependentRequired" in made and not isinstance(made["dependentRequired"], dict):
-        del made["dependentRequired"]
-    if made.get("deprecated") is not True:
-        made.pop("deprecated", None)
+        if word in schema and not isinstance(schema[word], str):
+            del schema[word]
+    if "dependentRequired" in schema and not isinstance(schema["dependentRequired"], dict):
+        del schema["dependentRequired"]
+    if schema.get("deprecated") is not True:
+        schema.pop("deprecated", None)
 
 
-def _have_enum_and_type_agree(made: Json) -> None:
+def _have_enum_and_type_agree(schema: Json) -> None:
     """Make an enum valid whose values have another type: YAML reads `enum: [1, 2]` of texts as
     numbers, and some generators write the names of an enum of integers."""
-    if "enum" not in made or "type" not in made:
+    if "enum" not in schema or "type" not in schema:
         return
-    kinds = made["type"] if isinstance(made["type"], list) else [made["type"]]
-    if any(_is_of(kind, one) for kind in kinds for one in made["enum"]):
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    if any(_is_of(kind, value) for kind in kinds for value in schema["enum"]):
         return
-    if "string" in kinds and all(isinstance(one, (int, float)) for one in made["enum"]):
-        made["enum"] = [json.dumps(one) for one in made["enum"]]
+    if "string" in kinds and all(isinstance(value, (int, float)) for value in schema["enum"]):
+        schema["enum"] = [json.dumps(value) for value in schema["enum"]]
     else:
-        del made["type"]
+        del schema["type"]
 
 
 def _is_of(kind: str, value: Any) -> bool:
@@ -438,38 +451,40 @@ def _known_by(value: Any) -> str:
 
 def _examples(schema: Json) -> Json:
     """Return the first short examples. Long examples cost a model more than they help."""
-    given = schema.get("examples", [schema["example"]] if "example" in schema else [])
-    if not isinstance(given, list):
+    examples = schema.get("examples", [schema["example"]] if "example" in schema else [])
+    if not isinstance(examples, list):
         return {}
     short = [
-        one for one in given if isinstance(one, (str, int, float)) and len(str(one)) <= _MAX_EXAMPLE
+        example
+        for example in examples
+        if isinstance(example, (str, int, float)) and len(str(example)) <= _MAX_EXAMPLE
     ]
     return {"examples": short[:3]} if short else {}
 
 
-def _old_words(schema: Json, made: Json) -> Json:
+def _old_words(schema: Json, converted: Json) -> Json:
     """Convert the dialect of OpenAPI 3.0 and Swagger 2.0 to 2020-12."""
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-        if schema.get(exclusive) is True and bound in made:
-            made[exclusive] = made.pop(bound)
+        if schema.get(exclusive) is True and bound in converted:
+            converted[exclusive] = converted.pop(bound)
     if schema.get("type") == "file":
-        made |= {"type": "string", "format": "binary"}
+        converted |= {"type": "string", "format": "binary"}
     if schema.get("nullable") is True or schema.get("x-nullable") is True:
-        return _or_null(made)
-    return made
+        return _or_null(converted)
+    return converted
 
 
-def _or_null(made: Json) -> Json:
-    if "enum" in made and None not in made["enum"]:
-        made["enum"] = [*made["enum"], None]
-    if "type" in made:
-        kinds = made["type"] if isinstance(made["type"], list) else [made["type"]]
-        made["type"] = [*kinds, *(() if "null" in kinds else ("null",))]
-        return made
+def _or_null(schema: Json) -> Json:
+    if "enum" in schema and None not in schema["enum"]:
+        schema["enum"] = [*schema["enum"], None]
+    if "type" in schema:
+        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        schema["type"] = [*kinds, *(() if "null" in kinds else ("null",))]
+        return schema
     about: Json = {
-        word: made.pop(word) for word in ("title", "description", "default") if word in made
+        word: schema.pop(word) for word in ("title", "description", "default") if word in schema
     }
-    return {**about, "anyOf": [made, {"type": "null"}]} if made else about
+    return {**about, "anyOf": [schema, {"type": "null"}]} if schema else about
 
 
 def _same(mapped: Any, reference: str) -> bool:

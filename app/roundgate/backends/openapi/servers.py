@@ -14,7 +14,8 @@ from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
 from roundgate.backends.openapi import documents, swagger2
-from roundgate.errors import UnreadableDocument, UnusableOperation
+from roundgate.backends.openapi.documents import UnusableOperation
+from roundgate.errors import UnreadableDocument
 from roundgate.net.addresses import host_of, is_public, origin_of
 
 _VARIABLE: Final = re.compile(r"\{([^{}]+)\}")
@@ -85,7 +86,7 @@ class Servers:
             raise UnusableOperation("its servers are no list of objects", "set `base_url`")
         url = urljoin(
             document_uri,
-            _VARIABLE.sub(lambda found: self._value(found[1], server), str(server.get("url"))),
+            _VARIABLE.sub(lambda match: self._value(match[1], server), str(server.get("url"))),
         )
         if not _USABLE.fullmatch(url) or ".." in urlsplit(url).path.split("/"):
             raise UnusableOperation(

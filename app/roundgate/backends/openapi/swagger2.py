@@ -34,7 +34,10 @@ def servers(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def security_schemes(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schemes of `securityDefinitions`. Flows of OAuth 2.0 stay as they are."""
-    return {name: _scheme(one) for name, one in (document.get("securityDefinitions") or {}).items()}
+    return {
+        name: _scheme(scheme)
+        for name, scheme in (document.get("securityDefinitions") or {}).items()
+    }
 
 
 def _scheme(scheme: Any) -> Any:
@@ -51,28 +54,34 @@ def operation(
     """Return an operation whose resolved parameters in body and form are its `requestBody`."""
     consumes = operation.get("consumes") or document.get("consumes") or []
     produces = operation.get("produces") or document.get("produces") or ["application/json"]
-    made: dict[str, Any] = {key: value for key, value in operation.items() if key != "parameters"}
-    made["parameters"] = [
-        _parameter(one) for one in parameters if one.get("in") not in ("body", "formData")
+    converted: dict[str, Any] = {
+        key: value for key, value in operation.items() if key != "parameters"
+    }
+    converted["parameters"] = [
+        _parameter(parameter)
+        for parameter in parameters
+        if parameter.get("in") not in ("body", "formData")
     ]
     responses = operation.get("responses")
     if isinstance(responses, dict):
-        made["responses"] = {code: _response(one, produces) for code, one in responses.items()}
-    form = [one for one in parameters if one.get("in") == "formData"]
-    whole = next((one for one in parameters if one.get("in") == "body"), None)
+        converted["responses"] = {
+            code: _response(parameter, produces) for code, parameter in responses.items()
+        }
+    form = [parameter for parameter in parameters if parameter.get("in") == "formData"]
+    whole = next((parameter for parameter in parameters if parameter.get("in") == "body"), None)
     if form:
-        made["requestBody"] = _form(form, consumes)
+        converted["requestBody"] = _form(form, consumes)
     elif whole is not None:
         content = {
             kind: {"schema": whole.get("schema", {})} for kind in consumes or ["application/json"]
         }
         about = {"description": whole["description"]} if "description" in whole else {}
-        made["requestBody"] = {
+        converted["requestBody"] = {
             "content": content,
             "required": whole.get("required") is True,
             **about,
         }
-    return made
+    return converted
 
 
 def _response(response: Any, produces: list[str]) -> Any:
@@ -99,26 +108,30 @@ def _style(parameter: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parameter(parameter: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {
+    members = {
         word: parameter[word]
         for word in ("name", "in", "description", "required")
         if word in parameter
     }
-    return {**kept, "schema": schema_of(parameter), **_style(parameter)}
+    return {**members, "schema": schema_of(parameter), **_style(parameter)}
 
 
 def _form(form: list[dict[str, Any]], consumes: list[str]) -> dict[str, Any]:
-    has_file = any(one.get("type") == "file" for one in form)
+    has_file = any(parameter.get("type") == "file" for parameter in form)
     multipart = has_file or (_MULTIPART in consumes and _FORM not in consumes)
     properties = {
-        str(one.get("name")): {
-            **(schema_of(one) or {}),
-            **({"description": one["description"]} if "description" in one else {}),
+        str(parameter.get("name")): {
+            **(schema_of(parameter) or {}),
+            **({"description": parameter["description"]} if "description" in parameter else {}),
         }
-        for one in form
+        for parameter in form
     }
-    required = [str(one.get("name")) for one in form if one.get("required") is True]
-    encoding = {str(one.get("name")): _style(one) for one in form if _style(one)}
+    required = [
+        str(parameter.get("name")) for parameter in form if parameter.get("required") is True
+    ]
+    encoding = {
+        str(parameter.get("name")): _style(parameter) for parameter in form if _style(parameter)
+    }
     schema = {"type": "object", "properties": properties, "required": required}
     kind = _MULTIPART if multipart else _FORM
     return {"content": {kind: {"schema": schema, "encoding": encoding}}, "required": bool(required)}

@@ -147,7 +147,10 @@ class PythonBackend:
         try:
             _adapter(declaration.decorator).validate_python(declaration.options)
         except ValidationError as error:
-            found = {str(one["loc"][0]): one for one in reversed(error.errors())}
+            faults = {
+                str(error_details["loc"][0]): error_details
+                for error_details in reversed(error.errors())
+            }
         else:
             return []
         name = getattr(function, "__name__", type(function).__name__)
@@ -160,7 +163,7 @@ class PythonBackend:
                 _REMEDIES.get(detail["type"], "see `roundgate docs reference`, or leave it out"),
                 line,
             )
-            for option, detail in found.items()
+            for option, detail in faults.items()
         ]
 
     def _declaration_problem(self, function: Callable[..., Any], error: Exception) -> Problem:
@@ -408,21 +411,21 @@ def _adapter(decorator: str) -> TypeAdapter[Any]:
 
 def remedy_for(error: BaseException, config: PythonBackendConfig, base: Path) -> str:
     """Return the remedy for a failed import."""
-    said = str(error)
+    message = str(error)
     match error:
-        case TypeError() if "unexpected keyword argument" in said and "(@" in said:
+        case TypeError() if "unexpected keyword argument" in message and "(@" in message:
             return "correct the option of the decorator"
         case ModuleNotFoundError() if (config.module or "").endswith(".py"):
             return f"a module is a dotted name: write path: {config.module}"
         case ModuleNotFoundError():
             return "install it and add it to your dependencies, or correct its name"
-        case ImportError() if "relative import" in said:
+        case ImportError() if "relative import" in message:
             return (
                 "import modules that are beside it by their names (import other), or name the package: module:"
                 " package.module in place of path"
             )
-        case ImportError(name="roundgate") if found := re.match(r".*?name '(\w+)'", said):
-            near = get_close_matches(found[1].lower(), _exported_names(), 1)
+        case ImportError(name="roundgate") if match := re.match(r".*?name '(\w+)'", message):
+            near = get_close_matches(match[1].lower(), _exported_names(), 1)
             return (
                 f"is {near[0]} meant?"
                 if near

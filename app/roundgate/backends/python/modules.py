@@ -129,9 +129,11 @@ class Modules:
     def _note_file(self, module: ModuleType, began_ns: int) -> None:
         file = _source(module)
         if file is not None and file not in self._stamps:
-            found = stamp(file)
+            file_stamp = stamp(file)
             self._stamps[file] = (
-                None if began_ns and found is not None and found[0] > began_ns else found
+                None
+                if began_ns and file_stamp is not None and file_stamp[0] > began_ns
+                else file_stamp
             )
 
     def _ours(self) -> Iterator[tuple[str, ModuleType]]:
@@ -192,17 +194,17 @@ def _execute(file: Path, name: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        for one in names:
-            sys.modules.pop(one, None)
+        for module_name in names:
+            sys.modules.pop(module_name, None)
         raise
     return module
 
 
 def _is_found(file: Path) -> bool:
     """Return whether `import STEM` finds this file rather than another module of that name."""
-    known = sys.modules.get(file.stem)
-    if known is not None:  # an earlier state of the file, which will be replaced
-        return known in _EXECUTED and Path(str(known.__file__)).resolve() == file.resolve()
+    module = sys.modules.get(file.stem)
+    if module is not None:  # an earlier state of the file, which will be replaced
+        return module in _EXECUTED and Path(str(module.__file__)).resolve() == file.resolve()
     if "." in file.stem:
         return False
     try:

@@ -29,14 +29,14 @@ def remarks(
     if module is None:
         return []
     served = list(declared_in(module))
-    found = [*_methods(module, served), *_hidden(module)]
-    if not served and not found:
+    problems = [*_methods(module, served), *_hidden(module)]
+    if not served and not problems:
         remedy = "put @tool, @prompt or @resource in front of a function of the module"
         return [origin.problem("has nothing that is served", remedy)]
     for function, declaration in served:
         if declaration.decorator == "tool":
-            found += _of_tool(function, declaration)
-    return found
+            problems += _of_tool(function, declaration)
+    return problems
 
 
 def _methods(

@@ -27,6 +27,7 @@ from roundgate.client.auth.oauth import (
     Fetcher,
     Headers,
     OAuth,
+    OAuthRefused,
     Server,
     Stored,
     failed,
@@ -35,7 +36,7 @@ from roundgate.client.auth.oauth import (
     text_member,
 )
 from roundgate.client.types import Json
-from roundgate.errors import AuthorizationFailed, ClientError, OAuthRefused, Remedy
+from roundgate.errors import AuthorizationFailed, ClientError, Remedy
 from roundgate.net.oauth import signed_assertion
 
 _JWT_BEARER: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"

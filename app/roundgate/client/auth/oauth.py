@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
@@ -30,7 +30,7 @@ from roundgate.client.auth.base import (
 from roundgate.client.transport import HttpRequest, Transport, Url, read_body
 from roundgate.client.types import Json
 from roundgate.clock import Clock
-from roundgate.errors import AuthorizationFailed, BadAnswer, ClientError, OAuthRefused, ParseError
+from roundgate.errors import AuthorizationFailed, BadAnswer, ClientError, Inside, ParseError
 from roundgate.json import decode
 from roundgate.net.addresses import is_this_machine
 from roundgate.net.oauth import basic_authorization
@@ -44,6 +44,18 @@ _LEEWAY_MS: Final = 30_000
 _LONGEST_LIFE_S: Final = 10 * 365 * 86_400
 _MAX_SCOPES: Final = 200
 _OFFLINE: Final = "offline_access"
+
+
+class OAuthRefused(Inside):
+    """An OAuth endpoint refused a request: the HTTP status, OAuth's `error` and
+    `error_description`, and a DPoP nonce, if any."""
+
+    def __init__(self, status: int, body: Mapping[str, Any], nonce: str | None) -> None:
+        super().__init__(f"HTTP status {status}")
+        self.status = status
+        self.error = str(body.get("error", ""))[:100]
+        self.description = str(body.get("error_description", ""))[:300]
+        self.nonce = nonce
 
 
 def failed(text: str, status: int = 401) -> AuthorizationFailed:
@@ -130,10 +142,10 @@ class Server:
         return isinstance(values, list) and value in values
 
 
-def safe_url(value: str, what: str, is_near: bool = True) -> Url:
+def safe_url(value: str, name: str, is_near: bool = True) -> Url:
     """Return a URL that secrets may be sent to. Raise `AuthorizationFailed` if it is malformed,
     plain http to another machine, or on this machine although the server is not (`is_near`)."""
-    subject = f"The {what} of the authorization server is"
+    subject = f"The {name} of the authorization server is"
     try:
         url = Url.parse(value)
     except ClientError:

@@ -24,8 +24,15 @@ import uvicorn
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from roundgate.deployment.stack.functions import MOST_IN_CHAIN, Pool, invocations_in, with_count
-from roundgate.errors import InvocationFailed, PayloadTooLarge, Throttled
+from roundgate.deployment.stack.functions import (
+    MOST_IN_CHAIN,
+    InvocationFailed,
+    PayloadTooLarge,
+    Pool,
+    Throttled,
+    invocations_in,
+    with_count,
+)
 
 INTEGRATION_S: Final = 30
 MAX_REQUEST_BYTES: Final = 10 * 1024 * 1024
@@ -269,7 +276,8 @@ class Poller:
         done = [message for message in messages if message["MessageId"] not in failed]
         if done:
             entries = [
-                {"Id": str(n), "ReceiptHandle": one["ReceiptHandle"]} for n, one in enumerate(done)
+                {"Id": str(n), "ReceiptHandle": entry["ReceiptHandle"]}
+                for n, entry in enumerate(done)
             ]
             await asyncio.to_thread(
                 self.sqs.delete_message_batch, QueueUrl=self.url, Entries=entries
@@ -290,8 +298,8 @@ class Poller:
 
 
 def _trace(message: Mapping[str, Any]) -> str | None:
-    found: str | None = message.get("Attributes", {}).get("AWSTraceHeader")
-    return found
+    header: str | None = message.get("Attributes", {}).get("AWSTraceHeader")
+    return header
 
 
 def _count(message: Mapping[str, Any]) -> int:
@@ -309,8 +317,12 @@ def failures(answer: Any, batch: Set[Any]) -> Set[Any]:
         return set()
     if not isinstance(reported, list):
         return batch
-    ids = [one.get("itemIdentifier") if isinstance(one, dict) else None for one in reported]
-    return set(ids) if all(isinstance(one, str) and one in batch for one in ids) else batch
+    ids = [
+        failure.get("itemIdentifier") if isinstance(failure, dict) else None for failure in reported
+    ]
+    return (
+        set(ids) if all(isinstance(failure, str) and failure in batch for failure in ids) else batch
+    )
 
 
 @dataclass

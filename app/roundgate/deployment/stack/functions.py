@@ -42,7 +42,7 @@ import httpx
 
 from roundgate.deployment import machine
 from roundgate.deployment.template import Function
-from roundgate.errors import InvocationFailed, PayloadTooLarge, Throttled
+from roundgate.errors import Inside
 
 START_S = 20
 MAX_PAYLOAD_BYTES = 6 * 1024 * 1024
@@ -53,6 +53,23 @@ MOST_IN_CHAIN: Final = 16
 """After so many invocations in one chain AWS Lambda invokes the function no more, unless it has
 `RecursiveLoop: Allow`: the message goes to the dead-letter queue."""
 _LINEAGE: Final = re.compile(r"(?:^|;)Lineage=[0-9a-f]+:(\d+)")
+
+
+class InvocationFailed(Inside):
+    """A function of the local stack raised, timed out, or its environment died. `said` is the
+    response of AWS to its invoker."""
+
+    def __init__(self, message: str, said: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.said = said or {"errorType": "Runtime.ExitError", "errorMessage": message}
+
+
+class PayloadTooLarge(InvocationFailed):
+    """The event is larger than AWS Lambda accepts; nothing was invoked."""
+
+
+class Throttled(InvocationFailed):
+    """The limit of concurrent functions is reached; nothing was invoked."""
 
 
 def new_trace() -> str:

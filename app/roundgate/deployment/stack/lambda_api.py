@@ -37,12 +37,13 @@ from roundgate.deployment.stack.events import served
 from roundgate.deployment.stack.functions import (
     MAX_PAYLOAD_BYTES,
     Account,
+    InvocationFailed,
     Pool,
+    Throttled,
     Tools,
     environments,
 )
 from roundgate.deployment.template import Function
-from roundgate.errors import InvocationFailed, Throttled
 
 MAX_EVENT_BYTES: Final = 1024 * 1024
 MAX_CLIENT_CONTEXT: Final = 3_583

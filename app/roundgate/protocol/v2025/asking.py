@@ -54,26 +54,26 @@ def request_params(
 def _plain_field(field: Mapping[str, Any]) -> dict[str, Any]:
     """Return a field in the form of 2025-06-18. A choice of several, which that revision lacks, is
     text with commas between the values."""
-    given = dict(field)
-    if "oneOf" in given:
-        given["enum"] = [one["const"] for one in given["oneOf"]]
-        given["enumNames"] = [one.get("title", one["const"]) for one in given["oneOf"]]
-    kind = given.get("type", "string")
+    plain = dict(field)
+    if "oneOf" in plain:
+        plain["enum"] = [option["const"] for option in plain["oneOf"]]
+        plain["enumNames"] = [option.get("title", option["const"]) for option in plain["oneOf"]]
+    kind = plain.get("type", "string")
     if kind not in _FIELD:
-        choices = ", ".join(_choices(given.get("items", {})))
-        said = f"{given['description']} " if "description" in given else ""
-        given |= {
+        choices = ", ".join(_choices(plain.get("items", {})))
+        description = f"{plain['description']} " if "description" in plain else ""
+        plain |= {
             "type": "string",
-            "description": f"{said}Several of, with commas between them: {choices}",
+            "description": f"{description}Several of, with commas between them: {choices}",
         }
         kind = "string"
-    return {name: value for name, value in given.items() if name in _FIELD[kind]}
+    return {name: value for name, value in plain.items() if name in _FIELD[kind]}
 
 
 def _choices(items: Mapping[str, Any]) -> list[str]:
     return [
-        str(one)
-        for one in items.get("enum") or [option["const"] for option in items.get("anyOf", ())]
+        str(choice)
+        for choice in items.get("enum") or [option["const"] for option in items.get("anyOf", ())]
     ]
 
 

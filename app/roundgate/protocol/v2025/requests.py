@@ -63,33 +63,35 @@ class Opening:
         Raises:
             InvalidParams: the params are malformed.
         """
-        asked = params.validate(_InitializeParams, request.params)
-        revision = negotiated(asked.protocol_version)
+        opening = params.validate(_InitializeParams, request.params)
+        revision = negotiated(opening.protocol_version)
         named = {
             name: text[:MAX_NAME]
-            for name, text in asked.client_info.items()
+            for name, text in opening.client_info.items()
             if name in ("name", "version") and isinstance(text, str)
         }
-        return cls(asked.protocol_version, revision, _askable(revision, asked.capabilities), named)
+        return cls(
+            opening.protocol_version, revision, _askable(revision, opening.capabilities), named
+        )
 
 
 def _askable(revision: Revision, declared: Mapping[str, Any]) -> dict[str, Any]:
     """Return the declared capabilities that let a server ask, as the newest
     `ClientCapabilities`."""
-    found: dict[str, Any] = {}
+    askable: dict[str, Any] = {}
     for name in ("elicitation", "sampling", "roots"):
-        given = declared.get(name)
-        if given is None or name not in revision.asks:
+        capability = declared.get(name)
+        if capability is None or name not in revision.asks:
             continue
-        if not isinstance(given, dict):
+        if not isinstance(capability, dict):
             raise InvalidParams(f"params.capabilities.{name} must be an object")
-        found[name] = {part: {} for part in given if f"{name}.{part}" in revision.asks}
+        askable[name] = {part: {} for part in capability if f"{name}.{part}" in revision.asks}
     # a client that names no mode has forms (2025-11-25); earlier revisions have only forms
-    if "elicitation" in found:
-        given = declared["elicitation"]
-        if "form" in given or not found["elicitation"]:
-            found["elicitation"]["form"] = {}
-    return found
+    if "elicitation" in askable:
+        capability = declared["elicitation"]
+        if "form" in capability or not askable["elicitation"]:
+            askable["elicitation"]["form"] = {}
+    return askable
 
 
 def inbound_of(
@@ -108,15 +110,15 @@ def inbound_of(
     feature = FEATURES.get(request.method)
     if feature is None or feature not in features:
         raise MethodNotFound(f"Method not found: {request.method[:100]}")
-    given = request.params.get("_meta", {})
-    if not isinstance(given, dict):
+    raw_meta = request.params.get("_meta", {})
+    if not isinstance(raw_meta, dict):
         raise InvalidParams("params._meta must be an object")
     member = _NAMED.get(request.method)
     name = None if member is None else request.params.get(member)
     if member is not None and not isinstance(name, str):
         raise InvalidParams(f"params.{member} must be a string")
     # every level: the session's own level is stored in a row that is read when a handler logs
-    meta = Meta(capabilities, dict(client_info), "debug", _progress_token(given), given)
+    meta = Meta(capabilities, dict(client_info), "debug", _progress_token(raw_meta), raw_meta)
     own = request.params
     if not _OF_LATER.isdisjoint(own):
         own = {key: value for key, value in own.items() if key not in _OF_LATER}

@@ -35,7 +35,7 @@ class Results:
     def entries(self, member: str, entries: bytes) -> bytes:
         """Return the serialised entries of a list in the form of the revision."""
         shape = shapes.ENTRIES[member]
-        shaped = [shape(self._revision, one) for one in json.decode(b"[%b]" % entries)]
+        shaped = [shape(self._revision, entry) for entry in json.decode(b"[%b]" % entries)]
         return json.encode(shaped)[1:-1]
 
     def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:
@@ -45,5 +45,5 @@ class Results:
 
 def asked(result: bytes) -> tuple[dict[str, Any], str]:
     """Return the questions by key and the state that `Results.input_required` wrote."""
-    found = json.decode(result)
-    return found["inputRequests"], found["requestState"]
+    decoded = json.decode(result)
+    return decoded["inputRequests"], decoded["requestState"]

@@ -36,7 +36,9 @@ def prompt(revision: Revision, definition: Mapping[str, Any]) -> Wire:
     """Return an entry of prompts/list."""
     shaped = _only(revision.prompt, definition)
     if "arguments" in shaped:
-        shaped["arguments"] = [_only(revision.argument, one) for one in shaped["arguments"]]
+        shaped["arguments"] = [
+            _only(revision.argument, argument) for argument in shaped["arguments"]
+        ]
     return shaped
 
 
@@ -77,13 +79,14 @@ def result(revision: Revision, given: Mapping[str, Any]) -> Wire:
     if isinstance(blocks := shaped.get("content"), list):
         # nearly all are plain text without further members
         shaped["content"] = [
-            one if len(one) == 2 and "text" in one else block(revision, one) for one in blocks
+            content if len(content) == 2 and "text" in content else block(revision, content)
+            for content in blocks
         ]
     elif isinstance(contents := shaped.get("contents"), list):
-        shaped["contents"] = [_only(revision.contents, one) for one in contents]
+        shaped["contents"] = [_only(revision.contents, content) for content in contents]
     elif isinstance(messages := shaped.get("messages"), list):
         shaped["messages"] = [
-            {**one, "content": block(revision, one["content"])} for one in messages
+            {**content, "content": block(revision, content["content"])} for content in messages
         ]
     if not (revision.has_structured and isinstance(shaped.get("structuredContent"), dict)):
         shaped.pop("structuredContent", None)

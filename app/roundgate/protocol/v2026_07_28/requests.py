@@ -166,16 +166,16 @@ def mirrored_arguments(input_schema: Mapping[str, Any]) -> tuple[ParamHeader, ..
     Raises:
         ValueError: an annotation violates "Schema Extension"; clients would have to drop the tool.
     """
-    found: dict[str, ParamHeader] = {}
+    headers: dict[str, ParamHeader] = {}
     for path, schema in _positions(input_schema):
         if ANNOTATION in schema:
             header = _param_header(path, schema)
-            if header.key in found:
+            if header.key in headers:
                 raise ValueError(
                     f"{ANNOTATION} {schema[ANNOTATION]!r} is used twice; the names must differ in more than case"
                 )
-            found[header.key] = header
-    return tuple(found.values())
+            headers[header.key] = header
+    return tuple(headers.values())
 
 
 def _param_header(path: tuple[str, ...] | None, schema: Mapping[str, Any]) -> ParamHeader:
@@ -219,16 +219,18 @@ def _positions(
     while stack:
         path, schema = stack.pop()
         if isinstance(schema, list):
-            stack.extend((None, one) for one in schema)
+            stack.extend((None, member) for member in schema)
         if not isinstance(schema, Mapping):
             continue
         yield path, schema
         stack.extend((None, schema.get(keyword)) for keyword in _APPLICATORS)
         stack.extend(
-            (None, one) for keyword in _NAMED_SCHEMAS for one in _members(schema, keyword).values()
+            (None, member)
+            for keyword in _NAMED_SCHEMAS
+            for member in _members(schema, keyword).values()
         )
-        for name, one in _members(schema, "properties").items():
-            stack.append((None if path is None else (*path, name), one))
+        for name, member in _members(schema, "properties").items():
+            stack.append((None if path is None else (*path, name), member))
 
 
 def _members(schema: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:

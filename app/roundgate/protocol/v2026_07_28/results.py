@@ -67,8 +67,10 @@ class Results:
     def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:
         """Return the schema's `InputRequiredResult`: the questions by key, if any, and the state
         of the call."""
-        asked = {"inputRequests": dict(requests)} if requests else {}
-        return self.write({"resultType": "input_required", **asked, "requestState": request_state})
+        members = {"inputRequests": dict(requests)} if requests else {}
+        return self.write(
+            {"resultType": "input_required", **members, "requestState": request_state}
+        )
 
 
 def result_format(server_info: Mapping[str, Any]) -> Results:
