@@ -23,7 +23,7 @@ from roundgate.client.connection import Connection
 from roundgate.client.flows import LEGACY, Listing
 from roundgate.client.following import Subscription
 from roundgate.client.link import Link
-from roundgate.client.messages import Listener, SessionOver, TryLater
+from roundgate.client.messages import Listener
 from roundgate.client.stdio import StdioLink
 from roundgate.client.types import Json
 from roundgate.clock import Clock, Deadline
@@ -303,7 +303,7 @@ async def _listen(connection: Connection, changed: Callable[[], None]) -> None:
         async with Subscription(connection, {"toolsListChanged": True}) as changes:
             async for _ in changes:
                 changed()
-    except (ClientError, SessionOver, TryLater):
+    except ClientError:
         return
 
 
