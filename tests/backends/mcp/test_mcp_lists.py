@@ -188,9 +188,11 @@ async def test_a_gateway_whose_only_server_is_down_starts_and_heals() -> None:
     upstream = Upstream(is_down=True)
     async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
         assert await names(mcp) == []
+        assert (await mcp.result("tools/list"))["ttlMs"] == 0
         assert (await health(mcp))["status"] == "down"
         upstream.is_down = False
         await until(["up__t"], lambda: names(mcp))
+        assert (await mcp.result("tools/list"))["ttlMs"] > 0
 
 
 async def test_the_tools_of_a_server_that_goes_down_stay_listed() -> None:
