@@ -29,8 +29,8 @@ async def main(names: Sequence[str]) -> int:
     for subject in SUBJECTS:
         if not names or any(name in subject.name for name in names):
             async with served(subject) as url:
-                outcomes = await examined({"url": url}, subject.checks, url, subject.revision)
-                rows.append((subject.name, *outcomes))
+                found = await examined({"url": url}, subject.checks, url, subject.revision)
+                rows.append((subject.name, *found))
     for name, command, checks in PROGRAMS:
         if not names or any(part in name for part in names):
             rows.append((name, *await examined({"command": command}, checks, None, "")))
