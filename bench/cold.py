@@ -33,13 +33,12 @@ from bench.measurements import Sample, Settings, rotated
 from bench.servers import Cores
 from bench.subjects import ROOT
 from bench.wire import KNOWS_TASKS, http_request
-from roundgate.auth import LOCAL
+from roundgate.auth import LOCAL, owner_of
 from roundgate.deployment import machine, packaging
 from roundgate.deployment.stack.functions import INVOCATION, Environment, Tools, unpack
 from roundgate.deployment.stack.services import Aws, make_resources, services
 from roundgate.deployment.stack.stack import build_zips, find_tools
 from roundgate.deployment.template import Function, Template
-from roundgate.tasks import owner_of
 
 WITH_BYTE_CODE = "byte code in the zips"
 WITHOUT = "sources alone in the zips"

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from bench.dynamodb import Emulator
 from bench.measurements import Sample
-from roundgate.auth import LOCAL
+from roundgate.auth import LOCAL, owner_of
 from roundgate.backends import Offering, Tool, build
 from roundgate.clock import Clock
 from roundgate.protocol import TextContent, ToolResult
@@ -28,7 +28,7 @@ from roundgate.settings import TasksConfig
 from roundgate.storage import TaskQueue, TaskRef
 from roundgate.storage.dynamodb import DynamoDbTasks
 from roundgate.storage.sqlite import Database, SqliteQueue
-from roundgate.tasks import TaskCall, Tasks, owner_of
+from roundgate.tasks import TaskCall, Tasks
 from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.worker import Worker
 

@@ -18,14 +18,14 @@ from typing import Any
 
 from bench.dynamodb import Emulator
 from bench.wire import FILLED, KNOWS_TASKS, LARGE, LARGE_RESULT
-from roundgate.auth import LOCAL
+from roundgate.auth import LOCAL, owner_of
 from roundgate.clock import Clock
 from roundgate.json import encode
 from roundgate.protocol import Status
 from roundgate.storage import TaskRef
 from roundgate.storage.dynamodb import BATCH, SHARDS, DynamoDbTasks
 from roundgate.storage.sqlite import Database, SqliteTasks
-from roundgate.tasks import TaskCall, owner_of
+from roundgate.tasks import TaskCall
 from roundgate.tasks.events import NOTHING, NewTask
 from roundgate.tasks.stored import Claimed, StoredTasks
 

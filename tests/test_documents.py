@@ -160,6 +160,15 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
     assert missing == [], f"docs/site/index.md: put these into one of its lists: {missing}"
 
 
+def test_the_site_has_the_order_of_the_list_of_documents() -> None:
+    listed = [
+        str((DOCS / target).resolve().relative_to(ROOT).with_suffix(""))
+        for target in re.findall(r"\]\(([^)]*\.md)\)", (DOCS / "README.md").read_text())
+    ]
+    order = [line for line in SITE.read_text().splitlines() if re.fullmatch(r"[\w/-]+", line)]
+    assert [page for page in order if page != "docs/README"] == listed
+
+
 def test_every_package_is_in_the_table_of_the_architecture() -> None:
     table = (DOCS / "architecture.md").read_text().partition("| package |")[2].partition("\n\n")[0]
     packages = sorted(

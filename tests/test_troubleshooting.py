@@ -1,5 +1,5 @@
-"""docs/troubleshooting.md has every error that a caller can get, under its code, and
-none that there is not."""
+"""docs/troubleshooting.md has every error that a caller can get, under its code, and none that
+there is not. Errors that say enough by themselves are in `support/clear_errors.txt` instead."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tests.support.documents import ROOT
 from tests.support.said import parents, told
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
+CLEAR = ROOT / "tests" / "support" / "clear_errors.txt"
 WITHOUT_A_CODE = {
     "AuthError": "HTTP 401",
     "TransportError": "HTTP 4xx",
@@ -55,9 +56,16 @@ def documented() -> list[tuple[str, str]]:
     ]
 
 
+def clear() -> list[tuple[str, str]]:
+    """Each message that needs no explanation, with the heading of its section."""
+    _, *parts = re.split(r"^## (.*)\n", CLEAR.read_text(), flags=re.MULTILINE)
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    return [(title, message) for title, text in pairs for message in text.split("\n") if message]
+
+
 def test_every_error_that_a_caller_can_get_is_in_the_documentation() -> None:
     code = {(section_of(said.kind), said.template): said.at for said in told()}
-    pages = documented()
+    pages = [*documented(), *clear()]
     missing = [
         f"add to '## {title}' (from {at}): | `{message}` | why, and what to do |"
         for (title, message), at in code.items()
@@ -69,9 +77,11 @@ def test_every_error_that_a_caller_can_get_is_in_the_documentation() -> None:
         if (title, message) not in code
     ]
     assert not missing + surplus, "\n".join(
-        ["docs/troubleshooting.md is not what the code says:", *missing, *surplus]
+        [f"docs/troubleshooting.md or {CLEAR.name} is not what the code says:", *missing, *surplus]
     )
-    assert len(pages) == len(set(pages)), "a row of docs/troubleshooting.md stands there twice"
+    assert len(pages) == len(set(pages)), (
+        "a message stands twice, on the page or in clear_errors.txt"
+    )
 
 
 def test_every_code_that_leaves_the_gateway_has_a_section() -> None:

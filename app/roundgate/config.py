@@ -140,7 +140,7 @@ class GatewayConfig(Model):
                 raise ValueError(f"the path {path!r} of a view is the gateway's own")
         operators = None if self.auth == "none" else self.auth.operator_scope
         if operators is not None and any(operators in view.scopes for view in self.views):
-            raise ValueError("auth.operator_scope must be none of a view's scopes")
+            raise ValueError("auth.operator_scope must not be one of a view's scopes")
         return self
 
 
@@ -322,7 +322,7 @@ def _repeated_names(value: Any, origin: Origin) -> list[Problem]:
         if isinstance(name, str) and (first := seen.setdefault(name, index)) != index:
             place = origin.at("backends", index, "name")
             problems.append(
-                place.problem(f"is the name of backends[{first}] too", "choose another")
+                place.problem(f"is also the name of backends[{first}]", "choose another")
             )
     return problems
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 
 class RoundgateError(Exception):
@@ -203,7 +203,22 @@ class Unavailable(GatewayError):
     """A part that the answer needs is unavailable; a retry after `retry_s` seconds may succeed. A
     write may have happened."""
 
-    retry_s: Final = 5
+    retry_s: ClassVar[int] = 5
+
+
+class QuotaExceeded(Unavailable):
+    """429: as much is stored for the caller as may be. Nothing of the write has happened. `most` is
+    the limit in bytes."""
+
+    retry_s: ClassVar[int] = 60
+
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"More than {most:,} bytes would be stored for you (limits.max_stored_bytes). Wait until "
+            "earlier tasks, long results and unfinished calls expire, store less in one, or ask the "
+            "operator of this server to raise the limit"
+        )
+        self.most = most
 
 
 class StoreAway(Unavailable):

@@ -205,7 +205,7 @@ async def play(shop: Shop, both: Sequence[Replica]) -> None:
 
         shop.open("carrier-closed")
         goes_on = shop.tasks("retry", found["task"], "--json")
-        going_on = json.loads(goes_on)["text"].partition("goes on as ")[2].partition(":")[0]
+        going_on = json.loads(goes_on)["text"].partition("continues as ")[2].partition(":")[0]
         say("operator", "has the carrier open again, and retries")
         retried = client.resume(f"{survivor.url}#task={going_on.partition('.')[2]}")
         done = await retried.wait()

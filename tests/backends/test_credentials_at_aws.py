@@ -170,7 +170,7 @@ async def test_a_secret_is_read_again_when_it_is_old_and_the_one_before_serves_m
     [
         ("${secret:not-there}", "not-there is not in AWS Secrets Manager"),
         ("${ssm:/not/there}", "/not/there is not in the Parameter Store"),
-        ("${secret:NAME#member}", "secret:NAME is no JSON object"),
+        ("${secret:NAME#member}", "secret:NAME is not a JSON object"),
         ("${ssm:OBJECT#member}", "ssm:OBJECT has no text at 'member'"),
         ("${secret:LINES}", "secret:LINES goes into an HTTP header"),
         ("${file:not/there}", "not/there: No such file or directory"),
@@ -227,7 +227,7 @@ def test_no_other_setting_takes_what_is_kept_at_aws(tmp_path: Path, line: str) -
     with pytest.raises(ConfigError) as refused:
         config.load(path, {})
     [problem] = refused.value.problems
-    assert problem.message == "cannot be kept at AWS"
+    assert problem.message == "may not be a reference to AWS"
     assert problem.line == 1
 
 

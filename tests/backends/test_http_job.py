@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from roundgate.auth import owner_of
 from roundgate.auth.principal import LOCAL
 from roundgate.backends.http.exchanges import INPUT_REQUIRED
 from roundgate.cli import main
@@ -21,7 +22,6 @@ from roundgate.errors import LeaseLost
 from roundgate.main import build_app
 from roundgate.runtime.startup import Stores, make_stores
 from roundgate.storage.tasks import TaskRecord, TaskRef
-from roundgate.tasks.call import owner_of
 from roundgate.tasks.turn import Turn
 from tests.support import wire
 from tests.support.asgi import client, config_of, stoppable

@@ -136,7 +136,7 @@ HEAD = "cassette: 1\ninteractions:\n  - request: {method: ping}\n    response:\n
         (HEAD + "      headers: {x-a: 1}\n", 5, "put it in quotes"),
         ("cassette: 1\nignore: ['a..b']\ninteractions: []\n", 2, "is no path"),
         ("cassette: 1\na: &a [1]\nb: *a\n", 3, "has an alias"),
-        ("cassette: 1\ncassette: 1\n", 2, "is there twice"),
+        ("cassette: 1\ncassette: 1\n", 2, "appears twice"),
         ("cassette: [1\n", 2, "is not YAML"),
     ],
 )

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from roundgate.cassettes import Proxy, Recorder
-from roundgate.cassettes.web import Asked
+from roundgate.cassettes.web import IncomingRequest
 from roundgate.client import HttpRequest, HttpResponse
 from roundgate.errors import ConnectionLost
 from roundgate.json import decode
@@ -60,8 +60,8 @@ def proxy(*answers: Response | Exception) -> tuple[Proxy, Server]:
     return Proxy(URL, Recorder(None, URL, transport=server)), server
 
 
-def asked(body: bytes = REQUEST, method: str = "POST") -> Asked:
-    return Asked(method, "/mcp", {"content-type": "application/json"}, body)
+def asked(body: bytes = REQUEST, method: str = "POST") -> IncomingRequest:
+    return IncomingRequest(method, "/mcp", {"content-type": "application/json"}, body)
 
 
 @pytest.mark.parametrize(("body", "request_id"), [(REQUEST, 7), (b"{", None), (b"[1]", None)])

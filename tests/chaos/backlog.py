@@ -198,7 +198,7 @@ async def _watch(store: StoredTasks, count: int, begun: float) -> list[tuple[flo
 
 
 def _owner() -> str:
-    from roundgate.tasks.call import owner_of
+    from roundgate.auth import owner_of
 
     return owner_of(MANY)
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from roundgate import json
+from roundgate.auth import owner_of
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.protocol.tasks import Status
@@ -36,7 +37,7 @@ from roundgate.runtime import startup
 from roundgate.settings import TasksConfig
 from roundgate.settings import process as settings
 from roundgate.storage.tasks import TaskRef
-from roundgate.tasks.call import TaskCall, owner_of
+from roundgate.tasks.call import TaskCall
 from roundgate.tasks.service import Tasks
 from tests.chaos.fleet import Member
 from tests.chaos.orders import table

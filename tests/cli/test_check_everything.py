@@ -95,12 +95,12 @@ PLACES = {
     ("gateway.yaml:3", "http.max_conections", "correct its spelling"),
     ("gateway.yaml:4", "auth.issuer", "add it"),
     ("gateway.yaml:4", "auth.isuer", "correct its spelling"),
-    ("gateway.yaml:5", "caching.tools.ttl_s", "there twice"),
+    ("gateway.yaml:5", "caching.tools.ttl_s", "appears twice"),
     ("broken.py:3", "backends[1]", "SyntaxError"),
     ("orders.py:3", "backends[2]", "No module named 'nowhere_to_be_found'"),
     ("gateway.yaml:10", "backends[3]", "there is no Python file gone.py"),
     ("gateway.yaml:11", "backends[4]", "'pyton'"),
-    ("gateway.yaml:12", "backends[5].name", "is the name of backends[0] too"),
+    ("gateway.yaml:12", "backends[5].name", "is also the name of backends[0]"),
     ("gateway.yaml:13", "backends[6].base_url", "SHOP_URL is not set"),
     ("gateway.yaml:17", "backends[7].credential", "give exactly one of"),
     ("gateway.yaml:19", "backends[7].tools[0].task", "'optional'"),
@@ -168,6 +168,6 @@ def test_a_port_that_somebody_has_and_an_exposed_host_are_problems(good: Path) -
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         ran = roundgate("check", "--port", port, directory=good)
-    assert (ran.status, f"--port {port}: it cannot be had" in ran.err) == (1, True)
+    assert (ran.status, f"--port {port}: it is not free" in ran.err) == (1, True)
     ran = roundgate("check", "--host", "0.0.0.0", directory=good)
     assert "there is no authentication, but --host 0.0.0.0" in ran.err

@@ -253,11 +253,11 @@ def test_the_argument_of_a_bad_schema_is_named(check: Check) -> None:
 
 
 FILES = {
-    "tabs": ("backends:\n\t- kind: python\n", "YAML takes no tabs"),
+    "tabs": ("backends:\n\t- kind: python\n", "YAML does not allow tabs"),
     "not UTF-8": (b"server: {name: caf\xe9}\n" + PYTHON.encode(), "save the file as UTF-8"),
-    "colon in a text": (f"server:\n  title: My shop: best\n{PYTHON}", "in quotes"),
+    "colon in a text": (f"server:\n  title: My shop: best\n{PYTHON}", "quote the text"),
     "at sign": (f"server:\n  title: @x\n{PYTHON}", 'begins with @ in quotes: "@…"'),
-    "open quotes": (f'server:\n  title: "x\n{PYTHON}', "close the quotes"),
+    "open quotes": (f'server:\n  title: "x\n{PYTHON}', "close the open quotes"),
     "two documents": (f"{PYTHON}---\n{PYTHON}", "keep one document"),
     "tag": (f"server: !x {{name: a}}\n{PYTHON}", "take out the word with !"),
     "yes for a name": (f"server: {{name: yes}}\n{PYTHON}", "quote it"),
@@ -270,7 +270,7 @@ FILES = {
     ),
     "line ends of Windows": (PYTHON.replace("\n", "\r\n"), None),
     "byte order mark": (f"\ufeff{PYTHON}", None),
-    "key twice": (f"server: {{name: a}}\nserver: {{name: b}}\n{PYTHON}", "is there twice"),
+    "key twice": (f"server: {{name: a}}\nserver: {{name: b}}\n{PYTHON}", "appears twice"),
     "unset variable": (PYTHON.replace("tools.py", "${NOPE_X}"), "set it, or write ${NOPE_X:-"),
     "variable of the shell": (PYTHON.replace("tools.py", "$X/tools.py"), "in braces: ${NAME}"),
     "port": (f"{PYTHON}http: {{port: '8000'}}\n", "`roundgate serve --port 8000`"),
@@ -291,7 +291,7 @@ FILES = {
     "host without a scheme": (HTTP.replace("https://", ""), "write the whole URL"),
     "method in small letters": (f"{HTTP}        method: post\n", "write POST"),
     "credential as text": (f"{HTTP}    credential: abc\n", '{bearer: "${TOKEN}"}'),
-    "name with a blank": (PYTHON.replace("name: t", "name: my t"), "alone, 40 at most"),
+    "name with a blank": (PYTHON.replace("name: t", "name: my t"), "at most 40 letters"),
     "no suffix": (PYTHON.replace("tools.py", "tools"), "write path: tools.py"),
     "file for a module": (PYTHON.replace("path:", "module:"), "write path: tools.py"),
     "auth without an issuer": (f"auth: jwt\n{PYTHON}", "write auth: {issuer"),

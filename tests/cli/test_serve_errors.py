@@ -74,14 +74,14 @@ def test_a_port_that_somebody_has_is_told_before_anything_is_served(
     with socket.create_server(("127.0.0.1", 0)) as taken, caplog.at_level(logging.INFO):
         port = taken.getsockname()[1]
         assert main(["serve", str(own), "--port", str(port)]) == 2
-    assert f"--port {port}: it cannot be had at 127.0.0.1" in capsys.readouterr().err
+    assert f"--port {port}: it is not free at 127.0.0.1" in capsys.readouterr().err
     assert "serving" not in caplog.text
 
 
 @pytest.mark.usefixtures("environment")
 def test_so_is_an_address_that_is_none(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", str(own), "--host", "256.1.1.1", "--allow-anonymous"]) == 2
-    assert "--host 256.1.1.1: this is no address" in capsys.readouterr().err
+    assert "--host 256.1.1.1: this machine does not have this address" in capsys.readouterr().err
 
 
 def test_the_log_for_people_says_where_it_serves_and_what_failed_and_the_caller_sees_it(

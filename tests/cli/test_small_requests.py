@@ -111,7 +111,7 @@ async def test_bytes_that_are_no_base64_are_the_servers_fault(commands: Commands
     commands.answers["resources/read"] = {"contents": [{"uri": "note://one", "blob": "?"}], **KEPT}
     status, out, err = await commands("read", "note://one")
     assert (status, out) == (3, b"")
-    assert "is no base64" in err
+    assert "is not base64" in err
 
 
 async def test_a_prompt_is_printed_message_by_message(commands: Commands) -> None:
@@ -128,7 +128,7 @@ async def test_an_argument_without_a_name_is_a_mistake_of_the_command(
 ) -> None:
     status, out, err = await commands("prompt", "greet", said)
     assert (status, out) == (2, b"")
-    assert f"{said!r} is no argument: give key=value" in err
+    assert f"{said!r} is not an argument: give key=value" in err
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_cases_are_chosen_by_name_and_tag(run: Run, suite: str) -> None:
     assert run(suite, "--filter", "quick", "--list")[1] == f"{suite}\tadds\n"
     status, _, err = run(suite, "--filter", "nothing")
     assert status == 2
-    assert "--list has them" in err
+    assert "--list prints them" in err
 
 
 def test_the_first_failure_may_be_the_last_case(run: Run, suite: str) -> None:
@@ -119,7 +119,7 @@ def test_snapshots_are_stored_compared_and_dropped(run: Run, suite: str) -> None
     assert run(suite, "--update")[0] == 0
     assert stored.read_text().splitlines()[1:] == ["two: 2"]
     path.write_text(text.replace("true", "false"))
-    assert "snapshots that no step uses: two" in run(suite)[1]
+    assert "unused snapshots: two" in run(suite)[1]
 
 
 def test_what_is_wrong_with_a_suite_is_status_2(run: Run, suite: str) -> None:

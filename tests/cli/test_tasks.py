@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from roundgate.auth import owner_of
 from roundgate.auth.principal import LOCAL
 from roundgate.cli import main, tasks
 from roundgate.cli.output import say
@@ -25,7 +26,6 @@ from roundgate.settings.process import from_environment
 from roundgate.storage import TaskRef
 from roundgate.storage.dynamodb import DynamoDbTasks
 from roundgate.storage.sqlite import Database, SqliteTasks
-from roundgate.tasks.call import owner_of
 from roundgate.tasks.events import Cancelled, NewTask
 from roundgate.tasks.stored import StoredTasks
 from tests.support.command import roundgate
@@ -210,7 +210,7 @@ async def test_tasks_that_ended_are_purged_by_what_they_are(
     ended = {ref(made[how]) for how in ("completed", "failed", "cancelled")}
     assert (status, set(out.split()), err) == (0, ended, "purge: 3 tasks\n")
     status, out, err = await operator("purge", "--owner", OWNER)
-    assert (status, out, err) == (1, "", "purge 3 tasks: say so with --yes\n")
+    assert (status, out, err) == (1, "", "purge 3 tasks: confirm with --yes\n")
     assert len(await operator.rows()) == 4
     status, out, _ = await operator("purge", "--owner", OWNER, "--yes")
     assert (status, {line.removesuffix(" is purged") for line in out.splitlines()}) == (0, ended)
@@ -218,7 +218,7 @@ async def test_tasks_that_ended_are_purged_by_what_they_are(
     status, out, err = await operator("purge", ref(made["input_required"]), ref(made["failed"]))
     assert (status, out) == (1, "")
     assert err.splitlines() == [
-        f"{ref(made[how])} is not there, or is open: cancel it first"
+        f"{ref(made[how])} does not exist, or is open: cancel it first"
         for how in ("input_required", "failed")
     ]
 
@@ -272,9 +272,12 @@ async def test_what_a_worker_has_begun_since_it_was_found_stays_with_it(
         changed("wake_ms = expires_ms")
     monkeypatch.setattr(tasks, "_is_agreed", agreed)
     status, out, err = await operator(action, "--tool", "dig")
-    assert (status, out) == (0, f"{ref(waits)} is queued; whoever had it can write to it no more\n")
+    assert (status, out) == (
+        0,
+        f"{ref(waits)} is queued; a worker that had it can no longer write to it\n",
+    )
     assert err.startswith(f"{ref(begun)} ")
-    assert "or a worker has begun with it since" in err
+    assert "or a worker has claimed it meanwhile" in err
 
 
 @pytest.mark.parametrize("action", ["cancel", "requeue", "retry", "purge"])
@@ -310,7 +313,7 @@ async def test_a_store_that_goes_away_while_tasks_are_changed_leaves_none_untold
     status, out, err = await operator("cancel", *map(ref, made))
     assert status == 1
     assert out.splitlines() == [f"{ref(made[n])} is cancelled" for n in (0, 2)]
-    unknown = f"{ref(made[1])} may have been changed or not: look at it, and try again"
+    unknown = f"{ref(made[1])} may have been changed or not: show it, and try again"
     assert err.splitlines() == [unknown, "the store is away"]
 
 
@@ -339,7 +342,7 @@ async def test_nothing_is_done_to_tasks_that_nobody_has_named(
     for which in ((), (ref(task_id), "--tool", "dig")):
         status, out, err = await operator(action, *which, "--yes")
         assert (status, out) == (2, "")
-        assert err.startswith("name tasks, or say which with --owner, --tool,")
+        assert err.startswith("name tasks, or filter them with --owner, --tool,")
 
 
 @pytest.mark.parametrize("action", [("list",), ("show", "a.b"), ("purge", "a.b"), ("count",)])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from roundgate.auth import Principal
+from roundgate.auth import Principal, owner_of
 from roundgate.cli import parse
 from roundgate.storage import TaskRef
-from roundgate.tasks import owner_of
 
 CALL = ["call", "https://h/mcp", "add"]
 

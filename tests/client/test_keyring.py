@@ -146,7 +146,7 @@ async def test_a_login_of_the_command_line_is_kept_where_there_is_a_keyring(
             )
             out, err = await asyncio.wait_for(process.communicate(), 120)
             assert (process.returncode, out) == (0, b"secret things\n"), err
-            assert (b"for this command alone" in err) is not works
+            assert (b"for this command only" in err) is not works
             assert len(guarded.registrations) == (1 if works else turn + 1)
     if works:
         assert len(json.loads((tmp_path / "keyring.json").read_text())) == 1

@@ -195,18 +195,17 @@ def extra(of: Path) -> Path:
 
 
 def _keep(found: dict[str, Any], of: Path) -> None:
-    """Those that were not driven stay as they were. The page has a table of those that are driven always."""
-    ordered = _kept(found, SUBJECTS, of)
-    documented.write(of.stem, ordered)
+    """Those that were not driven stay as they were. The page has those that are driven always."""
+    _kept(found, SUBJECTS, of)
+    documented.write()
     _kept(found, EXTRA, extra(of))
 
 
-def _kept(found: dict[str, Any], subjects: Sequence[Subject], of: Path) -> dict[str, Any]:
+def _kept(found: dict[str, Any], subjects: Sequence[Subject], of: Path) -> None:
     kept = {**_read(of), **found}
     ordered = {one.name: kept[one.name] for one in subjects if one.name in kept}
     if ordered:
         of.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
-    return ordered
 
 
 def _read(of: Path) -> dict[str, Any]:

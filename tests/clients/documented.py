@@ -1,9 +1,10 @@
-"""The tables of docs/clients.md: what was driven, as the files `expected` and
-`expected-stack` have it."""
+"""The table of docs/clients.md: what was driven, as `expected.json`, `expected-kill.json` and
+`expected-stack.json` have it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from pathlib import Path
 from typing import Any, Final
 
 from tests.clients.capabilities import NO_MEANS, RIGHT, YES
@@ -11,30 +12,50 @@ from tests.clients.subjects import ROOT
 
 PAGE: Final = ROOT / "docs/clients.md"
 MARKS: Final = (YES, NO_MEANS)
+_BEGIN: Final = (
+    "<!-- from tests/clients/expected*.json: scripts/clients --update writes this table -->"
+)
 _END: Final = "<!-- end of the table -->"
+_FILES: Final = {
+    "expected": "",
+    "expected-kill": " with `--kill`",
+    "expected-stack": " with `--stack`",
+}
+"""Each file of results, and what the table adds to a failure in it."""
 
 
-def table(expected: Mapping[str, Mapping[str, Any]]) -> str:
-    """The rows in Markdown."""
-    heads = ["client", "version", "speaks", *RIGHT]
+def table() -> str:
+    """Return the rows in Markdown: what each client has no means for, and what failed."""
+    heads = ["client", "version", "speaks", "has no means for", "fails"]
     lines = [heads, ["---"] * len(heads)]
-    for row in expected.values():
-        cells = [row[name] if row[name] in MARKS else "no" for name in RIGHT]
-        lines.append([f"`{row['client']}`", row["version"], row["revision"] or "", *cells])
+    results = {name: _read(name) for name in _FILES}
+    for subject, row in results["expected"].items():
+        lacks = [name for name in RIGHT if row[name] == NO_MEANS]
+        fails = [
+            f"{name}{_FILES[file]}"
+            for file, rows in results.items()
+            for name in RIGHT
+            if rows[subject][name] not in MARKS
+        ]
+        client = [f"`{row['client']}`", row["version"], row["revision"] or ""]
+        lines.append([*client, ", ".join(lacks), ", ".join(fails)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def in_page(name: str) -> str:
-    """A table as the page has it."""
-    return PAGE.read_text().partition(_begin(name))[2].partition(_END)[0].strip()
+def in_page() -> str:
+    """Return the table as the page has it."""
+    return PAGE.read_text().partition(_BEGIN)[2].partition(_END)[0].strip()
 
 
-def write(name: str, expected: Mapping[str, Mapping[str, Any]]) -> None:
-    """Put it into the page."""
-    before, _, rest = PAGE.read_text().partition(_begin(name))
+def write() -> None:
+    """Put the table into the page."""
+    before, _, rest = PAGE.read_text().partition(_BEGIN)
     after = rest.partition(_END)[2]
-    PAGE.write_text(f"{before}{_begin(name)}\n{table(expected)}\n{_END}{after}")
+    PAGE.write_text(f"{before}{_BEGIN}\n{table()}\n{_END}{after}")
 
 
-def _begin(name: str) -> str:
-    return f"<!-- from tests/clients/{name}.json: scripts/clients --update writes this table -->"
+def _read(name: str) -> dict[str, dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = json.loads(
+        Path(__file__).with_name(f"{name}.json").read_text()
+    )
+    return rows

@@ -390,7 +390,7 @@ def test_two_back_ends_of_one_name_are_refused(files: Files) -> None:
     )
     (problem,) = files.problems(text)
     assert (problem.line, problem.path) == (4, "backends[2].name")
-    assert problem.message == "is the name of backends[0] too"
+    assert problem.message == "is also the name of backends[0]"
 
 
 def test_every_repeated_key_is_told_with_both_lines(files: Files) -> None:
@@ -402,7 +402,7 @@ def test_every_repeated_key_is_told_with_both_lines(files: Files) -> None:
         (8, "backends"),
     ]
     assert [one.message for one in found[:2]] == [
-        "the key 'name' is there twice (first on line 2)"
+        "the key 'name' appears twice (first on line 2)"
     ] * 2
 
 

@@ -84,7 +84,7 @@ def test_what_aws_keeps_is_read_here_and_from_a_parameter_of_the_stack(
     ("reference", "says"),
     [
         ("${secret:shop/gone}", "shop/gone cannot be read from AWS: ResourceNotFoundException"),
-        ("${secret:shop/key#pin}", "no JSON object with the member pin"),
+        ("${secret:shop/key#pin}", "not a JSON object with the member pin"),
         ("Bearer ${ssm:/shop/pin}", "has to be the whole value"),
     ],
 )

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from roundgate import lambda_http, lambda_worker
+from roundgate.auth import owner_of
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.runtime import startup
 from roundgate.settings import process as settings
 from roundgate.storage.tasks import TaskRef
-from roundgate.tasks.call import owner_of
 from roundgate.tasks.stored import Claimed
 from roundgate.tokens import keys
 from tests.functions.conftest import Functions, LambdaContext, recorded

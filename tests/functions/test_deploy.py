@@ -48,11 +48,13 @@ def passed(command: list[str]) -> dict[str, str]:
     return dict(one.split("=", 1) for one in command[command.index(deploy_options.OVERRIDES) + 1 :])
 
 
-def wanted(config: Path, *options: str) -> deploy_options.Asked:
+def wanted(config: Path, *options: str) -> deploy_options.DeployOptions:
     return deploy_options.read_options("roundgate", [str(config), *options])
 
 
-def check(one: deploy_options.Asked, stored: dict[str, str], executions: int | None) -> None:
+def check(
+    one: deploy_options.DeployOptions, stored: dict[str, str], executions: int | None
+) -> None:
     """Whether a deployment is refused."""
     assert one.config is not None
     deploy.check(one, one.config, stored, executions)

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from roundgate import config, lambda_http, lambda_worker
+from roundgate.auth import owner_of
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock, Deadline
 from roundgate.lambda_worker import Function
 from roundgate.runtime import startup
 from roundgate.settings import TasksConfig
 from roundgate.settings import process as settings
-from roundgate.tasks.call import owner_of
 from roundgate.tasks.sweep import Sweep
 from tests.functions.conftest import Functions, LambdaContext, asking, recorded
 from tests.support.rounds import accept

@@ -43,7 +43,7 @@ default:
 """
 
 
-def completed(folder: Path, *rest: str, stack: str = "") -> options.Asked:
+def completed(folder: Path, *rest: str, stack: str = "") -> options.DeployOptions:
     return options.completed(options.read_options(stack, rest), folder / "gateway.yaml")
 
 

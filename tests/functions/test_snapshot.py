@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
+from roundgate.auth import owner_of
 from roundgate.auth.principal import LOCAL
 from roundgate.storage.dynamodb.table import create_table
-from roundgate.tasks.call import owner_of
 from tests.functions.conftest import asking, recorded
 from tests.support import moto_server
 from tests.support.dynamodb import Emulator

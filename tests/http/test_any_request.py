@@ -24,6 +24,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from roundgate.auth import owner_of
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.json import encode
@@ -31,7 +32,6 @@ from roundgate.observability import JsonFormatter
 from roundgate.protocol import v2025
 from roundgate.runtime.startup import Stores, make_stores
 from roundgate.storage.tasks import TaskRef
-from roundgate.tasks.call import owner_of
 from roundgate.tasks.events import NOTHING, NewTask
 from roundgate.tasks.stored import Claimed
 from tests.support import wire

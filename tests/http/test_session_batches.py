@@ -38,7 +38,7 @@ async def test_each_request_of_a_batch_has_its_response(app: FastAPI, session: S
     ]
     response = await session.send(app, batch)
     assert response.status_code == 200
-    ping, add, unknown = response.json()
+    ping, add, unknown = wire.events(response.text)
     assert ping == {"jsonrpc": "2.0", "id": "a", "result": {}}
     assert (add["id"], add["result"]["content"][0]["text"]) == ("b", "3")
     assert (unknown["id"], unknown["error"]["code"]) == ("c", -32602)
@@ -79,7 +79,7 @@ async def test_what_is_wrong_with_an_element_is_its_own_error(
 ) -> None:
     response = await session.send(app, [element, request("ping", request_id="well")])
     assert response.status_code == 200
-    wrong, well = response.json()
+    wrong, well = wire.events(response.text)
     assert wrong["error"]["code"] == code
     assert well["id"] == "well"
 
@@ -130,7 +130,7 @@ async def test_the_elements_of_a_batch_are_served_as_one_request_after_another()
     app = shop.gateway()
     session = await opened(app, "2025-03-26")
     response = await session.send(app, [calling("bring", n, size=10) for n in range(MAX_BATCH)])
-    assert [one["id"] for one in response.json()] == list(range(MAX_BATCH))
+    assert [one["id"] for one in wire.events(response.text)] == list(range(MAX_BATCH))
     assert (shop.ran, shop.most) == (MAX_BATCH, 1)
 
 
@@ -140,7 +140,7 @@ async def test_what_has_no_room_in_the_answer_to_a_batch_is_not_run() -> None:
     session = await opened(app, "2025-03-26")
     batch = [calling("bring", n, size=6_000) for n in range(4)]
     response = await session.send(app, [*batch, NOTE, request("ping", request_id="late")])
-    first, second, *others = response.json()
+    first, second, *others = wire.events(response.text)
     assert {len(one["result"]["content"][0]["text"]) for one in (first, second)} == {6_000}
     assert [one["id"] for one in others] == [2, 3, "late"]
     assert {one["error"]["message"].partition(";")[0] for one in others} == {
@@ -170,3 +170,31 @@ async def test_a_client_that_has_hung_up_has_no_more_of_its_batch_run() -> None:
         go_on.set()
         await stream.over()
     assert ran == [0]
+
+
+async def test_each_response_of_a_batch_is_sent_when_it_is_there() -> None:
+    go_on = asyncio.Event()
+
+    @tool
+    async def slow(waits: bool) -> str:
+        """Takes a while, if it waits."""
+        if waits:
+            await go_on.wait()
+        return "done"
+
+    app = gateway(slow)
+    session = await opened(app, "2025-03-26")
+    batch: Any = [calling("slow", 1, waits=False), calling("slow", 2, waits=True)]
+    async with session.stream(app, batch) as stream:
+        assert (await stream.message())["id"] == 1
+        go_on.set()
+        assert [one["id"] for one in await stream.over()] == [2]
+
+
+async def test_a_client_that_takes_no_streams_gets_one_array(
+    app: FastAPI, session: Session
+) -> None:
+    batch = [request("ping", request_id=n) for n in range(3)]
+    response = await session.send(app, batch, accept="application/json")
+    assert response.headers["content-type"] == "application/json"
+    assert [one["id"] for one in response.json()] == [0, 1, 2]

@@ -61,13 +61,13 @@ async def store(tmp_path: Path, clock: FixedClock) -> AsyncIterator[Counting]:
 
 @pytest.fixture
 def sessions(store: Counting, clock: FixedClock) -> Sessions:
-    return Sessions(store, clock)
+    return Sessions(lambda _: store, clock)
 
 
 @pytest.fixture
 def elsewhere(store: Counting, clock: FixedClock) -> Sessions:
     """In another process."""
-    return Sessions(store, clock)
+    return Sessions(lambda _: store, clock)
 
 
 async def test_a_new_session_has_the_state_of_one(sessions: Sessions) -> None:

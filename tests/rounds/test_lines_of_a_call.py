@@ -13,9 +13,9 @@ import pytest
 from pydantic import BaseModel
 
 from roundgate import Context, Form, tool
+from roundgate.auth import owner_of
 from roundgate.auth.principal import LOCAL
 from roundgate.settings.process import Settings
-from roundgate.tasks.call import owner_of
 from tests.support.asgi import client, gateway
 from tests.support.issuer import ISSUER, bearer, gateway_for, token
 from tests.support.log_lines import LogLines, log_lines

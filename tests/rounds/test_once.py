@@ -278,3 +278,32 @@ async def test_a_record_is_forgotten_once_its_token_has_expired(
     with sqlite3.connect(store) as db:
         assert db.execute("select count(*) from once").fetchone() == (1,)
     db.close()
+
+
+async def test_a_result_that_its_caller_has_no_room_for_is_sent_and_not_kept(
+    tmp_path: Path, effects: Effects
+) -> None:
+    @tool(once=True)
+    async def large(ctx: Context, size: int) -> str:
+        """Returns a text of so many characters."""
+        await ctx.elicit("sure", "Go on?", Consent)
+        effect(f"large {size}")
+        return "x" * size
+
+    limits = {"max_stored_bytes": 100_000}
+    async with client(replica(tmp_path / "gateway.sqlite3", large, limits=limits)) as mcp:
+        params = await confirmed(mcp, "large", size=200_000)
+        first, second = [(await send(mcp, params))["result"] for _ in range(2)]
+        assert len(first["content"][0]["text"]) == 200_000
+        assert "limits.max_stored_bytes" in second["content"][0]["text"]
+        statuses = []
+        for _ in range(60):
+            response = await mcp.post(
+                "tools/call", await confirmed(mcp, "large", size=1), clientCapabilities=CAPABILITIES
+            )
+            statuses.append(response.status_code)
+    assert sorted(set(statuses)) == [200, 429]
+    assert response.headers["retry-after"] == "60"
+    assert "100,000 bytes" in response.json()["error"]["message"]
+    ran = statuses.count(200)
+    assert effects() == ["large 200000", *["large 1"] * ran], "a round that is refused does not run"

@@ -87,7 +87,7 @@ async def commanded(subject: Subject, check: Check, url: str) -> str:
 
 
 def table(rows: Sequence[tuple[Subject, Mapping[str, str]]]) -> str:
-    """As it stands in docs/client.md; an empty cell is what the server does not have."""
+    """Return the results in Markdown; an empty cell means that the server lacks the feature."""
     lines = [f"| server | revision | {' | '.join(COLUMNS)} |", f"|---|---|{'---|' * len(COLUMNS)}"]
     for subject, found in rows:
         cells = ["" if one not in found else "yes" if found[one] == "yes" else "NO" for one in COLUMNS]  # fmt: skip

@@ -100,8 +100,11 @@ class SessionStoreContract:
     async def test_what_is_to_be_forgotten_is_as_good_as_not_there(
         self, store: SessionStore, another: SessionStore, clock: FixedClock
     ) -> None:
-        await store.put_new("key", b"old", clock.now_ms() + 1_000)
-        assert await store.read("key") is not None
+        soon_ms = clock.now_ms() + 1_000
+        await store.put_new("key", b"old", soon_ms)
+        old = await store.read("key")
+        assert old is not None
+        assert old.forget_ms == soon_ms
         clock.skip(2)
         assert await another.read("key") is None
         assert await another.read_values(["key"]) == {}

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from roundgate.storage.dynamodb.sessions import DynamoDbSessions
+from tests.storage.account_contract import AccountContract
 from tests.storage.session_contract import SessionStoreContract
 from tests.support.clocks import FixedClock
 from tests.support.dynamodb import Emulator
@@ -43,3 +44,7 @@ async def another(
 
 class TestDynamoDbSessions(SessionStoreContract):
     """The contract, on DynamoDB."""
+
+
+class TestDynamoDbAccounts(AccountContract):
+    """The contract of accounts, on DynamoDB."""

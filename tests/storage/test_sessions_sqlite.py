@@ -10,6 +10,7 @@ import pytest
 
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.sessions import SqliteSessions
+from tests.storage.account_contract import AccountContract
 from tests.storage.session_contract import LATER, SessionStoreContract
 from tests.support.clocks import FixedClock
 
@@ -51,3 +52,7 @@ class TestSqliteSessions(SessionStoreContract):
         with sqlite3.connect(path) as db:
             assert db.execute("select key from sessions").fetchall() == [("another",)]
         db.close()
+
+
+class TestSqliteAccounts(AccountContract):
+    """The contract of accounts, on SQLite."""

@@ -10,8 +10,8 @@ import pytest
 from roundgate.storage.queue import TaskQueue
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.queue import HIDDEN_MS, SqliteQueue
-from roundgate.storage.sqlite.tasks import FORGET_AFTER_MS, SqliteTasks
-from roundgate.storage.tasks import TaskRef
+from roundgate.storage.sqlite.tasks import SqliteTasks
+from roundgate.storage.tasks import FORGET_AFTER_MS, TaskRef
 from roundgate.tasks.stored import StoredTasks
 from tests.storage import queue_contract, task_contract
 from tests.storage.queue_contract import LetPass

@@ -98,7 +98,7 @@ def told(tmp_path: Path, text: str) -> list[str]:
         (f"server: {{url: a, gateway: b}}\n{CASE}    call: a\n", "1: server: has url and gateway"),
         (f"server: {{command: [a]}}\n{CASE}    call: a\n", "1: server: has a command, and no url"),
         ("cases: [", "is not YAML"),
-        (f"{CASE}    call: a\n    call: b\n", "is there twice"),
+        (f"{CASE}    call: a\n    call: b\n", "appears twice"),
     ],
 )
 def test_what_is_wrong_is_said_where_it_is(tmp_path: Path, text: str, expected: str) -> None:

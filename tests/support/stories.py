@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, Field
 
+from roundgate.auth import owner_of
 from roundgate.auth.principal import Principal
 from roundgate.errors import StepFailed, ToolError, Unavailable
 from roundgate.protocol.inbound import ClientCapabilities, Meta
@@ -29,7 +30,7 @@ from roundgate.replay.run import Call, Run
 from roundgate.settings import TasksConfig
 from roundgate.storage.queue import TaskQueue
 from roundgate.storage.tasks import TaskRef
-from roundgate.tasks.call import TaskCall, owner_of
+from roundgate.tasks.call import TaskCall
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.turn import Turn
 from tests.support.clocks import FixedClock

@@ -16,12 +16,12 @@ import httpx
 from fastapi import FastAPI
 from mcp_types import _v2026_07_28 as official
 
+from roundgate.auth import owner_of
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.main import build_app
 from roundgate.runtime.startup import Stores
 from roundgate.settings.process import Settings
-from roundgate.tasks import owner_of
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client, client, config_file, stoppable
 from tests.support.rounds import CAPABILITIES

@@ -15,6 +15,7 @@ from anyio import CapacityLimiter
 
 from roundgate import json
 from roundgate.aio.threads import in_thread
+from roundgate.auth import owner_of
 from roundgate.auth.principal import LOCAL, Principal
 from roundgate.backends import catalog
 from roundgate.backends.base import Offering, Tool
@@ -32,7 +33,7 @@ from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.sqlite.writing import transacted
 from roundgate.storage.tasks import TaskRecord, TaskRef
-from roundgate.tasks.call import TaskCall, owner_of
+from roundgate.tasks.call import TaskCall
 from roundgate.tasks.events import NotClaimed
 from roundgate.tasks.lease import ClockTrust
 from roundgate.tasks.pool import Pool

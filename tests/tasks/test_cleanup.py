@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from roundgate.auth import owner_of
 from roundgate.auth.principal import LOCAL
 from roundgate.backends import catalog
 from roundgate.backends.base import Offering
@@ -30,7 +31,7 @@ from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRecord, TaskRef
 from roundgate.tasks import running
-from roundgate.tasks.call import TaskCall, owner_of
+from roundgate.tasks.call import TaskCall
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.turn import CLEANUP_PAUSES_S, Turn
 from tests.support.clocks import FixedClock

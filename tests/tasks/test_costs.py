@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 from pydantic import BaseModel
 
+from roundgate.auth import owner_of
 from roundgate.auth.principal import LOCAL
 from roundgate.errors import CleanedUp
 from roundgate.replay.context import Context, run_of
@@ -22,7 +23,7 @@ from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRef
-from roundgate.tasks.call import TaskCall, owner_of
+from roundgate.tasks.call import TaskCall
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.turn import Turn
 from tests.support.clocks import FixedClock

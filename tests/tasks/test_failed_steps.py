@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from roundgate import Context, StepFailed, ToolError, tool
+from roundgate.auth import owner_of
 from roundgate.auth.principal import LOCAL
 from roundgate.cli import main
 from roundgate.clock import Clock
 from roundgate.replay import steps
 from roundgate.storage import TaskRef
 from roundgate.storage.sqlite import Database, SqliteTasks
-from roundgate.tasks.call import owner_of
 from roundgate.tasks.stored import Claimed, StoredTasks
 from tests.support.log_lines import LogLines, log_lines
 from tests.support.replay import Name
@@ -220,7 +220,7 @@ async def test_a_task_is_taken_up_again_at_the_failed_step(
         before = await ann.get(task_id)
         status, out, err = await operator("retry", ref(task_id))
         assert (status, err) == (0, "")
-        going_on = out.partition("goes on as ")[2].partition(":")[0]
+        going_on = out.partition("continues as ")[2].partition(":")[0]
         new_id = going_on.partition(".")[2]
         task = await ann.over(new_id)
         assert task["result"]["structuredContent"] == ["reserve 1", "charge 4", "ship 1"]
@@ -242,9 +242,9 @@ async def test_all_that_a_failed_step_ended_are_taken_up_again_at_once(
         await ann.text(await ann.begin("several"))
         chosen = ("--tool", "order", "--outcome", "step_failed")
         status, out, _ = await operator("retry", *chosen, "--yes")
-        assert (status, out.count("goes on as")) == (0, 2)
+        assert (status, out.count("continues as")) == (0, 2)
         for line in out.splitlines():
-            new_id = line.partition("goes on as ")[2].partition(":")[0].partition(".")[2]
+            new_id = line.partition("continues as ")[2].partition(":")[0].partition(".")[2]
             await ann.text(new_id)
         assert await operator("retry", *chosen, "--dry-run") == (0, "", "retry: 0 tasks\n")
     assert {line.partition(" ")[0] for line in out.splitlines()} == {ref(first), ref(second)}
@@ -257,11 +257,11 @@ async def test_one_that_fails_again_can_be_taken_up_again_again(
         task_id = await failed_order(ann)
         BROKEN.add("charge")
         _, out, _ = await operator("retry", ref(task_id))
-        second = out.partition("goes on as ")[2].partition(":")[0]
+        second = out.partition("continues as ")[2].partition(":")[0]
         assert (await ann.over(second.partition(".")[2]))["result"]["isError"] is True
         BROKEN.clear()
         _, out, _ = await operator("retry", second)
-        third = out.partition("goes on as ")[2].partition(":")[0].partition(".")[2]
+        third = out.partition("continues as ")[2].partition(":")[0].partition(".")[2]
         await ann.text(third)
     assert (CALLS["reserve"], CALLS["ship"]) == (1, 1)
 
@@ -290,7 +290,7 @@ async def test_an_error_in_the_words_of_the_tool_is_that_of_its_step(
         await ann.over(task_id)
         BROKEN.clear()
         _, out, _ = await operator("retry", ref(task_id))
-        new_id = out.partition("goes on as ")[2].partition(":")[0].partition(".")[2]
+        new_id = out.partition("continues as ")[2].partition(":")[0].partition(".")[2]
         assert await ann.text(new_id) == "charge 2"
 
 
@@ -344,7 +344,7 @@ async def test_of_steps_beside_the_failed_one_those_that_ended_well_are_remember
         await ann.over(task_id)
         BROKEN.clear()
         _, out, err = await operator("retry", ref(task_id))
-        new_id = out.partition("goes on as ")[2].partition(":")[0].partition(".")[2]
+        new_id = out.partition("continues as ")[2].partition(":")[0].partition(".")[2]
         assert new_id, err
         assert len((await ann.over(new_id))["result"]["structuredContent"]) == 3
 

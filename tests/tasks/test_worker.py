@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from roundgate.auth import owner_of
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.errors import InvalidParams, LeaseLost, MissingCapability, ToolError, Unavailable
@@ -23,7 +24,7 @@ from roundgate.replay.journal import Journal
 from roundgate.replay.sync_context import SyncContext
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks import running
-from roundgate.tasks.call import TaskCall, owner_of
+from roundgate.tasks.call import TaskCall
 from roundgate.tasks.events import NOTHING, Added, NewTask, NotClaimed
 from roundgate.tasks.stored import Claimed
 from roundgate.tasks.turn import DECLINED_MS, Turn

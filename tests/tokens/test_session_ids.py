@@ -75,7 +75,7 @@ def test_a_changed_character_is_no_session(sealer: SessionSealer) -> None:
 def test_what_else_the_keys_seal_is_no_session(sealer: SessionSealer) -> None:
     ids = StreamIds(RING)
     for token in (
-        ids.seal_question(QuestionId("s", "r", 1), ANN),
+        ids.seal_question(QuestionId("s", "r", 1, 2), ANN),
         ids.seal_call("s", [1], ANN),
         RING.seal(b"7", ANN),
     ):
@@ -97,7 +97,7 @@ def test_what_is_remembered_of_sessions_is_bounded(sealer: SessionSealer) -> Non
 
 
 def test_a_question_is_of_one_session_and_one_owner() -> None:
-    ids, question = StreamIds(RING), QuestionId("session", "round", 3)
+    ids, question = StreamIds(RING), QuestionId("session", "round", 3, 4)
     token = ids.seal_question(question, ANN)
     assert ids.open_question(token, "session", ANN) == question
     assert ids.open_question(token, "another", ANN) is None

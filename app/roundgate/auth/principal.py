@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from roundgate.json import digest
+
 MAX_NAME: Final = 1_024
 """The most characters of a subject or client, which are part of keys and rows."""
 LOCAL_ISSUER: Final = "local"
@@ -39,6 +41,16 @@ class Principal:
         if self.client_id:
             names["client"] = self.client_id
         return names
+
+
+def owner_of(principal: Principal, view: str = "") -> str:
+    """Return the owner of what is stored for a caller: a digest of its issuer, subject and client,
+    and of the view called.
+
+    The owner begins with a letter, so a command line never mistakes `OWNER.ID` for an option.
+    """
+    identity = list(principal.identity)
+    return "u" + digest([*identity, view] if view else identity)
 
 
 def is_name(claim: Any) -> bool:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ from roundgate.errors import ToolError, Unavailable
 from roundgate.protocol import ABSENT, ContentBlock, ForwardedContent, TextContent, ToolResult
 from roundgate.replay import Context, TextPart, run_of
 from roundgate.settings import LimitsConfig
-from roundgate.storage import SessionStore
+from roundgate.storage.accounts import CountedRows
 
 READ_MORE: Final = "read_more"
 CHUNK: Final = 50_000
@@ -46,7 +46,7 @@ _CURSOR: Final = re.compile(
 class KeptTexts:
     """Long texts in the store (`roundgate.replay.Texts`)."""
 
-    _rows: SessionStore
+    _rows_of: Callable[[Principal], CountedRows]
     clock: Clock
     limits: LimitsConfig
     view: str = ""
@@ -69,17 +69,20 @@ class KeptTexts:
         forget_ms = now_ms + int((longest_s if of_task else self.limits.kept_results_s) * 1000)
         # The counter outlives every text. If it were forgotten earlier, numbers would begin at 1
         # again and collide with texts that are still kept.
-        number = await self._rows.put(
+        rows = self._rows_of(owner)
+        number = await rows.put(
             self._owned(owner), b"", now_ms + int((longest_s + _LONGER_S) * 1000)
         )
         text_id = f"{number}-{self.clock.new_id()}"
         facts = [len(text), len(kept), size, sorted(scopes), text_id]
-        chunks = [kept[start : start + CHUNK] for start in range(0, len(kept), CHUNK)]
+        chunks = [
+            json.encode([*facts, kept[start : start + CHUNK]])
+            for start in range(0, len(kept), CHUNK)
+        ]
+        await rows.make_room(len(chunks), sum(map(len, chunks)), forget_ms)
         await asyncio.gather(
             *(
-                self._rows.put(
-                    self._key(owner, number, place), json.encode([*facts, chunk]), forget_ms
-                )
+                rows.put(self._key(owner, number, place), chunk, forget_ms)
                 for place, chunk in enumerate(chunks)
             )
         )
@@ -115,7 +118,7 @@ class KeptTexts:
         Raises:
             ToolError: a newer text has replaced this one.
         """
-        row = await self._rows.read(self._key(owner, number, at // CHUNK))
+        row = await self._rows_of(owner).read(self._key(owner, number, at // CHUNK))
         if row is None:
             return None
         values: Sequence[Any] = json.decode(row.value)

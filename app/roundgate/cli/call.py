@@ -87,7 +87,7 @@ async def _finished(
         status.hide()
         if task.handle is not None:
             again = f"roundgate wait {shlex.quote(task.handle)}"
-            say(f"The task goes on without you. To come back: {again}", to=sys.stderr)
+            say(f"The task continues. To wait for it: {again}", to=sys.stderr)
         raise
 
 
@@ -163,7 +163,7 @@ class _Pair:
         is_json = key.endswith(":")
         key = key.removesuffix(":")
         if not equals or not key:
-            raise UsageError(f"{pair!r} is no argument: give key=value, or key:=json")
+            raise UsageError(f"{pair!r} is not an argument: give key=value, or key:=json")
         if text.startswith("@"):
             text = _read_file(text[1:], key)
         return cls(key, text.removeprefix("\\") if text.startswith("\\@") else text, is_json)
@@ -183,7 +183,7 @@ class _Pair:
                 raise UsageError(f"{self.key} is given both as JSON and as items")
             value.append(self._value(types.types(items), items))
         elif name in holder:
-            raise UsageError(f"{self.key} is given twice, and is no array")
+            raise UsageError(f"{self.key} is given twice, but is not an array")
         else:
             holder[name] = (
                 self._json() if self.is_json else self._value(types.types(schema), schema)
@@ -227,7 +227,7 @@ def _number(text: str, types: frozenset[str]) -> int | float | None:
 
 def _parse_json(text: str) -> Any:
     def refuse(word: str) -> Any:
-        raise ValueError(f"{word} is no number that JSON has")
+        raise ValueError(f"{word} is not a number in JSON")
 
     return json.loads(text, parse_constant=refuse)
 

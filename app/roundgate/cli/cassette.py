@@ -192,9 +192,7 @@ def _check_revision(arguments: argparse.Namespace) -> None:
 
 def _recorder(arguments: argparse.Namespace, cassette: Cassette) -> Recorder:
     if len(arguments.urls) > 1 or arguments.fault:
-        raise UsageError(
-            "--update takes one URL and no faults: what is recorded is how it should be"
-        )
+        raise UsageError("--update takes one URL and no faults")
     secrets = {name: os.environ.get(name, "") for name in secret_names(cassette)}
     return Recorder(
         None,
@@ -212,8 +210,8 @@ def _update(
     recorded, fresh = cassette.interactions, recorder.cassette.interactions
     if len(fresh) != len(recorded):
         raise UsageError(
-            f"The conversation went another way ({len(fresh)} interactions instead of "
-            f"{len(recorded)}): record it anew, with the client"
+            f"The conversation took another course ({len(fresh)} interactions instead of "
+            f"{len(recorded)}): record it again, with the client"
         )
     if numbers:
         pairs = enumerate(zip(recorded, fresh, strict=True), 1)

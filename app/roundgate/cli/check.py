@@ -120,7 +120,7 @@ def _unasked_scopes(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
     if file.config.auth == "none" and scoped:
         yield file.origin.at("auth").problem(
             f"{_named(list(scoped))}: scopes are required, and without `auth` every caller has them",
-            "set `auth`, which says whose tokens are taken, or remove the scopes",
+            "set `auth`, or remove the scopes",
         )
 
 
@@ -203,7 +203,7 @@ def _serving(file: ConfigFile, using: Settings, host: str, port: int | None) -> 
     yield from _problems_of(lambda: shows_errors(file, using))
     yield from _problems_of(lambda: check_exposure(file, using, host))
     if auth != "none" and using.public_url is None:
-        message = "is needed with auth: tokens and metadata are about a URL"
+        message = "is needed with auth: tokens and metadata contain this URL"
         remedy = (
             "set it to the URL that clients use, such as https://mcp.example.com; or `roundgate "
             "check --file-only`, if this is not where the file is served"
@@ -213,7 +213,7 @@ def _serving(file: ConfigFile, using: Settings, host: str, port: int | None) -> 
         try:
             bind(host, port).close()
         except UsageError as error:
-            remedy = "choose another, or end what has it"
+            remedy = "choose another port, or end the process that has it"
             yield Problem("command line", "--port", str(error), remedy)
 
 
@@ -261,15 +261,17 @@ def bind(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = addresses[0]
         bound = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise UsageError(f"--host {host}: this is no address of this machine ({error})") from None
+        raise UsageError(
+            f"--host {host}: this machine does not have this address ({error})"
+        ) from None
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(address)
     except OSError as error:
         bound.close()
         raise UsageError(
-            f"--port {port}: it cannot be had at {host} ({error.strerror}); "
-            "end what has it, or choose another (0: any that is free)"
+            f"--port {port}: it is not free at {host} ({error.strerror}); "
+            "end the process that has it, or choose another (0: any free port)"
         ) from None
     bound.set_inheritable(True)
     return bound
@@ -286,7 +288,7 @@ def check_exposure(file: ConfigFile, using: Settings, host: str) -> None:
     if file.config.auth != "none" or host in LOOPBACK or using.allow_anonymous:
         return
     remedy = (
-        "configure auth, bind to 127.0.0.1, or say --allow-anonymous if something in front "
+        "configure auth, bind to 127.0.0.1, or give --allow-anonymous if something in front "
         "authenticates"
     )
     message = f"there is no authentication, but --host {host} can be reached from outside"

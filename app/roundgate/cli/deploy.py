@@ -131,7 +131,7 @@ def _variables(path: Path) -> dict[str, str]:
     kept = [name for name, text in env.items() if list(kept_at_aws(text))]
     unset = [name for name in kept if name not in os.environ]
     if unset:
-        raise UsageError(f"set {', '.join(unset)}: what AWS keeps cannot be read on this machine")
+        raise UsageError(f"set {', '.join(unset)}: this machine cannot read secrets of AWS")
     return {name: os.environ[name] for name in env if name in os.environ}
 
 

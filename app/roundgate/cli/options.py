@@ -64,19 +64,23 @@ def _repeated(parser: Options, name: str, metavar: str, about: str) -> None:
 
 def _add_local_commands(commands: Commands) -> None:
     new = _command(
-        commands, "new", "repository", "begin a repository with tools of your own",
+        commands, "new", "repository", "create a repository for your tools",
         "roundgate new weather", "roundgate new shop --from openapi.json", "roundgate new shop --aws",
     )  # fmt: skip
-    new.add_argument("directory", type=Path, help="where; its name is that of the repository")
-    about = "serve this OpenAPI document, too"
+    new.add_argument(
+        "directory", type=Path, help="directory to create; the repository has its name"
+    )
+    about = "also serve this OpenAPI document"
     new.add_argument("--from", dest="openapi", type=Path, metavar="FILE", help=about)
-    _flag(new, "--aws", "deploy it: parameters of the stack, and a workflow")
+    _flag(new, "--aws", "add samconfig.toml, and a workflow that deploys")
 
-    about = "print a document of this version, or list all"
+    about = "print a page of this version's documentation, or list them"
     docs = _command(
         commands, "docs", "repository", about, "roundgate docs", "roundgate docs configuration"
     )
-    docs.add_argument("page", nargs="?", metavar="PAGE", help="such as configuration; unset: list")
+    docs.add_argument(
+        "page", nargs="?", metavar="PAGE", help="such as configuration (default: list the pages)"
+    )
 
     serve = _command(
         commands, "serve", "serve", "serve a configuration over HTTP",
@@ -89,12 +93,14 @@ def _add_local_commands(commands: Commands) -> None:
     serve.add_argument("config", nargs="?", type=Path, help=about)
     about = "address to bind to (default: %(default)s)"
     serve.add_argument("--host", default="127.0.0.1", help=about)
-    about = "port to bind to, 0 for any that is free (default: %(default)s)"
+    about = "port to bind to, 0 for any free port (default: %(default)s)"
     serve.add_argument("--port", type=_PORT, default=8000, help=about)
     _flag(serve, "--allow-anonymous", "bind to any address without authentication")
     about = "processes that share the port (default: %(default)s)"
     serve.add_argument("--workers", type=int, default=1, help=about)
-    about = "watch gateway.yaml and the modules it has loaded, and serve what changes (as SIGHUP does, once)"
+    about = (
+        "watch gateway.yaml and the modules that it loads, and serve changes (SIGHUP does so once)"
+    )
     _flag(serve, "--reload", about)
     _add_log(serve)
 
@@ -104,12 +110,12 @@ def _add_local_commands(commands: Commands) -> None:
         "roundgate check", "roundgate check --file-only deployments/prod.yaml",
     )  # fmt: skip
     _add_config(check)
-    about = "do not look at this environment: the file is served somewhere else"
+    about = "do not check this environment: the file is served elsewhere"
     _flag(check, "--file-only", about)
     check.add_argument("--host", default="127.0.0.1", help="as for serve")
-    check.add_argument("--port", type=_PORT, help="find out whether this port can be had, too")
+    check.add_argument("--port", type=_PORT, help="also check whether this port is free")
 
-    about = "compile the documents that back ends are described by"
+    about = "compile the documents of back ends into indexes"
     _add_config(_command(commands, "compile", "deploy", about, "roundgate compile gateway.yaml"))
 
     keys = _command(
@@ -123,7 +129,7 @@ def _add_local_commands(commands: Commands) -> None:
     about = "1 add a key, 2 seal with it, 3 drop the old ones"
     rotate.add_argument("--stage", type=int, choices=(1, 2, 3), required=True, help=about)
 
-    about = "work on tasks, in a process of its own"
+    about = "run tasks, in a process of its own"
     worker = _command(commands, "worker", "worker", about, "roundgate worker gateway.yaml")
     _add_config(worker)
     _add_log(worker)
@@ -160,10 +166,10 @@ def _add_deployment(commands: Commands) -> None:
     _add_config(package)
     architectures, about = ("arm64", "x86_64"), "of the functions (default: arm64)"
     package.add_argument("--arch", choices=architectures, default="arm64", help=about)
-    about = "folder of what is made (default: .build beside gateway.yaml)"
+    about = "output folder (default: .build beside gateway.yaml)"
     package.add_argument("--out", type=Path, help=about)
     _flag(package, "--lock", "look for the newest versions of packages")
-    _flag(package, "--list", "only say what would go in")
+    _flag(package, "--list", "only list what would go in")
 
     deploy = _command(
         commands, "deploy", "deploy", "package, and deploy the stack with AWS SAM",
@@ -201,72 +207,72 @@ _AS_LISTED: Final = "as `list` prints it"
 
 
 def _add_tasks(commands: Commands) -> None:
-    tasks = _command(commands, "tasks", "tasks", "see and mend tasks, as the operator")
+    tasks = _command(commands, "tasks", "tasks", "list and manage tasks, as the operator")
     actions = tasks.add_subparsers(dest="action", required=True)
 
     listed = _task_action(
-        actions, "list", "tasks that are still kept",
+        actions, "list", "list tasks",
         "roundgate tasks list --status working --older-than 1h",
         "roundgate tasks list --status failed --tool refund --json | jq -r .task",
         "roundgate tasks list --outcome step_failed",
     )  # fmt: skip
     _add_filters(listed)
-    about = "show at most so many (default: %(default)s)"
+    about = "most tasks to show (default: %(default)s)"
     listed.add_argument("--limit", type=number(int, 1, 999_999_999), default=100, help=about)
-    listed.add_argument("--cursor", help="go on where an earlier list ended, which says how")
+    listed.add_argument("--cursor", help="continue a list; the page before printed the value")
 
-    about = "what is known of one, without its arguments, answers and result"
+    about = "show a task, without its arguments, answers and result"
     show = _task_action(actions, "show", about, "roundgate tasks show OWNER.ID")
     show.add_argument("task", type=task_ref, help=_AS_LISTED)
-    about = "a line for each change of one, until it is over"
+    about = "print a line for each change of a task, until it ends"
     watch = _task_action(actions, "watch", about, "roundgate tasks watch OWNER.ID")
     watch.add_argument("task", type=task_ref, help=_AS_LISTED)
-    seconds, about = number(float, 0.1, 3_600), "look so often (default: %(default)s)"
+    seconds, about = number(float, 0.1, 3_600), "seconds between two reads (default: %(default)s)"
     watch.add_argument("--interval", type=seconds, default=1.0, metavar="SECONDS", help=about)
 
-    about = "how many tasks are open, and how old the oldest are"
+    about = "count open tasks, and show how old the oldest are"
     _task_action(actions, "count", about, "roundgate tasks count")
     for name, about, *examples in (
-        ("cancel", "end them",
+        ("cancel", "cancel tasks",
          "roundgate tasks cancel OWNER.ID",
          "roundgate tasks cancel --tool refund --older-than 1d --dry-run"),
-        ("requeue", "take them from whoever has them, and queue them again; of those that are found"
-         " only what waits", "roundgate tasks requeue OWNER.ID"),
-        ("retry", "take tasks up again at the step that failed, and tasks that were parked",
+        ("requeue", "queue tasks again that wait; by name, also those that a worker has",
+         "roundgate tasks requeue OWNER.ID"),
+        ("retry", "continue tasks at the step that failed, and parked tasks",
          "roundgate tasks retry OWNER.ID",
          "roundgate tasks retry --tool refund --outcome step_failed --yes"),
-        ("purge", "delete tasks that ended, with all that is kept of them",
+        ("purge", "delete tasks that ended, with their results",
          "roundgate tasks purge OWNER.ID",
          "roundgate tasks purge --owner OWNER --older-than 30d --yes"),
     ):  # fmt: skip
         action = _task_action(actions, name, about, *examples)
         action.add_argument("task", type=task_ref, nargs="*", help=_AS_LISTED)
         _add_filters(action)
-        _flag(action, "--dry-run", "show which tasks it would be, and do nothing")
-        _flag(action, "--yes", "do not ask first")
+        _flag(action, "--dry-run", "only print the tasks")
+        _flag(action, "--yes", "do not ask for confirmation")
 
 
 def _task_action(
     actions: Commands, name: str, about: str, *examples: str
 ) -> argparse.ArgumentParser:
     action = _command(actions, name, None, about, *examples)
-    about = "the gateway.yaml whose tasks they are (default: as for serve)"
+    about = "the gateway.yaml of the tasks (default: as for serve)"
     action.add_argument("--config", type=Path, metavar="FILE", help=about)
-    _flag(action, "--json", "objects of JSON, one a line")
+    _flag(action, "--json", "print JSON objects, one a line")
     return action
 
 
 def _add_filters(parser: argparse.ArgumentParser) -> None:
-    about = "only those of this owner: what stands before the dot of a task"
+    about = "only tasks of this owner: the part of OWNER.ID before the dot"
     parser.add_argument("--owner", help=about)
-    parser.add_argument("--tool", help="only those of this tool")
+    parser.add_argument("--tool", help="only tasks of this tool")
     statuses = ("working", "input_required", "completed", "failed", "cancelled")
-    about = "only these; may be repeated. A task that a failed step ended counts as failed"
+    about = "only tasks with this status; may be repeated. A failed step counts as failed"
     parser.add_argument("--status", choices=statuses, action="append", help=about)
     outcomes = ("ok", "tool_error", "step_failed", "error", "cancelled")
-    about = "only tasks that ended like this; may be repeated"
+    about = "only tasks with this outcome; may be repeated"
     parser.add_argument("--outcome", choices=outcomes, action="append", help=about)
-    about = "only those created before: 90s, 15m, 2h, 1d"
+    about = "only tasks that are older: 90s, 15m, 2h, 1d"
     parser.add_argument("--older-than", type=age_ms, metavar="AGE", help=about)
 
 
@@ -278,10 +284,10 @@ def _add_calls(commands: Commands) -> None:
         "roundgate call https://host/mcp deploy env=prod --answers answers.yaml --detach",
     )  # fmt: skip
     _add_url(call)
-    call.add_argument("tool", help="its name, as `list` prints it")
+    call.add_argument("tool", help="the tool's name, as `list` prints it")
     _add_pairs(call, "arguments; KEY:=JSON, KEY=@FILE")
     _flag(call, "--detach", "print a handle as soon as the call is a task")
-    about = "how many requests it may take (default: 10)"
+    about = "most requests of the call (default: 10)"
     call.add_argument("--max-rounds", type=int, metavar="N", help=about)
     levels = ("debug", "info", "notice", "warning", "error")
     call.add_argument("--log-level", choices=levels, help="show log messages")
@@ -290,13 +296,13 @@ def _add_calls(commands: Commands) -> None:
     _add_connection(call)
 
     wait = _command(
-        commands, "wait", "call", "go on with a task",
+        commands, "wait", "call", "wait for a task",
         "roundgate wait 'https://host/mcp#task=786512e2'",
         "roundgate wait 'https://host/mcp#task=786512e2' --cancel",
     )  # fmt: skip
     _add_cassette_option(wait)
-    wait.add_argument("handle", help="as `call --detach` printed it")
-    _flag(wait, "--cancel", "ask the server to end it instead")
+    wait.add_argument("handle", help="the handle that `call --detach` printed")
+    _flag(wait, "--cancel", "ask the server to end the task instead")
     _add_timeout(wait)
     _add_answers(wait)
     _add_connection(wait)
@@ -304,14 +310,14 @@ def _add_calls(commands: Commands) -> None:
 
 def _add_reading(commands: Commands) -> None:
     listed = _command(
-        commands, "list", "reading", "what a server has",
+        commands, "list", "reading", "list tools, prompts and resources of a server",
         "roundgate list https://host/mcp", "roundgate list https://host/mcp tools --json",
     )  # fmt: skip
     _add_url(listed)
-    listed.add_argument("kind", nargs="?", choices=KINDS, help="only these")
+    listed.add_argument("kind", nargs="?", choices=KINDS, help="list only this kind")
     _add_connection(listed)
 
-    about = "a server, or one of its tools, prompts or resources"
+    about = "describe a server, or one of its tools, prompts or resources"
     describe = _command(
         commands, "describe", "reading", about,
         "roundgate describe https://host/mcp", "roundgate describe https://host/mcp search",
@@ -323,40 +329,40 @@ def _add_reading(commands: Commands) -> None:
     example = "roundgate read https://host/mcp file:///logo.png > logo.png"
     read = _command(commands, "read", "reading", "read a resource", example)
     _add_url(read)
-    read.add_argument("uri", help="of the resource")
+    read.add_argument("uri", help="URI of the resource")
     _add_answers(read)
     _add_connection(read)
 
     example = "roundgate prompt https://host/mcp review language=python"
     prompt = _command(commands, "prompt", "reading", "fill in a prompt", example)
     _add_url(prompt)
-    prompt.add_argument("name", help="of the prompt")
+    prompt.add_argument("name", help="name of the prompt")
     _add_pairs(prompt, "its arguments, as text")
     _add_answers(prompt)
     _add_connection(prompt)
 
-    about = "what an argument of a prompt or a resource template may be"
+    about = "list possible values of an argument of a prompt or a resource template"
     example = "roundgate complete https://host/mcp review language py"
     complete = _command(commands, "complete", "reading", about, example)
     _add_url(complete)
-    complete.add_argument("name", help="of the prompt, or the URI template")
-    complete.add_argument("argument", help="which argument")
-    complete.add_argument("value", nargs="?", default="", help="what has been typed of it")
-    _add_pairs(complete, "arguments that have a value already")
+    complete.add_argument("name", help="name of the prompt, or the URI template")
+    complete.add_argument("argument", help="the argument to complete")
+    complete.add_argument("value", nargs="?", default="", help="the beginning of its value")
+    _add_pairs(complete, "arguments that have a value")
     _add_connection(complete)
 
     listen = _command(
-        commands, "listen", "reading", "what changes at a server, a line of JSON each",
+        commands, "listen", "reading", "print changes of a server, a line of JSON each",
         "roundgate listen https://host/mcp tools",
         "roundgate listen https://host/mcp --uri file:///config.yaml",
     )  # fmt: skip
     _add_url(listen)
     choices, about = [*KINDS[:3], []], "tools, prompts, resources (default: all)"
     listen.add_argument("kinds", nargs="*", choices=choices, metavar="KIND", help=about)
-    _repeated(listen, "--uri", "URI", "a resource to hear of")
+    _repeated(listen, "--uri", "URI", "a resource to listen to; may be repeated")
     _add_connection(listen)
 
-    about, example = "how long a round trip takes", "roundgate ping https://host/mcp"
+    about, example = "measure a round trip", "roundgate ping https://host/mcp"
     ping = _command(commands, "ping", "reading", about, example)
     _add_url(ping)
     _add_connection(ping)
@@ -380,7 +386,7 @@ def _add_test(commands: Commands) -> None:
     test.add_argument("--jobs", type=jobs, default=1, metavar="N", help=about)
     _flag(test, "--fail-fast", "stop after the first failure")
     _flag(test, "--update", "store snapshots instead of comparing")
-    _flag(test, "--list", "print the cases, and run none")
+    _flag(test, "--list", "print the cases without running them")
     test.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML to a file")
     _add_connection(test)
 
@@ -395,7 +401,7 @@ def _add_pairs(parser: argparse.ArgumentParser, about: str) -> None:
 
 
 def _add_timeout(parser: argparse.ArgumentParser) -> None:
-    about = "for the whole of it (default: none)"
+    about = "time limit of the whole command (default: none)"
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help=about)
 
 
@@ -403,17 +409,17 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("questions of the server")
     about = "answers by key or by names of fields (YAML, JSON)"
     group.add_argument("--answers", type=Path, metavar="FILE", help=about)
-    _flag(group, "--no-input", "ask nobody, even on a terminal")
+    _flag(group, "--no-input", "do not ask, even on a terminal")
 
 
 def _add_connection(parser: argparse.ArgumentParser) -> None:
-    _flag(parser, "--json", "print JSON, with everything in it")
+    _flag(parser, "--json", "print whole results as JSON")
     group = parser.add_argument_group("connection")
     _add_token(group)
     _flag(group, "--login", "log in with the browser; tokens go to the keyring")
     about = f"OAuth client; its secret is in {SECRET_VARIABLE}, unless --login"
     group.add_argument("--client-id", help=about)
-    about = "the authorization server, if it has to be this one"
+    about = "accept only this authorization server"
     group.add_argument("--issuer", metavar="URL", help=about)
     about = "speak only this revision of the protocol; may be repeated"
     group.add_argument("--revision", action="append", metavar="DATE", help=about)
@@ -428,7 +434,7 @@ def _add_token(parser: Options) -> None:
 
 
 def _add_cassette_option(parser: argparse.ArgumentParser) -> None:
-    about = "record the conversation, to be replayed"
+    about = "record the conversation in a cassette"
     parser.add_argument("--cassette", type=Path, metavar="FILE", help=about)
 
 
@@ -437,39 +443,39 @@ def _add_cassette(commands: Commands) -> None:
     cassette = _command(commands, "cassette", "cassette", about)
     actions = cassette.add_subparsers(dest="action", required=True)
 
-    about = "a proxy that records what a client and a server say"
+    about = "run a proxy that records a conversation"
     record = _cassette_action(actions, "record", about)
     record.add_argument("url", help="the server's endpoint")
     _add_listen(record)
-    about = "members whose values are secrets: arguments.pin, or pin"
+    about = "a member with a secret value: arguments.pin, or pin"
     _repeated(record, "--redact", "PATH", about)
-    about = "a variable whose value is a secret, wherever it comes up"
+    about = "a variable whose value is redacted everywhere"
     _repeated(record, "--redact-env", "NAME", about)
-    _repeated(record, "--ignore", "PATH", "what verify shall not compare")
-    about = "values that differ from run to run, by their looks"
+    _repeated(record, "--ignore", "PATH", "a path that verify does not compare")
+    about = "a pattern of values that differ from run to run"
     _repeated(record, "--rule", "NAME=PATTERN", about)
 
-    about = "send everything again: does the server answer so?"
+    about = "send the requests again, and compare the answers"
     verify = _cassette_action(actions, "verify", about)
     about = "the server, or its replicas, which take turns"
     verify.add_argument("urls", nargs="+", metavar="URL", help=about)
-    about = "tell only of this interaction"
+    about = "report only this interaction"
     verify.add_argument("--only", type=int, action="append", metavar="N", help=about)
     _flag(verify, "--update", "record again what differs (with --only: that alone)")
-    _repeated(verify, "--ignore", "PATH", "do not compare this, either")
+    _repeated(verify, "--ignore", "PATH", "another path that is not compared")
     about = "make the calls in this revision of the protocol instead, and compare their results"
     verify.add_argument("--revision", metavar="DATE", help=about)
-    about = "for each answer"
+    about = "time limit for each answer (default: %(default)s)"
     verify.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help=about)
     _add_token(verify)
     _add_faults(verify)
 
-    serve = _cassette_action(actions, "serve", "a stand-in that answers as the server did")
+    serve = _cassette_action(actions, "serve", "serve the recorded answers")
     _add_listen(serve)
     _flag(serve, "--in-order", "take requests only in the recorded order")
     _add_faults(serve)
 
-    _cassette_action(actions, "show", "what a cassette holds, a line an interaction")
+    _cassette_action(actions, "show", "print a cassette, a line an interaction")
     actions.add_parser("schema", help="print the JSON Schema of cassettes, for editors")
 
 
@@ -481,7 +487,7 @@ def _cassette_action(actions: Commands, name: str, about: str) -> argparse.Argum
 
 
 def _add_listen(parser: argparse.ArgumentParser) -> None:
-    about = "where clients reach it (default: %(default)s, any free port)"
+    about = "address for clients (default: %(default)s, any free port)"
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help=about)
 
 

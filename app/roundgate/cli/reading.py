@@ -177,11 +177,11 @@ async def _read(client: Client, arguments: argparse.Namespace) -> int:
 
 def _write_bytes(blob: object) -> None:
     if sys.stdout.isatty():
-        raise UsageError("The resource is binary: send it to a file, or use --json")
+        raise UsageError("The resource is binary: redirect the output to a file, or use --json")
     try:
         data = base64.b64decode(str(blob), validate=True)
     except ValueError:
-        raise BadAnswer("The server sent a resource whose 'blob' is no base64") from None
+        raise BadAnswer("The server sent a resource whose 'blob' is not base64") from None
     sys.stdout.flush()  # text written earlier is in another buffer
     sys.stdout.buffer.write(data)
 
@@ -243,7 +243,7 @@ def _pairs(words: Iterable[str]) -> dict[str, str]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
-            raise UsageError(f"{word!r} is no argument: give key=value")
+            raise UsageError(f"{word!r} is not an argument: give key=value")
         pairs[key] = value
     return pairs
 

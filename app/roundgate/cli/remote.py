@@ -127,7 +127,7 @@ def _auth(arguments: argparse.Namespace) -> Auth | str | None:
 
         keyring = SystemKeyring()
         if not keyring.works:
-            say("no keyring works here: the login is for this command alone", to=sys.stderr)
+            say("there is no keyring: the login is for this command only", to=sys.stderr)
         return BrowserLogin(
             client_id=arguments.client_id,
             issuer=arguments.issuer,

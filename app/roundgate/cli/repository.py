@@ -64,7 +64,7 @@ def _new(arguments: argparse.Namespace) -> None:
         print(f"  {file}")
     extras = "dev,aws" if arguments.aws else "dev"
     print(
-        f"Go on: cd {arguments.directory} && pip install -e '.[{extras}]' && pytest && roundgate serve --reload"
+        f"Next: cd {arguments.directory} && pip install -e '.[{extras}]' && pytest && roundgate serve --reload"
     )
 
 
@@ -94,7 +94,7 @@ def write_repository(directory: Path, openapi: Path | None, *, aws: bool = False
     contents = {place: _filled(file, values).encode() for file, place in templates.items()}
     contents["gateway.schema.json"] = gateway_schema().encode() + b"\n"
     for file in document.keys() & {place.partition("/")[0] for place in contents}:
-        raise UsageError(f"the repository has a {file} of its own: rename {openapi}")
+        raise UsageError(f"the repository already has a {file}: rename {openapi}")
     contents |= document
     for place, content in contents.items():
         path = directory / place
@@ -111,10 +111,10 @@ def _project_name(directory: Path) -> str:
         )
     if name == "roundgate":
         raise UsageError(
-            f"{name!r} is the package that the project needs, and pip would take the project for it: use another name"
+            f"{name!r} is the name of a package that the project needs: use another name"
         )
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise UsageError(f"{directory} is there and not empty: give the name of a new directory")
+        raise UsageError(f"{directory} exists and is not empty: give a new directory")
     return name
 
 
@@ -201,11 +201,11 @@ def _rotated(stage: int) -> str:
     """Return GATEWAY_STATE_KEYS for a stage of a rotation (`roundgate docs runbooks/rotate-keys`)."""
     current = os.environ.get("GATEWAY_STATE_KEYS", "")
     if not current:
-        raise UsageError("set GATEWAY_STATE_KEYS to the ring that is in use")
+        raise UsageError("set GATEWAY_STATE_KEYS to the present keys")
     keys.parse(current, "GATEWAY_STATE_KEYS")
     ring = [key.strip() for key in current.split(",")]
     if stage > 1 and len(ring) < 2:
-        raise UsageError("the ring has one key: begin with --stage 1")
+        raise UsageError("GATEWAY_STATE_KEYS has one key: begin with --stage 1")
     return ",".join(keys.rotate(ring, stage))
 
 

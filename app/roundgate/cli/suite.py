@@ -77,7 +77,7 @@ class _Session:
                     output.show_text(f"{file.path}\t{file.suite.cases[index].name}")
             return remote.DONE
         if not any(indexes for _, indexes in chosen):
-            raise UsageError("--filter: no case has this in its name or its tags; --list has them")
+            raise UsageError("--filter: no case has this in its name or tags; --list prints them")
         begun_ms = self._clock.monotonic_ms()
         results: list[SuiteResult] = []
         with ExitStack() as files:
@@ -133,7 +133,7 @@ class _Session:
         snapshots.save(drop_unused=all_passed)
         if all_passed and snapshots.unused:
             unused = ", ".join(snapshots.unused)
-            self._report.note(f"snapshots that no step uses: {unused}; --update drops them")
+            self._report.note(f"unused snapshots: {unused}; --update removes them")
         duration_ms = self._clock.monotonic_ms() - begun_ms
         return SuiteResult(file.name, str(file.path), shown, cases, duration_ms)
 
@@ -194,7 +194,7 @@ class _ServerOptions:
             return Target.of_gateway(config, environment, timeout_s, str(config))
         if server is None or not (server.url or server.gateway):
             raise UsageError(
-                f"{self._file.path} does not say what it tests: give --url, --serve, or `server` "
+                f"{self._file.path} does not name a server: give --url, --serve, or `server` "
                 "in the suite"
             )
         if server.gateway:
@@ -271,7 +271,7 @@ class Report:
             for verdict, count in counts.items()
             if count
         ]
-        self._print(f"{', '.join(parts) or 'nothing was run'} in {_duration(duration_ms)}")
+        self._print(f"{', '.join(parts) or 'no case was run'} in {_duration(duration_ms)}")
 
     def note(self, text: str) -> None:
         """Print a remark about a suite."""

@@ -78,7 +78,7 @@ def _shards(using: Settings) -> int:
     if file is None:
         say(
             f"{using.config} cannot be read, so tasks.shards is taken to be {default};"
-            " roundgate check says what is wrong with it",
+            " run `roundgate check`",
             to=sys.stderr,
         )
         return default
@@ -323,12 +323,12 @@ def _print_facts(record: TaskRecord, now_ms: int, steps: Sequence[StepDone] | No
             case "outcomeBytes":
                 value = f"{value} bytes"
             case "suspect":
-                value = "a worker died or stalled with it: it is run alone"
+                value = "a worker died or stalled with this task, so it runs alone"
             case "declined":
                 value = f"since {value}: no worker serves it"
         say(f"{_LABELS.get(name, name) + ':':14}{value}")
     if steps is None:
-        say(f"{'steps:':14}not known: they are kept no longer, or of a later version")
+        say(f"{'steps:':14}not known: they have expired, or are of a later version")
     for number, step in enumerate(steps or ()):
         say(f"{'steps:' if number == 0 else '':14}{step.name}: {_step_state(step)}")
 
@@ -390,7 +390,7 @@ async def _requeue(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
     if not await stores.tasks.requeue(ref, now_ms, now_ms, fence=fence):
         return None
     await stores.queue.send(ref)
-    return "is queued; whoever had it can write to it no more"
+    return "is queued; a worker that had it can no longer write to it"
 
 
 async def _retry(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
@@ -404,7 +404,7 @@ async def _retry(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
     if record is None or record.ending is not Ending.STEP_FAILED:
         return await _requeue(stores, chosen, now_ms)
     going_on = await retry(stores.tasks, stores.queue, ref, now_ms)
-    return f"goes on as {going_on}: its finished steps are remembered, the failed one runs again"
+    return f"continues as {going_on}: finished steps are kept, the failed one runs again"
 
 
 async def _purge(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
@@ -426,18 +426,18 @@ ACTIONS: Final[dict[str, Action]] = {
     "requeue": Action(
         _requeue,
         frozenset({Status.WORKING}),
-        "is not working, or a worker has begun with it since it was found:"
+        "is not working, or a worker has claimed it meanwhile:"
         " only a task that waits for a worker can be queued",
         _waits,
     ),
     "retry": Action(
         _retry,
         frozenset({Status.WORKING, Status.FAILED}),
-        "was neither parked nor ended by a failed step, or a worker has begun with it since it was"
-        " found: there is nothing to try again",
+        "was neither parked nor ended by a failed step, or a worker has claimed it meanwhile: there"
+        " is nothing to retry",
         lambda one, now: _is_alive(one, now) and (_is_parked(one) or _is_retryable(one)),
     ),
-    "purge": Action(_purge, TERMINAL, "is not there, or is open: cancel it first"),
+    "purge": Action(_purge, TERMINAL, "does not exist, or is open: cancel it first"),
 }
 
 
@@ -448,8 +448,8 @@ async def _act(action: Action, arguments: argparse.Namespace, stores: Stores, cl
     is_narrowed = any(one is not None for one in (*filters, arguments.older_than))
     if bool(arguments.task) == is_narrowed:
         say(
-            "name tasks, or say which with --owner, --tool, --status, --outcome, --older-than:"
-            " one of both",
+            "name tasks, or filter them with --owner, --tool, --status, --outcome or --older-than,"
+            " not both",
             to=sys.stderr,
         )
         return 2
@@ -498,7 +498,7 @@ def _report(
     if isinstance(result, NotRetryable):
         result, refusal = None, str(result)
     if isinstance(result, BaseException):
-        say(f"{ref} may have been changed or not: look at it, and try again", to=sys.stderr)
+        say(f"{ref} may have been changed or not: show it, and try again", to=sys.stderr)
     elif arguments.json:
         show_json({"task": str(ref), "done": result is not None, "text": result or refusal})
     elif result is None:
@@ -519,7 +519,7 @@ def _is_agreed(arguments: argparse.Namespace, refs: Sequence[TaskRef]) -> bool:
     if arguments.yes or arguments.task:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        say(f"{arguments.action} {count}: say so with --yes", to=sys.stderr)
+        say(f"{arguments.action} {count}: confirm with --yes", to=sys.stderr)
         return False
     say(f"{arguments.action} {count}? [y/N]", to=sys.stderr)
     return sys.stdin.readline().strip().lower() in {"y", "yes"}

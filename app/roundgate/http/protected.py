@@ -109,7 +109,7 @@ def make_resources(
     if using.public_url is None:
         remedy = "set it to the URL that clients use, such as https://mcp.example.com"
         message = (
-            "is needed with auth: tokens and metadata are about a URL, and a request can "
+            "is needed with auth: tokens and metadata contain this URL, and a request can "
             "only claim one"
         )
         raise ConfigError([Problem("environment", "GATEWAY_PUBLIC_URL", message, remedy)])

@@ -84,11 +84,11 @@ class Replica:
         source = ViewSource(serving, view) if view else serving
         parts = Parts(
             self.core.changes,
-            Once(stores.once, sealer, clock),
+            Once(stores.once, self.core.accounts, sealer, clock, view),
             NamedTasks(own_tasks, TaskIds(sealer.ring), source, clock, config.tasks),
             self._watch,
             sealer,
-            stores.sessions,
+            self.core.rows_of(view),
             clock,
             streams=self._using.streams,
             view=view,

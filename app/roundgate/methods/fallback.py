@@ -51,7 +51,7 @@ from roundgate.protocol import (
     Schema,
     ToolResult,
 )
-from roundgate.storage import SessionStore
+from roundgate.storage import RowsOf
 from roundgate.tokens import Binding, StateSealer
 
 MAX_LISTS: Final = 256
@@ -85,7 +85,9 @@ class FallbackTools:
         self._scopes = kit.scopes
         self._tasks = parts.tasks
         self._results = kit.results
-        self._in_words = InWords(parts.sealer, parts.rows, parts.clock, config.fallback.answer_tool)
+        self._in_words = InWords(
+            parts.sealer, parts.rows_of, parts.clock, config.fallback.answer_tool
+        )
         self._waiting = Waiting(
             parts.watch,
             parts.sealer,
@@ -279,10 +281,10 @@ class InWords:
     """Asks questions in words, and continues calls with the answers."""
 
     def __init__(
-        self, sealer: StateSealer, rows: SessionStore, clock: Clock, answer_tool: str
+        self, sealer: StateSealer, rows_of: RowsOf, clock: Clock, answer_tool: str
     ) -> None:
         self._sealer = sealer
-        self._rows = rows
+        self._rows_of = rows_of
         self._clock = clock
         self._answer_tool = answer_tool
         self._arguments = Schema.compile(_ARGUMENTS)
@@ -321,7 +323,7 @@ class InWords:
             # longer than the state with the row's key is valid
             kept_s = self._sealer.lifetime_s + self._sealer.leeway_s + LEEWAY_S
             forget_ms = self._clock.now_ms() + int(kept_s * 1000)
-            await self._rows.put_new(key, data, forget_ms)
+            await self._rows_of(principal).put_new(key, data, forget_ms)
             state = self._seal({"row": key}, principal)
         text, answers = questions_in_words(requests)
         example = json.encode({"state": state, "answers": answers}).decode()
@@ -362,7 +364,7 @@ class InWords:
             facts = self._sealer.open(state.strip(), principal, _BINDING).payload
             match facts:
                 case {"row": str(key)}:
-                    row = await self._rows.read(key)
+                    row = await self._rows_of(principal).read(key)
                     return None if row is None else json.decode(row.value)
         except (StateRefused, ParseError):
             return None

@@ -15,12 +15,14 @@ from contextlib import suppress
 from typing import Any, Final
 
 from roundgate import json
+from roundgate.auth import owner_of
 from roundgate.clock import Clock
 from roundgate.errors import (
     GatewayError,
     InternalError,
     InvalidParams,
     MissingCapability,
+    QuotaExceeded,
     ResourceNotFound,
     ToolError,
     Unavailable,
@@ -29,7 +31,9 @@ from roundgate.json import digest
 from roundgate.methods.rounds import Reply, Round
 from roundgate.protocol import InputParams
 from roundgate.replay import Call
-from roundgate.storage import OnceRecord, OnceStore
+from roundgate.storage import Accounts, OnceRecord, OnceStore
+from roundgate.storage.accounts import ROW, Reserved
+from roundgate.storage.once import CLOCKS_AHEAD_MS
 from roundgate.tokens import StateSealer
 
 _KINDS: Final = {
@@ -76,13 +80,21 @@ _UNKNOWN_OUTCOME: Final = (
     "An earlier attempt at this step ended without a known outcome; "
     "find out whether it took effect before calling again"
 )
+_NOT_KEPT: Final = (
+    "An earlier attempt at this step has ended, but too much was stored for you to keep its result "
+    "(limits.max_stored_bytes); find out what it did before calling again"
+)
 
 
 class Once:
-    """Serves each round of a `once` tool at most once."""
+    """Serves each round of a `once` tool at most once. Its records count for its caller."""
 
-    def __init__(self, store: OnceStore, sealer: StateSealer, clock: Clock) -> None:
+    def __init__(
+        self, store: OnceStore, accounts: Accounts, sealer: StateSealer, clock: Clock, view: str
+    ) -> None:
         self._once = store
+        self._accounts = accounts
+        self._view = view
         self._sealer = sealer
         self._clock = clock
         self._working: set[asyncio.Future[bytes]] = set()
@@ -105,6 +117,7 @@ class Once:
 
         Raises:
             StateRefused: the token was used with other answers.
+            QuotaExceeded: too much is stored for the caller; the round was not served.
             Unavailable: the same retry is being served elsewhere, longer than the call's deadline;
                 or a store cannot be reached.
             ToolError: an earlier attempt ended without a known outcome.
@@ -116,16 +129,38 @@ class Once:
         now_ms = self._clock.now_ms()
         give_up_ms = now_ms + int(call.deadline.remaining_ms() or 0) + _LATE_MS
         forget_ms = now_ms + int(self._sealer.lifetime_s * 2000)
-        record = await self._once.claim(once_id, answers, give_up_ms, forget_ms)
+
+        async def reserve(size: int) -> Reserved:
+            owner = owner_of(call.principal, self._view)
+            return await self._accounts.reserve(owner, size, forget_ms + CLOCKS_AHEAD_MS)
+
+        async def claim() -> OnceRecord | None:
+            try:
+                reserved = await reserve(2 * ROW)
+            except QuotaExceeded:  # a retry gets its outcome all the same
+                if record := await self._once.read(once_id):
+                    return record
+                raise
+            record = await self._once.claim(once_id, answers, give_up_ms, forget_ms)
+            if record is not None:
+                self._accounts.give_back(reserved)
+            return record
+
+        record = await claim()
         if record is not None:
             return stored_reply(await self._outcome_of_twin(once_id, record, answers, call))
         # if the client hangs up now, the round still runs to its end, for a retry
-        work = asyncio.ensure_future(self._serve_and_record(once_id, run))
+        work = asyncio.ensure_future(self._serve_and_record(once_id, run, reserve))
         self._working.add(work)
         work.add_done_callback(self._working.discard)
         return stored_reply(await asyncio.shield(work))
 
-    async def _serve_and_record(self, token_id: str, run: Callable[[], Awaitable[Reply]]) -> bytes:
+    async def _serve_and_record(
+        self,
+        token_id: str,
+        run: Callable[[], Awaitable[Reply]],
+        reserve: Callable[[int], Awaitable[Reserved]],
+    ) -> bytes:
         try:
             outcome = kept_reply(await run())
         except Unavailable:  # the journal is lost, and the handler may have done something
@@ -134,7 +169,13 @@ class Once:
             raise
         except GatewayError as error:
             outcome = kept_error(error)
-        await self._once.finish(token_id, outcome)
+        kept = outcome
+        if len(outcome) > ROW:  # a short one was counted with the record
+            try:
+                await reserve(len(outcome))
+            except QuotaExceeded:  # it has happened, and must not happen again
+                kept = kept_error(ToolError(_NOT_KEPT))
+        await self._once.finish(token_id, kept)
         return outcome
 
     async def _outcome_of_twin(

@@ -41,7 +41,7 @@ from roundgate.protocol import (
     ToolResult,
 )
 from roundgate.protocol.params import validate
-from roundgate.storage import SessionStore
+from roundgate.storage import RowsOf
 from roundgate.tasks import NamedTasks, Watch, log_failure
 from roundgate.tokens import StateSealer
 
@@ -215,7 +215,7 @@ class Parts:
     watch: Watch
     """Looks for changes of tasks."""
     sealer: StateSealer
-    rows: SessionStore
+    rows_of: RowsOf
     clock: Clock
     streams: bool
     """Whether the platform can hold a stream open."""

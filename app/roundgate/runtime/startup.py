@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from roundgate import aws, config
 from roundgate import observability as logs
+from roundgate.auth import Principal, owner_of
 from roundgate.backends import KeptTexts, Serving
 from roundgate.backends.python.modules import Modules
 from roundgate.clock import Clock
@@ -21,7 +22,8 @@ from roundgate.observability import metrics, tracing
 from roundgate.runtime import loading
 from roundgate.settings import Settings
 from roundgate.settings import process as settings
-from roundgate.storage import OnceStore, SessionStore, TaskQueue
+from roundgate.storage import Accounts, OnceStore, SessionStore, TaskQueue
+from roundgate.storage.accounts import CountedRows
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tokens import Key, KeyRing, keys
 
@@ -52,6 +54,7 @@ class Stores:
     tasks: StoredTasks
     queue: TaskQueue
     sessions: SessionStore
+    """Rows without an owner: those of the gateway itself (`Core.rows_of`)."""
     prepares: Prepares = ()
     again: Callable[[], StoredTasks] | None = None
     """Makes another object on the same tasks, for another event loop."""
@@ -62,6 +65,9 @@ class Stores:
     id: Callable[[], str | None] = lambda: None
     """Returns the id that processes with the same SQLite file share; `None` before the file is
     opened, and for other stores."""
+
+    accounts: Accounts | None = None
+    """Counts what is stored for each caller; `None` if nothing is."""
 
     def prepare(self) -> None:
         """Make the AWS clients now, without connecting; raise ConfigError if no region is set."""
@@ -77,8 +83,14 @@ class Core:
     modules: Modules
     changes: Changes
     stores: Stores
+    accounts: Accounts
+    """Counts what is stored for each caller."""
     shows_errors: bool = False
     """Whether callers see the messages of unexpected exceptions."""
+
+    def rows_of(self, view: str) -> Callable[[Principal], CountedRows]:
+        """Return the function that returns the rows of a caller of a view, which count for it."""
+        return lambda principal: self.accounts.rows(owner_of(principal, view))
 
     def trust(self, config: GatewayConfig, clock: Clock) -> ClockTrust:
         """Return a `ClockTrust`, which decides whether this process may act by its clock."""
@@ -119,7 +131,7 @@ class Core:
     def texts(self, config: GatewayConfig, clock: Clock, view: str) -> KeptTexts:
         """Return the store of long results for callers of a view."""
         return KeptTexts(
-            self.stores.sessions,
+            self.rows_of(view),
             clock,
             config.limits,
             view,
@@ -196,7 +208,9 @@ def build_core(
     serving = Serving(snapshot)
     loading.tell_missing(serving.catalog)
     metrics.set_up().missing(len(serving.catalog.missing))
-    stores = stores or make_stores(using, clock, file.config.tasks.shards)
+    most_stored = file.config.limits.max_stored_bytes
+    stores = stores or make_stores(using, clock, file.config.tasks.shards, most_stored)
+    accounts = stores.accounts or Accounts(stores.sessions, clock, most_stored)
     if not using.on_demand:
         stores.prepare()
     http = file.config.http
@@ -207,7 +221,7 @@ def build_core(
         every_s=file.config.tasks.poll_interval_ms / 1000,
         shares=using.streams,
     )
-    return Core(serving, modules, changes, stores, shows)
+    return Core(serving, modules, changes, stores, accounts, shows)
 
 
 def is_private(file: ConfigFile, using: Settings) -> bool:
@@ -236,9 +250,17 @@ def shows_errors(file: ConfigFile, using: Settings) -> bool:
     return using.show_errors == "on"
 
 
-def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
+def make_stores(
+    using: Settings, clock: Clock, shards: int = 8, most_stored: int | None = None
+) -> Stores:
     """Return the stores that the settings name, without connecting them. The version of an existing
     SQLite file is checked.
+
+    Args:
+        using: the settings.
+        clock: the clock of the process.
+        shards: parts of DynamoDB's index of due tasks.
+        most_stored: the limit on the bytes of one caller; `None` for an operator's commands.
 
     Raises:
         ConfigError: the settings contradict each other, or this version cannot use the file.
@@ -249,6 +271,10 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
         stores = _in_sqlite(using, clock, queue)
     else:
         stores = _in_dynamodb(using, clock, shards, queue)
+    if most_stored is not None:
+        accounts = Accounts(stores.sessions, clock, most_stored)
+        tasks = StoredTasks(stores.tasks.store, accounts)
+        stores = replace(stores, accounts=accounts, tasks=tasks)
     prepares = stores.prepares if queue is None else [*stores.prepares, queue.prepare]
     return replace(stores, prepares=prepares, again=lambda: make_stores(using, clock, shards).tasks)
 

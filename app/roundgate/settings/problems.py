@@ -33,13 +33,13 @@ _ELSEWHERE: Final = {
     "host": "take it out: the address is an option, `roundgate serve --host 0.0.0.0`",
     "log_level": "take it out: set GATEWAY_LOG_LEVEL, or `roundgate serve --log-level debug`",
     "store": "take it out: set GATEWAY_STORE",
-    "mcpServers": "take it out: it is how clients are told of servers; a gateway has `backends`",
+    "mcpServers": "take it out: clients list servers there; a gateway has `backends`",
 }
 """Settings that users expect in the file, with the place where they are set."""
 _BY_PATTERN: Final = (
     ("^https?://", "write the whole URL, such as https://api.example.com"),
     ("^/", "begin it with /"),
-    ("^[A-Za-z0-9_.-]{1,", "use letters, digits, _ . and - alone, {most} at most"),
+    ("^[A-Za-z0-9_.-]{1,", "use at most {most} letters, digits, _ . and -"),
 )
 """Remedies by the beginning of a setting's pattern."""
 _SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
@@ -68,7 +68,7 @@ def problems_of(error: ValidationError, model: type[BaseModel], origin: Origin) 
 def misplaced(place: Origin) -> Problem:
     """Return the problem of a reference to AWS in a setting that does not accept one."""
     return place.problem(
-        "cannot be kept at AWS",
+        "may not be a reference to AWS",
         "use ${secret:…} and ${ssm:…} in `credential`, `credentials` and `headers` of a back end;"
         " elsewhere ${NAME} and ${file:path}",
     )
@@ -81,11 +81,11 @@ def _remedy(detail: Mapping[str, Any], loc: Sequence[str | int], model: type[Bas
             return _remedy_for_unknown(loc, model)
         case "string_type" if isinstance(value, bool):
             return (
-                "quote it: YAML takes yes, no, on, off, true and false for a truth value, so write"
+                "quote it: YAML reads yes, no, on, off, true and false as booleans, so write"
                 ' "…" around it'
             )
         case "string_type" if isinstance(value, int | float):
-            return 'quote it: YAML takes it for a number, so write "…" around it'
+            return 'quote it: YAML reads it as a number, so write "…" around it'
         case "string_pattern_mismatch":
             return _remedy_for_pattern(detail["ctx"]["pattern"])
         case "literal_error" if tuple(loc) == ("auth",):

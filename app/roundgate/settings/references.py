@@ -363,8 +363,8 @@ class Resolver:
         except ConfigError as error:
             self.problems.extend(error.problems)
         except (ParseError, KeyError, TypeError):
-            complaint = f"is no JSON object with the member {key}" if key else "is not a text"
-            remedy = "correct the reference, or what is kept there"
+            complaint = f"is not a JSON object with the member {key}" if key else "is not a text"
+            remedy = "correct the reference, or the value at AWS"
             self.problems.append(place.problem(f"{name} {complaint}", remedy))
         except Exception as error:  # boto3 makes most of its exception classes at run time
             code = getattr(error, "response", {}).get("Error", {}).get("Code", type(error).__name__)

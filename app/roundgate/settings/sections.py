@@ -40,7 +40,7 @@ class ServerConfig(Model):
     )
     title: str | None = Field(None, description="Name for people.")
     description: str | None = Field(None, description="What this server is for.")
-    website_url: str | None = Field(None, description="Where to read more.")
+    website_url: str | None = Field(None, description="URL for people.")
     instructions: str | None = Field(
         None, description="Guidance for models on how to use the tools; sent by server/discover."
     )
@@ -69,9 +69,7 @@ class HttpConfig(Model):
     max_streams: Count = Field(
         1000, description="Open subscriptions/listen streams in one process; more get 503."
     )
-    max_streams_per_caller: Count = Field(
-        100, description="Of these, how many one caller may have open."
-    )
+    max_streams_per_caller: Count = Field(100, description="Of these, those of one caller.")
     max_json_nodes: int = Field(
         100_000, description="Values and keys in a request body; more get 413.", ge=1_000
     )
@@ -143,6 +141,11 @@ class LimitsConfig(Model):
     max_kept_chars: int = Field(
         4_000_000, description="Characters of a long result that are kept.", ge=1_000, le=50_000_000
     )
+    max_stored_bytes: int = Field(
+        1_000_000_000,
+        description="Bytes stored for one caller in a view: tasks, results, answers; each row is 1 KB more.",
+        ge=100_000,
+    )
     max_kept_results: int = Field(
         100,
         description="Long results of one caller that are kept at once, in a view.",
@@ -159,7 +162,7 @@ class StateConfig(Model):
         900, description="Seconds within which the next round has to come."
     )
     max_bytes: int = Field(
-        64_000, description="Most that one call may have remembered.", ge=1024, le=1_000_000
+        64_000, description="Bytes that one call may remember.", ge=1024, le=1_000_000
     )
     audience: str = Field(
         "roundgate",
@@ -167,7 +170,7 @@ class StateConfig(Model):
         min_length=1,
     )
     max_rounds: Count = Field(
-        25, description="Rounds after which a call is given up; clients often stop at 10."
+        25, description="Rounds after which a call ends with an error; clients often stop at 10."
     )
 
 
@@ -239,7 +242,7 @@ class TasksConfig(Model):
         900, description="The longest pause before it is queued once more.", ge=1, le=86_400
     )
     sweep_every_s: float = Field(
-        5, description="Seconds between two looks for late tasks.", gt=0, le=3_600
+        5, description="Seconds between two searches for late tasks.", gt=0, le=3_600
     )
     clock_skew_s: float | None = Field(
         None,
@@ -255,11 +258,11 @@ class TasksConfig(Model):
         5, description="Turns in a row that the gateway's faults ended, after which a task fails."
     )
     max_deaths: Count = Field(
-        3, description="Workers that died while they ran one task alone, after which it fails."
+        3, description="Workers that died while they ran only one task, after which the task fails."
     )
     stop_grace_s: float | None = Field(
         None,
-        description="Seconds for which steps may go on at a stop. Unset: 10 for serve, 25 for worker.",
+        description="Seconds for steps to end when the process stops. Unset: 10 for serve, 25 for worker.",
         ge=0,
         le=3_600,
     )
@@ -282,7 +285,7 @@ class TasksConfig(Model):
         1_000, description="Open tasks of one caller; a call that needs more is a tool error."
     )
     max_call_bytes: Size = Field(
-        256_000, description="Largest call: its arguments and what its client says of itself."
+        256_000, description="Largest call: its arguments and its client's description of itself."
     )
     max_journal_bytes: int = Field(
         3_000_000, description="Largest journal of one task.", ge=1_024, le=100_000_000
@@ -315,7 +318,7 @@ class CallersConfig(Model):
     @model_validator(mode="after")
     def _operators_are_few(self) -> CallersConfig:
         if self.operator_scope in self.scopes:
-            raise ValueError("operator_scope must be none of scopes: every caller has those")
+            raise ValueError("operator_scope must not be one of scopes: every caller has those")
         return self
 
 
@@ -326,23 +329,21 @@ class JwtAuthConfig(CallersConfig):
     audience: str | None = Field(
         None, description="The `aud` of tokens. Unset: GATEWAY_PUBLIC_URL with the endpoint's path."
     )
-    jwks_url: str = Field(description="Where its public keys are.", pattern=r"^https?://")
+    jwks_url: str = Field(description="URL of its public keys.", pattern=r"^https?://")
     algorithms: list[Algorithm] = Field(
-        ["RS256", "ES256"], description="Signature algorithms that are taken.", min_length=1
+        ["RS256", "ES256"], description="Accepted signature algorithms.", min_length=1
     )
-    leeway_s: float = Field(
-        30, description="By how many seconds the clocks may differ.", ge=0, le=300
-    )
+    leeway_s: float = Field(30, description="Seconds by which the clocks may differ.", ge=0, le=300)
 
 
 class AuthorizerConfig(CallersConfig):
     """Callers whose tokens an API Gateway authorizer in front has verified; on AWS Lambda only."""
 
     authorizer: Literal["api-gateway"] = Field(
-        description="Who has verified the token: the authorizer of the API."
+        description="The verifier of tokens: the authorizer of the API."
     )
     issuer: str = Field(
-        description="The `iss` of its tokens, which callers are told.", min_length=1
+        description="The `iss` of its tokens; callers get a token there.", min_length=1
     )
     subject_claim: str = Field("sub", description="The claim that names the subject.", min_length=1)
     client_claim: str = Field(

@@ -129,7 +129,9 @@ def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None, max_aliased
         remedy = "write the value out where it is used" if "alias" in str(error) else "write less"
         raise ConfigError([Problem(str(path), "(file)", str(error), remedy, error.line)]) from None
     except (ValueError, OverflowError):  # a date or number that Python cannot represent
-        problem = Problem(str(path), "(file)", "has a value that cannot be read", "mend the syntax")
+        problem = Problem(
+            str(path), "(file)", "has a value that cannot be read", "correct the syntax"
+        )
         raise ConfigError([problem]) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -143,7 +145,7 @@ def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None, max_aliased
     repeated: list[Problem] = []
     for loc, line in places:
         if loc in lines:
-            complaint = f"the key {str(loc[-1])!r} is there twice (first on line {lines[loc]})"
+            complaint = f"the key {str(loc[-1])!r} appears twice (first on line {lines[loc]})"
             repeated.append(Problem(str(path), dotted(loc), complaint, "remove one of them", line))
         lines.setdefault(loc, line)
     if repeated and noted is None:
@@ -159,7 +161,7 @@ def _mending(text: bytes, complaint: str, mark: Any) -> str:
         lines = text.decode("utf-8", "replace").splitlines()
         sign = lines[mark.line][mark.column : mark.column + 1] if mark.line < len(lines) else ""
         if sign == "\t":
-            return "indent with blanks: YAML takes no tabs"
+            return "indent with spaces: YAML does not allow tabs"
         return f'put the text that begins with {sign} in quotes: "{sign}…"'
     return next(
         (remedy for words, remedy in _SYNTAX.items() if words in complaint), "mend the syntax"
@@ -167,11 +169,11 @@ def _mending(text: bytes, complaint: str, mark: Any) -> str:
 
 
 _SYNTAX: Final = {
-    "mapping values are not allowed": 'put the text that has a colon in it in quotes: "My shop: the best"',
+    "mapping values are not allowed": 'quote the text with the colon: "My shop: the best"',
     "another document": "keep one document: take out the line `---` and what follows it",
     "constructor for the tag": "take out the word with !",
     "unacceptable character": "save the file as UTF-8",
-    "unexpected end of stream": "close the quotes, or the bracket, that begin a text and do not end it",
+    "unexpected end of stream": "close the open quotes or bracket",
 }
 """Remedies by words in the parser's message."""
 

@@ -6,6 +6,8 @@ them. Import an implementation from its own package, so that only configured sto
 
 from __future__ import annotations
 
+from roundgate.storage.accounts import Accounts as Accounts
+from roundgate.storage.accounts import RowsOf as RowsOf
 from roundgate.storage.once import OnceRecord as OnceRecord
 from roundgate.storage.once import OnceStore as OnceStore
 from roundgate.storage.queue import Message as Message

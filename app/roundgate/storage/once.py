@@ -14,7 +14,11 @@ second run could repeat it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+CLOCKS_AHEAD_MS: Final = 2 * 86_400_000
+"""How much longer than needed a store may keep a record, in milliseconds, so that a process whose
+clock is ahead does not let another run its round again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,8 @@ class OnceStore(Protocol):
     ) -> OnceRecord | None:
         """Claim a token id. Return `None` if this call claimed it, otherwise the existing record.
 
-        `forget_ms` is when the record may be dropped: not before the token has expired.
+        `forget_ms` is when the record may be dropped: not before the token has expired, and no later
+        than `CLOCKS_AHEAD_MS` after that, as far as the database deletes by then.
         """
 
     async def finish(self, token_id: str, outcome: bytes) -> None:

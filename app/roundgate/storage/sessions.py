@@ -15,7 +15,7 @@ even if the database has not deleted it yet. Reads are strongly consistent.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -25,6 +25,8 @@ class SessionRow:
 
     value: bytes
     version: int
+    forget_ms: int = field(default=0, compare=False)
+    """When the row expires, in milliseconds since the epoch."""
 
 
 class SessionStore(Protocol):

@@ -317,6 +317,8 @@ class Found:
     """The cursor of the next page; `None` after the last."""
 
 
+FORGET_AFTER_MS: Final = 2 * 86_400_000
+"""How long an expired task stays in a store, for its operator, in milliseconds."""
 SHARD_AT_MOST_MS: Final = 60_000
 """The longest time for which a sweeper may hold a shard, in milliseconds."""
 

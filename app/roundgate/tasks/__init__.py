@@ -9,7 +9,6 @@ knows the catalog, the engine and the ports of storage; it knows nothing of HTTP
 from __future__ import annotations
 
 from roundgate.tasks.call import TaskCall as TaskCall
-from roundgate.tasks.call import owner_of as owner_of
 from roundgate.tasks.named import NamedTask as NamedTask
 from roundgate.tasks.named import NamedTasks as NamedTasks
 from roundgate.tasks.operating import StepDone as StepDone

@@ -8,20 +8,9 @@ from typing import Any
 
 from roundgate import json
 from roundgate.auth import Principal
-from roundgate.json import digest
 from roundgate.protocol import ClientCapabilities, Meta
 from roundgate.replay import Journal, from_row
 from roundgate.tasks.stored import Claimed
-
-
-def owner_of(principal: Principal, view: str = "") -> str:
-    """Return the owner in a task's key: a digest of the caller's issuer, subject and client, and of
-    the view called.
-
-    The owner begins with a letter, so a command line never mistakes `OWNER.ID` for an option.
-    """
-    identity = [principal.issuer, principal.subject, principal.client_id]
-    return "u" + digest([*identity, view] if view else identity)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final, Protocol, TypeVar
 
-from roundgate.auth import Principal
+from roundgate.auth import Principal, owner_of
 from roundgate.backends import MAX_ID_CHARS, CatalogSource, ServedTool, TaskSource
 from roundgate.clock import Clock
 from roundgate.errors import BackendError, GatewayError, InternalError, TaskNotFound, Unavailable
 from roundgate.protocol import NEWEST, Status, TaskView, ToolResult, detailed, to_wire
 from roundgate.settings import TasksConfig
 from roundgate.storage import TaskRecord, TaskRef
-from roundgate.tasks.call import owner_of
 from roundgate.tasks.outcome import log_failure
 from roundgate.tasks.service import Tasks
 from roundgate.tokens import TaskIds, TaskPlace

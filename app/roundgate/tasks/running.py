@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from roundgate import aio
 from roundgate.backends import Returned
 from roundgate.clock import Clock
-from roundgate.errors import CallTimeout, LeaseLost, TaskTimeout, ToolError
+from roundgate.errors import CallTimeout, LeaseLost, QuotaExceeded, TaskTimeout, ToolError
 from roundgate.replay import Failed, Stop, Suspended, engine, inside
 from roundgate.tasks import watchdog
 from roundgate.tasks.lease import ClockTrust
@@ -71,13 +71,13 @@ class Patience:
         over.
 
         Raises:
-            LeaseLost: at once.
+            LeaseLost, QuotaExceeded: at once.
             Exception: the last failure.
         """
         for pause_s in PAUSES_S:
             try:
                 return await write()
-            except LeaseLost:
+            except (LeaseLost, QuotaExceeded):
                 raise
             except Exception as error:
                 if self._hurry.is_set() or self._is_over():

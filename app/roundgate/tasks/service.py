@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from roundgate import json
-from roundgate.auth import Principal
+from roundgate.auth import Principal, owner_of
 from roundgate.backends import decision_in, is_approval, log_decision
 from roundgate.clock import Clock
 from roundgate.errors import TaskNotFound, ToolError, Unavailable
@@ -25,7 +25,7 @@ from roundgate.protocol import Status, TaskView, detailed, to_wire
 from roundgate.replay import JOURNAL_VERSION, Journal, plain, row
 from roundgate.settings import TasksConfig
 from roundgate.storage import TaskQueue, TaskRecord, TaskRef
-from roundgate.tasks.call import TaskCall, owner_of
+from roundgate.tasks.call import TaskCall
 from roundgate.tasks.events import Answered, Cancelled, NewTask
 from roundgate.tasks.outcome import Ended
 from roundgate.tasks.stored import StoredTasks

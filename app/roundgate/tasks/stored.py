@@ -8,6 +8,10 @@ Under a lease no read is needed: a `Lease` remembers the record as its last writ
 method raises `Unavailable` when the store cannot be reached; a write may then have happened or not.
 It may be tried again under the same lease: a `checkpoint` of the same entries then happens once and
 returns; any other write happens once, or, if it had happened already, raises `LeaseLost`.
+
+Every value counts for the task's owner (`roundgate.storage.accounts`) until the store forgets the
+task. A write for which the account has no room raises `QuotaExceeded` and does not happen. An outcome
+of up to `ROW` bytes always has room: it was counted with the task.
 """
 
 from __future__ import annotations
@@ -15,21 +19,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from roundgate.errors import LeaseLost
 from roundgate.protocol import Status
 from roundgate.storage import (
     ANY,
+    Accounts,
+    Change,
     Ending,
     Found,
     Lost,
     OpenTask,
+    Part,
+    Put,
     TaskRecord,
     TaskRef,
     TaskStore,
     Wanted,
     Work,
 )
+from roundgate.storage.accounts import ROW, Reserved
+from roundgate.storage.tasks import FORGET_AFTER_MS
 from roundgate.tasks import events, machine
 from roundgate.tasks.events import (
     Added,
@@ -44,6 +55,9 @@ from roundgate.tasks.events import (
     Refused,
 )
 
+VALUE: Final = 64
+"""Bytes that a value of a task counts besides its own: its name, its key, its place in an index."""
+
 
 @dataclass(slots=True)
 class _Held:
@@ -51,6 +65,8 @@ class _Held:
 
     known: TaskRecord
     """The record as the last write of this lease left it."""
+    state_bytes: int = 0
+    """How much of `ctx.state` has been counted."""
     number: int = 0
     """The number of the last write of entries."""
     in_doubt: Sequence[bytes] | None = None
@@ -102,10 +118,35 @@ class Move:
 
 
 class StoredTasks:
-    """The tasks in a store. Methods that write under a lease raise `LeaseLost` once it is lost."""
+    """The tasks in a store. Methods that write under a lease raise `LeaseLost` once it is lost.
 
-    def __init__(self, store: TaskStore) -> None:
+    Args:
+        store: the store.
+        accounts: the accounts of owners; `None` for an operator's commands, which count nothing.
+    """
+
+    def __init__(self, store: TaskStore, accounts: Accounts | None = None) -> None:
         self.store = store
+        self._accounts = accounts
+
+    async def _reserve(self, record: TaskRecord, size: int) -> Reserved | None:
+        """Count bytes for the owner of a task, until its store forgets it."""
+        if self._accounts is None or size <= 0:
+            return None
+        until_ms = record.expires_ms + FORGET_AFTER_MS
+        return await self._accounts.reserve(record.ref.owner, size, until_ms)
+
+    def _give_back(self, reserved: Reserved | None) -> None:
+        if self._accounts is not None and reserved is not None:
+            self._accounts.give_back(reserved)
+
+    async def _swap(self, change: Change, state_bytes: int = 0) -> TaskRecord | Lost:
+        """Count the values of a change, of which `state_bytes` replace as many, and write it."""
+        reserved = await self._reserve(change.before, size_of(change.puts) - state_bytes)
+        swapped = await self.store.swap(change)
+        if isinstance(swapped, Lost):
+            self._give_back(reserved)
+        return swapped
 
     async def _apply(
         self, ref: TaskRef, event: Event, now_ms: int, known: TaskRecord | None = None
@@ -116,7 +157,7 @@ class StoredTasks:
             decision = machine.apply(record, event, now_ms)
             if isinstance(decision, Refused):
                 return decision
-            match await self.store.swap(decision):
+            match await self._swap(decision):
                 case Lost(record=record):
                     pass
                 case TaskRecord():
@@ -133,7 +174,12 @@ class StoredTasks:
         `False` if this owner has a task of this id already, which is left as it is. Safe to repeat
         after `Unavailable`.
         """
-        return await self.store.insert(*machine.create(task))
+        record, puts = machine.create(task)
+        reserved = await self._reserve(record, 2 * ROW + size_of(puts))
+        is_new = await self.store.insert(record, puts)
+        if not is_new:
+            self._give_back(reserved)
+        return is_new
 
     async def count_open(self, owner: str, up_to: int) -> int:
         """Count the open tasks of an owner, up to a bound. Eventually consistent."""
@@ -202,7 +248,7 @@ class StoredTasks:
         if isinstance(event, events.ClaimCleanup) and event.journal is not None:
             journal = list(event.journal)
         return Claimed(
-            Lease(ref, swapped.fence, _Held(swapped)),
+            Lease(ref, swapped.fence, _Held(swapped, len(work.state))),
             swapped,
             work.call,
             journal,
@@ -310,11 +356,14 @@ class StoredTasks:
             while True:
                 decision = machine.apply(record, event, now_ms)
                 if isinstance(decision, Next):
-                    swapped = await self.store.swap(decision)
+                    state_bytes = _state_bytes(decision)
+                    counted = min(state_bytes, held.state_bytes)
+                    swapped = await self._swap(decision, counted)
                     if isinstance(swapped, Lost):
                         record = swapped.record
                         continue
                     record = swapped
+                    held.state_bytes = max(state_bytes, held.state_bytes)
                 elif record is None or decision.reason is not No.HAPPENED:
                     raise LeaseLost(str(lease.ref))
                 held.known = record
@@ -460,3 +509,17 @@ class StoredTasks:
     async def aclose(self) -> None:
         """Close the connections."""
         await self.store.aclose()
+
+
+def size_of(puts: Sequence[Put]) -> int:
+    """Return the bytes that values count; of an outcome, those beyond `ROW`."""
+    return sum(
+        max(0, len(put.value) - ROW)
+        if put.part is Part.OUTCOME
+        else VALUE + len(put.name) + len(put.value)
+        for put in puts
+    )
+
+
+def _state_bytes(change: Change) -> int:
+    return sum(len(put.value) for put in change.puts if put.part is Part.STATE)

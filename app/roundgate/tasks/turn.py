@@ -47,6 +47,7 @@ from roundgate.errors import (
     NondeterminismError,
     NotJson,
     NotServedHere,
+    QuotaExceeded,
     Suspend,
     TaskGivenUp,
     TaskTimeout,
@@ -251,6 +252,8 @@ class Carrier:
         except LeaseLost:
             self.lose()
             raise Suspend from None
+        except QuotaExceeded as error:  # its caller's fault, not a fault of the gateway
+            self._stop_with(ToolError(str(error)))
         except Exception as error:
             self._stop_with(error)
 
@@ -358,6 +361,8 @@ class Carrier:
             return await self._commit(tool, outcome)
         except NotJson as error:  # in ctx.state
             return await self._commit(tool, Failed(error))
+        except QuotaExceeded as error:  # there is always room for this end
+            return await self._commit(tool, Failed(ToolError(str(error))))
 
     async def _commit(self, tool: str, outcome: Outcome) -> Turn:
         match outcome:

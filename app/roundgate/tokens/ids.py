@@ -148,6 +148,8 @@ class QuestionId:
     session: str
     round: str
     number: int
+    until_ms: int
+    """When the wait for its answer ends, in milliseconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,17 +159,18 @@ class StreamIds:
     ring: KeyRing
 
     def seal_question(self, question: QuestionId, owner: Principal) -> str:
-        """Return the JSON-RPC id of a question, about 140 characters."""
-        claims = [_QUESTION, question.session, question.round, question.number]
+        """Return the JSON-RPC id of a question, about 160 characters."""
+        place = [question.session, question.round, question.number]
+        claims = [_QUESTION, *place, question.until_ms]
         return self.ring.seal(json.encode(claims), owner)
 
     def open_question(self, token: Any, session: str, owner: Principal) -> QuestionId | None:
         """Return the question of an answer, or `None` if this session was never asked it."""
         match self._opened(token, owner):
-            case [str(purpose), str(asked), str(round_), int(number)] if (
+            case [str(purpose), str(asked), str(round_), int(number), int(until_ms)] if (
                 purpose == _QUESTION and asked == session
             ):
-                return QuestionId(session, round_, number)
+                return QuestionId(session, round_, number, until_ms)
         return None
 
     def seal_call(self, session: str, facts: Any, owner: Principal) -> str:

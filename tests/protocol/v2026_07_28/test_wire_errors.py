@@ -37,6 +37,7 @@ from roundgate.errors import (
     OutcomeUnknown,
     ParseError,
     ProtocolError,
+    QuotaExceeded,
     ResourceNotFound,
     RpcError,
     SessionNotFound,
@@ -75,6 +76,7 @@ ON_THE_WIRE: list[tuple[GatewayError, int, int]] = [
     (TaskNotFound(), -32602, 400),
     (Unavailable("not now"), -32600, 503),
     (StoreAway("not now"), -32600, 503),
+    (QuotaExceeded(1_000), -32600, 429),
 ]
 
 
@@ -177,7 +179,7 @@ def test_only_the_codes_of_the_revision_are_in_the_table() -> None:
 def test_no_status_but_that_of_not_now_invites_a_proxy_to_retry_and_none_a_client_to_log_in() -> (
     None
 ):
-    assert {row.status for error, row in TABLE.items() if error is not Unavailable} == {
+    assert {row.status for error, row in TABLE.items() if not issubclass(error, Unavailable)} == {
         200,
         400,
         404,

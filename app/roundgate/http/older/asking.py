@@ -135,7 +135,12 @@ class Asking:
         wait_s = self.patience_s(caller, stream)
         while True:
             found = await self._questions.answers(
-                asked, news, call.request.id, caller.session, wait_s=wait_s
+                asked,
+                news,
+                call.request.id,
+                caller.session,
+                caller.principal,
+                wait_s=wait_s,
             )
             if found is not None:
                 return found

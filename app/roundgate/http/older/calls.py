@@ -48,7 +48,7 @@ from roundgate.protocol import (
 )
 from roundgate.protocol.v2025 import Results, Revision, inbound_of
 from roundgate.protocol.v2025.results import asked as read_asked
-from roundgate.storage import SessionStore
+from roundgate.storage import RowsOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class SessionCalls:
         methods: the methods of each revision, by version.
         sessions: the changes that sessions have made.
         questions: asks clients and waits for answers.
-        store: keeps the rows of calls that replicas share.
+        rows_of: returns the rows of a caller, which replicas share.
         tracing: makes the span of a request.
         clock: the clock of the process.
         answer_timeout_s: seconds that a user has for an answer.
@@ -83,7 +83,7 @@ class SessionCalls:
         methods: Mapping[str, CurrentMethods],
         sessions: Sessions,
         questions: Questions,
-        store: SessionStore,
+        rows_of: RowsOf,
         tracing: Tracing,
         clock: Clock,
         *,
@@ -94,12 +94,12 @@ class SessionCalls:
     ) -> None:
         self.questions = questions
         keep_s = max(lifetime_s, answer_timeout_s) * 2
-        self.open_calls = OpenCalls(store, questions.ids, clock, keep_s=keep_s)
+        self.open_calls = OpenCalls(rows_of, questions.ids, clock, keep_s=keep_s)
         self._asking = Asking(questions, self.open_calls, keep_alive_s=keep_alive_s)
         self._continue_tool = ContinueTool(continue_tool, self.open_calls)
         self._methods = methods
         self._sessions = sessions
-        self._rows = store
+        self._rows_of = rows_of
         self._tracing = tracing
         self._clock = clock
         # an answer after the state has expired could not be used
@@ -271,7 +271,7 @@ class SessionCalls:
         # a token with fewer scopes must not get an outcome that needed more
         scopes = json.digest(sorted(caller.principal.scopes))
         return OneRun(
-            self._rows,
+            self._rows_of(caller.principal),
             self._clock,
             f"{caller.session.id}.{call.round}.{scopes}",
             keep_ms=self._keep_ms,
@@ -300,7 +300,7 @@ class SessionCalls:
         async def is_cancelled() -> bool:
             if going.stream.first is not None:
                 await going.stream.first.heed()
-            return await self.questions.is_cancelled(request_id, session)
+            return await self.questions.is_cancelled(request_id, session, caller.principal)
 
         try:
             with CancelWatch(is_cancelled), correlated(ids):

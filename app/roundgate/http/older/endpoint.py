@@ -211,9 +211,7 @@ class OlderEndpoint:
     async def _take(self, message: Notification | Response, caller: Caller) -> None:
         """Accept a notification, or an answer to a question."""
         if isinstance(message, Response):
-            await self._questions.take(
-                message, caller.session, caller.principal, self._answer_timeout_s
-            )
+            await self._questions.take(message, caller.session, caller.principal)
             return
         if message.method == "notifications/cancelled":
             request_id = message.params.get("requestId")
@@ -222,10 +220,13 @@ class OlderEndpoint:
                 if running is not None:
                     running()
                 # another replica that runs the call reads this row
-                await self._questions.cancel(request_id, caller.session, self._answer_timeout_s)
+                await self._questions.cancel(
+                    request_id, caller.session, caller.principal, self._answer_timeout_s
+                )
 
     async def _batch(self, body: list[Any], receive: Receive, exchange: Exchange) -> None:
-        """Answer a batch, message after message, so limits on requests count each of them."""
+        """Answer a batch, message after message, so limits on requests count each of them. A client
+        that accepts streams gets each response when it is there; otherwise they are one array."""
         caller = await self._caller(exchange)
         exchange.method = "batch"
         if not caller.revision.has_batches:
@@ -237,19 +238,18 @@ class OlderEndpoint:
             raise InvalidRequest(f"A batch has 1 to {MAX_BATCH} messages, not {len(body)}")
         watch = self._watch(receive, caller)
         stream = self._stream(exchange, caller, watch, in_batch=True)
-        answers: list[bytes] = []
-        left = self._max_batch_answer_bytes
+        answers = _Answers(stream, exchange, self._max_batch_answer_bytes)
         with watch:
             exchange.responder.give_up = watch.hang_up
             for value in body:
                 if stream.is_unheard:
                     return
                 element = exchange.element()
-                answer = await self._element(value, caller, stream, element, has_room=left > 0)
+                has_room = answers.left > 0
+                answer = await self._element(value, caller, stream, element, has_room=has_room)
                 if answer is not None:
-                    answers.append(answer)
-                    left -= len(answer)
-            await self._send_batch(answers, stream, exchange)
+                    await answers.add(answer)
+            await answers.end()
         await self._hung_up(watch, exchange)
 
     async def _element(
@@ -294,20 +294,6 @@ class OlderEndpoint:
         finally:
             if exchange.method is not None:
                 exchange.write_line(self._clock.monotonic_ms() - began_ms)
-
-    async def _send_batch(
-        self, answers: list[bytes], stream: SessionStream, exchange: Exchange
-    ) -> None:
-        responder = exchange.responder
-        if not answers:
-            await responder.answer(202, b"")
-        elif responder.state is State.STREAMING:
-            for answer in answers:
-                await stream.message(answer)
-            await responder.end()
-        else:
-            as_event = exchange.accepted == {EVENT_STREAM}
-            await responder.answer(200, b"[%b]" % b",".join(answers), as_event=as_event)
 
     async def _get(self, receive: Receive, exchange: Exchange) -> None:
         last_event_id = exchange.headers.get(_LAST_EVENT_ID)
@@ -457,3 +443,39 @@ class OlderEndpoint:
         exchange.label, exchange.error = "error", str(error)
         if exchange.responder.state is not State.DONE:
             await exchange.responder.answer(status, body, error_headers(error))
+
+
+class _Answers:
+    """The responses to one batch. One that was sent is not kept.
+
+    Args:
+        stream: the stream of the request.
+        exchange: the request.
+        most: the limit on all responses but the last, in bytes.
+    """
+
+    def __init__(self, stream: SessionStream, exchange: Exchange, most: int) -> None:
+        self._stream = stream
+        self._exchange = exchange
+        self._kept: list[bytes] = []
+        self.left = most
+        """Bytes for further responses; none if it is not positive."""
+
+    async def add(self, answer: bytes) -> None:
+        """Send a response, or keep it for the array.
+
+        Raises:
+            ClientDisconnect: the client does not read.
+        """
+        self.left -= len(answer)
+        if self._stream.can_tell:
+            await self._stream.message(answer)
+        else:
+            self._kept.append(answer)
+
+    async def end(self) -> None:
+        """Send the array, or end the stream; 202 if no message needed a response."""
+        if self._kept:
+            await self._exchange.responder.answer(200, b"[%b]" % b",".join(self._kept))
+        else:
+            await self._exchange.responder.end()

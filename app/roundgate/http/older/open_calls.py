@@ -16,7 +16,7 @@ from roundgate.clock import Clock
 from roundgate.errors import InvalidRequest
 from roundgate.http.older.caller import Caller
 from roundgate.protocol import Request
-from roundgate.storage import SessionStore
+from roundgate.storage import RowsOf
 from roundgate.tokens.ids import StreamIds
 
 MAX_TOKEN: Final = 4_000
@@ -89,14 +89,14 @@ class OpenCalls:
     """Makes and reads the ids of events.
 
     Args:
-        rows: the store of calls that are too long for an id.
+        rows_of: returns the rows of a caller, which keep calls that are too long for an id.
         ids: seals and opens tokens.
         clock: the clock of the process.
         keep_s: seconds for which such a row is kept.
     """
 
-    def __init__(self, rows: SessionStore, ids: StreamIds, clock: Clock, *, keep_s: float) -> None:
-        self._rows = rows
+    def __init__(self, rows_of: RowsOf, ids: StreamIds, clock: Clock, *, keep_s: float) -> None:
+        self._rows_of = rows_of
         self._ids = ids
         self._clock = clock
         self._keep_ms = int(keep_s * 1000)
@@ -119,7 +119,8 @@ class OpenCalls:
         token = self._ids.seal_call(session, call.to_json(), caller.principal)
         if len(token) > most:
             key = f"call.{self._clock.new_id()}"
-            await self._rows.put_new(key, token.encode(), self._clock.now_ms() + self._keep_ms)
+            rows, forget_ms = self._rows_of(caller.principal), self._clock.now_ms() + self._keep_ms
+            await rows.put_new(key, token.encode(), forget_ms)
             facts = {"row": key, "until_ms": call.until_ms}
             token = self._ids.seal_call(session, facts, caller.principal)
         return f"{token}.{number}"
@@ -153,7 +154,7 @@ class OpenCalls:
         facts = self._ids.open_call(token, session, caller.principal)
         match facts:
             case {"row": str(key)}:
-                row = await self._rows.read(key)
+                row = await self._rows_of(caller.principal).read(key)
                 if row is None:
                     return None
                 return self._ids.open_call(row.value.decode(), session, caller.principal)

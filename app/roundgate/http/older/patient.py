@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 
 from roundgate import aws
 from roundgate.clock import Clock
-from roundgate.errors import StoreAway, Unavailable
+from roundgate.errors import QuotaExceeded, StoreAway, Unavailable
 from roundgate.storage import SessionRow, SessionStore
 
 T = TypeVar("T")
@@ -73,6 +73,8 @@ class PatientRows:
         for pause_s in chain(PAUSES_S, repeat(PAUSES_S[-1])):
             try:
                 return await ask()
+            except QuotaExceeded:
+                raise
             except Unavailable as error:
                 if self._is_late(pause_s, until_ms):
                     raise StoreAway(str(error)) from error

@@ -22,14 +22,15 @@ from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.errors import CallCancelled, InvalidRequest, ToolError, Unavailable
 from roundgate.protocol import RequestId, Response
-from roundgate.storage import SessionStore
+from roundgate.storage import RowsOf, SessionStore
 from roundgate.tokens.ids import QuestionId, SessionFacts, StreamIds
 
 FIRST_LOOK_S: Final = 0.05
 LAST_LOOK_S: Final = 1.0
 """The longest pause between two reads for an answer, in seconds; the first is `FIRST_LOOK_S`."""
 LEEWAY_MS: Final = 60_000
-"""Milliseconds for which an answer is kept after the wait for it has ended."""
+"""How much later than the end of the wait an answer is accepted, in milliseconds, because the clocks
+of replicas differ; it is kept as much longer."""
 MAX_MESSAGE: Final = 500
 """The longest shown reason of a client that cannot answer, in characters."""
 
@@ -49,7 +50,7 @@ class Questions:
     """The questions of this process, and the answers that arrive here, to any replica's questions.
 
     Args:
-        store: keeps answers.
+        rows_of: returns the rows of a caller, which keep its answers.
         ids: makes and opens the ids of questions.
         clock: the clock of the process.
         max_open: the limit on calls that wait here at once.
@@ -58,7 +59,7 @@ class Questions:
 
     def __init__(
         self,
-        store: SessionStore,
+        rows_of: RowsOf,
         ids: StreamIds,
         clock: Clock,
         *,
@@ -66,7 +67,7 @@ class Questions:
         max_per_caller: int,
     ) -> None:
         self.ids = ids
-        self._rows = store
+        self._rows_of = rows_of
         self._clock = clock
         self._max_open = max_open
         self._max_per_caller = max_per_caller
@@ -99,55 +100,60 @@ class Questions:
             session: the session that is asked.
             owner: the caller in that session.
         """
-        return self.ids.seal_question(QuestionId(session.id, asked.round, key_number), owner)
+        question = QuestionId(session.id, asked.round, key_number, asked.until_ms)
+        return self.ids.seal_question(question, owner)
 
-    async def take(
-        self, response: Response, session: SessionFacts, owner: Principal, keep_s: float
-    ) -> None:
+    async def take(self, response: Response, session: SessionFacts, owner: Principal) -> None:
         """Store an answer, unless the question has one already.
 
         Args:
             response: the client's response.
             session: the session that it came in.
             owner: the caller in that session.
-            keep_s: seconds for which a call may still wait for it.
 
         Raises:
-            InvalidRequest: this session was not asked such a question.
+            InvalidRequest: this session was not asked such a question, or no call waits for its
+                answer any more.
             Unavailable: the answer cannot be stored now.
         """
         question = self.ids.open_question(response.id, session.id, owner)
-        if question is None:
+        if question is None or self._clock.now_ms() > question.until_ms + LEEWAY_MS:
             raise InvalidRequest(
-                "This session was not asked a question with this id, so there is nothing to answer"
+                "This session was not asked a question with this id, or too long ago, so there is "
+                "nothing to answer"
             )
         said = {"error": response.error} if response.result is None else {"result": response.result}
-        forget_ms = self._clock.now_ms() + int(keep_s * 1000) + LEEWAY_MS
-        await self._rows.put_new(_answer_key(question), json.encode(said), forget_ms)
+        key, forget_ms = _answer_key(question), question.until_ms + 2 * LEEWAY_MS
+        await self._rows_of(owner).put_new(key, json.encode(said), forget_ms)
         self._wake(question.round)
 
-    async def cancel(self, request_id: RequestId, session: SessionFacts, keep_s: float) -> None:
+    async def cancel(
+        self, request_id: RequestId, session: SessionFacts, owner: Principal, keep_s: float
+    ) -> None:
         """Store the cancellation of a call, for the replica that runs the call.
 
         Args:
             request_id: the id of the call.
             session: the session of the call.
+            owner: the caller in that session.
             keep_s: seconds for which the call may still be running.
 
         Raises:
             Unavailable: the cancellation cannot be stored now.
         """
         forget_ms = self._clock.now_ms() + int(keep_s * 1000)
-        await self._rows.put_new(_cancel_key(session, request_id), b"{}", forget_ms)
+        await self._rows_of(owner).put_new(_cancel_key(session, request_id), b"{}", forget_ms)
         self._wake(*self._waiting)
 
-    async def is_cancelled(self, request_id: RequestId, session: SessionFacts) -> bool:
+    async def is_cancelled(
+        self, request_id: RequestId, session: SessionFacts, owner: Principal
+    ) -> bool:
         """Return whether a call has been cancelled, at any replica.
 
         Raises:
             Unavailable: the store cannot be reached.
         """
-        return await self._rows.read(_cancel_key(session, request_id)) is not None
+        return await self._rows_of(owner).read(_cancel_key(session, request_id)) is not None
 
     @contextmanager
     def waiting(self, asked: Asked, owner: Principal) -> Iterator[asyncio.Event]:
@@ -189,6 +195,7 @@ class Questions:
         news: asyncio.Event,
         request_id: RequestId,
         session: SessionFacts,
+        owner: Principal,
         *,
         wait_s: float,
     ) -> dict[str, dict[str, Any]] | None:
@@ -200,6 +207,7 @@ class Questions:
             news: the event of `waiting`.
             request_id: the id of the call.
             session: the session that is asked.
+            owner: the caller in that session.
             wait_s: the longest wait, in seconds.
 
         Raises:
@@ -207,13 +215,13 @@ class Questions:
             ToolError: there was no answer in time, or the client could not answer.
         """
         keys = {
-            _answer_key(QuestionId(session.id, asked.round, n)): key
+            _answer_key(QuestionId(session.id, asked.round, n, asked.until_ms)): key
             for n, key in enumerate(asked.requests)
         }
         cancelled = _cancel_key(session, request_id)
         look_s, until = FIRST_LOOK_S, self._clock.monotonic_ms() + wait_s * 1000
         while True:
-            found = await self._look([*keys, cancelled])
+            found = await _look(self._rows_of(owner), [*keys, cancelled])
             if cancelled in found:
                 raise CallCancelled
             said = {key: json.decode(found[row]) for row, key in keys.items() if row in found}
@@ -233,16 +241,17 @@ class Questions:
             except TimeoutError:
                 look_s = min(LAST_LOOK_S, look_s * 1.5)
 
-    async def _look(self, keys: Sequence[str]) -> Mapping[str, bytes]:
-        try:
-            return await self._rows.read_values(keys)
-        except Unavailable:  # the caller reads again, until its wait ends
-            return {}
-
     def _wake(self, *rounds: str) -> None:
         for round_ in rounds:
             for news in self._waiting.get(round_, ()):
                 news.set()
+
+
+async def _look(rows: SessionStore, keys: Sequence[str]) -> Mapping[str, bytes]:
+    try:
+        return await rows.read_values(keys)
+    except Unavailable:  # the caller reads again, until its wait ends
+        return {}
 
 
 def _results(said: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
+from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.config import GatewayConfig
 from roundgate.methods.parts import CurrentMethods, Methods, Use
@@ -16,6 +17,7 @@ from roundgate.observability import tracing
 from roundgate.protocol import ResultFormat
 from roundgate.runtime.startup import Core
 from roundgate.settings import ServerConfig
+from roundgate.storage import SessionStore
 from roundgate.tokens import KeyRing
 
 if TYPE_CHECKING:
@@ -95,14 +97,18 @@ class OlderClients:
         from roundgate.tokens.ids import SessionSealer, StreamIds
 
         http, sessions = self._config.http, self._config.sessions
-        store = PatientRows(self._core.stores.sessions, self._clock)
+        rows_of = self._core.rows_of(self._view)
+
+        def patient(principal: Principal) -> SessionStore:
+            return PatientRows(rows_of(principal), self._clock)
+
         self._methods = {
             version: (results, CurrentMethods(*self._serves(results)))
             for version, results in WITH_SESSIONS.items()
         }
         by_version = {version: methods for version, (_, methods) in self._methods.items()}
         self._questions = Questions(
-            store,
+            patient,
             StreamIds(self._ring),
             self._clock,
             max_open=http.max_streams,
@@ -110,12 +116,12 @@ class OlderClients:
         )
         if self._is_closing:
             self._questions.close()
-        states = Sessions(store, self._clock)
+        states = Sessions(patient, self._clock)
         calls = SessionCalls(
             by_version,
             states,
             self._questions,
-            store,
+            patient,
             tracing.set_up(),
             self._clock,
             answer_timeout_s=sessions.answer_timeout_s,

@@ -25,7 +25,7 @@ from roundgate import json
 from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.errors import InvalidParams, ParseError, SessionNotFound, Unavailable
-from roundgate.storage import SessionStore
+from roundgate.storage import RowsOf
 from roundgate.tokens.ids import SessionFacts
 
 BUCKETS: Final = 64
@@ -59,8 +59,8 @@ _NEW: Final = SessionState()
 class Sessions:
     """Reads and changes the state of sessions."""
 
-    def __init__(self, store: SessionStore, clock: Clock) -> None:
-        self._rows = store
+    def __init__(self, rows_of: RowsOf, clock: Clock) -> None:
+        self._rows_of = rows_of
         self._clock = clock
         self._known: OrderedDict[str, float] = OrderedDict()
         """When each session was last seen alive, on the monotonic clock; oldest first."""
@@ -84,7 +84,7 @@ class Sessions:
             SessionNotFound: it has been ended.
             Unavailable: the store cannot be reached.
         """
-        row = await self._rows.read(_key(session, owner))
+        row = await self._rows_of(owner).read(_key(session, owner))
         bucket = _Bucket() if row is None else _Bucket.read(row.value)
         state = bucket.state(session)
         if state.ended:
@@ -139,9 +139,9 @@ class Sessions:
         owner: Principal,
         change: Callable[[SessionState], SessionState],
     ) -> None:
-        key = _key(session, owner)
+        key, rows = _key(session, owner), self._rows_of(owner)
         for _ in range(_TRIES):
-            row = await self._rows.read(key)
+            row = await rows.read(key)
             bucket = _Bucket() if row is None else _Bucket.read(row.value)
             before = bucket.state(session)
             if before.ended:
@@ -149,9 +149,9 @@ class Sessions:
             bucket.change(session, change(before), self._clock.now_ms())
             value, forget_ms = bucket.written(), bucket.forget_ms
             if row is None:
-                done = await self._rows.put_new(key, value, forget_ms)
+                done = await rows.put_new(key, value, forget_ms)
             else:
-                done = await self._rows.replace(key, value, row.version, forget_ms)
+                done = await rows.replace(key, value, row.version, forget_ms)
             if done:
                 return
         raise Unavailable(

@@ -23,6 +23,7 @@ from roundgate.errors import (
     MissingCapability,
     ParseError,
     ProtocolError,
+    QuotaExceeded,
     TransportError,
     Unavailable,
     UnsupportedVersion,
@@ -97,6 +98,7 @@ TABLE: Final[Mapping[type[GatewayError], WireError]] = MappingProxyType(
         MissingCapability: WireError(-32021, 400),
         UnsupportedVersion: WireError(-32022, 400),
         TransportError: WireError(-32600, 400),
+        QuotaExceeded: WireError(-32600, 429),
         Unavailable: WireError(-32600, 503),
         InternalError: WireError(-32603, 200),
         ProtocolError: WireError(

@@ -50,6 +50,7 @@ from roundgate.storage.dynamodb.table import (
     names_of,
 )
 from roundgate.storage.tasks import (
+    FORGET_AFTER_MS,
     Change,
     Drop,
     Ending,
@@ -61,8 +62,6 @@ from roundgate.storage.tasks import (
     Work,
 )
 
-FORGET_AFTER_S: Final = 2 * 86_400
-"""How long after its end a task stays in the table, for its operator."""
 SHARDS: Final = 8
 """Parts of the index of due tasks that a table has at least: each takes 1,000 writes a second."""
 TAIL: Final = 1024
@@ -371,7 +370,7 @@ def pk_of(ref: TaskRef) -> str:
 
 def ttl_of(expires_ms: int) -> int:
     """Return when DynamoDB may delete a task, in seconds since the epoch."""
-    return -(-expires_ms // 1000) + FORGET_AFTER_S
+    return -(-expires_ms // 1000) + FORGET_AFTER_MS // 1000
 
 
 def _shard(ref: TaskRef, shards: int) -> str:

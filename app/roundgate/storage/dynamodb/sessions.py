@@ -101,7 +101,7 @@ class DynamoDbSessions:
         if row is None or row["forget_ms"] < self._clock.now_ms():
             return None
         rows = await self._table.read(f"U#{key}") if is_spilled(row["value"]) else {}
-        return SessionRow(load(row["value"], rows), row["revision"])
+        return SessionRow(load(row["value"], rows), row["revision"], row["forget_ms"])
 
     async def read_values(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         """See `SessionStore`."""

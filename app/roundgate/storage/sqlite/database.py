@@ -26,7 +26,7 @@ from zlib import crc32
 
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
-from roundgate.storage.once import OnceRecord
+from roundgate.storage.once import CLOCKS_AHEAD_MS, OnceRecord
 from roundgate.storage.sqlite.writing import Writer, transaction
 
 T = TypeVar("T")
@@ -35,25 +35,28 @@ log = logging.getLogger("roundgate.storage")
 
 BUSY_S: Final = 10
 MAX_CONNECTIONS: Final = 8
-_SWEEP_EVERY_MS: Final = 60_000
-_CLOCKS_AHEAD_MS: Final = 2 * 86_400_000
-"""How much longer than needed a claimed round is remembered, in milliseconds, so that a process
-whose clock is ahead does not let another run it again."""
+SWEEP_EVERY_MS: Final = 60_000
+FORGET_ROWS: Final = 500
+FORGET_BYTES: Final = 16_000_000
+"""The most expired rows that are deleted at once, and the bytes of their values: SQLite reads every
+page of a value that it deletes."""
 _WAL_ATTEMPTS: Final = 200
 
 VERSION: Final = 1
 """The version of the tables, kept in the file (`pragma user_version`)."""
 
+# Large values are in tables with a rowid, behind the columns that a condition reads: a look-up by an
+# index passes over them. In a table without rowid they would be in the index itself.
 SCHEMA: Final = """
 create table store (id text not null);
 insert into store (id) values (lower(hex(randomblob(8))));
 create table once (
-    token_id text primary key,
+    token_id text primary key not null,
     answers text not null,
-    outcome blob,
     give_up_ms integer not null,
-    forget_ms integer not null
-) without rowid;
+    forget_ms integer not null,
+    outcome blob
+);
 create index once_by_forget on once (forget_ms);
 create table tasks (
     n integer primary key,
@@ -126,11 +129,11 @@ create table turns (
 ) without rowid;
 create index turns_by_turn on turns (turn);
 create table sessions (
-    key text primary key,
-    value blob not null,
+    key text primary key not null,
     version integer not null,
-    forget_ms integer not null
-) without rowid;
+    forget_ms integer not null,
+    value blob not null
+);
 create index sessions_by_forget on sessions (forget_ms);
 """
 TABLES_ID: Final = crc32(SCHEMA.encode()) & 0x7FFF_FFFF
@@ -368,12 +371,38 @@ class SqliteOnce:
         await self._database.aclose()
 
     def _sweep(self, db: sqlite3.Connection) -> None:
-        """Drop what may be forgotten, now and then: expired tokens are
-        refused before they get here."""
+        """Delete some expired records now and then: expired tokens are refused before they get
+        here."""
         now_ms = self._clock.now_ms()
-        if now_ms - self._swept_ms > _SWEEP_EVERY_MS:
-            self._swept_ms = now_ms
-            db.execute("delete from once where forget_ms < ?", (now_ms - _CLOCKS_AHEAD_MS,))
+        if now_ms - self._swept_ms > SWEEP_EVERY_MS:
+            rows = expired_rows(
+                db, "once", "length(outcome)", "forget_ms", now_ms - CLOCKS_AHEAD_MS
+            )
+            db.executemany("delete from once where rowid = ?", rows)
+            self._swept_ms = 0 if rows else now_ms
+
+
+def expired_rows(
+    db: sqlite3.Connection, table: str, size: str, time: str, before_ms: int
+) -> list[tuple[int]]:
+    """Return the numbers of rows whose time is before a moment, the oldest first: at most
+    `FORGET_ROWS`, and as many as have `FORGET_BYTES`.
+
+    Args:
+        db: a connection.
+        table: the table, whose rows have numbers (`rowid`).
+        size: the SQL expression for the bytes of a row's values; null if it has none.
+        time: the column of the time, which has an index.
+        before_ms: the moment, in milliseconds since the epoch.
+    """
+    select = f"select rowid, {size} from {table} where {time} < ? order by {time} limit ?"
+    rows, total = [], 0
+    for number, bytes_ in db.execute(select, (before_ms, FORGET_ROWS)):
+        rows.append((number,))
+        total += bytes_ or 0
+        if total >= FORGET_BYTES:
+            break
+    return rows
 
 
 def _read(db: sqlite3.Connection, token_id: str) -> OnceRecord | None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from roundgate.clock import Clock
 from roundgate.storage.sessions import SessionRow
-from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.database import SWEEP_EVERY_MS, Database, expired_rows
 
 if TYPE_CHECKING:
     import sqlite3
-
-_SWEEP_EVERY_MS: Final = 60_000
 
 
 class SqliteSessions:
@@ -64,7 +62,9 @@ class SqliteSessions:
 
     async def read(self, key: str) -> SessionRow | None:
         """See `SessionStore`."""
-        statement = "select value, version from sessions where key = ? and forget_ms >= ?"
+        statement = (
+            "select value, version, forget_ms from sessions where key = ? and forget_ms >= ?"
+        )
         arguments = (key, self._clock.now_ms())
         row = await self._database.read(lambda db: db.execute(statement, arguments).fetchone())
         return None if row is None else SessionRow(*row)
@@ -83,7 +83,8 @@ class SqliteSessions:
         await self._database.aclose()
 
     def _sweep(self, db: sqlite3.Connection, now_ms: int) -> None:
-        """Drop what is to be forgotten, now and then: nothing that is read depends on it."""
-        if now_ms - self._swept_ms > _SWEEP_EVERY_MS:
-            self._swept_ms = now_ms
-            db.execute("delete from sessions where forget_ms < ?", (now_ms,))
+        """Delete some expired rows now and then: no read depends on it."""
+        if now_ms - self._swept_ms > SWEEP_EVERY_MS:
+            rows = expired_rows(db, "sessions", "length(value)", "forget_ms", now_ms)
+            db.executemany("delete from sessions where rowid = ?", rows)
+            self._swept_ms = 0 if rows else now_ms

@@ -10,10 +10,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from roundgate.protocol import OPEN, Status
-from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.database import Database, expired_rows
 from roundgate.storage.sqlite.writing import snapshot
 from roundgate.storage.tasks import (
     ANY,
+    FORGET_AFTER_MS,
     SHARD_AT_MOST_MS,
     UNHAPPY,
     Change,
@@ -32,10 +33,6 @@ from roundgate.storage.tasks import (
 
 if TYPE_CHECKING:
     import sqlite3
-
-FORGET_AFTER_MS: Final = 2 * 86_400_000
-"""How long an expired task stays in the file, for its operator."""
-_FORGET_AT_ONCE: Final = 500
 
 SHARDS: Final = 1
 """Parts of the index of due tasks. A file has one writer, so a second sweeper could only be
@@ -207,11 +204,11 @@ class SqliteTasks:
 
     async def forget(self, now_ms: int) -> int:
         """See `TaskStore`."""
-        before_ms = now_ms - FORGET_AFTER_MS
-
-        select = "select n from tasks where expires_ms <= ? limit ?"  # in bites
-        facts = (before_ms, _FORGET_AT_ONCE)
-        rows = await self._database.read(lambda db: db.execute(select, facts).fetchall())
+        size = "(select sum(length(value)) from payloads where task = tasks.n)"
+        until_ms = now_ms - FORGET_AFTER_MS + 1
+        rows = await self._database.read(
+            lambda db: expired_rows(db, "tasks", size, "expires_ms", until_ms)
+        )
         if rows:  # most of the time there is nothing, and no lock to be had for it
             await self._database.write(
                 lambda db: db.executemany("delete from tasks where n = ?", rows)

@@ -1,0 +1,239 @@
+"""The account of each owner: how many bytes may be stored for it at once, by all processes together.
+
+Every row that a caller causes has an owner, a digest of its caller (`auth.owner_of`), and a size: its
+values, and `ROW` for the row itself. Its size is reserved before it is written:
+
+    reserve ──▶ this process has as much reserved ahead ──▶ write
+            ├─▶ else one conditional write to the owner's account: up to `BLOCK` more ──▶ write
+            └─▶ the account is full: `QuotaExceeded`, and nothing is written
+
+An account is a row of the session store, so it works with every store and needs no code in any. It
+has the reserved bytes by the time at which they expire:
+
+    {"1764187200000": 262144, "1764190000000": 1310720}
+
+No row is released when it is deleted: its bytes count until the time at which its store may forget
+it, rounded up by a quarter of its lifetime at most. So nothing has to be written when a row expires,
+and no crash can make an account too small. A process that dies wastes up to `BLOCK` of an account
+until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from roundgate import json
+from roundgate.auth import Principal
+from roundgate.clock import Clock
+from roundgate.errors import QuotaExceeded, Unavailable
+from roundgate.storage.sessions import SessionRow, SessionStore
+
+ROW: Final = 1_024
+"""Bytes that a row counts besides its values: its key, its times, its places in indexes."""
+BLOCK: Final = 256 * 1024
+"""The most bytes that a process reserves ahead of its writes."""
+FIRST_BLOCK: Final = 16 * 1024
+"""The bytes that a process reserves at its first write for an owner. It doubles up to `BLOCK`."""
+PART: Final = 64
+"""A block is at most this part of the free bytes: a full account is not wasted on processes that
+might write."""
+MAX_KNOWN: Final = 10_000
+"""The number of owners for whom a process remembers what it has reserved ahead."""
+PAUSE_S: Final = 0.005
+"""Seconds before a write that lost to another process is tried again; grows by as much with each
+try."""
+_TRIES: Final = 20
+_SHORTEST_MS: Final = 60_000
+
+RowsOf: TypeAlias = Callable[[Principal], SessionStore]
+"""Returns the rows of a caller, at one view."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Bytes that were reserved for a write."""
+
+    owner: str
+    size: int
+    end_ms: int
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """The bytes that this process has reserved for an owner and not used yet."""
+
+    left: dict[int, int] = field(default_factory=dict)
+    """By the end of their time, in milliseconds since the epoch."""
+    block: int = FIRST_BLOCK
+    adding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One write of the account after another."""
+
+    def take(self, size: int, end_ms: int) -> bool:
+        """Use bytes that were reserved until a time; return whether there were as many."""
+        left = self.left.get(end_ms, 0) - size
+        if left >= 0:
+            self.left[end_ms] = left
+        return left >= 0
+
+
+class Accounts:
+    """The accounts of all owners.
+
+    Args:
+        rows: the store of accounts.
+        clock: the clock of the process.
+        most: the limit on the bytes of one owner.
+    """
+
+    def __init__(self, rows: SessionStore, clock: Clock, most: int) -> None:
+        self._rows = rows
+        self._clock = clock
+        self._most = most
+        self._known: OrderedDict[str, _Ahead] = OrderedDict()
+
+    async def reserve(self, owner: str, size: int, until_ms: int) -> Reserved:
+        """Count bytes for an owner until a time.
+
+        Raises:
+            QuotaExceeded: the owner's account has no room for them.
+            Unavailable: the account cannot be read or written now.
+        """
+        ahead, end_ms = self._ahead(owner), end_of(until_ms, self._clock.now_ms())
+        if not ahead.take(size, end_ms):
+            async with ahead.adding:
+                for tries in range(_TRIES):
+                    if ahead.take(size, end_ms):
+                        break
+                    await self._clock.sleep(PAUSE_S * tries)
+                    await self._add_block(owner, ahead, size, end_ms)
+                else:
+                    raise Unavailable("Too many processes write for this caller; try again soon")
+        return Reserved(owner, size, end_ms)
+
+    def give_back(self, reserved: Reserved) -> None:
+        """Return bytes that were not written after all, for later writes of this process."""
+        left = self._ahead(reserved.owner).left
+        left[reserved.end_ms] = left.get(reserved.end_ms, 0) + reserved.size
+
+    async def usage(self, owner: str) -> int:
+        """Return the bytes that count for an owner now, including those reserved ahead.
+
+        Raises:
+            Unavailable: the account cannot be read now.
+        """
+        row = await self._rows.read(_key(owner))
+        return sum(_live(row, self._clock.now_ms()).values())
+
+    def rows(self, owner: str) -> CountedRows:
+        """Return the rows of an owner: a session store that counts each write."""
+        return CountedRows(self._rows, self, owner)
+
+    def _ahead(self, owner: str) -> _Ahead:
+        ahead = self._known.get(owner)
+        if ahead is None:
+            ahead = self._known[owner] = _Ahead()
+            if len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
+        else:
+            self._known.move_to_end(owner)
+        return ahead
+
+    async def _add_block(self, owner: str, ahead: _Ahead, size: int, end_ms: int) -> None:
+        """Reserve a block with which there are `size` bytes; do nothing if another process changed
+        the account meanwhile."""
+        now_ms, key = self._clock.now_ms(), _key(owner)
+        row = await self._rows.read(key)
+        live = _live(row, now_ms)
+        free, missing = self._most - sum(live.values()), size - ahead.left.get(end_ms, 0)
+        if missing > free:
+            raise QuotaExceeded(self._most)
+        block = max(missing, min(ahead.block, free // PART))
+        live[end_ms] = live.get(end_ms, 0) + block
+        value, forget_ms = json.encode({str(end): live[end] for end in live}), max(live)
+        if row is None:
+            is_written = await self._rows.put_new(key, value, forget_ms)
+        else:
+            is_written = await self._rows.replace(key, value, row.version, forget_ms)
+        if is_written:
+            ahead.block = min(2 * ahead.block, BLOCK)
+            ahead.left = {end: left for end, left in ahead.left.items() if end > now_ms}
+            ahead.left[end_ms] = ahead.left.get(end_ms, 0) + block
+
+
+class CountedRows:
+    """The rows of one owner. Raises `QuotaExceeded` instead of a write for which the owner's
+    account has no room."""
+
+    def __init__(self, rows: SessionStore, accounts: Accounts, owner: str) -> None:
+        self._rows = rows
+        self._accounts = accounts
+        self._owner = owner
+        self._read: dict[str, SessionRow] = {}
+        """The rows that were read, by key."""
+
+    async def make_room(self, count: int, size: int, forget_ms: int) -> None:
+        """Reserve ahead for several rows with `size` bytes of values together, so that all of them
+        or none are written."""
+        size += count * ROW
+        self._accounts.give_back(await self._accounts.reserve(self._owner, size, forget_ms))
+
+    async def put_new(self, key: str, value: bytes, forget_ms: int) -> bool:
+        """See `SessionStore`. A value that was not stored does not count."""
+        reserved = await self._accounts.reserve(self._owner, ROW + len(value), forget_ms)
+        is_stored = await self._rows.put_new(key, value, forget_ms)
+        if not is_stored:
+            self._accounts.give_back(reserved)
+        return is_stored
+
+    async def replace(self, key: str, value: bytes, version: int, forget_ms: int) -> bool:
+        """See `SessionStore`. If the value was read here and is not kept for longer, only its growth
+        counts."""
+        size, before = len(value), self._read.get(key)
+        if before is not None and before.version == version and before.forget_ms >= forget_ms:
+            size = max(0, size - len(before.value))
+        reserved = await self._accounts.reserve(self._owner, size, forget_ms)
+        is_stored = await self._rows.replace(key, value, version, forget_ms)
+        if not is_stored:
+            self._accounts.give_back(reserved)
+        return is_stored
+
+    async def put(self, key: str, value: bytes, forget_ms: int) -> int:
+        """See `SessionStore`."""
+        await self._accounts.reserve(self._owner, ROW + len(value), forget_ms)
+        return await self._rows.put(key, value, forget_ms)
+
+    async def read(self, key: str) -> SessionRow | None:
+        """See `SessionStore`."""
+        row = await self._rows.read(key)
+        if row is not None:
+            self._read[key] = row
+        return row
+
+    async def read_values(self, keys: Sequence[str]) -> Mapping[str, bytes]:
+        """See `SessionStore`."""
+        return await self._rows.read_values(keys)
+
+    async def aclose(self) -> None:
+        """See `SessionStore`."""
+        await self._rows.aclose()
+
+
+def end_of(until_ms: int, now_ms: int) -> int:
+    """Return the end of the period that counts bytes until a time: that time, rounded up by a
+    quarter of what is left until then at most. So an account has few periods."""
+    width = 1 << (max(until_ms - now_ms, _SHORTEST_MS) // 8).bit_length()
+    return -(-until_ms // width) * width
+
+
+def _key(owner: str) -> str:
+    return f"account.{owner}"
+
+
+def _live(row: SessionRow | None, now_ms: int) -> dict[int, int]:
+    """Return the bytes of an account whose time has not come, by its end."""
+    periods = {} if row is None else json.decode(row.value)
+    return {int(end): size for end, size in periods.items() if int(end) > now_ms}

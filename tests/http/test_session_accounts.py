@@ -1,0 +1,110 @@
+"""What calls of older clients store counts for their caller, and ends with a clear error."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from roundgate import Context, tool
+from roundgate.auth import LOCAL, owner_of
+from roundgate.settings.process import Settings
+from tests.support.asgi import gateway
+from tests.support.rounds import accept
+from tests.support.sessions import calling, opened
+
+MOST = 1_000_000
+
+
+class Name(BaseModel):
+    name: str
+
+
+@tool
+async def export(ctx: Context, size: int) -> str:
+    """Reports and returns a text of so many characters."""
+    await ctx.progress(1, 2, "half")
+    return "x" * size
+
+
+@tool
+async def greet(ctx: Context) -> str:
+    """Asks for a name."""
+    return f"Hello {(await ctx.elicit('who', 'Who are you?', Name)).name}"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "shared.sqlite3"
+
+
+@pytest.fixture
+def app(file: Path) -> FastAPI:
+    using = Settings(store=f"sqlite:///{file}")
+    return gateway(export, greet, using=using, limits={"max_stored_bytes": MOST})
+
+
+def stored(file: Path) -> int:
+    """Bytes of all values."""
+    with sqlite3.connect(file) as db:
+        (size,) = db.execute("select coalesce(sum(length(value)), 0) from sessions").fetchone()
+    db.close()
+    return int(size)
+
+
+async def test_small_calls_with_large_results_cannot_fill_the_store(
+    app: FastAPI, file: Path
+) -> None:
+    session = await opened(app)
+    for number in range(25):
+        asked = calling("export", number, size=200_000)
+        asked["params"]["_meta"] = {"progressToken": number}
+        assert len(json.dumps(asked)) < 641
+        async with session.stream(app, asked) as stream:
+            *_, answer = await stream.over()
+        assert len(answer["result"]["content"][0]["text"]) == 200_000, "the client gets them all"
+    assert 600_000 < stored(file) <= MOST
+
+
+async def test_cancellations_of_calls_that_do_not_exist_are_bounded(
+    app: FastAPI, file: Path
+) -> None:
+    session = await opened(app)
+    statuses: list[int] = []
+    while 429 not in statuses:
+        cancelled = {"requestId": f"none {len(statuses)}"}
+        note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancelled}
+        response = await session.send(app, note)
+        statuses.append(response.status_code)
+    assert "limits.max_stored_bytes" in response.json()["error"]["message"]
+    assert set(statuses[:-1]) == {202}
+    assert len(statuses) <= MOST // 1_024
+    assert (await session.send(app, note)).headers["retry-after"] == "60"
+
+
+async def test_an_answer_that_has_no_room_is_refused_and_a_shorter_one_taken(
+    app: FastAPI, file: Path
+) -> None:
+    session = await opened(app)
+    async with session.stream(app, calling("greet")) as stream:
+        question = await stream.asked()
+        refused = await session.answer(app, question, accept(name="x" * MOST))
+        assert refused.status_code == 429
+        assert (await session.answer(app, question, accept(name="Ann"))).status_code == 202
+        *_, answer = await stream.over()
+    assert answer["result"]["content"][0]["text"] == "Hello Ann"
+
+
+async def test_an_answer_that_is_sent_again_counts_once(app: FastAPI) -> None:
+    session = await opened(app)
+    async with session.stream(app, calling("greet")) as stream:
+        question = await stream.asked()
+        for _ in range(30):
+            answered = await session.answer(app, question, accept(name="x" * 100_000))
+            assert answered.status_code in (202, 400)
+        await stream.over()
+    assert await app.state.core.accounts.usage(owner_of(LOCAL)) < MOST
