@@ -19,7 +19,7 @@ from roundgate.errors import ClientError
 from tests.servers.subjects import CALL_S, PROGRAMS, SUBJECTS, Check, served
 from tests.support.server import running
 
-COLUMNS = ("tools", "list", "call", "stream", "question")
+COLUMNS = ("tools", "list", "call", "stream", "question", "task", "task that asks")
 HOP = "io.modelcontextprotocol/"
 
 
@@ -70,6 +70,8 @@ async def examined(
                             outcomes[check.column] = await _compared(direct, through, check)
                         elif check.column == "question" and revision in ("", upstream):
                             outcomes["question"] = await _asked(through, check, upstream)
+                        elif upstream == revision >= "2026-07-28":
+                            outcomes[check.column] = await _followed(through, check)
                     return upstream, outcomes
 
 
@@ -127,6 +129,18 @@ async def _asked(through: Client, check: Check, revision: str) -> str:
     if revision < "2026-07-28":
         return "NO: it was answered" if is_answered else "refused"
     return "yes" if is_answered else f"NO: {result.text[:100]}"
+
+
+async def _followed(through: Client, check: Check) -> str:
+    """Start a task of the server, and follow it by its handle."""
+    try:
+        task = await through.start(f"up__{check.tool}", check.arguments)
+        if task.handle is None:
+            return "NO: no task"
+        text = (await through.resume(task.handle).wait(answers=check.answers)).text
+    except ClientError as error:
+        return f"NO: {error}"
+    return "yes" if check.expected in text else f"NO: {text[:100]}"
 
 
 def _without_hop(value: dict[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_server, "FIRST_PAUSE_S", 0.1)
     monkeypatch.setattr(mcp_server, "LONGEST_PAUSE_S", 0.1)
     monkeypatch.setattr(mcp_backend, "LEAST_PAUSE_S", 0.05)
+    monkeypatch.setattr(mcp_backend, "LEAST_TTL_S", 0.05)
     monkeypatch.setattr(mcp_backend, "EMPTY_LOOKS_S", (0.1, 0.1))
 
 

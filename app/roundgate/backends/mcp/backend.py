@@ -26,6 +26,7 @@ from roundgate.backends.http.tls import Certificates
 from roundgate.backends.mcp.calls import ToolCalls
 from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.server import INFO, Server, pause_s
+from roundgate.backends.mcp.tasks import ServerTasks
 from roundgate.backends.mcp.tools import LeftOut, UsableTool, usable_tools
 from roundgate.client import HttpxTransport, Limits, ServerInfo, Url
 from roundgate.client.link import Link
@@ -37,6 +38,8 @@ from roundgate.settings import Origin
 
 START_S: Final = 1.0
 """Seconds that a start waits for a server. One that takes longer is served once it has answered."""
+COLD_S: Final = 5.0
+"""Seconds that a function of AWS Lambda waits while it starts: it does not ask again."""
 CHECK_S: Final = 20.0
 """Seconds that a command, such as `roundgate check`, waits for a server."""
 LOOK_S: Final = 60.0
@@ -45,8 +48,9 @@ LEAST_PAUSE_S: Final = 1.0
 """Seconds between two looks, however often the server reports a change."""
 EMPTY_LOOKS_S: Final = (1.0, 5.0, 15.0)
 """Seconds after which an empty list is read again, before it replaces one with tools."""
+LEAST_TTL_S: Final = 5.0
 LONGEST_TTL_S: Final = 3_600.0
-"""The longest time for which a list is believed, whatever the server says."""
+"""The bounds of the time for which a list is believed, whatever the server says."""
 MAX_PAGES: Final = 200
 MAX_LINES: Final = 100
 """Lines of a process's standard error that are logged in `LINES_S` seconds; more are counted."""
@@ -126,7 +130,7 @@ class McpBackend:
         """
         if problems := await self._accesses.problems(self._certificates):
             raise ConfigError(problems)
-        if self._tools is None and self._shared.asks_servers:
+        if self._tools is None and self._following is None and self._shared.asks_servers:
             await self._ask_once()
         self._offered = self._tools
         files = self._certificates.files | self._accesses.files
@@ -137,13 +141,17 @@ class McpBackend:
             self._origin.problem(f"tool {one.name!r}: {one.reason}", "have the server mend it")
             for one in self._tools.left_out
         ]
-        tools = [self._tool(one) for one in self._tools.usable]
-        return Offering(tools, files=files, left_out=left_out)
+        has_tasks = self._tools.info.is_modern and self._tools.info.has_tasks
+        tools = [self._tool(one, has_tasks) for one in self._tools.usable]
+        source = ServerTasks(self._server, self._clock) if has_tasks else None
+        return Offering(tools, task_source=source, files=files, left_out=left_out)
 
     async def _ask_once(self) -> None:
         """Read the list through a connection of its own, which is closed afterwards."""
         server = self._make_server(is_for_one_look=True)
         limit_s = CHECK_S if self._shared.fetches else START_S
+        if self._shared.is_cold:
+            limit_s = COLD_S
         try:
             async with asyncio.timeout(limit_s):
                 self._tools = await self._look(server)
@@ -170,8 +178,8 @@ class McpBackend:
         )
         return _Tools(listing.items, info, usable, left_out, listing.ttl_ms)
 
-    def _tool(self, tool: UsableTool) -> Tool:
-        call = ToolCalls(self._config, self._server, tool, self._limits, self._wake)
+    def _tool(self, tool: UsableTool, has_tasks: bool) -> Tool:
+        call = ToolCalls(self._config, self._server, tool, self._limits, has_tasks, self._wake)
         schema = tool.definition["inputSchema"]
         return Tool(
             tool.definition,
@@ -283,7 +291,7 @@ class McpBackend:
         if not found.definitions and looks < len(EMPTY_LOOKS_S):
             return EMPTY_LOOKS_S[looks]
         ttl_s = (found.ttl_ms or 0) / 1000
-        return min(max(ttl_s, LEAST_PAUSE_S), LONGEST_TTL_S) if ttl_s else self._config.refresh_s
+        return min(max(ttl_s, LEAST_TTL_S), LONGEST_TTL_S) if ttl_s else self._config.refresh_s
 
     def _tell_left_out(self, found: _Tools) -> None:
         if found.left_out:

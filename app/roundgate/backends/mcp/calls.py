@@ -16,17 +16,19 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 
-from roundgate.backends.base import Returned, check_request
+from roundgate.backends.base import Returned, check_request, may_hand_over
 from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.server import Server
+from roundgate.backends.mcp.tasks import view_from_wire
 from roundgate.backends.mcp.tools import UsableTool, own_meta, result_from_wire
 from roundgate.client import Limits
 from roundgate.client.flows import read_input_required
 from roundgate.client.messages import META, Listener, of_arguments
+from roundgate.client.sender import Headers
 from roundgate.client.types import Json
 from roundgate.errors import BadAnswer, ClientError, ToolError, UnexpectedAnswer
 from roundgate.observability import tracing
-from roundgate.protocol import LOG_LEVELS, merged
+from roundgate.protocol import LOG_LEVELS, REQUIRED, merged
 from roundgate.replay import NAME, Context, Raw, run_of
 
 MAX_NOTICES: Final = 10_000
@@ -53,6 +55,8 @@ class ToolCalls:
     server: Server
     tool: UsableTool
     limits: Limits
+    has_tasks: bool
+    """Whether the server has the tasks extension, so that calls may become its tasks."""
     on_unknown: Callable[[], None]
     """Called when the server does not know the tool any more."""
 
@@ -70,6 +74,8 @@ class ToolCalls:
             )
             if "result" in kept:
                 return result_from_wire(kept["result"], self.config.name)
+            if "task" in kept:
+                return view_from_wire(kept["task"])
             answering = await self._answered(context, kept)
         raise AssertionError("the loop returns or raises")
 
@@ -97,7 +103,10 @@ class ToolCalls:
             raw = await self.server.request(
                 "tools/call",
                 _with_meta(params, context),
-                relay.listener(of_arguments(self.tool.listed, params["arguments"])),
+                relay.listener(
+                    of_arguments(self.tool.listed, params["arguments"]),
+                    REQUIRED if self._may_be_task(context) else {},
+                ),
                 context.deadline,
                 is_repeatable=self._is_repeatable(params),
             )
@@ -112,6 +121,11 @@ class ToolCalls:
                 raise
 
         return noting_unknown
+
+    def _may_be_task(self, context: Context) -> bool:
+        """Return whether the server may make a task of the call: a call that the gateway itself
+        makes a task is none of the server's."""
+        return self.has_tasks and may_hand_over(context)
 
     async def _set_log_level(self, level: str) -> None:
         try:
@@ -131,7 +145,10 @@ class ToolCalls:
         except BadAnswer as error:
             raise UnexpectedAnswer(f"{name}: {error}") from None
         if required is None:
-            if (kind := raw.get("resultType", "complete")) != "complete":
+            kind = raw.get("resultType", "complete")
+            if kind == "task" and self._may_be_task(context):
+                return {"task": raw}
+            if kind != "complete":
                 raise UnexpectedAnswer(
                     f"{name} answered with a result of the type {str(kind)[:40]!r}, which was not "
                     "asked for"
@@ -190,14 +207,15 @@ class _Relay:
         self.log_level = meta.log_level
         """The lowest level of log messages that the client wants; `None` for none."""
 
-    def listener(self, headers: Any) -> Listener:
-        """Return the listener of the request; `headers` repeat arguments."""
+    def listener(self, headers: Headers, extensions: Mapping[str, Any]) -> Listener:
+        """Return the listener of the request; `headers` repeat arguments, `extensions` are declared
+        besides the capabilities that are carried."""
         meta: Json = {}
         if self._wants_progress:
             meta["progressToken"] = self._token
         if self.log_level is not None:
             meta[f"{META}logLevel"] = self.log_level
-        capabilities = carried_capabilities(self._context)
+        capabilities = merged([carried_capabilities(self._context), extensions])
         return Listener(self._notified, _refuse, meta or None, headers, capabilities)
 
     async def _notified(self, method: str, params: Json) -> None:
