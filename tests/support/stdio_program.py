@@ -7,6 +7,7 @@ noisy        print a greeting, and lines that are no messages
 babbles      print lines that are no messages without end
 stubborn     ignore the end of the input, and SIGTERM
 child        start a process that outlives this one, and write its id to the file named next
+deaf         read nothing after the list of tools
 once FILE    end at the first call, and note it in the file; answer later ones
 """
 
@@ -25,7 +26,7 @@ from typing import Any
 HOW = sys.argv[1:]
 TOOLS = [
     {"name": name, "inputSchema": {"type": "object"}}
-    for name in ("echo", "env", "crash", "slow", "count", "complain", "pid", "ask")
+    for name in ("echo", "env", "crash", "slow", "count", "complain", "pid", "ask", "flood")
 ]
 cancelled: dict[Any, threading.Event] = {}
 
@@ -72,6 +73,8 @@ def call(
             return text(str(os.getpid()))
         case "crash":
             os._exit(7)
+        case "flood":
+            return text("x" * 5_000)
         case "complain":
             print("something is wrong", file=sys.stderr, flush=True)
             return text("done")
@@ -129,6 +132,8 @@ def main() -> None:
         print("nonsense", flush=True)
     for line in sys.stdin:
         message = json.loads(line)
+        if "deaf" in HOW and message.get("method") == "tools/call":
+            time.sleep(600)
         threading.Thread(target=take, args=[message], daemon=True).start()
     while "stubborn" in HOW:
         time.sleep(1)

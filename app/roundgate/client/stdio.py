@@ -180,7 +180,8 @@ class StdioLink:
         self._waiting[request_id] = pending
         try:
             async with asyncio.timeout(self.limits.request_s):
-                await self._write(message)
+                async with asyncio.timeout(self.limits.idle_s):
+                    await self._write(message)
                 answer = await pending.answer()
             return result_of(answer, request_id)
         except (asyncio.CancelledError, TimeoutError):

@@ -300,6 +300,14 @@ async def test_a_refusal_of_the_gateways_credentials_is_told_without_them() -> N
     assert "auth=" not in words
 
 
+async def test_a_server_that_wants_credentials_is_told_apart_from_one_that_refuses_them() -> None:
+    async with (
+        scripted(Upstream(lambda asked: http(401))) as server,
+        gateway_of(entry(server)) as mcp,
+    ):
+        assert "has no `credential` (401)" in said(await mcp.call("up__t"))
+
+
 # -- older servers ---------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.backends.mcp import server as mcp_server
 from roundgate.client import stdio
 from roundgate.errors import ConfigError
@@ -187,6 +189,48 @@ async def test_a_process_that_babbles_is_ended() -> None:
             return str((await health(mcp))["status"])
 
         await until("down", state)
+
+
+async def test_a_message_beyond_the_limit_is_a_tool_error_and_the_server_starts_again() -> None:
+    async with gateway_of(process(max_response_bytes=2_000)) as mcp:
+        await until(True, listed(mcp))
+        flooded = await mcp.call("up__flood")
+        assert flooded["isError"]
+        assert "2000 bytes" in flooded["content"][0]["text"]
+
+        async def answer() -> bool:
+            return not (await mcp.call("up__pid")).get("isError", False)
+
+        await until(True, answer)
+
+
+async def test_a_process_that_does_not_read_holds_no_call_for_ever() -> None:
+    async with gateway_of(process("deaf", timeout_s=0.5)) as mcp:
+        await until(True, listed(mcp))
+        large = {"text": "x" * 300_000}  # more than a pipe holds
+        answers = await asyncio.gather(*(mcp.call("up__echo", large) for _ in range(3)))
+        assert all("did not answer" in one["content"][0]["text"] for one in answers)
+
+
+async def test_a_process_that_hangs_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_backend, "LOOK_S", 0.2)
+    monkeypatch.setattr(mcp_backend, "LEAST_PAUSE_S", 0.05)
+    async with app_of(process(timeout_s=1)) as app, client(app) as mcp:
+        monkeypatch.setattr(mcp_backend, "LOOK_S", 60)
+        await until(True, listed(mcp))
+        pid = int(await mcp.text("up__pid"))
+        os.kill(pid, signal.SIGSTOP)
+        monkeypatch.setattr(mcp_backend, "LOOK_S", 0.2)
+        (backend,) = app.state.core.serving.now.backends
+        backend.core._wake()
+        await ended(pid)
+        monkeypatch.setattr(mcp_backend, "LOOK_S", 60)
+
+        async def other() -> bool:
+            answer = await mcp.call("up__pid")
+            return not answer.get("isError") and answer["content"][0]["text"] != str(pid)
+
+        await until(True, other)
 
 
 async def test_a_program_that_is_not_there_is_named_and_holds_nothing_up() -> None:

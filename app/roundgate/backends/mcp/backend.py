@@ -44,6 +44,9 @@ CHECK_S: Final = 20.0
 """Seconds that a command, such as `roundgate check`, waits for a server."""
 LOOK_S: Final = 60.0
 """Seconds within which a running gateway must have read a server's lists."""
+STUCK_LOOKS: Final = 3
+"""Looks in a row without an answer, after which a process is ended and started anew. A process that
+works on one long call may miss one or two."""
 LEAST_PAUSE_S: Final = 1.0
 """Seconds between two looks, however often the server reports a change."""
 EMPTY_LOOKS_S: Final = (1.0, 5.0, 15.0)
@@ -254,6 +257,8 @@ class McpBackend:
             async with asyncio.timeout(LOOK_S):
                 found = await self._look(self._server)
         except TimeoutError:
+            if self._condition.failures >= STUCK_LOOKS - 1:
+                await self._server.aclose()  # the next look starts the process anew
             return self._failed(f"it did not answer within {LOOK_S:g} s")
         except (ClientError, BackendError) as error:
             return self._failed(self._reason(error))

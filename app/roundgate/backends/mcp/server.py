@@ -100,6 +100,7 @@ class Server:
         session."""
         self.name = config.name
         self._make_link = make_link
+        self._has_credentials = config.credential is not None or bool(config.headers)
         self._gate = gate
         self._clock = clock
         self._listens = listens
@@ -240,10 +241,10 @@ class Server:
                 reason = "there was no answer in time" if is_late else "the connection was lost"
                 return NoAnswer(f"{name} did not answer: {fact}{doubt}", reason, reached=reached)
             case AuthorizationFailed(status=status):
-                return BackendError(
-                    f"{name} refuses the gateway's credentials ({status})",
-                    reason=f"status {status}",
-                )
+                problem = "refuses the gateway's credentials"
+                if not self._has_credentials:
+                    problem = "wants credentials, and its back end has no `credential`"
+                return BackendError(f"{name} {problem} ({status})", reason=f"status {status}")
             case HttpRefused(status=status):
                 return BackendError(f"{name}: {fact}", reason=f"status {status}")
             case BadAnswer() | NoCommonVersion():
