@@ -207,7 +207,7 @@ class Backend(Protocol):
 class LiveBackend(Protocol):
     """A back end whose offer changes while the gateway runs, because a server makes it.
 
-    Its back end survives a reload that does not change its settings. Names in the configuration
+    It survives a reload that does not change its settings, unless it has read files. Names in the configuration
     that no tool has are no errors, because the server may list the tools later.
     """
 
@@ -218,6 +218,10 @@ class LiveBackend(Protocol):
 
     def state(self) -> ServerState:
         """Return the state of the server."""
+
+    @property
+    def files(self) -> frozenset[Path]:
+        """The files that it has read, such as certificates."""
 
 
 class NamedBackend(Backend, Protocol):

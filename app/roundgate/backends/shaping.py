@@ -58,9 +58,7 @@ class ConfiguredBackend:
         self.prefix = config.effective_prefix
         self.core = backend
         self.config = config
-        self._backend = backend
         self._is_tolerant = is_tolerant and isinstance(backend, LiveBackend)
-        self._config = config
         self._origin = origin
 
     async def offer(self) -> Offering:
@@ -69,11 +67,11 @@ class ConfiguredBackend:
         Raises:
             ConfigError: the back end cannot be served, or a setting does not fit its tools.
         """
-        with failures_told(self._config, self._origin):
-            offering: Any = await self._backend.offer()
+        with failures_told(self.config, self._origin):
+            offering: Any = await self.core.offer()
             if not isinstance(offering, Offering):
                 raise TypeError(f"offer() returned {type(offering).__name__}, not an Offering")
-        chosen = [tool for tool in offering.tools if is_selected(tool, self._config)]
+        chosen = [tool for tool in offering.tools if is_selected(tool, self.config)]
         left_out = list(offering.left_out)
         problems = left_out if self._is_tolerant else []
         if not offering.missing:
@@ -88,7 +86,7 @@ class ConfiguredBackend:
                 continue
             name = tool.definition["name"]
             try:
-                override = self._config.override.get(name)
+                override = self.config.override.get(name)
                 tools.append(guarded if override is None else overridden(guarded, override))
             except ValueError as error:
                 place = self._origin.at("override", name)
@@ -102,7 +100,7 @@ class ConfiguredBackend:
         return replace(offering, tools=tools, left_out=left_out)
 
     async def aclose(self) -> None:
-        await self._backend.aclose()
+        await self.core.aclose()
 
     def _guarded(self, tool: Tool) -> Tool:
         """Return the tool with approval, defaults and form around its call. The form comes first,
@@ -116,7 +114,7 @@ class ConfiguredBackend:
             check_approval(
                 tool.approval, list(tool.definition["inputSchema"].get("properties", ()))
             )
-        approved = with_approval(tool, self._config)
+        approved = with_approval(tool, self.config)
         return with_questions(with_defaults(approved, tool.defaults), tool.ask_for)
 
     def _problem(self, tool: Tool, message: str) -> Problem:
@@ -128,7 +126,7 @@ class ConfiguredBackend:
     def _unmatched(self, offering: Offering, chosen: Sequence[Tool]) -> list[Problem]:
         """Return a problem for each name that no tool has, and for a selection that leaves no
         tool."""
-        config, tool_names = self._config, [tool.definition["name"] for tool in chosen]
+        config, tool_names = self.config, [tool.definition["name"] for tool in chosen]
         names = [tool.definition["name"] for tool in offering.tools]
         problems = unknown_names(config, names, tool_names, self._origin, self.prefix)
         is_wrong = any(problem.path.endswith(".name") for problem in problems)

@@ -165,6 +165,7 @@ def _kept(
             and isinstance(core, LiveBackend)
             and type(core) is make
             and named.config == entry
+            and not core.files
         ):
             return core
     return None

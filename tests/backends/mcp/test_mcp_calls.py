@@ -97,6 +97,10 @@ async def test_the_server_gets_arguments_meta_and_capabilities_of_this_request_a
         assert forwarded[f"{META}clientInfo"]["name"] == "roundgate"
         await mcp.call("up__t")
         assert sent(server).params["_meta"][f"{META}clientCapabilities"] == {}
+        listed = next(one for one in server.asked if one.rpc == "tools/list")
+        assert listed.params["_meta"][f"{META}clientCapabilities"].keys() == {
+            *("elicitation", "sampling", "roots")
+        }
         assert "progressToken" not in sent(server).params["_meta"]
 
 

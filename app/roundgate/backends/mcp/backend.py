@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from roundgate.backends.base import Offering, ServerState, Shared, Tool
@@ -25,7 +26,7 @@ from roundgate.backends.http.secrets import SECRET_NAME, Redactor
 from roundgate.backends.http.tls import Certificates
 from roundgate.backends.mcp.calls import ToolCalls
 from roundgate.backends.mcp.config import McpBackendConfig
-from roundgate.backends.mcp.server import INFO, Server, pause_s
+from roundgate.backends.mcp.server import CARRIED, INFO, Server, pause_s
 from roundgate.backends.mcp.tasks import ServerTasks
 from roundgate.backends.mcp.tools import LeftOut, UsableTool, usable_tools
 from roundgate.client import HttpxTransport, Limits, ServerInfo, Url
@@ -59,6 +60,7 @@ MAX_LINES: Final = 100
 """Lines of a process's standard error that are logged in `LINES_S` seconds; more are counted."""
 LINES_S: Final = 10.0
 _STDERR_CHARS: Final = 2_000
+_CAPABILITIES: Final[Json] = {name: {part: {} for part in parts} for name, parts in CARRIED.items()}
 
 log = logging.getLogger("roundgate.backends")
 
@@ -74,6 +76,19 @@ class _Tools:
     left_out: Sequence[LeftOut]
     ttl_ms: int | None
     """For how long the server says that the list holds."""
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether calls may become tasks of the server."""
+        return self.info.is_modern and self.info.has_tasks
+
+    def offers_as(self, other: _Tools | None) -> bool:
+        """Return whether the same is offered as in another look."""
+        return (
+            other is not None
+            and self.definitions == other.definitions
+            and self.has_tasks == other.has_tasks
+        )
 
 
 @dataclass(slots=True)
@@ -121,6 +136,11 @@ class McpBackend:
         self._following: asyncio.Task[None] | None = None
         self._changed: Callable[[], None] = _nothing
 
+    @property
+    def files(self) -> frozenset[Path]:
+        """The TLS files, which are read once."""
+        return self._certificates.files | self._accesses.files
+
     # -- the offer ---------------------------------------------------------------------------------
 
     async def offer(self) -> Offering:
@@ -136,16 +156,16 @@ class McpBackend:
         if self._tools is None and self._following is None and self._shared.asks_servers:
             await self._ask_once()
         self._offered = self._tools
-        files = self._certificates.files | self._accesses.files
+        files = self.files
         if self._tools is None:
             missing = [self._missing()] if self._shared.asks_servers else []
             return Offering(files=files, missing=missing)
         left_out = [
-            self._origin.problem(f"tool {one.name!r}: {one.reason}", "have the server mend it")
-            for one in self._tools.left_out
+            self._origin.problem(f"tool {tool.name!r}: {tool.reason}", "have the server mend it")
+            for tool in self._tools.left_out
         ]
-        has_tasks = self._tools.info.is_modern and self._tools.info.has_tasks
-        tools = [self._tool(one, has_tasks) for one in self._tools.usable]
+        has_tasks = self._tools.has_tasks
+        tools = [self._tool(tool, has_tasks) for tool in self._tools.usable]
         source = ServerTasks(self._server, self._clock) if has_tasks else None
         return Offering(tools, task_source=source, files=files, left_out=left_out)
 
@@ -211,6 +231,8 @@ class McpBackend:
             self._following = asyncio.create_task(self._follow())
         elif self._tools is not self._offered:
             changed()
+        if self._condition.failures:
+            self._wake()
 
     def state(self) -> ServerState:
         """Return whether the server could be asked the last time, and what it offers."""
@@ -288,8 +310,7 @@ class McpBackend:
             self._seen.empty_looks = looks + 1
             if self._tools is not None and self._tools.definitions:
                 return EMPTY_LOOKS_S[looks]
-        is_new = self._tools is None or self._tools.definitions != found.definitions
-        if is_new:
+        if not found.offers_as(self._tools):
             self._tools = found
             self._tell_left_out(found)
             self._changed()
@@ -333,7 +354,12 @@ class McpBackend:
         transport = HttpxTransport(self._limits, tls=self._certificates.context, send=send)
         url = Url.parse(str(self._config.url))
         return Link(
-            url, transport, info=INFO, capabilities={}, limits=self._limits, redact=self._redact
+            url,
+            transport,
+            info=INFO,
+            capabilities=_CAPABILITIES,
+            limits=self._limits,
+            redact=self._redact,
         )
 
     async def _process(self, is_for_one_look: bool) -> StdioLink:
@@ -344,7 +370,7 @@ class McpBackend:
         return StdioLink(
             program,
             info=INFO,
-            capabilities={},
+            capabilities=_CAPABILITIES,
             limits=self._limits,
             redact=self._redact,
             on_line=self._lines.take,

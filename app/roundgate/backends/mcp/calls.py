@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from roundgate.backends.base import Returned, check_request, may_hand_over
 from roundgate.backends.mcp.config import McpBackendConfig
-from roundgate.backends.mcp.server import Server
+from roundgate.backends.mcp.server import CARRIED, Server
 from roundgate.backends.mcp.tasks import view_from_wire
 from roundgate.backends.mcp.tools import UsableTool, own_meta, result_from_wire
 from roundgate.client import Limits
@@ -35,12 +35,9 @@ MAX_NOTICES: Final = 10_000
 """The most progress and log messages of one request."""
 MAX_EXCHANGES: Final = 100
 """The most requests of one call: rounds, and states without a question."""
-_CARRIED: Final[Mapping[str, frozenset[str]]] = {
-    "elicitation": frozenset({"form", "url"}),
-    "sampling": frozenset({"tools", "context"}),
-    "roots": frozenset(),
-}
-"""Capabilities that the gateway carries from its clients to servers, with their parts."""
+_OF_ANOTHER_LIST: Final = ("error -32602", "error -32601", "error -32020")
+"""Refusals of a tool, or of headers that repeat arguments, that may mean that the list has
+changed."""
 _OWN_MEMBERS: Final = frozenset({"progressToken", "roundgate/idempotencyKey", *tracing.KEYS})
 """Members of `_meta` that the gateway replaces."""
 
@@ -116,7 +113,7 @@ class ToolCalls:
             try:
                 return await exchange()
             except ToolError as error:
-                if getattr(error, "reason", None) in ("error -32602", "error -32601"):
+                if getattr(error, "reason", None) in _OF_ANOTHER_LIST:
                     self.on_unknown()
                 raise
 
@@ -183,12 +180,12 @@ def carried_capabilities(context: Context) -> Json:
     client, as far as the gateway can carry their questions."""
     capabilities = run_of(context).call.capabilities
     carried: Json = {
-        name: {part: {} for part in declared if part in _CARRIED[name]}
+        name: {part: {} for part in declared if part in CARRIED[name]}
         for name, declared in capabilities.declared.items()
-        if name in _CARRIED
+        if name in CARRIED
     }
     substituted = {
-        name: value for name, value in capabilities.substituted.items() if name in _CARRIED
+        name: value for name, value in capabilities.substituted.items() if name in CARRIED
     }
     return merged([carried, substituted])
 

@@ -11,7 +11,7 @@ its refusal, or with 200.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeAlias
 
@@ -45,6 +45,13 @@ MakeLink: TypeAlias = Callable[[], Awaitable[Link | StdioLink]]
 
 INFO: Final = {"name": "roundgate", "version": "1"}
 """The gateway as servers see it."""
+CARRIED: Final[Mapping[str, Sequence[str]]] = {
+    "elicitation": ("form", "url"),
+    "sampling": ("tools", "context"),
+    "roots": (),
+}
+"""Capabilities that the gateway carries from its clients to servers of 2026-07-28, with their parts.
+Lists are read with all of them, because some servers list less to clients that cannot be asked."""
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
 """The longest pause before a process that ends is started again, and between two looks at a server
