@@ -10,13 +10,24 @@ from typing import Any
 
 import pytest
 
+from roundgate import config as configuration
 from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.backends.mcp import server as mcp_server
 from roundgate.errors import ConfigError
 from roundgate.runtime import loading
 from roundgate.settings import Settings
-from tests.support.asgi import built, config_of
-from tests.support.scripted import Asked, Scripted, http, result, scripted, text
+from tests.support.asgi import built, client, config_of, stoppable
+from tests.support.scripted import (
+    STREAM_HEAD,
+    Asked,
+    Scripted,
+    error,
+    event,
+    http,
+    result,
+    scripted,
+    text,
+)
 from tests.support.upstreams import Upstream, app_of, gateway_of, health, names, tool, until
 
 
@@ -122,19 +133,13 @@ async def test_a_collision_names_both_and_the_first_serves(
 ) -> None:
     async with scripted(Upstream()) as one, scripted(Upstream()) as other:
         backends = [entry(one, "one", prefix="x"), entry(other, "two", prefix="x")]
-        async with app_of(*backends) as app, _client(app) as mcp:
+        async with app_of(*backends) as app, client(app) as mcp:
             assert await names(mcp) == ["x__t"]
             (left_out,) = app.state.core.serving.catalog.left_out
             assert "back end 'two'" in left_out.path
             assert "'x__t' is offered by 'one' too" in left_out.message
         with pytest.raises(ConfigError, match="is offered by 'one' too"):
             await asyncio.to_thread(loading.load, config_of({"backends": backends}))
-
-
-def _client(app: Any) -> Any:
-    from tests.support.asgi import client
-
-    return client(app)
 
 
 async def test_selection_override_approval_and_views_work_as_for_every_kind() -> None:
@@ -211,6 +216,20 @@ async def test_the_tools_of_a_server_that_goes_down_stay_listed() -> None:
         await until("up", status)
 
 
+@pytest.mark.parametrize("session", [None, "s1"])
+async def test_a_function_that_follows_nothing_lists_and_calls(session: str | None) -> None:
+    """As on AWS Lambda: no lifespan, and the calls run in another event loop than the start."""
+    async with scripted(Upstream(session=session)) as server:
+        file = config_of({"backends": [entry(server)]})
+        served = (await asyncio.to_thread(loading.load, file, is_cold=True)).catalog
+        assert list(served.tools) == ["up__t"]
+        app = await asyncio.to_thread(built, file)
+        async with client(app) as mcp:
+            assert await names(mcp) == ["up__t"]
+            assert await mcp.text("up__t") == "done"
+        await app.state.core.aclose()
+
+
 def test_strict_and_check_refuse_a_server_that_is_down() -> None:
     backends = [nowhere(), nowhere("other")]
     with pytest.raises(ConfigError) as caught:
@@ -251,8 +270,6 @@ async def test_a_change_that_is_reported_is_served_at_once() -> None:
             return super().__call__(asked)
 
         async def _changes(self, asked: Asked) -> Any:
-            from tests.support.scripted import STREAM_HEAD, event
-
             meta = {"_meta": {"io.modelcontextprotocol/subscriptionId": asked.message["id"]}}
 
             async def stream() -> Any:
@@ -297,8 +314,6 @@ async def test_a_list_is_read_again_when_its_time_is_over() -> None:
 
 
 async def test_a_tool_that_the_server_does_not_know_any_more_makes_it_read_the_list() -> None:
-    from tests.support.scripted import error
-
     upstream = Upstream(lambda asked: error(asked, -32602, "Unknown tool: t"))
     async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
         upstream.tools = [tool("renamed")]
@@ -323,8 +338,6 @@ async def test_an_empty_list_after_a_full_one_is_not_believed_at_once() -> None:
 
 
 async def test_a_reload_keeps_the_session_and_takes_new_settings(tmp_path: Path) -> None:
-    from roundgate import config as configuration
-    from tests.support.asgi import client, stoppable
 
     upstream = Upstream(session="s1")
     async with scripted(upstream) as server:
