@@ -6,7 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from roundgate.backends.base import Tool
+from roundgate.backends.catalog import serve
 from roundgate.backends.mcp.tools import result_from_wire, usable_tools
 from roundgate.errors import UnexpectedAnswer
 from tests.support.upstreams import tool
@@ -103,3 +107,76 @@ def test_a_result_may_be_structured_alone() -> None:
 def test_what_is_no_result_is_a_fault_of_the_server(raw: dict[str, Any]) -> None:
     with pytest.raises(UnexpectedAnswer, match="up answered"):
         result_from_wire(raw, "up")
+
+
+WORDS = st.sampled_from(
+    [
+        *(
+            "type",
+            "object",
+            "string",
+            "array",
+            "properties",
+            "items",
+            "required",
+            "$ref",
+            "#",
+            "$defs",
+        ),
+        *("x-mcp-header", "X-A", "anyOf", "enum", "pattern", "(", "name", "inputSchema", "_meta"),
+        *(
+            "annotations",
+            "readOnlyHint",
+            "icons",
+            "outputSchema",
+            "description",
+            "title",
+            "#/$defs/a",
+        ),
+    ]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | WORDS | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS, inner, max_size=5),
+    max_leaves=20,
+)
+SCHEMAS = st.dictionaries(WORDS, VALUES, max_size=5).map(
+    lambda members: {**members, "type": "object"}
+)
+DEFINITIONS = st.dictionaries(WORDS, VALUES, max_size=4) | st.builds(
+    lambda members, schema: {**members, "name": "t", "inputSchema": schema},
+    st.dictionaries(WORDS, VALUES, max_size=3),
+    SCHEMAS,
+)
+
+
+async def _nothing(context: Any, arguments: dict[str, Any]) -> Any:
+    raise AssertionError("nothing is called")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(DEFINITIONS, max_size=4))
+def test_any_list_is_served_or_left_out_by_name(definitions: list[dict[str, Any]]) -> None:
+    usable, rest = usable_tools(definitions, check_arguments=True)
+    assert len(usable) + len(rest) == len(definitions)
+    for one in usable:
+        problems: list[Any] = []
+        compiled = (one.definition["inputSchema"], one.arguments)
+        made = Tool(one.definition, _nothing, compiled=compiled)
+        assert serve(one.name, made, "up", problems) is not None or problems
+        one.arguments.is_valid({"properties": [1]})
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["content", "structuredContent", "isError", "_meta", "x"]), VALUES
+    )
+)
+def test_any_result_passes_or_is_refused(raw: dict[str, Any]) -> None:
+    try:
+        wire = result_from_wire(raw, "up").to_wire()
+    except UnexpectedAnswer:
+        return
+    assert {name: wire[name] for name in raw if name != "_meta"} == {
+        name: value for name, value in raw.items() if name != "_meta"
+    }
