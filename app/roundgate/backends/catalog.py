@@ -322,7 +322,7 @@ class Offers:
         problems: list[Problem] = []
         chosen = [backend for backend in self.backends if backend.name in names]
         asked = await ask(chosen, problems, {}, names, self.tolerated)
-        missing = {name: one for name, one in self.missing.items() if name not in names}
+        missing = {name: gap for name, gap in self.missing.items() if name not in names}
         offerings = {**self.offerings, **asked.offerings}
         for name in asked.missing:
             offerings.pop(name, None)
@@ -362,10 +362,13 @@ async def ask(
     """
     absent = dict(missing)
     offered = await asyncio.gather(
-        *(_offer(one, problems, absent, may_be_missing) for one in backends)
+        *(_offer(backend, problems, absent, may_be_missing) for backend in backends)
     )
-    there = {one.name: offering for one, offering in zip(backends, offered, strict=True)}
-    offerings = {name: one for name, one in there.items() if name not in absent}
+    offerings = {
+        backend.name: offering
+        for backend, offering in zip(backends, offered, strict=True)
+        if backend.name not in absent
+    }
     return Offers(backends, offerings, absent, tolerated)
 
 

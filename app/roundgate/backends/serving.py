@@ -74,7 +74,7 @@ class Snapshot:
     async def aclose(self, others: Sequence[Snapshot] = ()) -> None:
         """Close all back ends but those of other snapshots; an error of one is logged and does not
         stop the others."""
-        kept = {id(core_of(backend)) for one in others for backend in one.backends}
+        kept = {id(core_of(backend)) for snapshot in others for backend in snapshot.backends}
         for backend in self.backends:
             if id(core_of(backend)) in kept:
                 continue
@@ -122,7 +122,7 @@ class Serving:
 
     async def _retire(self, old: Snapshot) -> None:
         await old.unused()
-        living = [self.now, *(one for one in self._retiring.values() if one is not old)]
+        living = [self.now, *(other for other in self._retiring.values() if other is not old)]
         await old.aclose(living)
 
 

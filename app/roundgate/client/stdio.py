@@ -376,10 +376,10 @@ class StdioLink:
         if message["method"] == "ping":
             answer = {"result": {}}
         elif isinstance(params, dict):
-            asked = [one.listener.on_request for one in self._waiting.values()]
-            for on_request in (one for one in reversed(asked) if one is not None):
-                answer = await on_request(request_id, str(message["method"]), params)
-                break
+            handlers = [pending.listener.on_request for pending in self._waiting.values()]
+            newest = next((handler for handler in reversed(handlers) if handler), None)
+            if newest is not None:
+                answer = await newest(request_id, str(message["method"]), params)
         await self._write({"jsonrpc": "2.0", "id": request_id, **answer})
 
     def _fail(self, error: ClientError) -> None:

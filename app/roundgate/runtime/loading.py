@@ -90,7 +90,7 @@ async def refreshed(file: ConfigFile, snapshot: Snapshot, names: Collection[str]
         ConfigError: the new offers do not fit together.
     """
     offers = await snapshot.offers.again(names)
-    origins = {one.name: file.backend_origin(index) for index, one in enumerate(file.backends)}
+    origins = {entry.name: file.backend_origin(index) for index, entry in enumerate(file.backends)}
     arranged = await asyncio.to_thread(_arranged, offers, (), origins, file)
     return Snapshot(arranged, snapshot.backends, offers)
 
@@ -117,7 +117,9 @@ class _Made:
     @property
     def live(self) -> frozenset[str]:
         """The names of the back ends whose offers servers make."""
-        return frozenset(one.name for one in self.backends if isinstance(core_of(one), LiveBackend))
+        return frozenset(
+            backend.name for backend in self.backends if isinstance(core_of(backend), LiveBackend)
+        )
 
 
 def _make(

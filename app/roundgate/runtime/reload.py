@@ -240,7 +240,8 @@ class Reloader:
 
     def _is_missing(self) -> bool:
         """Return whether back ends are missing that do not heal by themselves."""
-        return any(not one.heals_itself for one in self._serving.catalog.missing.values())
+        missing = self._serving.catalog.missing.values()
+        return any(not backend.heals_itself for backend in missing)
 
     def _heal_if_needed(self) -> None:
         if self._is_missing() and not self._heals:
@@ -375,7 +376,7 @@ def _lines_of(error: Exception) -> list[str]:
 def _tell_refreshed(names: Collection[str], before: Catalog, now: Catalog) -> None:
     """Log which tools of servers were added, removed or changed; at most `MAX_NAMED` of each."""
     was, has = (
-        {name: one for name, one in catalog.tools.items() if one.backend in names}
+        {name: served for name, served in catalog.tools.items() if served.backend in names}
         for catalog in (before, now)
     )
     changed = [

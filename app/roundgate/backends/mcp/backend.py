@@ -34,7 +34,7 @@ from roundgate.client.link import Link
 from roundgate.client.stdio import Program, StdioLink
 from roundgate.client.types import Json
 from roundgate.clock import Clock
-from roundgate.errors import BackendError, ClientError, ConfigError, Problem
+from roundgate.errors import ClientError, ConfigError, GatewayError, Problem
 from roundgate.settings import Origin
 
 START_S: Final = 1.0
@@ -181,7 +181,7 @@ class McpBackend:
             self._condition = _Condition(self._tools.info)
         except TimeoutError:
             self._condition = _Condition(None, 1, f"it did not answer within {limit_s:g} s")
-        except (ClientError, BackendError) as error:
+        except GatewayError as error:
             self._condition = _Condition(None, 1, self._reason(error))
         finally:
             await server.aclose()
@@ -217,9 +217,10 @@ class McpBackend:
         remedy = f"start it, or correct its {where}; a running gateway asks again by itself"
         return self._origin.at(where).problem(f"the server cannot be asked: {reason}", remedy)
 
-    def _reason(self, error: ClientError | BackendError) -> str:
-        told = self._server.backend_error(error) if isinstance(error, ClientError) else error
-        return str(told)
+    def _reason(self, error: GatewayError) -> str:
+        if isinstance(error, ClientError):
+            error = self._server.backend_error(error)
+        return str(error)
 
     # -- while the gateway runs --------------------------------------------------------------------
 
@@ -244,7 +245,7 @@ class McpBackend:
             None if info is None else info.protocol_version,
             None if info is None else f"{info.name} {info.version}",
             0 if tools is None else len(tools.usable),
-            {} if tools is None else {one.name: one.reason for one in tools.left_out},
+            {} if tools is None else {tool.name: tool.reason for tool in tools.left_out},
             condition.error,
         )
 
@@ -277,19 +278,19 @@ class McpBackend:
         """Look at the server; return the seconds until the next look."""
         try:
             async with asyncio.timeout(LOOK_S):
-                found = await self._look(self._server)
+                look = await self._look(self._server)
         except TimeoutError:
-            if self._condition.failures >= STUCK_LOOKS - 1:
+            if self._config.command and self._condition.failures >= STUCK_LOOKS - 1:
                 await self._server.aclose()  # the next look starts the process anew
             return self._failed(f"it did not answer within {LOOK_S:g} s")
-        except (ClientError, BackendError) as error:
+        except GatewayError as error:
             return self._failed(self._reason(error))
         except Exception as error:
             fields = {"backend": self.name}
             log.error("a server could not be looked at", exc_info=error, extra={"fields": fields})
             return self._failed(type(error).__name__)
         self._attend()
-        return self._taken(found)
+        return self._taken(look)
 
     def _failed(self, reason: str) -> float:
         condition = self._condition
@@ -299,30 +300,30 @@ class McpBackend:
             log.warning("a server cannot be asked", extra={"fields": fields})
         return pause_s(condition.failures, self._clock)
 
-    def _taken(self, found: _Tools) -> float:
+    def _taken(self, look: _Tools) -> float:
         """Take the tools of a look, unless an empty list may be a mistake."""
         if self._condition.failures:
             log.info("a server answers again", extra={"fields": {"backend": self.name}})
-        self._condition = _Condition(found.info)
+        self._condition = _Condition(look.info)
         looks = self._seen.empty_looks
         self._seen.empty_looks = 0
-        if not found.definitions and looks < len(EMPTY_LOOKS_S):
+        if not look.definitions and looks < len(EMPTY_LOOKS_S):
             self._seen.empty_looks = looks + 1
             if self._tools is not None and self._tools.definitions:
                 return EMPTY_LOOKS_S[looks]
-        if not found.offers_as(self._tools):
-            self._tools = found
-            self._tell_left_out(found)
+        if not look.offers_as(self._tools):
+            self._tools = look
+            self._tell_left_out(look)
             self._changed()
-        if not found.definitions and looks < len(EMPTY_LOOKS_S):
+        if not look.definitions and looks < len(EMPTY_LOOKS_S):
             return EMPTY_LOOKS_S[looks]
-        ttl_s = (found.ttl_ms or 0) / 1000
+        ttl_s = (look.ttl_ms or 0) / 1000
         return min(max(ttl_s, LEAST_TTL_S), LONGEST_TTL_S) if ttl_s else self._config.refresh_s
 
-    def _tell_left_out(self, found: _Tools) -> None:
-        if found.left_out:
-            shown = {one.name: one.reason for one in found.left_out[:20]}
-            fields = {"backend": self.name, "n": len(found.left_out), "tools": shown}
+    def _tell_left_out(self, look: _Tools) -> None:
+        if look.left_out:
+            shown = {tool.name: tool.reason for tool in look.left_out[:20]}
+            fields = {"backend": self.name, "n": len(look.left_out), "tools": shown}
             log.warning("tools of a server are left out", extra={"fields": fields})
 
     def _attend(self) -> None:
@@ -334,7 +335,7 @@ class McpBackend:
     async def _attended(self) -> None:
         try:
             await self._server.follow(self._wake)
-        except (ClientError, BackendError) as error:
+        except GatewayError as error:
             log.debug("a server's changes are not reported", exc_info=error)
 
     # -- the parts of a connection -----------------------------------------------------------------

@@ -230,8 +230,8 @@ class _Relay:
         progress, total = _number(params.get("progress")), _number(params.get("total"))
         message = params.get("message")
         if progress is not None:
-            said = message if isinstance(message, str) else None
-            await self._context.progress(progress, total, said)
+            text = message if isinstance(message, str) else None
+            await self._context.progress(progress, total, text)
 
 
 async def _refuse(request_id: Any, method: str, params: Json) -> Json:
