@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Final
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 
 from roundgate.auth import Verifier
+from roundgate.backends.base import ServerState
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile
 from roundgate.garbage import kept
@@ -33,6 +36,7 @@ from roundgate.http import (
     ProtectedResource,
     Rate,
     RequestMiddleware,
+    Upstream,
     default_hosts,
     make_events_router,
     make_router,
@@ -47,6 +51,8 @@ from roundgate.runtime.startup import Stores, build_core, read_configuration
 from roundgate.settings import Settings
 from roundgate.tasks.external import Deliveries
 
+MAX_LEFT_OUT: Final = 20
+"""The most tools of a server that /healthz names as left out."""
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """`roundgate.observability.tracing` makes the spans: it knows methods and tools, FastAPI only
 paths."""
@@ -138,7 +144,20 @@ def _health_of(replica: Replica) -> Health:
         version=server.version,
         store=replica.core.stores.id(),
         missing=list(replica.core.serving.catalog.missing) or None,
+        upstreams=[_upstream_of(state) for state in replica.core.serving.now.servers()] or None,
         troubles=troubles or None,
+    )
+
+
+def _upstream_of(state: ServerState) -> Upstream:
+    left_out = dict(islice(state.left_out.items(), MAX_LEFT_OUT))
+    return Upstream(
+        name=state.name,
+        status="up" if state.is_up else "down",
+        revision=state.revision,
+        software=state.software,
+        tools=state.tools,
+        left_out=left_out or None,
     )
 
 

@@ -327,7 +327,7 @@ LISTED = Limits(max_pages=3, max_items=4, max_message=300)
 
 
 def pages(*replies: Mapping[str, Any]) -> list[Json]:
-    found: list[Json] = drive(flows.every_page("tools/list", "tools", LISTED), replies)[0]
+    found: list[Json] = drive(flows.whole_list("tools/list", "tools", LISTED), replies)[0].items
     return found
 
 

@@ -46,6 +46,7 @@ from roundgate.backends.http.config import (
 )
 from roundgate.backends.http.credential_config import CREDENTIALS, CredentialConfig
 from roundgate.backends.http.tls import TlsConfig
+from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.backend import PythonBackendConfig
 from roundgate.errors import ConfigError
@@ -253,6 +254,7 @@ PLACES: dict[type[Model], str] = {
     RemoteConfig: "### `kind: http`",
     ServiceConfig: "### `kind: http`",
     OpenApiBackendConfig: "### `kind: openapi`",
+    McpBackendConfig: "### `kind: mcp`",
     LambdaBackendConfig: "### `kind: lambda`",
     LambdaToolConfig: "| setting of a function's tool",
     LambdaCallConfig: "| setting of a function's tool",

@@ -1,150 +1,24 @@
 """`scripts/servers`: the client library and the command against servers that other people
-wrote, in their revisions."""
+wrote, in their revisions; with `--through`, a gateway in front of them."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from roundgate.client import VERSIONS, Client
-from roundgate.errors import ClientError, ConnectionLost
+from roundgate.client import Client
+from roundgate.errors import ClientError
+from tests.servers import through
+from tests.servers.subjects import CALL_S, SUBJECTS, Check, Subject, served
 
-ROOT = Path(__file__).parents[2]
-CACHE = ROOT / ".cache" / "servers"
-NODE = str(ROOT / ".cache" / "node" / "node")
-NPM = CACHE / "npm" / "node_modules" / "@modelcontextprotocol"
-HERE = Path(__file__).parent
-START_S = 60
-CALL_S = 60
-
-
-@dataclass(frozen=True)
-class Check:
-    """One column: a tool, what it is given, what its answer has in it."""
-
-    column: str
-    tool: str
-    expected: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    answers: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A server in one revision; `{port}` in its command and environment is where it listens.
-
-    `is_named` says whether the client is told the revision; otherwise it finds it, as by default.
-    """
-
-    name: str
-    revision: str
-    command: Sequence[str]
-    checks: Sequence[Check]
-    environment: Mapping[str, str] = field(default_factory=dict)
-    is_named: bool = True
-
-    @property
-    def versions(self) -> Sequence[str]:
-        return [self.revision] if self.is_named else VERSIONS
-
-
-PYTHON = [str(CACHE / "venv" / "bin" / "python"), str(HERE / "served_by_fastmcp.py"), "{port}"]
-OFFICIAL = [sys.executable, str(ROOT / "tests" / "client" / "served_by_mcp.py"), "{port}"]
-EVERYTHING = [NODE, str(NPM / "server-everything" / "dist" / "index.js"), "streamableHttp"]
-EXAMPLE = [NODE, str(NPM / "sdk" / "dist" / "esm" / "examples" / "server" / "simpleStreamableHttp.js")]  # fmt: skip
-ADA = {"name": "Ada"}
-ADD = Check("call", "add", "3", {"a": 1, "b": 2})
-GREET = Check("question", "greet", "Hello, Ada", answers=ADA)
-SIGN = Check("question", "sign", "signed, Ada", answers=ADA)
-STEPS = Check("stream", "steps", "done")
-DIG = Check("task", "dig", "3 m", {"depth": 3})
-USER = {"name": "Ada", "email": "ada@example.org", "age": 36}
-MODES = ("stateful", "stateless", "json")
-
-
-def by_default(environment: str, name: str, revision: str, mode: str) -> Subject:
-    """Return a server of an older SDK, whose revision the client has to find by itself."""
-    command = [str(CACHE / environment / "bin" / "python"), str(HERE / "served_by_sdk_1.py")]
-    # Only a stateful server with streams can ask on the stream of a call.
-    checks = {"stateful": [ADD, STEPS, GREET], "stateless": [ADD, STEPS], "json": [ADD]}[mode]
-    return Subject(f"{name}, {mode}", revision, [*command, "{port}", mode], checks, is_named=False)
-
-
-def bridged(server: str, *checks: Check, stateless: bool = False) -> Subject:
-    """Return a server that speaks over its standard input and output, behind mcp-proxy."""
-    programs = CACHE / "mcp-proxy" / "bin"
-    mode = ["--stateless"] if stateless else []
-    command = [str(programs / "mcp-proxy"), "--port", "{port}", *mode, str(programs / server)]
-    said = f"mcp-proxy 0.13, {server}" + (", stateless" if stateless else "")
-    return Subject(said, "2025-11-25", command, checks, is_named=False)
-
-
-NOW = Check("call", "get_current_time", "Europe/Vienna", {"timezone": "Europe/Vienna"})
-LOG = Check("call", "git_log", "Commit", {"repo_path": str(ROOT), "max_count": 1})
-
-SUBJECTS = [
-    Subject(
-        "FastMCP 4.1.2",
-        "2026-07-28",
-        PYTHON,
-        [ADD, STEPS, SIGN, DIG, Check("task that asks", "paint", "painted, Ada", answers=ADA)],
-    ),
-    Subject("FastMCP 4.1.2", "2025-11-25", PYTHON, [ADD, STEPS, GREET]),
-    Subject("Python SDK 2.3", "2026-07-28", OFFICIAL, [ADD, STEPS, SIGN]),
-    Subject("Python SDK 2.3", "2025-11-25", OFFICIAL, [ADD, STEPS, GREET]),
-    Subject("Python SDK 2.3", "2025-06-18", OFFICIAL, [ADD, STEPS, GREET]),
-    Subject(
-        "TypeScript SDK 1.32, its example",
-        "2025-11-25",
-        EXAMPLE,
-        [
-            Check("call", "greet", "Hello, Ada!", ADA),
-            Check("stream", "multi-greet", "Good morning, Ada!", ADA),
-            Check("question", "collect-user-info", "ada@example.org", {"infoType": "contact"}, USER),
-            Check("task", "delay", "Completed 500ms delay", {"duration": 500}),
-            Check("task that asks", "collect-user-info-task", "Ada", {"infoType": "contact"}, USER),
-        ],
-        {"MCP_PORT": "{port}"},
-    ),
-    Subject(
-        "server-everything 2026.8.31",
-        "2025-11-25",
-        EVERYTHING,
-        [
-            Check("call", "get-sum", "3", {"a": 1, "b": 2}),
-            Check("stream", "trigger-long-running-operation", "completed", {"duration": 1, "steps": 2}),
-            Check("question", "trigger-elicitation-request", "Ada", answers=ADA),
-            Check("task", "simulate-research-query", "# Research Report: tea", {"topic": "tea"}),
-            Check(
-                "task that asks",
-                "simulate-research-query",
-                "tea (technical)",
-                {"topic": "tea", "ambiguous": True},
-                {"interpretation": "technical"},
-            ),
-        ],
-        {"PORT": "{port}"},
-    ),
-    *[by_default("sdk-1.12", "Python SDK 1.12", "2025-06-18", mode) for mode in MODES],
-    *[by_default("sdk-1.30", "Python SDK 1.30", "2025-11-25", mode) for mode in MODES],
-    *[by_default("fastmcp-3", "FastMCP 3.4", "2025-11-25", mode) for mode in MODES],
-    bridged("mcp-server-git", LOG),
-    bridged("mcp-server-time", NOW),
-    bridged("mcp-server-time", NOW, stateless=True),
-]  # fmt: skip
 COLUMNS = ("list", "call", "stream", "question", "task", "task that asks")
 
 
 async def main(names: Sequence[str]) -> int:
+    if names[:1] == ["--through"]:
+        return await through.main(names[1:])
     chosen = [one for one in SUBJECTS if not names or any(name in one.name for name in names)]
     rows: list[tuple[Subject, dict[str, str]]] = []
     for subject in chosen:
@@ -210,50 +84,6 @@ async def commanded(subject: Subject, check: Check, url: str) -> str:
     return (
         out.decode() if process.returncode == 0 else f"status {process.returncode}: {err.decode()}"
     )
-
-
-@asynccontextmanager
-async def served(subject: Subject) -> AsyncGenerator[str, None]:
-    """The address of a server that runs."""
-    port = str(free_port())
-    filled = {name: one.replace("{port}", port) for name, one in subject.environment.items()}
-    log = CACHE / f"{subject.name}-{subject.revision}.log".replace(" ", "-").replace(",", "")
-    with log.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            *[one.replace("{port}", port) for one in subject.command],
-            env={**os.environ, **filled},
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-        )
-        try:
-            url = f"http://127.0.0.1:{port}/mcp"
-            async with asyncio.timeout(START_S):
-                while not await answers_at(url):
-                    if process.returncode is not None:
-                        raise SystemExit(f"{subject.name} did not start: see {log}")
-                    await asyncio.sleep(0.2)
-            yield url
-        finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
-
-
-async def answers_at(url: str) -> bool:
-    async with Client(url) as client:
-        try:
-            await client.connect()
-        except ConnectionLost:
-            return False
-        return True
 
 
 def table(rows: Sequence[tuple[Subject, Mapping[str, str]]]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from roundgate.aio import Threads
 from roundgate.auth import Principal
@@ -24,6 +24,7 @@ from roundgate.protocol import (
     Completion,
     PromptMessage,
     ResourceContents,
+    Schema,
     Status,
     TaskView,
     ToolResult,
@@ -117,6 +118,9 @@ class Tool:
     """Whether `call` asks for approval; set by the loader."""
     may_ask: bool = False
     """Whether some calls are known to ask the client questions other than approvals."""
+    compiled: tuple[Mapping[str, Any], Schema] | None = None
+    """An input schema, and the compiled schema by which arguments are checked. Used while the
+    definition has this very object as its `inputSchema`."""
     cleans_up: bool = False
     """Whether the tool is called once more when its task ends early, to cancel the work that it
     began elsewhere (`replay.Cleanup`)."""
@@ -155,6 +159,27 @@ class Offering:
     """The files behind the offer, besides gateway.yaml and Python modules."""
     left_out: Sequence[Problem] = ()
     """A problem for each part that is not offered."""
+    missing: Sequence[Problem] = ()
+    """The reasons why a service cannot be asked now for its offer. Only of a `LiveBackend`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """The state of the server behind a back end, for operators."""
+
+    name: str
+    """The name of the back end."""
+    is_up: bool
+    """Whether the server could be asked the last time."""
+    revision: str | None
+    """The revision of the protocol that it speaks; `None` while that is unknown."""
+    software: str | None
+    """Its own name and version."""
+    tools: int
+    left_out: Mapping[str, str]
+    """The reason why a tool is not served, by the tool's name."""
+    error: str | None
+    """Why it could not be asked the last time; not for callers."""
 
 
 class Backend(Protocol):
@@ -176,6 +201,27 @@ class Backend(Protocol):
 
     async def aclose(self) -> None:
         """Close connections. No method is called afterwards."""
+
+
+@runtime_checkable
+class LiveBackend(Protocol):
+    """A back end whose offer changes while the gateway runs, because a server makes it.
+
+    It survives a reload that does not change its settings, unless it has read files. Names in the configuration
+    that no tool has are no errors, because the server may list the tools later.
+    """
+
+    def follow(self, changed: Callable[[], None]) -> None:
+        """Keep the offer up to date in the running event loop, until `aclose`. Call `changed`
+        whenever `offer` would return something else than the last time. Called after each reload.
+        """
+
+    def state(self) -> ServerState:
+        """Return the state of the server."""
+
+    @property
+    def files(self) -> frozenset[Path]:
+        """The files that it has read, such as certificates."""
 
 
 class NamedBackend(Backend, Protocol):
@@ -204,7 +250,9 @@ class Shared:
     """The fetched documents, by URL."""
     is_cold: bool = False
     """Whether a caller waits while this process starts, as on AWS Lambda. If so, `offer` asks no
-    service."""
+    service but MCP servers, whose tools are known in no other way."""
+    asks_servers: bool = True
+    """Whether MCP servers may be asked; not where a package for AWS Lambda is only tried."""
     secrets: Secrets = field(default_factory=Secrets)
     """The texts of credentials."""
 

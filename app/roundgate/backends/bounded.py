@@ -27,7 +27,7 @@ from roundgate.auth import Principal
 from roundgate.backends.base import Returned, Tool
 from roundgate.clock import Clock
 from roundgate.errors import ToolError, Unavailable
-from roundgate.protocol import ABSENT, TextContent, ToolResult
+from roundgate.protocol import ABSENT, ContentBlock, ForwardedContent, TextContent, ToolResult
 from roundgate.replay import Context, TextPart, run_of
 from roundgate.settings import LimitsConfig
 from roundgate.storage.accounts import CountedRows
@@ -162,7 +162,7 @@ async def bounded(
         except Unavailable:
             cursor = None
     first = TextPart(text[:limit], 0, len(text), cursor)
-    others = [part for part in returned.content if not isinstance(part, (TextContent, str))]
+    others = [part for part in returned.content if _text_in(part) is None]
     return replace(
         returned, content=(TextContent(_shown(first)), *others), structured_content=ABSENT
     )
@@ -198,11 +198,15 @@ async def _read_more(context: Context, arguments: dict[str, Any]) -> Returned:
 
 
 def _text_of(result: ToolResult) -> str:
-    return "\n".join(
-        part if isinstance(part, str) else part.text
-        for part in result.content
-        if isinstance(part, (TextContent, str))
-    )
+    texts = (_text_in(part) for part in result.content)
+    return "\n".join(text for text in texts if text is not None)
+
+
+def _text_in(block: ContentBlock | str) -> str | None:
+    """Return the text of a text block; `None` for other blocks."""
+    if isinstance(block, (TextContent, ForwardedContent)):
+        return block.text
+    return block if isinstance(block, str) else None
 
 
 def _shown(part: TextPart) -> str:

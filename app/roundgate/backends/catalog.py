@@ -100,6 +100,8 @@ class Missing:
     prefix: str
     """The prefix of its tools and prompts."""
     problems: Sequence[Problem]
+    heals_itself: bool = False
+    """Whether the back end reports by itself that it can be served again (`LiveBackend`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,8 @@ class Catalog:
     (`roundgate.backends.search`)."""
     views: Mapping[str, Catalog] = field(default_factory=dict)
     """The catalog of each view, by its name (`roundgate.backends.views`)."""
+    is_tolerant: bool = False
+    """Whether servers may list further tools later, so names that no tool has are no errors."""
     _visible: dict[frozenset[str], Pages] = field(default_factory=dict)
 
     def use(self) -> AbstractContextManager[Catalog]:
@@ -255,26 +259,44 @@ P = TypeVar("P", Tool, Prompt)
 
 
 @dataclass(slots=True)
+class _Shelves:
+    """The problems of all lists: those that are errors, and those that leave something out."""
+
+    origins: Mapping[str, Origin]
+    tolerated: Collection[str]
+    problems: list[Problem] = field(default_factory=list)
+    left_out: list[Problem] = field(default_factory=list)
+
+    def problems_of(self, backend: str) -> list[Problem]:
+        return self.left_out if backend in self.tolerated else self.problems
+
+
+@dataclass(slots=True)
 class _Shelf(Generic[T]):
     """The entries of one list in order, each with the name of its back end."""
 
     kind: str
-    origins: Mapping[str, Origin]
+    shelves: _Shelves
     entries: dict[str, tuple[T, str]] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
 
-    def put(self, key: str, item: T, backend: str) -> None:
+    def put(self, key: str, item: T, backend: str) -> bool:
+        """Add an entry; add a problem and return `False` if that is not possible."""
         if key in self.entries:
             message = f"{self.kind} {key!r} is offered by {self.entries[key][1]!r} too"
-            self._complain(
-                backend, message, "rename one, or give one of the back ends another prefix"
-            )
+            remedy = "rename one, or give one of the back ends another prefix"
         elif self.kind in ("tool", "prompt") and not NAME.fullmatch(key):
             allowed = f"1 to {MAX_NAME} of A-Z a-z 0-9 _ . -"
             message = f"{self.kind} name {key!r} must be {allowed} (it has {len(key)} characters)"
-            self._complain(backend, message, "rename it, or shorten the back end's prefix")
+            remedy = "rename it, or shorten the back end's prefix"
         else:
             self.entries[key] = (item, backend)
+            return True
+        place, origin = f"back end {backend!r}", self.shelves.origins.get(backend)
+        self.shelves.problems_of(backend).append(_problem(origin, place, message, remedy))
+        return False
+
+    def remove(self, key: str) -> None:
+        del self.entries[key]
 
     def items(self) -> dict[str, T]:
         return {key: item for key, (item, _) in self.entries.items()}
@@ -283,9 +305,28 @@ class _Shelf(Generic[T]):
         definitions = [(key, item.definition) for key, (item, _) in self.entries.items()]
         return Pages(EncodedDefinitions(definitions), size)
 
-    def _complain(self, backend: str, message: str, remedy: str) -> None:
-        place = f"back end {backend!r}"
-        self.problems.append(_problem(self.origins.get(backend), place, message, remedy))
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """What back ends offer, in the order of the lists."""
+
+    backends: Sequence[NamedBackend] = ()
+    offerings: Mapping[str, Offering] = field(default_factory=dict)
+    """The offers by the names of back ends; without those that are missing."""
+    missing: Mapping[str, Missing] = field(default_factory=dict)
+    tolerated: frozenset[str] = frozenset()
+    """Back ends whose offers a server makes: a fault in one leaves out only what has the fault."""
+
+    async def again(self, names: Collection[str]) -> Offers:
+        """Ask some back ends anew; a back end without an offer is missing."""
+        problems: list[Problem] = []
+        chosen = [backend for backend in self.backends if backend.name in names]
+        asked = await ask(chosen, problems, {}, names, self.tolerated)
+        missing = {name: gap for name, gap in self.missing.items() if name not in names}
+        offerings = {**self.offerings, **asked.offerings}
+        for name in asked.missing:
+            offerings.pop(name, None)
+        return replace(self, offerings=offerings, missing={**missing, **asked.missing})
 
 
 async def build(
@@ -296,27 +337,39 @@ async def build(
     may_be_missing: Collection[str] = (),
     origins: Mapping[str, Origin] | None = None,
 ) -> Catalog:
-    """Ask all back ends concurrently for their offers, and merge them.
+    """Ask all back ends for their offers, and merge them; see `ask` and `merge`."""
+    found = list(problems)
+    offers = await ask(backends, found, missing or {}, may_be_missing)
+    return merge(offers, page_size, found, origins or {})
+
+
+async def ask(
+    backends: Sequence[NamedBackend],
+    problems: list[Problem],
+    missing: Mapping[str, Missing],
+    may_be_missing: Collection[str] = (),
+    tolerated: frozenset[str] = frozenset(),
+) -> Offers:
+    """Ask back ends concurrently for their offers; add the problems of those that may not be
+    missing.
 
     Args:
         backends: the back ends, in the order of the lists.
-        page_size: entries on a page.
-        problems: problems found earlier.
+        problems: receives the problems.
         missing: back ends that could not be made.
         may_be_missing: names of back ends without which the rest is served.
-        origins: the places of back ends in the configuration.
-
-    Raises:
-        ConfigError: lists every problem, except those of back ends that may be missing.
+        tolerated: see `Offers.tolerated`.
     """
-    all_problems, absent = list(problems), dict(missing or {})
+    absent = dict(missing)
     offered = await asyncio.gather(
-        *(_offer(backend, all_problems, absent, may_be_missing) for backend in backends)
+        *(_offer(backend, problems, absent, may_be_missing) for backend in backends)
     )
-    merged = _merge(
-        list(zip(backends, offered, strict=True)), page_size, all_problems, origins or {}
-    )
-    return replace(merged, missing=absent) if absent else merged
+    offerings = {
+        backend.name: offering
+        for backend, offering in zip(backends, offered, strict=True)
+        if backend.name not in absent
+    }
+    return Offers(backends, offerings, absent, tolerated)
 
 
 async def _offer(
@@ -325,18 +378,24 @@ async def _offer(
     missing: dict[str, Missing],
     may_be_missing: Collection[str],
 ) -> Offering:
-    if backend.name not in may_be_missing:
+    name = backend.name
+    if name not in may_be_missing:
         try:
-            return await backend.offer()
+            offering = await backend.offer()
+            problems.extend(offering.missing)
+            return offering
         except ConfigError as error:
             problems.extend(error.problems)
             return Offering()
     try:
         async with asyncio.timeout(OFFER_S):
-            return await backend.offer()
+            offering = await backend.offer()
     except Exception as error:
-        missing[backend.name] = missing_for(backend.name, backend.prefix, error)
+        missing[name] = missing_for(name, backend.prefix, error)
         return Offering()
+    if offering.missing:
+        missing[name] = Missing(backend.prefix, offering.missing, heals_itself=True)
+    return offering
 
 
 def missing_for(name: str, prefix: str, error: Exception) -> Missing:
@@ -351,19 +410,41 @@ def missing_for(name: str, prefix: str, error: Exception) -> Missing:
     return Missing(prefix, [Problem("gateway.yaml", f"back end {name!r}", message, remedy)])
 
 
-def _merge(
-    offered: Sequence[tuple[NamedBackend, Offering]],
-    page_size: int,
-    problems: list[Problem],
-    origins: Mapping[str, Origin],
+def merge(
+    offers: Offers, page_size: int, problems: Sequence[Problem], origins: Mapping[str, Origin]
 ) -> Catalog:
-    tools, prompts = _Shelf[Tool]("tool", origins), _Shelf[Prompt]("prompt", origins)
-    resources = _Shelf[Resource]("resource", origins)
-    templates = _Shelf[Resource]("resource template", origins)
+    """Return the catalog of all offers.
+
+    Args:
+        offers: the offers.
+        page_size: entries on a page.
+        problems: problems found earlier.
+        origins: the places of back ends in the configuration.
+
+    Raises:
+        ConfigError: lists every problem, except those of back ends that may be missing.
+    """
+    shelves = _Shelves(origins, offers.tolerated)
+    tools, prompts = _Shelf[Tool]("tool", shelves), _Shelf[Prompt]("prompt", shelves)
+    resources = _Shelf[Resource]("resource", shelves)
+    templates = _Shelf[Resource]("resource template", shelves)
+    offered = [
+        (backend, offers.offerings[backend.name])
+        for backend in offers.backends
+        if backend.name in offers.offerings
+    ]
+    served: dict[str, ServedTool] = {}
     for backend, offering in offered:
         for tool in offering.tools:
             tool = _called(tool, backend.prefix)
-            tools.put(tool.definition["name"], tool, backend.name)
+            name = tool.definition["name"]
+            if not tools.put(name, tool, backend.name):
+                continue
+            ready = serve(name, tool, backend.name, shelves.problems_of(backend.name), origins)
+            if ready is None:
+                tools.remove(name)
+            else:
+                served[name] = ready
         for prompt in offering.prompts:
             prompt = _called(prompt, backend.prefix)
             prompts.put(prompt.definition["name"], prompt, backend.name)
@@ -372,15 +453,10 @@ def _merge(
                 templates.put(template, resource, backend.name)
             else:
                 resources.put(resource.definition["uri"], resource, backend.name)
-    served = {
-        name: serve(name, tool, backend, problems, origins)
-        for name, (tool, backend) in tools.entries.items()
-    }
-    problems += tools.problems + prompts.problems + resources.problems + templates.problems
-    if problems:
-        raise ConfigError(problems)
+    if found := [*problems, *shelves.problems]:
+        raise ConfigError(found)
     return Catalog(
-        tools={name: tool for name, tool in served.items() if tool is not None},
+        tools=served,
         prompts=prompts.items(),
         resources=resources.items(),
         templates=[
@@ -397,7 +473,12 @@ def _merge(
             if offering.task_source is not None
         },
         files=frozenset().union(*(offering.files for _, offering in offered)),
-        left_out=[problem for _, offering in offered for problem in offering.left_out],
+        left_out=[
+            *(problem for _, offering in offered for problem in offering.left_out),
+            *shelves.left_out,
+        ],
+        missing=offers.missing,
+        is_tolerant=bool(offers.tolerated),
     )
 
 
@@ -453,12 +534,13 @@ def serve(
     if isinstance(tool.definition, StoredDefinition):
         return ServedTool(name, tool, (), backend)
     schema = tool.definition["inputSchema"]
+    known = tool.compiled
     try:
         if schema.get("type") != "object":
             raise ValueError('the input schema must have "type": "object"')
-        return ServedTool(
-            name, tool, NEWEST.mirrored_arguments(schema), backend, Schema.compile(schema)
-        )
+        is_known = known is not None and known[0] is schema
+        arguments = known[1] if known is not None and is_known else Schema.compile(schema)
+        return ServedTool(name, tool, NEWEST.mirrored_arguments(schema), backend, arguments)
     except ValueError as error:
         place, origin = f"back end {backend!r}, tool {name!r}", (origins or {}).get(backend)
         problems.append(_problem(origin, place, str(error), "correct its input schema"))

@@ -92,6 +92,10 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "roundgate.backends.openapi.backend:OpenApiBackend",
             "roundgate.backends.openapi.compiling:compile_to_file",
         ),
+        "mcp": Kind(
+            "roundgate.backends.mcp.config:McpBackendConfig",
+            "roundgate.backends.mcp.backend:McpBackend",
+        ),
         "lambda": Kind(
             "roundgate.backends.aws_lambda.config:LambdaBackendConfig",
             "roundgate.backends.aws_lambda.backend:LambdaBackend",

@@ -211,7 +211,8 @@ def with_search(
     """
     if config is None:
         return catalog
-    if unknown := not_pinned(catalog.tools, catalog.missing, config, origin):
+    may_be_missing = bool(catalog.missing) or catalog.is_tolerant
+    if unknown := not_pinned(catalog.tools, config, origin, may_be_missing=may_be_missing):
         raise ConfigError(unknown)
     if len(catalog.tools) <= config.above:
         return catalog
@@ -248,10 +249,10 @@ def with_search(
 
 
 def not_pinned(
-    tools: Collection[str], missing: Collection[str], config: SearchConfig, origin: Origin
+    tools: Collection[str], config: SearchConfig, origin: Origin, *, may_be_missing: bool
 ) -> list[Problem]:
-    """Return a problem for each pinned name without a tool; none while back ends are missing."""
-    if missing:
+    """Return a problem for each pinned name without a tool; none if tools may be missing now."""
+    if may_be_missing:
         return []
     remedy = "correct the name; `roundgate check` lists them, with their prefixes"
     return [

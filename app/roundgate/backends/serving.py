@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from roundgate.backends.base import NamedBackend
-from roundgate.backends.catalog import Catalog
+from roundgate.backends.base import Backend, LiveBackend, NamedBackend, ServerState
+from roundgate.backends.catalog import Catalog, Offers
 
 log = logging.getLogger("roundgate.backends")
 
@@ -37,9 +37,13 @@ class Snapshot:
     event.
     """
 
-    def __init__(self, catalog: Catalog, backends: Sequence[NamedBackend]) -> None:
+    def __init__(
+        self, catalog: Catalog, backends: Sequence[NamedBackend], offers: Offers | None = None
+    ) -> None:
         self.catalog = catalog
-        self._backends = backends
+        self.backends = backends
+        self.offers = offers or Offers(backends)
+        """The offers of which the catalog was made."""
         self._users = 0
         self._unused: asyncio.Event | None = None
 
@@ -56,15 +60,24 @@ class Snapshot:
         if self._unused is not None and not self._users:
             self._unused.set()
 
+    def servers(self) -> list[ServerState]:
+        """Return the state of each server whose offer a back end follows."""
+        cores = map(core_of, self.backends)
+        return [core.state() for core in cores if isinstance(core, LiveBackend)]
+
     async def unused(self) -> None:
         """Wait until no call uses the snapshot."""
         while self._users:
             self._unused = asyncio.Event()
             await self._unused.wait()
 
-    async def aclose(self) -> None:
-        """Close all back ends; an error of one is logged and does not stop the others."""
-        for backend in self._backends:
+    async def aclose(self, others: Sequence[Snapshot] = ()) -> None:
+        """Close all back ends but those of other snapshots; an error of one is logged and does not
+        stop the others."""
+        kept = {id(core_of(backend)) for snapshot in others for backend in snapshot.backends}
+        for backend in self.backends:
+            if id(core_of(backend)) in kept:
+                continue
             try:
                 await backend.aclose()
             except Exception as error:
@@ -94,7 +107,7 @@ class Serving:
     def swap(self, snapshot: Snapshot) -> None:
         """Serve another snapshot, and close the old one when its last call has ended."""
         old, self.now = self.now, snapshot
-        closing = asyncio.create_task(_retire(old))
+        closing = asyncio.create_task(self._retire(old))
         self._retiring[closing] = old
         closing.add_done_callback(self._retiring.pop)
 
@@ -106,6 +119,11 @@ class Serving:
         await asyncio.gather(*(closing for closing, _ in old), return_exceptions=True)
         for snapshot in [*(snapshot for _, snapshot in old), self.now]:
             await snapshot.aclose()
+
+    async def _retire(self, old: Snapshot) -> None:
+        await old.unused()
+        living = [self.now, *(other for other in self._retiring.values() if other is not old)]
+        await old.aclose(living)
 
 
 class ViewSource:
@@ -132,6 +150,7 @@ class ToolScopes:
         return iter(self._serving.catalog.of_view(self._view).all_scopes())
 
 
-async def _retire(old: Snapshot) -> None:
-    await old.unused()
-    await old.aclose()
+def core_of(backend: NamedBackend) -> Backend:
+    """Return the back end itself, which several snapshots may share under different settings."""
+    core: Backend = getattr(backend, "core", backend)
+    return core

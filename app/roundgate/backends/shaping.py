@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias
 
 from roundgate import json
-from roundgate.backends.base import Backend, CallTool, Offering, Returned, Tool
+from roundgate.backends.base import Backend, CallTool, LiveBackend, Offering, Returned, Tool
 from roundgate.backends.config import (
     ArgumentOverride,
     BackendConfig,
@@ -49,11 +49,16 @@ HINTS: Final[Mapping[str, tuple[str, bool]]] = {
 class ConfiguredBackend:
     """A back end under its name, whose tools are shaped by its settings (`NamedBackend`)."""
 
-    def __init__(self, backend: Backend, config: BackendConfig, origin: Origin) -> None:
+    def __init__(
+        self, backend: Backend, config: BackendConfig, origin: Origin, *, is_tolerant: bool = False
+    ) -> None:
+        """Store the parts. With `is_tolerant`, settings that do not fit the tools of a
+        `LiveBackend` leave out only what they name."""
         self.name = config.name
         self.prefix = config.effective_prefix
-        self._backend = backend
-        self._config = config
+        self.core = backend
+        self.config = config
+        self._is_tolerant = is_tolerant and isinstance(backend, LiveBackend)
         self._origin = origin
 
     async def offer(self) -> Offering:
@@ -62,13 +67,15 @@ class ConfiguredBackend:
         Raises:
             ConfigError: the back end cannot be served, or a setting does not fit its tools.
         """
-        with failures_told(self._config, self._origin):
-            offering: Any = await self._backend.offer()
+        with failures_told(self.config, self._origin):
+            offering: Any = await self.core.offer()
             if not isinstance(offering, Offering):
                 raise TypeError(f"offer() returned {type(offering).__name__}, not an Offering")
-        chosen = [tool for tool in offering.tools if is_selected(tool, self._config)]
-        problems = self._unmatched(offering, chosen)
+        chosen = [tool for tool in offering.tools if is_selected(tool, self.config)]
         left_out = list(offering.left_out)
+        problems = left_out if self._is_tolerant else []
+        if not offering.missing:
+            problems += self._unmatched(offering, chosen)
         tools: list[Tool] = []
         for tool in chosen:
             try:
@@ -79,7 +86,7 @@ class ConfiguredBackend:
                 continue
             name = tool.definition["name"]
             try:
-                override = self._config.override.get(name)
+                override = self.config.override.get(name)
                 tools.append(guarded if override is None else overridden(guarded, override))
             except ValueError as error:
                 place = self._origin.at("override", name)
@@ -88,12 +95,12 @@ class ConfiguredBackend:
                         str(error), "correct it, or see `roundgate check` for what the tool has"
                     )
                 )
-        if problems:
+        if problems and not self._is_tolerant:
             raise ConfigError(problems)
         return replace(offering, tools=tools, left_out=left_out)
 
     async def aclose(self) -> None:
-        await self._backend.aclose()
+        await self.core.aclose()
 
     def _guarded(self, tool: Tool) -> Tool:
         """Return the tool with approval, defaults and form around its call. The form comes first,
@@ -107,7 +114,7 @@ class ConfiguredBackend:
             check_approval(
                 tool.approval, list(tool.definition["inputSchema"].get("properties", ()))
             )
-        approved = with_approval(tool, self._config)
+        approved = with_approval(tool, self.config)
         return with_questions(with_defaults(approved, tool.defaults), tool.ask_for)
 
     def _problem(self, tool: Tool, message: str) -> Problem:
@@ -119,7 +126,7 @@ class ConfiguredBackend:
     def _unmatched(self, offering: Offering, chosen: Sequence[Tool]) -> list[Problem]:
         """Return a problem for each name that no tool has, and for a selection that leaves no
         tool."""
-        config, tool_names = self._config, [tool.definition["name"] for tool in chosen]
+        config, tool_names = self.config, [tool.definition["name"] for tool in chosen]
         names = [tool.definition["name"] for tool in offering.tools]
         problems = unknown_names(config, names, tool_names, self._origin, self.prefix)
         is_wrong = any(problem.path.endswith(".name") for problem in problems)

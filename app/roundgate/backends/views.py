@@ -70,7 +70,8 @@ def _view(
         name: served for name, served in everything.tools.items() if _is_selected(served, config)
     }
     # the view may name tools of back ends that are missing
-    unused = [] if everything.missing else _unused(everything, chosen.keys(), config, origin)
+    may_be_missing = bool(everything.missing) or everything.is_tolerant
+    unused = [] if may_be_missing else _unused(everything, chosen.keys(), config, origin)
     problems += unused
     tools, items = _overridden(everything, chosen, config, origin, problems)
     view = replace(
@@ -79,7 +80,8 @@ def _view(
     if unused:  # names are wrong, so the view's tools are unknown
         if config.search is not None:
             names = {*everything.tools, *tools}
-            problems += not_pinned(names, everything.missing, config.search, origin.at("search"))
+            place = origin.at("search")
+            problems += not_pinned(names, config.search, place, may_be_missing=may_be_missing)
         return view
     try:
         view = with_reading(view, origin)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from roundgate import config
-from roundgate.backends import Catalog, Fallback, Tool, kind_of
+from roundgate.backends import Catalog, Fallback, Snapshot, Tool, kind_of
 from roundgate.cli.arguments import configuration_file
 from roundgate.cli.output import show_table
 from roundgate.config import ConfigFile
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     fetched: dict[str, bytes] = {}
     if file is not None:
         try:
-            served = loading.load(file, fetches=True, fetched=fetched).catalog
+            served = loading.load(file, fetches=True, fetched=fetched)
         except ConfigError as error:
             problems += error.problems
     if not arguments.file_only:
@@ -61,7 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print_served(file: ConfigFile, served: Catalog, fetched: dict[str, bytes]) -> None:
+def _print_served(file: ConfigFile, snapshot: Snapshot, fetched: dict[str, bytes]) -> None:
+    served = snapshot.catalog
+    _print_servers(snapshot)
     _print_catalog(served)
     for view in file.config.views:
         print(f"view {view.name} at {view.effective_path}")
@@ -75,6 +77,17 @@ def _print_served(file: ConfigFile, served: Catalog, fetched: dict[str, bytes]) 
     ]
     if remarks:
         print(f"remarks ({len(remarks)})", *remarks, sep="\n")
+
+
+def _print_servers(snapshot: Snapshot) -> None:
+    states = snapshot.servers()
+    if states:
+        print(f"servers ({len(states)})")
+        lines = [
+            (one.name, f"{one.software}, revision {one.revision}, {one.tools} tools")
+            for one in states
+        ]
+        show_table(lines, indent="  ")
 
 
 def _print_catalog(served: Catalog) -> None:

@@ -59,7 +59,7 @@ def planned_from(path: Path, arch: str, *, anew: bool = False) -> packaging.Plan
     with _environment_as_before():
         packaging.compile_documents(file)
         try:
-            loading.load(file, fetches=True)
+            loading.load(file, fetches=True, asks_servers=False)
         except ConfigError as error:
             raise ConfigError([*error.problems, *packaging.stood_for(file)]) from None
     return packaging.plan(file, path, arch, anew=anew)

@@ -15,11 +15,22 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from roundgate.client.flows import Ask, Flow, Pause, Send, Show, Tell, every_page, negotiate
+from roundgate.client.flows import (
+    Ask,
+    Flow,
+    Listing,
+    Pause,
+    Send,
+    Show,
+    Tell,
+    negotiate,
+    whole_list,
+)
 from roundgate.client.link import Link
 from roundgate.client.messages import NO_LISTENER, Listener, SessionOver
 from roundgate.client.questions import Answers, AnswersLike, Kind, Question, answer_all
 from roundgate.client.sender import Headers
+from roundgate.client.stdio import StdioLink
 from roundgate.client.types import Json, Log, Progress, ServerInfo, TaskState, Tool
 from roundgate.clock import Clock
 from roundgate.errors import BadAnswer, ClientError, RpcError, TimedOut, Unanswered
@@ -60,17 +71,18 @@ class Connection:
 
     def __init__(
         self,
-        link: Link,
+        link: Link | StdioLink,
         *,
         info: Json,
         capabilities: Json,
         versions: Sequence[str],
         answers: Answers,
         clock: Clock,
+        listens: bool = True,
     ) -> None:
         """Prepare the connection without sending anything. `info` and `capabilities` describe the
         client. It may speak `versions`, newest first. `answers` is tried after the answers of a
-        call."""
+        call. `listens` opens the stream of an older server's session."""
         self.link = link
         self.limits = link.limits
         self.server: ServerInfo | None = None
@@ -84,6 +96,7 @@ class Connection:
         }
         self._capabilities = capabilities
         self._versions = versions
+        self._listens = listens
         self._answers = answers
         self._clock = clock
         self._connecting = asyncio.Lock()
@@ -94,10 +107,15 @@ class Connection:
         if self.server is None:
             async with self._connecting:
                 if self.server is None:
-                    flow = negotiate(self._info, self._older_capabilities, self._versions)
+                    flow = negotiate(
+                        self._info,
+                        self._older_capabilities,
+                        self._versions,
+                        silent_is_older=isinstance(self.link, StdioLink),
+                    )
                     server = await self.drive(flow)
                     self.link.version = server.protocol_version
-                    if not server.is_modern:
+                    if not server.is_modern and self._listens:
                         await self.link.session_stream.open()
                     self.server = server
         return self.server
@@ -140,8 +158,12 @@ class Connection:
 
     async def items(self, method: str, name: str) -> list[Json]:
         """Return the items of all pages of a list."""
+        return (await self.listing(method, name)).items
+
+    async def listing(self, method: str, name: str) -> Listing:
+        """Return all pages of a list, and how long they are fresh."""
         await self.connect()
-        return await self.drive(every_page(method, name, self.limits))
+        return await self.drive(whole_list(method, name, self.limits))
 
     async def request(self, method: str, params: Json) -> Json:
         """Return the result of any request, from the cache if it is fresh."""
@@ -157,30 +179,60 @@ class Connection:
     ) -> Json:
         """Return the result of a request, from the cache if it is fresh. Only requests of the
         negotiation itself have a `version`."""
-        if version is None:
-            await self.connect()
-            if (cached := self.cache.get(method, params)) is not None:
-                return cached
-        try:
-            result = await self.link.request(
+        if version is not None:
+            return await self.link.request(
                 method, params, may_repeat=may_repeat, version=version, listener=listener
             )
-        except SessionOver:
-            result = await self._send_in_new_session(method, params, listener)
+        await self.connect()
+        if (cached := self.cache.get(method, params)) is not None:
+            return cached
+        result = await self.exchange(method, params, listener, may_repeat=may_repeat)
         self.cache.put(method, params, result)
         return result
 
-    async def _send_in_new_session(self, method: str, params: Json, listener: Listener) -> Json:
-        """Send a request in a new session, because the server forgot the last one. Raise
-        `BadAnswer` if it forgets the new session as well."""
-        self.link.session_id = None
-        await self.link.end_session()
-        self.server = self.link.version = None
+    async def exchange(
+        self, method: str, params: Json, listener: Listener, *, may_repeat: bool
+    ) -> Json:
+        """Send one request and return its result as the server sent it, which may ask for input or
+        be a task.
+
+        If the server has forgotten the session, send the request once more in a new one: a server
+        that answers 404 to a session has not processed the request.
+
+        Raises:
+            BadAnswer: the server forgets the new session as well, or broke the protocol.
+            ClientError: see `Link.request`.
+        """
         await self.connect()
+        session_id = self.link.session_id
+        try:
+            return await self.link.request(method, params, may_repeat=may_repeat, listener=listener)
+        except SessionOver:
+            await self._renew(session_id)
         try:
             return await self.link.request(method, params, may_repeat=False, listener=listener)
         except SessionOver:
             raise BadAnswer("The server forgets each session as soon as it has begun") from None
+
+    async def _renew(self, session_id: str | None) -> None:
+        """Open a new session in place of `session_id`, unless another request has done so."""
+        async with self._connecting:
+            if self.link.session_id == session_id:
+                await self._forget()
+        await self.connect()
+
+    async def _forget(self) -> None:
+        self.server = None
+        self.link.session_id = None
+        await self.link.end_session()
+        self.link.version = None
+
+    async def negotiate_again(self, server: ServerInfo) -> None:
+        """Negotiate the revision anew before the next request, unless that was done since `server`
+        was read."""
+        async with self._connecting:
+            if self.server is server:
+                await self._forget()
 
     # -- questions and notifications ---------------------------------------------------------------
 

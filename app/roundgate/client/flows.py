@@ -353,10 +353,18 @@ _MAX_PROBES: Final = 3
 
 
 def negotiate(
-    info: Json, capabilities: Json, versions: Sequence[str] = VERSIONS
+    info: Json,
+    capabilities: Json,
+    versions: Sequence[str] = VERSIONS,
+    *,
+    silent_is_older: bool = False,
 ) -> Flow[ServerInfo]:
     """Negotiate the revision by `server/discover`, then by `initialize` (basic/versioning); return
-    the server's description. Raise `NoCommonVersion` if the server speaks none of `versions`."""
+    the server's description. Raise `NoCommonVersion` if the server speaks none of `versions`.
+
+    `silent_is_older` continues with `initialize` if `server/discover` is not answered in time, as
+    the stdio transport says ("Backward Compatibility").
+    """
     modern = [version for version in versions if is_modern(version)]
     legacy = [version for version in versions if not is_modern(version)]
     supported: Sequence[str] = ()
@@ -379,7 +387,8 @@ def negotiate(
         except TimedOut as error:  # an older server may leave an unknown request unanswered
             if not error.was_sent:
                 raise
-            raise TimedOut(str(error), Remedy.REVISION) from None
+            if not silent_is_older:
+                raise TimedOut(str(error), Remedy.REVISION) from None
         else:
             if offered := _versions(result, "supportedVersions"):
                 if (
@@ -437,10 +446,20 @@ def _no_common(ours: Sequence[str], theirs: Sequence[str]) -> NoCommonVersion:
 _LONGEST_CURSOR: Final = 64 * 1024
 
 
-def every_page(method: str, name: str, limits: Limits) -> Flow[list[Json]]:
-    """Return the items of all pages of a list (server/utilities/pagination). Raise `BadAnswer` if a
-    page is malformed, a cursor repeats, or the list exceeds a limit."""
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A whole list, and the shortest time in milliseconds for which one of its pages is fresh;
+    `None` if the server does not say."""
+
+    items: list[Json]
+    ttl_ms: int | None
+
+
+def whole_list(method: str, name: str, limits: Limits) -> Flow[Listing]:
+    """Return all pages of a list (server/utilities/pagination). Raise `BadAnswer` if a page is
+    malformed, a cursor repeats, or the list exceeds a limit."""
     items: list[Json] = []
+    ttls: list[int] = []
     cursors: set[str] = set()
     params: Json = {}
     size = 0
@@ -450,13 +469,16 @@ def every_page(method: str, name: str, limits: Limits) -> Flow[list[Json]]:
         if not isinstance(page, list) or not all(isinstance(item, dict) for item in page):
             raise BadAnswer(f"The server answered {method} without a list of {name}")
         items += page
+        if isinstance(ttl_ms := result.get("ttlMs"), int) and not isinstance(ttl_ms, bool):
+            ttls.append(ttl_ms)
         if len(items) > limits.max_items:
             raise BadAnswer(
                 f"The server lists more than {limits.max_items} {name} (limit max_items)"
             )
         cursor = result.get("nextCursor")
         if cursor is None and not cursors:
-            return items  # a single page is a single message, whose size is bounded
+            # a single page is a single message, whose size is bounded
+            return Listing(items, min(ttls, default=None))
         size += len(encode(page))
         if size > limits.max_message:
             raise BadAnswer(
@@ -464,7 +486,7 @@ def every_page(method: str, name: str, limits: Limits) -> Flow[list[Json]]:
                 "max_message)"
             )
         if cursor is None:
-            return items
+            return Listing(items, min(ttls, default=None))
         if not isinstance(cursor, str) or len(cursor) > _LONGEST_CURSOR:
             raise BadAnswer(f"The server answered {method} with a cursor that cannot be one")
         if cursor in cursors:

@@ -23,7 +23,9 @@ from roundgate.client.messages import (
     Listener,
     Observer,
     Reader,
+    Redact,
     ServerEvent,
+    Speaker,
     TryLater,
     is_stream,
     result_of,
@@ -61,25 +63,25 @@ class Link:
         auth: Auth | None = None,
         headers: Headers = (),
         observer: Observer | None = None,
+        redact: Redact | None = None,
     ) -> None:
         """Prepare the link without sending anything.
 
-        `info` and `capabilities` describe the client. `headers` are sent with every request. The
-        caller closes `transport`.
+        `info` and `capabilities` describe the client. `headers` are sent with every request.
+        `redact` removes secrets from received messages. The caller closes `transport`.
         """
         self.transport = transport
         self.limits = limits
         self.version: str | None = None
         """The negotiated revision; `None` before the negotiation."""
         self.session_id: str | None = None
-        self.reader = Reader(limits, observer)
+        self.reader = Reader(limits, observer, redact)
         self.session_stream = SessionStream(self)
         self.pending: list[OlderRequest] = []
         """The running requests to an older server, oldest first. The newest answers the questions
         on the session's stream."""
         self._sender = Sender(url, transport, auth, headers)
-        self._info = info
-        self._capabilities = capabilities
+        self._speaker = Speaker(info, capabilities)
         self._observer = observer
         self._ids = count(1)
 
@@ -204,19 +206,7 @@ class Link:
         return self.version
 
     def _message(self, method: str, params: Json, version: str, listener: Listener) -> Json:
-        request_id = next(self._ids)
-        own, extra = params.get("_meta") or {}, listener.meta or {}
-        if is_modern(version):
-            envelope = messages.envelope(version, self._info, self._capabilities)
-            return messages.message(method, params, request_id, {**own, **extra, **envelope})
-        # Older revisions do not define these members; `logging/setLevel` sets their log level.
-        extra = {key: value for key, value in extra.items() if not key.startswith(messages.META)}
-        message: Json = {"jsonrpc": "2.0", "id": request_id, "method": method}
-        if extra:
-            message["params"] = {**params, "_meta": {**own, **extra}}
-        elif params:
-            message["params"] = params
-        return message
+        return self._speaker.message(method, params, next(self._ids), version, listener)
 
     @asynccontextmanager
     async def _in_time(self, what: str) -> AsyncGenerator[asyncio.Timeout, None]:
@@ -260,9 +250,12 @@ class Link:
         if self.session_id is not None:
             yield "Mcp-Session-Id", self.session_id
 
-    async def json_result(self, response: HttpResponse, request_id: Any) -> Json:
-        """Return the result in a response that is one JSON object; see `Reader.json_result`."""
-        in_session = self.session_id is not None
+    async def json_result(
+        self, response: HttpResponse, request_id: Any, session_id: str | None = None
+    ) -> Json:
+        """Return the result in a response that is one JSON object; see `Reader.json_result`. The
+        request was sent in the session `session_id`, which may have been replaced since."""
+        in_session = session_id is not None
         return await self.reader.json_result(
             response, request_id, in_session=in_session, sent=self._sender.sent
         )
@@ -401,12 +394,13 @@ class OlderRequest:
             self._failure.cancel()
 
     async def _exchange(self, message: Json, version: str) -> Json:
+        session_id = self._link.session_id
         response = await self._link.post(message, version, self._listener, self._idle)
         try:
             if is_stream(response):
                 result = await self._read(response, message["id"])
             else:
-                result = await self._link.json_result(response, message["id"])
+                result = await self._link.json_result(response, message["id"], session_id)
         finally:
             await response.close()
         if message["method"] == "initialize":

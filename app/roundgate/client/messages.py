@@ -22,7 +22,7 @@ from roundgate.client.transport import (
     read_body,
     refuse_compressed,
 )
-from roundgate.client.types import Json, Tool
+from roundgate.client.types import Json, Tool, is_modern
 from roundgate.errors import BadAnswer, HttpRefused, Inside, ParseError
 from roundgate.json import decode
 from roundgate.protocol.v2026_07_28.requests import encode_value
@@ -120,12 +120,14 @@ def of_arguments(tool: Tool, arguments: Mapping[str, Any]) -> Headers:
 @dataclass(frozen=True, slots=True)
 class Listener:
     """The handlers and additions of a request. `on_request` answers an older server's questions.
-    `meta` is added to `_meta`, for example a progress token; `headers` to the HTTP headers."""
+    `meta` is added to `_meta`, for example a progress token; `headers` to the HTTP headers.
+    `capabilities` replace the client's own in this request, in revisions without sessions."""
 
     on_notification: Callable[[str, Json], Any] | None = None
     on_request: Callable[[Any, str, Json], Awaitable[Json]] | None = None
     meta: Json | None = None
     headers: Headers = ()
+    capabilities: Json | None = None
 
     async def notify(self, message: Json) -> None:
         """Call `on_notification` with a notification."""
@@ -137,6 +139,33 @@ class Listener:
 
 
 NO_LISTENER: Final = Listener()
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """The client's description of itself, and the form of its requests in each revision."""
+
+    info: Json
+    capabilities: Json
+
+    def message(
+        self, method: str, params: Json, request_id: int, version: str, listener: Listener
+    ) -> Json:
+        """Return a request in the form of a revision."""
+        own, extra = params.get("_meta") or {}, listener.meta or {}
+        if is_modern(version):
+            capabilities = listener.capabilities
+            described = self.capabilities if capabilities is None else capabilities
+            members = {**own, **extra, **envelope(version, self.info, described)}
+            return message(method, params, request_id, members)
+        # Older revisions do not define these members; `logging/setLevel` sets their log level.
+        extra = {key: value for key, value in extra.items() if not key.startswith(META)}
+        asked: Json = {"jsonrpc": "2.0", "id": request_id, "method": method}
+        if extra:
+            asked["params"] = {**params, "_meta": {**own, **extra}}
+        elif params:
+            asked["params"] = params
+        return asked
 
 
 # -- events ----------------------------------------------------------------------------------------
@@ -234,18 +263,24 @@ class EventReader:
 Observer: TypeAlias = Callable[[str, Json, int | None], None]
 """A function that receives each message: "sent" or "received", the message, and the HTTP status of
 a received body."""
+Redact: TypeAlias = Callable[[bytes], bytes]
+"""A function that removes secrets from the JSON of a received message."""
 
 _LONGEST_RETRY_AFTER_S: Final = 30
 _LONGEST_SESSION_ID: Final = 8_192
+_NO_SESSION: Final = -32000
 _TRY_LATER_STATUSES: Final = frozenset({429, 502, 503, 504})
 
 
 class Reader:
     """A reader of one server's responses, which passes each message to the observer."""
 
-    def __init__(self, limits: Limits, observer: Observer | None = None) -> None:
+    def __init__(
+        self, limits: Limits, observer: Observer | None = None, redact: Redact | None = None
+    ) -> None:
         self._limits = limits
         self._observer = observer
+        self._redact = redact
 
     async def json_result(
         self, response: HttpResponse, request_id: Any, *, in_session: bool, sent: Headers = ()
@@ -282,7 +317,7 @@ class Reader:
             if not is_success:
                 raise _refusal(status, reason_in(body, response, sent)) from None
             raise
-        if status == 404 and in_session:
+        if in_session and (status == 404 or _is_session_refused(status, answer)):
             raise SessionOver
         if answer is None or not _is_response(answer, any_error=is_success):
             if is_success:
@@ -306,7 +341,7 @@ class Reader:
         if not data.strip():
             return None
         try:
-            decoded = decode(data)
+            decoded = decode(data if self._redact is None else self._redact(data))
         except ParseError as error:
             raise BadAnswer(f"The server sent something that is no JSON: {error}") from None
         if not isinstance(decoded, dict):
@@ -348,6 +383,14 @@ def _is_response(message: Json, *, any_error: bool) -> bool:
     if "method" in message:
         return False
     return "result" in message or ("error" in message and (any_error or is_error(message["error"])))
+
+
+def _is_session_refused(status: int, answer: Json | None) -> bool:
+    """Return whether a server refuses a request because it does not know the session. Servers made
+    after the examples of the TypeScript SDK answer 400 in place of 404."""
+    error: Any = None if answer is None else answer.get("error")
+    is_refusal = status == 400 and is_error(error) and error["code"] == _NO_SESSION
+    return is_refusal and "session" in error["message"].lower()
 
 
 def _no_message(response: HttpResponse, reason: str) -> TryLater | HttpRefused:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from roundgate.errors import BadAnswer, ClientError, ConnectionLost, Remedy, TimedOut
@@ -246,6 +246,15 @@ async def read_body(response: HttpResponse, limit: int) -> bytes:
     return b"".join(parts)
 
 
+SendThrough: TypeAlias = Callable[
+    ["httpx.AsyncClient", "httpx.Request"], Awaitable["httpx.Response"]
+]
+
+
+async def _send_as_built(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
+    return await client.send(request, stream=True, auth=None, follow_redirects=False)
+
+
 class HttpxTransport:
     """A transport through httpx. It closes its own client, but not a client that it was given."""
 
@@ -255,6 +264,7 @@ class HttpxTransport:
         *,
         tls: ssl.SSLContext | None = None,
         http: httpx.AsyncClient | None = None,
+        send: SendThrough | None = None,
     ) -> None:
         """Prepare the transport without opening a connection.
 
@@ -263,8 +273,11 @@ class HttpxTransport:
             tls: TLS settings; `None` trusts the authorities of certifi, or of the file that
                 `SSL_CERT_FILE` names.
             http: the client to send through, for proxies, HTTP/2 or an app in this process.
+            send: sends a request through the client and returns the response unread, to
+                authenticate requests by more than headers.
         """
         self._limits = limits
+        self._send_through = send or _send_as_built
         self._tls = tls
         self._http = http
         self._is_own = http is None
@@ -306,9 +319,7 @@ class HttpxTransport:
             )
         try:
             async with nullcontext() if idle is None else idle.applied():
-                response = await self._http.send(
-                    built, stream=True, auth=None, follow_redirects=False
-                )
+                response = await self._send_through(self._http, built)
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, TimeoutError) as error:
             raise _translated(error, request.url, self._limits) from None
         return _HttpxResponse(response, request, self._limits)

@@ -53,11 +53,16 @@ def optional(raw: Mapping[str, Any], name: str, kind: type[T], what: str) -> T |
 def objects(raw: Mapping[str, Any], name: str, what: str) -> list[Json]:
     """Return a required list of objects. Raise `BadAnswer` if the member is anything else."""
     items: list[Any] = member(raw, name, list, what)
-    if not all(isinstance(item, dict) for item in items):
+    if not is_object_list(items):
         raise BadAnswer(
             f"The server sent {what} whose {name!r} has something else than objects in it"
         )
     return items
+
+
+def is_object_list(value: object) -> bool:
+    """Return whether a value is a list of objects."""
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
 def is_modern(version: str) -> bool:

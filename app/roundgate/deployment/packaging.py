@@ -301,7 +301,7 @@ from roundgate.runtime import loading
 from roundgate.errors import ConfigError
 try:
     os.chdir(code)
-    loading.load(config.load(Path("gateway.json"), placeholder=placeholder))
+    loading.load(config.load(Path("gateway.json"), placeholder=placeholder), asks_servers=False)
 except ConfigError as error:
     print(json.dumps([[one.path, one.message, one.remedy] for one in error.problems]))
 """

@@ -41,6 +41,21 @@ _FIRST_IDS: Final = (0, 1)
 _FROM_STREAM: Final = "from=sse"
 
 
+class Upstream(BaseModel):
+    """The status of a server behind the gateway."""
+
+    name: str = Field(description="The name of its back end.")
+    status: Literal["up", "down"] = Field(
+        description="Whether it could be asked for its lists the last time."
+    )
+    revision: str | None = Field(None, description="The revision of the protocol that it speaks.")
+    software: str | None = Field(None, description="Its own name and version.")
+    tools: int = Field(description="The tools that it lists and that can be served.")
+    left_out: dict[str, str] | None = Field(
+        None, description="Tools that are not served, with the reason."
+    )
+
+
 class Health(BaseModel):
     """The status of a gateway that serves requests, with its current troubles."""
 
@@ -52,6 +67,9 @@ class Health(BaseModel):
     )
     missing: list[str] | None = Field(
         None, description="Back ends that are configured and could not be loaded."
+    )
+    upstreams: list[Upstream] | None = Field(
+        None, description="The MCP servers behind the gateway."
     )
     troubles: list[str] | None = Field(
         None, description="What an operator has to look at: a store taken away, a wrong clock."

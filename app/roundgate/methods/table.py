@@ -116,7 +116,7 @@ def features_of(catalog: Catalog, *, streams: bool) -> frozenset[str]:
     them. A back end that is missing now may have tools: a client that was offered none would not
     ask for them later."""
     served = {
-        "tools": bool(catalog.tools or catalog.missing),
+        "tools": bool(catalog.tools or catalog.missing or catalog.is_tolerant),
         "prompts": bool(catalog.prompts),
         "resources": bool(catalog.resources or catalog.templates),
         "completions": catalog.can_complete,

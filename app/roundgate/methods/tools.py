@@ -57,6 +57,8 @@ class ToolMethods:
         hint = config.caching.tools
         if kit.scopes.any_tool:
             hint = hint.model_copy(update={"scope": "private"})
+        if kit.catalog.missing:  # the list is about to change
+            hint = hint.model_copy(update={"ttl_ms": 0})
         self._list = Listing("tools", hint, kit.results)
 
     async def list(self, context: RequestContext, params: ListParams) -> Reply:

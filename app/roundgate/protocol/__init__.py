@@ -19,6 +19,7 @@ from roundgate.protocol.content import BlobResourceContents as BlobResourceConte
 from roundgate.protocol.content import Completion as Completion
 from roundgate.protocol.content import ContentBlock as ContentBlock
 from roundgate.protocol.content import EmbeddedResource as EmbeddedResource
+from roundgate.protocol.content import ForwardedContent as ForwardedContent
 from roundgate.protocol.content import Icon as Icon
 from roundgate.protocol.content import ImageContent as ImageContent
 from roundgate.protocol.content import PromptMessage as PromptMessage

@@ -189,8 +189,24 @@ class ResourceLink(_Annotated):
         }
 
 
+@dataclass(frozen=True, slots=True)
+class ForwardedContent:
+    """A block of another server, in its form on the wire."""
+
+    wire: Mapping[str, Any]
+
+    @property
+    def text(self) -> str | None:
+        """The text of a text block; `None` for other blocks."""
+        text = self.wire.get("text")
+        return text if self.wire.get("type") == "text" and isinstance(text, str) else None
+
+    def to_wire(self) -> Wire:
+        return dict(self.wire)
+
+
 ContentBlock: TypeAlias = (
-    TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResource
+    TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResource | ForwardedContent
 )
 
 
@@ -222,6 +238,8 @@ class ToolResult:
     structured_content: Any = ABSENT
     is_error: bool = False
     meta: Mapping[str, Any] | None = None
+    others: Mapping[str, Any] | None = None
+    """Further members of a result that is forwarded from another server."""
 
     @classmethod
     def error(cls, text: str) -> ToolResult:
@@ -233,7 +251,7 @@ class ToolResult:
             {"type": "text", "text": block} if isinstance(block, str) else block.to_wire()
             for block in self.content
         ]
-        wire: Wire = {"content": blocks}
+        wire: Wire = {**(self.others or {}), "content": blocks}
         if self.structured_content is not ABSENT:
             wire["structuredContent"] = self.structured_content
         if self.is_error:

@@ -275,7 +275,8 @@ def _trusted(backend: BackendConfig) -> frozenset[str]:
     has_any = any(getattr(backend, name, None) for name in ("credential", "credentials"))
     if not has_any and not any(map(SECRET_NAME.search, getattr(backend, "headers", ()))):
         return frozenset()
-    urls = [getattr(backend, "base_url", None), *getattr(backend, "origins", ())]
+    own = [getattr(backend, name, None) for name in ("base_url", "url")]
+    urls = [*own, *getattr(backend, "origins", ())]
     parts = [urlsplit(url) for url in urls if url is not None]
     return frozenset(f"{part.scheme}://{part.netloc.lower()}" for part in parts)
 

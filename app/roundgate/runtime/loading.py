@@ -6,20 +6,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Collection, Coroutine, Iterator
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from roundgate.aio import Threads
-from roundgate.backends import catalog
-from roundgate.backends.base import MakeBackend, NamedBackend, Shared
-from roundgate.backends.catalog import Catalog, Missing, missing_for
+from roundgate.backends import BackendConfig, catalog
+from roundgate.backends.base import Backend, LiveBackend, MakeBackend, NamedBackend, Shared
+from roundgate.backends.catalog import Catalog, Missing, Offers, missing_for
 from roundgate.backends.fallback import check_names
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.registry import failures_told, kind_of
-from roundgate.backends.serving import Snapshot
+from roundgate.backends.serving import Snapshot, core_of
 from roundgate.backends.shaping import ConfiguredBackend
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem
@@ -40,6 +40,7 @@ def load(
     fetched: dict[str, bytes] | None = None,
     may_be_missing: Collection[str] = (),
     is_cold: bool = False,
+    asks_servers: bool = True,
 ) -> Snapshot:
     """Load a configuration without an event loop: at a start, or for a command.
 
@@ -51,23 +52,47 @@ def load(
         may_be_missing: names of back ends without which the rest is served (`Catalog.missing`).
         is_cold: whether a caller waits for this start. If so, no service is asked and no secret is
             read before a call needs them.
+        asks_servers: whether MCP servers may be asked for their tools.
 
     Raises:
         ConfigError: lists the problems of back ends that may not be missing, and of the merged
             catalog; or those of all back ends, if none can be served.
     """
     threads, documents = Threads(file.config.limits.threads), {} if fetched is None else fetched
-    shared = Shared(threads, modules or Modules(), fetches, documents, is_cold)
+    shared = Shared(
+        threads,
+        modules or Modules(),
+        fetches,
+        documents,
+        is_cold,
+        asks_servers=asks_servers,
+    )
     return apart(_offered(_make(file, shared, may_be_missing), file, may_be_missing))
 
 
 async def load_again(
-    file: ConfigFile, modules: Modules, may_be_missing: Collection[str] = ()
+    file: ConfigFile,
+    modules: Modules,
+    may_be_missing: Collection[str] = (),
+    before: Snapshot | None = None,
 ) -> Snapshot:
     """Load a configuration while the server runs; raise as `load`. Modules are imported in the
-    calling thread."""
+    calling thread. Servers whose settings are as in the snapshot `before` stay connected."""
     shared = Shared(Threads(file.config.limits.threads), modules)
-    return await _offered(_make(file, shared, may_be_missing), file, may_be_missing)
+    made = _make(file, shared, may_be_missing, () if before is None else before.backends)
+    return await _offered(made, file, {*may_be_missing, *made.live})
+
+
+async def refreshed(file: ConfigFile, snapshot: Snapshot, names: Collection[str]) -> Snapshot:
+    """Return a snapshot of the same back ends, of which some have been asked anew.
+
+    Raises:
+        ConfigError: the new offers do not fit together.
+    """
+    offers = await snapshot.offers.again(names)
+    origins = {entry.name: file.backend_origin(index) for index, entry in enumerate(file.backends)}
+    arranged = await asyncio.to_thread(_arranged, offers, (), origins, file)
+    return Snapshot(arranged, snapshot.backends, offers)
 
 
 def tell_missing(catalog: Catalog) -> None:
@@ -83,12 +108,26 @@ class _Made:
     """The back ends that could be made, and the problems of the others."""
 
     backends: list[NamedBackend] = field(default_factory=list)
+    new: list[NamedBackend] = field(default_factory=list)
+    """Those that no earlier snapshot has."""
     problems: list[Problem] = field(default_factory=list)
     missing: dict[str, Missing] = field(default_factory=dict)
     origins: dict[str, Origin] = field(default_factory=dict)
 
+    @property
+    def live(self) -> frozenset[str]:
+        """The names of the back ends whose offers servers make."""
+        return frozenset(
+            backend.name for backend in self.backends if isinstance(core_of(backend), LiveBackend)
+        )
 
-def _make(file: ConfigFile, shared: Shared, may_be_missing: Collection[str]) -> _Made:
+
+def _make(
+    file: ConfigFile,
+    shared: Shared,
+    may_be_missing: Collection[str],
+    before: Sequence[NamedBackend] = (),
+) -> _Made:
     # before modules are imported, which may read variables
     os.environ.update(file.environment)
     parts = _Made()
@@ -98,9 +137,14 @@ def _make(file: ConfigFile, shared: Shared, may_be_missing: Collection[str]) -> 
             if ":" in entry.kind:  # a user's module: register it, so that a reload imports it again
                 shared.modules.named(entry.kind.partition(":")[0], file.origin.base_dir)
             make: MakeBackend = kind_of(entry).factory()
+            kept = _kept(entry, make, before)
             with failures_told(entry, origin):
-                backend = make(entry, origin, shared)
-            parts.backends.append(ConfiguredBackend(backend, entry, origin))
+                backend = kept or make(entry, origin, shared)
+            is_tolerant = bool(before) or entry.name in may_be_missing
+            named = ConfiguredBackend(backend, entry, origin, is_tolerant=is_tolerant)
+            parts.backends.append(named)
+            if kept is None:
+                parts.new.append(named)
         except Exception as error:
             if entry.name in may_be_missing:
                 parts.missing[entry.name] = missing_for(entry.name, entry.effective_prefix, error)
@@ -111,29 +155,56 @@ def _make(file: ConfigFile, shared: Shared, may_be_missing: Collection[str]) -> 
     return parts
 
 
+def _kept(
+    entry: BackendConfig, make: MakeBackend, before: Sequence[NamedBackend]
+) -> Backend | None:
+    """Return the back end of a server whose settings have not changed, so that it stays
+    connected."""
+    for named in before:
+        core = core_of(named)
+        if (
+            isinstance(named, ConfiguredBackend)
+            and isinstance(core, LiveBackend)
+            and type(core) is make
+            and named.config == entry
+            and not core.files
+        ):
+            return core
+    return None
+
+
 async def _offered(parts: _Made, file: ConfigFile, may_be_missing: Collection[str]) -> Snapshot:
     try:
-        page_size = file.config.limits.page_size or ONE_PAGE
-        built = await catalog.build(
-            parts.backends, page_size, parts.problems, parts.missing, may_be_missing, parts.origins
+        tolerated = parts.live & frozenset(may_be_missing)
+        problems = list(parts.problems)
+        offers = await catalog.ask(
+            parts.backends, problems, parts.missing, may_be_missing, tolerated
         )
-        if len(built.missing) == len(file.backends):
-            raise ConfigError(
-                [problem for missing in built.missing.values() for problem in missing.problems]
-            )
-        return Snapshot(_arranged(built, file, page_size), parts.backends)
+        absent = offers.missing.values()
+        heals = any(missing.heals_itself for missing in absent)
+        if len(absent) == len(file.backends) and not heals:
+            raise ConfigError([problem for missing in absent for problem in missing.problems])
+        arranged = _arranged(offers, problems, parts.origins, file)
+        return Snapshot(arranged, parts.backends, offers)
     except BaseException:
-        for backend in parts.backends:
+        for backend in parts.new:
             await backend.aclose()
         raise
 
 
-def _arranged(served: Catalog, file: ConfigFile, page_size: int) -> Catalog:
-    """Return the catalog with views, `read_more`, and search.
+def _arranged(
+    offers: Offers,
+    found: Sequence[Problem],
+    origins: Mapping[str, Origin],
+    file: ConfigFile,
+) -> Catalog:
+    """Return the catalog of offers, with views, `read_more`, and search.
 
     Raises:
-        ConfigError: lists every problem of these parts.
+        ConfigError: lists `found`, and every problem of these parts.
     """
+    page_size = file.config.limits.page_size or ONE_PAGE
+    served = catalog.merge(offers, page_size, found, origins)
     problems: list[Problem] = []
     checks_scopes = file.config.auth != "none"
     if file.config.views:

@@ -23,9 +23,17 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterator,
+    Mapping,
+)
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -33,7 +41,9 @@ from pydantic import BaseModel
 
 from roundgate import config
 from roundgate.backends import Catalog, Serving, Snapshot
+from roundgate.backends.base import LiveBackend
 from roundgate.backends.python.modules import Modules
+from roundgate.backends.serving import core_of
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import ConfigError, Inside
 from roundgate.observability import metrics
@@ -53,6 +63,8 @@ SETTLE_S: Final = 0.1
 """Seconds without a write before files are read, because editors write in several steps."""
 CONFIRM_S: Final = 2.0
 """Seconds without a write before a change that removes protection is served."""
+MAX_NAMED: Final = 20
+"""The most tools that one log line names as added, removed or changed."""
 RESTART: Final = ("http", "auth", "state", "tasks", "env")
 """Sections that only a restart changes. Of `views`, these are names, paths and scopes."""
 
@@ -94,6 +106,8 @@ class Reloader:
         self._unconfirmed: list[str] = []
         """The protection that a watched change would remove, until the change is confirmed."""
         self._heals = False
+        self._stale: set[str] = set()
+        """The back ends whose servers list other tools than are served."""
         self._one_at_a_time = asyncio.Lock()
         self._running: set[asyncio.Task[Any]] = set()
 
@@ -104,6 +118,7 @@ class Reloader:
             if self._watches:
                 self._begin(self._watch())
             self._heal_if_needed()
+            self._follow_servers()
             try:
                 yield
             finally:
@@ -135,11 +150,13 @@ class Reloader:
                 with self._modules.renewed():
                     read = config.load(self._path)
                     usable = self._without_restart(read)
-                    missing = self._serving.catalog.missing.keys()
-                    snapshot = await loading.load_again(usable, self._modules, missing)
+                    now = self._serving.now
+                    snapshot = await loading.load_again(
+                        usable, self._modules, now.catalog.missing.keys(), now
+                    )
                     lost = self._losses(usable, snapshot)
                     if confirms and lost and lost != self._unconfirmed:
-                        await snapshot.aclose()
+                        await snapshot.aclose([now])
                         raise Unconfirmed(lost)
                     self._swap(usable.config, snapshot)
             except Unconfirmed as unconfirmed:
@@ -155,6 +172,7 @@ class Reloader:
             self._file = usable
             self._note_missing(snapshot)
             self._heal_if_needed()
+            self._follow_servers()
             return True
 
     def _losses(self, file: ConfigFile, snapshot: Snapshot) -> list[str]:
@@ -189,15 +207,51 @@ class Reloader:
         loading.tell_missing(snapshot.catalog)
         metrics.set_up().missing(len(snapshot.catalog.missing))
 
+    def _follow_servers(self) -> None:
+        """Keep the offers of servers up to date."""
+        for backend in self._serving.now.backends:
+            core = core_of(backend)
+            if isinstance(core, LiveBackend):
+                core.follow(partial(self._offer_changed, backend.name))
+
+    def _offer_changed(self, name: str) -> None:
+        if not self._stale:
+            self._begin(self._refresh())
+        self._stale.add(name)
+
+    async def _refresh(self) -> None:
+        """Serve what servers list now, once for all that change within `SETTLE_S`."""
+        await asyncio.sleep(SETTLE_S)
+        async with self._one_at_a_time:
+            names, self._stale = self._stale, set()
+            before = self._serving.catalog
+            try:
+                snapshot = await loading.refreshed(self._file, self._serving.now, names)
+                self._swap(self._file.config, snapshot)
+            except Exception as error:
+                log.error(
+                    "the tools of servers are served as before",
+                    exc_info=None if isinstance(error, ConfigError) else error,
+                    extra={"fields": {"backends": sorted(names), "problems": _lines_of(error)}},
+                )
+                return
+            _tell_refreshed(names, before, snapshot.catalog)
+            self._note_missing(snapshot)
+
+    def _is_missing(self) -> bool:
+        """Return whether back ends are missing that do not heal by themselves."""
+        missing = self._serving.catalog.missing.values()
+        return any(not backend.heals_itself for backend in missing)
+
     def _heal_if_needed(self) -> None:
-        if self._serving.catalog.missing and not self._heals:
+        if self._is_missing() and not self._heals:
             self._heals = True
             self._begin(self._heal())
 
     async def _heal(self) -> None:
         """Try missing back ends again, with growing pauses, until none is missing."""
         pause_s = HEAL_S
-        while self._serving.catalog.missing:
+        while self._is_missing():
             await asyncio.sleep(pause_s)
             pause_s = HEAL_S if await self._healed() else min(2 * pause_s, HEAL_AT_MOST_S)
         self._heals = False
@@ -213,15 +267,16 @@ class Reloader:
             missing = self._serving.catalog.missing
             importlib.invalidate_caches()  # a missing module may have appeared
             try:
-                snapshot = await loading.load_again(self._file, self._modules, missing.keys())
+                now = self._serving.now
+                snapshot = await loading.load_again(self._file, self._modules, missing.keys(), now)
                 if snapshot.catalog.missing.keys() == missing.keys():
-                    await snapshot.aclose()
+                    await snapshot.aclose([now])
                     absent = snapshot.catalog.missing.values()
                     raise ConfigError(
                         [problem for backend in absent for problem in backend.problems]
                     )
                 if lost := self._losses(self._file, snapshot):
-                    await snapshot.aclose()
+                    await snapshot.aclose([now])
                     raise Unconfirmed(lost)
                 self._swap(self._file.config, snapshot)
             except Unconfirmed as unconfirmed:
@@ -236,6 +291,7 @@ class Reloader:
             again = sorted(missing.keys() - snapshot.catalog.missing.keys())
             log.info("back ends are served again", extra={"fields": {"backends": again}})
             self._note_missing(snapshot)
+            self._follow_servers()
             return True
 
     def _without_restart(self, read: ConfigFile) -> ConfigFile:
@@ -311,6 +367,31 @@ def _tell_failure(path: Path, error: Exception) -> None:
         )
     else:
         log.error(message, path, exc_info=error)
+
+
+def _lines_of(error: Exception) -> list[str]:
+    return [str(problem) for problem in error.problems] if isinstance(error, ConfigError) else []
+
+
+def _tell_refreshed(names: Collection[str], before: Catalog, now: Catalog) -> None:
+    """Log which tools of servers were added, removed or changed; at most `MAX_NAMED` of each."""
+    was, has = (
+        {name: served for name, served in catalog.tools.items() if served.backend in names}
+        for catalog in (before, now)
+    )
+    changed = [
+        name
+        for name in was.keys() & has.keys()
+        if was[name].tool.definition != has[name].tool.definition
+    ]
+    fields = {
+        "backends": sorted(names),
+        "tools": len(has),
+        "added": sorted(has.keys() - was.keys())[:MAX_NAMED],
+        "removed": sorted(was.keys() - has.keys())[:MAX_NAMED],
+        "changed": sorted(changed)[:MAX_NAMED],
+    }
+    log.info("servers list other tools", extra={"fields": fields})
 
 
 def _place(origin: Origin) -> str:

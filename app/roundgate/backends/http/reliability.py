@@ -18,11 +18,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from email.utils import parsedate_to_datetime
 from math import ceil
-from typing import Final
+from typing import Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from roundgate.backends.http.config import BreakerConfig, LimitConfig, RemoteConfig, RetryConfig
-from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import BackendError, NoAnswer, UnexpectedAnswer
 from roundgate.observability import metrics
@@ -40,6 +39,33 @@ MARGIN_S: Final = 0.1
 log: Final = logging.getLogger("roundgate.backends")
 
 
+class Answered(Protocol):
+    """The part of an answer that decides about retries and the breaker."""
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+
+    @property
+    def retry_after(self) -> str | None:
+        """The header `Retry-After`."""
+
+
+class Repeatable(Protocol):
+    """The part of a request that decides whether it may be sent again."""
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether sending it twice changes no more than sending it once."""
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the request has a key by which the service recognizes a repetition."""
+
+
+A = TypeVar("A", bound=Answered)
+
+
 class Retries:
     """The retry policy for one service."""
 
@@ -49,8 +75,8 @@ class Retries:
         self._clock = clock
 
     async def send(
-        self, outgoing: Outgoing, once: Callable[[], Awaitable[Answer]], deadline: Deadline
-    ) -> Answer:
+        self, outgoing: Repeatable, once: Callable[[], Awaitable[A]], deadline: Deadline
+    ) -> A:
         """Send a request, with retries; return the first answer that needs no retry, or the last.
 
         Args:
@@ -92,7 +118,7 @@ class Retries:
         return usual / 2 + spread / 2 if asked_s is None else asked_s + spread
 
 
-def _is_passing(answer: Answer, outgoing: Outgoing, attempt: int) -> bool:
+def _is_passing(answer: Answered, outgoing: Repeatable, attempt: int) -> bool:
     if answer.status == UNDER_WAY:
         return attempt > 1 and outgoing.has_key
     return outgoing.is_repeatable and answer.status in PASSING
@@ -193,7 +219,7 @@ class Breaker:
                 f" row, last because {self._reason}; try again {again}"
             )
 
-    async def watch(self, send: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def watch(self, send: Callable[[], Awaitable[A]]) -> A:
         """Send a request and count its outcome, unless the breaker opens or closes meanwhile.
 
         Raises:
@@ -265,7 +291,7 @@ class Gate:
         if self._breaker is not None:
             self._breaker.check()
 
-    async def through(self, send: Callable[[], Awaitable[Answer]], deadline: Deadline) -> Answer:
+    async def through(self, send: Callable[[], Awaitable[A]], deadline: Deadline) -> A:
         """Send a request through the slots and the breaker.
 
         Raises:
@@ -277,7 +303,7 @@ class Gate:
         async with self._slots.one(deadline):
             return await self._watched(send)
 
-    async def _watched(self, send: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def _watched(self, send: Callable[[], Awaitable[A]]) -> A:
         return await (send() if self._breaker is None else self._breaker.watch(send))
 
 

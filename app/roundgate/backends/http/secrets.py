@@ -56,6 +56,11 @@ class Redactor:
             headers={name: self._without_text(value) for name, value in answer.headers.items()},
         )
 
+    def of_bytes(self, data: bytes) -> bytes:
+        """Return data without the secrets."""
+        self._update()
+        return self._without(data)
+
     def _update(self) -> None:
         hidden = self._hidden()
         if hidden == self._current:

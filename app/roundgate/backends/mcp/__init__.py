@@ -1,0 +1,2 @@
+"""The kind `mcp`: servers of the protocol as back ends, over Streamable HTTP or as child
+processes."""

@@ -1,0 +1,434 @@
+"""The `mcp` back end: a server's tools, kept up to date while the gateway runs.
+
+    offer ──▶ a connection of its own, within START_S ──▶ the list, or "missing now"
+    follow ─▶ the shared connection ──▶ look ──▶ wait for: the time the server gave, a change, the end of its process
+                                          └─ failed: look again after a growing pause; the last list stays
+
+`offer` may run in another event loop than the calls, so it opens a connection of its own. An empty
+list after a full one is believed only if the server repeats it: servers often list nothing while
+they start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from roundgate.backends.base import Offering, ServerState, Shared, Tool
+from roundgate.backends.http.credentials import Accesses, authenticated
+from roundgate.backends.http.reliability import Gate, Hosts
+from roundgate.backends.http.secrets import SECRET_NAME, Redactor
+from roundgate.backends.http.tls import Certificates
+from roundgate.backends.mcp.calls import ToolCalls
+from roundgate.backends.mcp.config import McpBackendConfig
+from roundgate.backends.mcp.server import CARRIED, INFO, Server, pause_s
+from roundgate.backends.mcp.tasks import ServerTasks
+from roundgate.backends.mcp.tools import LeftOut, UsableTool, usable_tools
+from roundgate.client import HttpxTransport, Limits, ServerInfo, Url
+from roundgate.client.link import Link
+from roundgate.client.stdio import Program, StdioLink
+from roundgate.client.types import Json
+from roundgate.clock import Clock
+from roundgate.errors import ClientError, ConfigError, GatewayError, Problem
+from roundgate.settings import Origin
+
+START_S: Final = 1.0
+"""Seconds that a start waits for a server. One that takes longer is served once it has answered."""
+COLD_S: Final = 5.0
+"""Seconds that a function of AWS Lambda waits while it starts: it does not ask again."""
+CHECK_S: Final = 20.0
+"""Seconds that a command, such as `roundgate check`, waits for a server."""
+LOOK_S: Final = 60.0
+"""Seconds within which a running gateway must have read a server's lists."""
+STUCK_LOOKS: Final = 3
+"""Looks in a row without an answer, after which a process is ended and started anew. A process that
+works on one long call may miss one or two."""
+LEAST_PAUSE_S: Final = 1.0
+"""Seconds between two looks, however often the server reports a change."""
+EMPTY_LOOKS_S: Final = (1.0, 5.0, 15.0)
+"""Seconds after which an empty list is read again, before it replaces one with tools."""
+LEAST_TTL_S: Final = 5.0
+LONGEST_TTL_S: Final = 3_600.0
+"""The bounds of the time for which a list is believed, whatever the server says."""
+MAX_PAGES: Final = 200
+MAX_LINES: Final = 100
+"""Lines of a process's standard error that are logged in `LINES_S` seconds; more are counted."""
+LINES_S: Final = 10.0
+_STDERR_CHARS: Final = 2_000
+_CAPABILITIES: Final[Json] = {name: {part: {} for part in parts} for name, parts in CARRIED.items()}
+
+log = logging.getLogger("roundgate.backends")
+
+
+@dataclass(frozen=True, slots=True)
+class _Tools:
+    """The tools of one look at a server."""
+
+    definitions: Sequence[Json]
+    """The list as the server sent it."""
+    info: ServerInfo
+    usable: Sequence[UsableTool]
+    left_out: Sequence[LeftOut]
+    ttl_ms: int | None
+    """For how long the server says that the list holds."""
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether calls may become tasks of the server."""
+        return self.info.is_modern and self.info.has_tasks
+
+    def offers_as(self, other: _Tools | None) -> bool:
+        """Return whether the same is offered as in another look."""
+        return (
+            other is not None
+            and self.definitions == other.definitions
+            and self.has_tasks == other.has_tasks
+        )
+
+
+@dataclass(slots=True)
+class _Condition:
+    """Whether the server could be asked the last time, and if not, why."""
+
+    info: ServerInfo | None = None
+    failures: int = 0
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The state of `follow`."""
+
+    empty_looks: int = 0
+    attending: asyncio.Task[None] | None = None
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class McpBackend:
+    """One server and its tools."""
+
+    def __init__(self, config: McpBackendConfig, origin: Origin, shared: Shared) -> None:
+        self.name = config.name
+        self._config = config
+        self._origin = origin
+        self._shared = shared
+        self._clock = Clock()
+        if config.command and (shared.is_cold or not shared.asks_servers):
+            raise ConfigError([_no_process_on_lambda(origin)])
+        self._limits = _limits_of(config)
+        self._accesses = Accesses(config, origin, shared)
+        self._access = self._accesses.general()
+        self._certificates = Certificates(config.tls, origin.at("tls"))
+        self._gate: Gate = Hosts(config, self._clock).gate(config.url or "http://process")
+        of_process = Redactor(self._secrets_of_process)
+        self._redact = (of_process if config.command else self._accesses.redactor).of_bytes
+        self._lines = _Lines(config.name, self._clock, self._redact)
+        self._server = self._make_server()
+        self._tools: _Tools | None = None
+        self._offered: _Tools | None = None
+        self._condition = _Condition()
+        self._seen = _Seen()
+        self._following: asyncio.Task[None] | None = None
+        self._changed: Callable[[], None] = _nothing
+
+    @property
+    def files(self) -> frozenset[Path]:
+        """The TLS files, which are read once."""
+        return self._certificates.files | self._accesses.files
+
+    # -- the offer ---------------------------------------------------------------------------------
+
+    async def offer(self) -> Offering:
+        """Return the server's tools as they are known, or as the server lists them now.
+
+        A server that cannot be asked is missing now; `follow` asks again.
+
+        Raises:
+            ConfigError: a certificate or a secret is unavailable.
+        """
+        if problems := await self._accesses.problems(self._certificates):
+            raise ConfigError(problems)
+        if self._tools is None and self._following is None and self._shared.asks_servers:
+            await self._ask_once()
+        self._offered = self._tools
+        files = self.files
+        if self._tools is None:
+            missing = [self._missing()] if self._shared.asks_servers else []
+            return Offering(files=files, missing=missing)
+        left_out = [
+            self._origin.problem(f"tool {tool.name!r}: {tool.reason}", "have the server mend it")
+            for tool in self._tools.left_out
+        ]
+        has_tasks = self._tools.has_tasks
+        tools = [self._tool(tool, has_tasks) for tool in self._tools.usable]
+        source = ServerTasks(self._server, self._clock) if has_tasks else None
+        return Offering(tools, task_source=source, files=files, left_out=left_out)
+
+    async def _ask_once(self) -> None:
+        """Read the list through a connection of its own, which is closed afterwards."""
+        server = self._make_server(is_for_one_look=True)
+        limit_s = CHECK_S if self._shared.fetches else START_S
+        if self._shared.is_cold:
+            limit_s = COLD_S
+        try:
+            async with asyncio.timeout(limit_s):
+                self._tools = await self._look(server)
+            self._condition = _Condition(self._tools.info)
+        except TimeoutError:
+            self._condition = _Condition(None, 1, f"it did not answer within {limit_s:g} s")
+        except GatewayError as error:
+            self._condition = _Condition(None, 1, self._reason(error))
+        finally:
+            await server.aclose()
+
+    async def _look(self, server: Server) -> _Tools:
+        """Read the list of a server's tools.
+
+        Raises:
+            ClientError, BackendError: the server cannot be asked, or its list is unusable.
+        """
+        info, listing = await server.tools()
+        known = self._tools
+        if known is not None and known.definitions == listing.items:
+            return _Tools(known.definitions, info, known.usable, known.left_out, listing.ttl_ms)
+        usable, left_out = await asyncio.to_thread(
+            usable_tools, listing.items, check_arguments=self._config.check_arguments
+        )
+        return _Tools(listing.items, info, usable, left_out, listing.ttl_ms)
+
+    def _tool(self, tool: UsableTool, has_tasks: bool) -> Tool:
+        call = ToolCalls(self._config, self._server, tool, self._limits, has_tasks, self._wake)
+        schema = tool.definition["inputSchema"]
+        return Tool(
+            tool.definition,
+            call,
+            is_described_remotely=True,
+            compiled=(schema, tool.arguments),
+        )
+
+    def _missing(self) -> Problem:
+        where = "command" if self._config.command else "url"
+        reason = self._condition.error or "it was not asked"
+        remedy = f"start it, or correct its {where}; a running gateway asks again by itself"
+        return self._origin.at(where).problem(f"the server cannot be asked: {reason}", remedy)
+
+    def _reason(self, error: GatewayError) -> str:
+        if isinstance(error, ClientError):
+            error = self._server.backend_error(error)
+        return str(error)
+
+    # -- while the gateway runs --------------------------------------------------------------------
+
+    def follow(self, changed: Callable[[], None]) -> None:
+        """Keep the list up to date in this event loop, until `aclose`; call `changed` whenever
+        `offer` would return other tools than it did."""
+        self._changed = changed
+        if self._following is None:
+            self._following = asyncio.create_task(self._follow())
+        elif self._tools is not self._offered:
+            changed()
+        if self._condition.failures:
+            self._wake()
+
+    def state(self) -> ServerState:
+        """Return whether the server could be asked the last time, and what it offers."""
+        condition, tools = self._condition, self._tools
+        info = condition.info
+        return ServerState(
+            self.name,
+            condition.failures == 0 and tools is not None,
+            None if info is None else info.protocol_version,
+            None if info is None else f"{info.name} {info.version}",
+            0 if tools is None else len(tools.usable),
+            {} if tools is None else {tool.name: tool.reason for tool in tools.left_out},
+            condition.error,
+        )
+
+    async def aclose(self) -> None:
+        """Stop to follow the server; end the session or the process."""
+        tasks = [task for task in (self._following, self._seen.attending) if task is not None]
+        self._following = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._server.aclose()
+        await self._accesses.aclose()
+
+    def _wake(self) -> None:
+        """Look at the server soon."""
+        self._seen.wake.set()
+
+    async def _follow(self) -> None:
+        while True:
+            self._seen.wake.clear()
+            wait_s = await self._look_again()
+            await asyncio.sleep(min(wait_s, LEAST_PAUSE_S))
+            try:
+                async with asyncio.timeout(max(0.0, wait_s - LEAST_PAUSE_S)):
+                    await self._seen.wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _look_again(self) -> float:
+        """Look at the server; return the seconds until the next look."""
+        try:
+            async with asyncio.timeout(LOOK_S):
+                look = await self._look(self._server)
+        except TimeoutError:
+            if self._config.command and self._condition.failures >= STUCK_LOOKS - 1:
+                await self._server.aclose()  # the next look starts the process anew
+            return self._failed(f"it did not answer within {LOOK_S:g} s")
+        except GatewayError as error:
+            return self._failed(self._reason(error))
+        except Exception as error:
+            fields = {"backend": self.name}
+            log.error("a server could not be looked at", exc_info=error, extra={"fields": fields})
+            return self._failed(type(error).__name__)
+        self._attend()
+        return self._taken(look)
+
+    def _failed(self, reason: str) -> float:
+        condition = self._condition
+        condition.failures, condition.error = condition.failures + 1, reason
+        if condition.failures == 1:
+            fields = {"backend": self.name, "error": reason}
+            log.warning("a server cannot be asked", extra={"fields": fields})
+        return pause_s(condition.failures, self._clock)
+
+    def _taken(self, look: _Tools) -> float:
+        """Take the tools of a look, unless an empty list may be a mistake."""
+        if self._condition.failures:
+            log.info("a server answers again", extra={"fields": {"backend": self.name}})
+        self._condition = _Condition(look.info)
+        looks = self._seen.empty_looks
+        self._seen.empty_looks = 0
+        if not look.definitions and looks < len(EMPTY_LOOKS_S):
+            self._seen.empty_looks = looks + 1
+            if self._tools is not None and self._tools.definitions:
+                return EMPTY_LOOKS_S[looks]
+        if not look.offers_as(self._tools):
+            self._tools = look
+            self._tell_left_out(look)
+            self._changed()
+        if not look.definitions and looks < len(EMPTY_LOOKS_S):
+            return EMPTY_LOOKS_S[looks]
+        ttl_s = (look.ttl_ms or 0) / 1000
+        return min(max(ttl_s, LEAST_TTL_S), LONGEST_TTL_S) if ttl_s else self._config.refresh_s
+
+    def _tell_left_out(self, look: _Tools) -> None:
+        if look.left_out:
+            shown = {tool.name: tool.reason for tool in look.left_out[:20]}
+            fields = {"backend": self.name, "n": len(look.left_out), "tools": shown}
+            log.warning("tools of a server are left out", extra={"fields": fields})
+
+    def _attend(self) -> None:
+        """Listen to the server's changes, if nothing does."""
+        attending = self._seen.attending
+        if attending is None or attending.done():
+            self._seen.attending = asyncio.create_task(self._attended())
+
+    async def _attended(self) -> None:
+        try:
+            await self._server.follow(self._wake)
+        except GatewayError as error:
+            log.debug("a server's changes are not reported", exc_info=error)
+
+    # -- the parts of a connection -----------------------------------------------------------------
+
+    def _make_server(self, *, is_for_one_look: bool = False) -> Server:
+        make_link = self._process if self._config.command else self._http
+        return Server(
+            self._config,
+            partial(make_link, is_for_one_look),
+            self._gate,
+            self._clock,
+            listens=not is_for_one_look,
+        )
+
+    async def _http(self, is_for_one_look: bool) -> Link:
+        send = partial(authenticated, access=self._access)
+        transport = HttpxTransport(self._limits, tls=self._certificates.context, send=send)
+        url = Url.parse(str(self._config.url))
+        return Link(
+            url,
+            transport,
+            info=INFO,
+            capabilities=_CAPABILITIES,
+            limits=self._limits,
+            redact=self._redact,
+        )
+
+    async def _process(self, is_for_one_look: bool) -> StdioLink:
+        config, secrets = self._config, self._shared.secrets
+        env = {name: await secrets.text(value) for name, value in config.env.items()}
+        cwd = self._origin.base_dir / (config.cwd or "")
+        program = Program(config.command, env, cwd)
+        return StdioLink(
+            program,
+            info=INFO,
+            capabilities=_CAPABILITIES,
+            limits=self._limits,
+            redact=self._redact,
+            on_line=self._lines.take,
+            is_patient=not is_for_one_look,
+        )
+
+    def _secrets_of_process(self) -> frozenset[str]:
+        secret = [value for name, value in self._config.env.items() if SECRET_NAME.search(name)]
+        return self._shared.secrets.known(secret)
+
+
+class _Lines:
+    """Logs the standard error of a process, within a rate."""
+
+    def __init__(self, name: str, clock: Clock, redact: Callable[[bytes], bytes]) -> None:
+        self._name = name
+        self._clock = clock
+        self._redact = redact
+        self._since_ms = 0.0
+        self._lines = 0
+
+    def take(self, line: str) -> None:
+        """Log a line, unless there are too many."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._since_ms > LINES_S * 1000:
+            if self._lines > MAX_LINES:
+                left_out = {"backend": self._name, "n": self._lines - MAX_LINES}
+                log.warning("lines of a server are left out", extra={"fields": left_out})
+            self._since_ms, self._lines = now_ms, 0
+        self._lines += 1
+        if self._lines <= MAX_LINES and line.strip():
+            text = self._redact(line[:_STDERR_CHARS].encode()).decode("utf-8", "replace")
+            log.info("a server says", extra={"fields": {"backend": self._name, "line": text}})
+
+
+def _limits_of(config: McpBackendConfig) -> Limits:
+    timeouts = config.timeouts
+    connect_s = None if timeouts is None else timeouts.connect_s
+    read_s = None if timeouts is None else timeouts.read_s
+    return Limits(
+        connect_s=connect_s or min(config.timeout_s, 10.0),
+        idle_s=read_s or config.timeout_s,
+        keep_alive_s=config.keep_alive_s,
+        request_s=86_400.0,  # the call's own time limit ends it earlier
+        max_message=config.max_response_bytes,
+        max_pages=MAX_PAGES,
+        max_items=config.max_tools,
+        max_connections=config.max_connections,
+    )
+
+
+def _no_process_on_lambda(origin: Origin) -> Problem:
+    return origin.at("command").problem(
+        "is a process, and AWS Lambda freezes and ends processes between two calls",
+        "run the server elsewhere and give its url; mcp-proxy serves such a program over HTTP",
+    )
+
+
+def _nothing() -> None:
+    """Do nothing."""

@@ -1,0 +1,250 @@
+"""A call of a server's tool: what is sent, what is relayed meanwhile, and the rounds in between.
+
+    round 1   tools/call {arguments}                           ──▶ input_required {keys, requestState}
+              our input_required: the same keys; the server's state inside our sealed journal
+    round 2   tools/call {arguments, inputResponses, state}    ──▶ the result
+
+Each request is a step, so a later round or another worker does not repeat it. The server gets the
+capabilities that the request at hand declared and that the gateway can carry, and no others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final
+
+from roundgate.backends.base import Returned, check_request, may_hand_over
+from roundgate.backends.mcp.config import McpBackendConfig
+from roundgate.backends.mcp.server import CARRIED, Server
+from roundgate.backends.mcp.tasks import view_from_wire
+from roundgate.backends.mcp.tools import UsableTool, own_meta, result_from_wire
+from roundgate.client import Limits
+from roundgate.client.flows import read_input_required
+from roundgate.client.messages import META, Listener, of_arguments
+from roundgate.client.sender import Headers
+from roundgate.client.types import Json
+from roundgate.errors import BadAnswer, ClientError, ToolError, UnexpectedAnswer
+from roundgate.observability import tracing
+from roundgate.protocol import LOG_LEVELS, REQUIRED, merged
+from roundgate.replay import NAME, Context, Raw, run_of
+
+MAX_NOTICES: Final = 10_000
+"""The most progress and log messages of one request."""
+MAX_EXCHANGES: Final = 100
+"""The most requests of one call: rounds, and states without a question."""
+_OF_ANOTHER_LIST: Final = ("error -32602", "error -32601", "error -32020")
+"""Refusals of a tool, or of headers that repeat arguments, that may mean that the list has
+changed."""
+_OWN_MEMBERS: Final = frozenset({"progressToken", "roundgate/idempotencyKey", *tracing.KEYS})
+"""Members of `_meta` that the gateway replaces."""
+
+log = logging.getLogger("roundgate.backends")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCalls:
+    """The calls of one tool."""
+
+    config: McpBackendConfig
+    server: Server
+    tool: UsableTool
+    limits: Limits
+    has_tasks: bool
+    """Whether the server has the tasks extension, so that calls may become its tasks."""
+    on_unknown: Callable[[], None]
+    """Called when the server does not know the tool any more."""
+
+    async def __call__(self, context: Context, arguments: dict[str, Any]) -> Returned:
+        await context.continue_as_task()
+        params: Json = {"name": self.tool.name, "arguments": arguments}
+        answering: Json = {}
+        for number in count(1):
+            if number > MAX_EXCHANGES:
+                raise UnexpectedAnswer(f"{self.config.name} asks for input without end")
+            kept = await context.step(
+                "call",
+                self._exchange(context, {**params, **answering}),
+                at_most_once=context.task_id is not None and not self._is_repeatable(answering),
+            )
+            if "result" in kept:
+                return result_from_wire(kept["result"], self.config.name)
+            if "task" in kept:
+                return view_from_wire(kept["task"])
+            answering = await self._answered(context, kept)
+        raise AssertionError("the loop returns or raises")
+
+    def _is_repeatable(self, answering: Json) -> bool:
+        """Return whether a request may be sent twice. A state may: "servers must accept" the same
+        state and answers again (basic/patterns/mrtr)."""
+        return self.tool.listed.may_be_repeated or "requestState" in answering
+
+    async def _answered(self, context: Context, kept: Json) -> Json:
+        """Return the answers to a server's questions and its state, once they are known."""
+        answering: Json = {}
+        if requests := kept["inputRequests"]:
+            questions = {key: Raw(request) for key, request in requests.items()}
+            answers = await context.ask(questions)
+            answering["inputResponses"] = {key: answer.value for key, answer in answers.items()}
+        if kept["state"] is not None:
+            answering["requestState"] = kept["state"]
+        return answering
+
+    def _exchange(self, context: Context, params: Json) -> Callable[[], Awaitable[Json]]:
+        async def exchange() -> Json:
+            relay = _Relay(context, self.config.name)
+            if (level := relay.log_level) is not None:
+                await self._set_log_level(level)
+            raw = await self.server.request(
+                "tools/call",
+                _with_meta(params, context),
+                relay.listener(
+                    of_arguments(self.tool.listed, params["arguments"]),
+                    REQUIRED if self._may_be_task(context) else {},
+                ),
+                context.deadline,
+                is_repeatable=self._is_repeatable(params),
+            )
+            return self._kept(raw, context)
+
+        async def noting_unknown() -> Json:
+            try:
+                return await exchange()
+            except ToolError as error:
+                if getattr(error, "reason", None) in _OF_ANOTHER_LIST:
+                    self.on_unknown()
+                raise
+
+        return noting_unknown
+
+    def _may_be_task(self, context: Context) -> bool:
+        """Return whether the server may make a task of the call: a call that the gateway itself
+        makes a task is none of the server's."""
+        return self.has_tasks and may_hand_over(context)
+
+    async def _set_log_level(self, level: str) -> None:
+        try:
+            await self.server.set_log_level(level)
+        except ClientError as error:
+            log.debug("a server did not take a log level", exc_info=error)
+
+    def _kept(self, raw: Json, context: Context) -> Json:
+        """Return a result, or the questions and the state in it, as the journal keeps them.
+
+        Raises:
+            UnexpectedAnswer: the server asks in a way that the gateway or the client cannot carry.
+        """
+        name = self.config.name
+        try:
+            required = read_input_required(raw, self.limits)
+        except BadAnswer as error:
+            raise UnexpectedAnswer(f"{name}: {error}") from None
+        if required is None:
+            kind = raw.get("resultType", "complete")
+            if kind == "task" and self._may_be_task(context):
+                return {"task": raw}
+            if kind != "complete":
+                raise UnexpectedAnswer(
+                    f"{name} answered with a result of the type {str(kind)[:40]!r}, which was not "
+                    "asked for"
+                )
+            return {"result": raw}
+        for key, request in required.requests.items():
+            try:
+                check_request(request)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                problem = "in a form that the gateway does not know"
+            else:
+                if NAME.fullmatch(key) is None:
+                    problem = "under a key that is not 1 to 64 of A-Z a-z 0-9 _ . -"
+                elif not context.supports(Raw(request)):
+                    problem = f"by {request['method']}, which the client did not declare"
+                else:
+                    continue
+            raise UnexpectedAnswer(f"{name} asks for input {problem}")
+        return {"inputRequests": dict(required.requests), "state": required.request_state}
+
+
+def _with_meta(params: Json, context: Context) -> Json:
+    """Return the params with the `_meta` that passes the gateway, and the trace context."""
+    raw = run_of(context).call.meta.raw
+    passed = {key: value for key, value in own_meta(raw).items() if key not in _OWN_MEMBERS}
+    meta = {**passed, **tracing.outgoing(raw)}
+    return {**params, "_meta": meta} if meta else params
+
+
+def carried_capabilities(context: Context) -> Json:
+    """Return the capabilities that a call's request declared, or that the gateway replaces for its
+    client, as far as the gateway can carry their questions."""
+    capabilities = run_of(context).call.capabilities
+    carried: Json = {
+        name: {part: {} for part in declared if part in CARRIED[name]}
+        for name, declared in capabilities.declared.items()
+        if name in CARRIED
+    }
+    substituted = {
+        name: value for name, value in capabilities.substituted.items() if name in CARRIED
+    }
+    return merged([carried, substituted])
+
+
+class _Relay:
+    """Relays one request's progress and log messages to the client, and refuses questions of an
+    older server."""
+
+    def __init__(self, context: Context, server: str) -> None:
+        meta = run_of(context).call.meta
+        self._context = context
+        self._server = server
+        self._notices = 0
+        self._wants_progress = meta.progress_token is not None or context.task_id is not None
+        self._token = run_of(context).clock.new_id()
+        self.log_level = meta.log_level
+        """The lowest level of log messages that the client wants; `None` for none."""
+
+    def listener(self, headers: Headers, extensions: Mapping[str, Any]) -> Listener:
+        """Return the listener of the request; `headers` repeat arguments, `extensions` are declared
+        besides the capabilities that are carried."""
+        meta: Json = {}
+        if self._wants_progress:
+            meta["progressToken"] = self._token
+        if self.log_level is not None:
+            meta[f"{META}logLevel"] = self.log_level
+        capabilities = merged([carried_capabilities(self._context), extensions])
+        return Listener(self._notified, _refuse, meta or None, headers, capabilities)
+
+    async def _notified(self, method: str, params: Json) -> None:
+        self._notices += 1
+        if self._notices > MAX_NOTICES:
+            raise BadAnswer("The server sends notifications without end")
+        if method == "notifications/progress" and params.get("progressToken") == self._token:
+            await self._progress(params)
+        elif method == "notifications/message" and params.get("level") in LOG_LEVELS:
+            logger = params.get("logger")
+            named = logger if isinstance(logger, str) else None
+            await self._context.log(params["level"], params.get("data"), named)
+
+    async def _progress(self, params: Json) -> None:
+        progress, total = _number(params.get("progress")), _number(params.get("total"))
+        message = params.get("message")
+        if progress is not None:
+            text = message if isinstance(message, str) else None
+            await self._context.progress(progress, total, text)
+
+
+async def _refuse(request_id: Any, method: str, params: Json) -> Json:
+    """Answer a request of an older server. The session declares no capability, so the server should
+    not ask; a ping is answered."""
+    if method == "ping":
+        return {"result": {}}
+    message = (
+        f"{method} is not possible here: the client of this session declared no such capability"
+    )
+    return {"error": {"code": -32601, "message": message}}
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_number else None

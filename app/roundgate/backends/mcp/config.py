@@ -1,0 +1,82 @@
+"""Settings of the kind `mcp`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal, TypeAlias
+
+from pydantic import Field, model_validator
+
+from roundgate.backends.http.config import BaseUrl, RemoteConfig
+from roundgate.settings import Secret
+
+Argument: TypeAlias = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+Variable: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+_OF_URL: Final[Sequence[str]] = (
+    "headers",
+    "credential",
+    "tls",
+    "timeouts",
+    "max_connections",
+    "keep_alive_s",
+)
+"""Settings of HTTP, which a process has no use for."""
+_OF_COMMAND: Final[Sequence[str]] = ("env", "cwd")
+
+
+class McpBackendConfig(RemoteConfig):
+    """An MCP server, whose tools the gateway serves as they are."""
+
+    kind: Literal["mcp"]
+    url: BaseUrl | None = Field(
+        None,
+        description="The server's endpoint (Streamable HTTP); requests never leave its origin.",
+    )
+    command: list[Argument] = Field(
+        [],
+        description="Program and arguments of a server that speaks on its standard streams; one process for the"
+        " gateway.",
+    )
+    env: dict[Variable, Secret] = Field(
+        {},
+        description="Variables of the process, besides PATH, HOME and a few others of the gateway's environment.",
+    )
+    cwd: str | None = Field(
+        None,
+        description="Working directory of the process, relative to gateway.yaml. Unset: there.",
+    )
+    timeout_s: float = Field(
+        60,
+        description="Seconds within which the server must send something: an answer, or progress.",
+        gt=0,
+    )
+    max_response_bytes: int = Field(
+        10_000_000, description="Larger messages of the server are a tool error.", ge=1_000
+    )
+    max_tools: int = Field(
+        2_000, description="Tools that the server may list; with more, it is not served.", ge=1
+    )
+    refresh_s: float = Field(
+        300,
+        description="Seconds after which lists are read again, unless the server says for how long they hold.",
+        ge=5,
+        le=86_400,
+    )
+    check_arguments: bool = Field(
+        True, description="Whether arguments are checked against the tool's schema before a call."
+    )
+
+    @model_validator(mode="after")
+    def _is_somewhere(self) -> McpBackendConfig:
+        if (self.url is None) == (not self.command):
+            raise ValueError("give either url or command")
+        used = self.model_fields_set
+        if self.url is None and (foreign := [name for name in _OF_URL if name in used]):
+            raise ValueError(f"{', '.join(foreign)}: for a server with a url; this is a process")
+        if self.url is not None and (foreign := [name for name in _OF_COMMAND if name in used]):
+            raise ValueError(f"{', '.join(foreign)}: for a server with a command")
+        if "idempotency_key" in used:
+            raise ValueError("idempotency_key: MCP has no such header; leave it out")
+        if self.tls is not None and not str(self.url).startswith("https:"):
+            raise ValueError("tls is for a url with https")
+        return self

@@ -1,0 +1,337 @@
+"""The connection to one MCP server, which all calls share.
+
+Requests go through the back end's slots, breaker and retries, as those of HTTP back ends do
+(`roundgate.backends.http.reliability`). An MCP request counts as answered with the HTTP status of
+its refusal, or with 200.
+
+    url        one client for the life of the back end; an older server's session is opened again when it is lost
+    command    one process; when it ends, the next request starts another, after a pause that grows with each failure
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, TypeAlias
+
+from roundgate.backends.http.config import RetryConfig
+from roundgate.backends.http.reliability import Gate, Retries
+from roundgate.backends.mcp.config import McpBackendConfig
+from roundgate.client import VERSIONS, Answers, ServerInfo
+from roundgate.client.connection import Connection
+from roundgate.client.flows import LEGACY, Listing
+from roundgate.client.following import Subscription
+from roundgate.client.link import Link
+from roundgate.client.messages import Listener
+from roundgate.client.stdio import StdioLink
+from roundgate.client.types import Json
+from roundgate.clock import Clock, Deadline
+from roundgate.errors import (
+    AuthorizationFailed,
+    BackendError,
+    BadAnswer,
+    ClientError,
+    ConnectionLost,
+    HttpRefused,
+    NoAnswer,
+    NoCommonVersion,
+    RpcError,
+    TimedOut,
+    UnexpectedAnswer,
+)
+
+MakeLink: TypeAlias = Callable[[], Awaitable[Link | StdioLink]]
+
+INFO: Final = {"name": "roundgate", "version": "1"}
+"""The gateway as servers see it."""
+CARRIED: Final[Mapping[str, Sequence[str]]] = {
+    "elicitation": ("form", "url"),
+    "sampling": ("tools", "context"),
+    "roots": (),
+}
+"""Capabilities that the gateway carries from its clients to servers of 2026-07-28, with their parts.
+Lists are read with all of them, because some servers list less to clients that cannot be asked."""
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 30.0
+"""The longest pause before a process that ends is started again, and between two looks at a server
+that cannot be asked."""
+STEADY_MS: Final = 60_000
+"""A process that ran for longer than this starts again without a pause."""
+_ERRORS_OF_OLDER: Final = frozenset({-32022, -32600, -32000})
+"""Errors by which older servers refuse requests without a session, and others the revision."""
+_ERRORS_OF_MODERN: Final = frozenset({-32020, -32021, -32022})
+"""Errors that only servers of 2026-07-28 and later send."""
+_STATUSES_OF_ERAS: Final = frozenset({400, 404, 405, 406, 415})
+"""Statuses of a request whose form a server does not know."""
+
+
+def pause_s(failures: int, clock: Clock) -> float:
+    """Return the pause in seconds after a number of failures in a row, at random so that replicas
+    do not act together."""
+    usual: float = min(FIRST_PAUSE_S * 2.0 ** (failures - 1), LONGEST_PAUSE_S)
+    return usual * (0.75 + clock.fraction() / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request, as retries see it."""
+
+    is_repeatable: bool
+    has_key: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The result of a request, or a refusal, as retries and the breaker see it."""
+
+    result: Json
+    status: int = 200
+    refusal: HttpRefused | None = None
+    retry_after: str | None = None
+
+
+class Server:
+    """One server, in one event loop."""
+
+    def __init__(
+        self,
+        config: McpBackendConfig,
+        make_link: MakeLink,
+        gate: Gate,
+        clock: Clock,
+        *,
+        listens: bool = True,
+    ) -> None:
+        """Store the parts; send nothing. `listens` opens the stream of an older server's
+        session."""
+        self.name = config.name
+        self._make_link = make_link
+        self._has_credentials = config.credential is not None or bool(config.headers)
+        self._gate = gate
+        self._clock = clock
+        self._listens = listens
+        self._retries = Retries(config.retry or RetryConfig(attempts=1), config.name, clock)
+        self._connecting = asyncio.Lock()
+        self._connection: Connection | None = None
+        self._versions: Sequence[str] = VERSIONS
+        self._started_ms = 0.0
+        self._failures = 0
+        self._not_before_ms = 0.0
+        self._log_level: tuple[ServerInfo, str] | None = None
+
+    async def aclose(self) -> None:
+        """End the session or the process, and close the connections."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await _closed(connection)
+
+    async def connection(self) -> Connection:
+        """Return the connection, whose revision is known.
+
+        Raises:
+            ClientError: the server cannot be reached, or speaks no common revision.
+            BackendError: a credential is unavailable, or the process starts again later.
+        """
+        async with self._connecting:
+            if self._connection is not None and _is_over(self._connection):
+                await self._give_up(self._connection)
+            if self._connection is None:
+                self._connection = await self._opened()
+            connection = self._connection
+            try:
+                await connection.connect()
+            except ClientError:
+                if isinstance(connection.link, StdioLink):
+                    self._try_other_handshake()
+                    await self._give_up(connection)
+                raise
+            if isinstance(connection.link, StdioLink) and connection.link.version in LEGACY:
+                self._versions = LEGACY  # a new process of the program need not be probed
+        return connection
+
+    async def _opened(self) -> Connection:
+        if (left_ms := self._not_before_ms - self._clock.monotonic_ms()) > 0:
+            raise NoAnswer(
+                f"The process of {self.name} has ended and starts again in {left_ms / 1000:.0f} s",
+                "its process has ended",
+                reached=False,
+            )
+        self._started_ms = self._clock.monotonic_ms()
+        return Connection(
+            await self._make_link(),
+            info=INFO,
+            capabilities={},
+            versions=self._versions,
+            answers=Answers.of(None),
+            clock=self._clock,
+            listens=self._listens,
+        )
+
+    async def _give_up(self, connection: Connection) -> None:
+        """Close the connection to a process, and set the earliest time of the next start."""
+        self._connection = None
+        now_ms = self._clock.monotonic_ms()
+        self._failures = 1 if now_ms - self._started_ms > STEADY_MS else self._failures + 1
+        if self._failures > 1:
+            self._not_before_ms = now_ms + pause_s(self._failures - 1, self._clock) * 1000
+        await _closed(connection)
+
+    def _try_other_handshake(self) -> None:
+        """Begin with the older handshake next time, or with the probe if that was the failed one:
+        some older servers end at a request that they do not know."""
+        self._versions = LEGACY if self._versions == VERSIONS else VERSIONS
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    async def request(
+        self,
+        method: str,
+        params: Json,
+        listener: Listener,
+        deadline: Deadline,
+        *,
+        is_repeatable: bool,
+    ) -> Json:
+        """Send a request, within the back end's limits, and return its result as it came.
+
+        Raises:
+            NoAnswer: there was none, or only a part; the server may have processed the request.
+            BackendError: the server refused the request or broke the protocol, its breaker is
+                open, or it is busy.
+        """
+        answer = await self._retries.send(
+            _Request(is_repeatable),
+            lambda: self._gate.through(lambda: self._once(method, params, listener), deadline),
+            deadline,
+        )
+        if answer.refusal is not None:
+            self._raise(answer.refusal)
+        return answer.result
+
+    async def _once(self, method: str, params: Json, listener: Listener) -> _Answer:
+        try:
+            connection = await self.connection()
+            server = await connection.connect()
+            try:
+                return _Answer(
+                    await connection.exchange(method, params, listener, may_repeat=False)
+                )
+            except (HttpRefused, RpcError) as error:
+                is_process = isinstance(connection.link, StdioLink)
+                if not is_process and _is_of_another_era(error, server):
+                    await connection.negotiate_again(server)
+                raise
+        except AuthorizationFailed as error:
+            self._raise(error)
+        except HttpRefused as error:
+            return _Answer({}, error.status, error)
+        except ClientError as error:
+            self._raise(error)
+
+    def _raise(self, error: ClientError) -> NoReturn:
+        """Raise the error of the client library in the words of the gateway."""
+        raise self.backend_error(error) from None
+
+    def backend_error(self, error: ClientError) -> BackendError:
+        """Return an error of the client library in the words of the gateway, whose remedies
+        differ."""
+        fact, name = str(error.args[0]), self.name
+        match error:
+            case RpcError(code=code, message=message):
+                return BackendError(
+                    f"{name} refused the request: {message}", reason=f"error {code}"
+                )
+            case ConnectionLost(was_sent=reached) | TimedOut(was_sent=reached):
+                doubt = "; the call may have taken effect all the same" if reached else ""
+                is_late = isinstance(error, TimedOut)
+                reason = "there was no answer in time" if is_late else "the connection was lost"
+                return NoAnswer(f"{name} did not answer: {fact}{doubt}", reason, reached=reached)
+            case AuthorizationFailed(status=status):
+                problem = "refuses the gateway's credentials"
+                if not self._has_credentials:
+                    problem = "wants credentials, and its back end has no `credential`"
+                return BackendError(f"{name} {problem} ({status})", reason=f"status {status}")
+            case HttpRefused(status=status):
+                return BackendError(f"{name}: {fact}", reason=f"status {status}")
+            case BadAnswer() | NoCommonVersion():
+                return UnexpectedAnswer(f"{name}: {fact}", reason="broke the protocol")
+        return BackendError(f"{name}: {fact}")
+
+    async def set_log_level(self, level: str) -> None:
+        """Have an older server send log messages of this level and above in its session, unless it
+        does."""
+        connection = await self.connection()
+        server = connection.server
+        if server is None or server.is_modern or "logging" not in server.capabilities:
+            return
+        if self._log_level != (server, level):
+            await connection.request("logging/setLevel", {"level": level})
+            self._log_level = server, level
+
+    # -- lists -------------------------------------------------------------------------------------
+
+    async def tools(self) -> tuple[ServerInfo, Listing]:
+        """Return the server's description of itself, and its tools.
+
+        Raises:
+            ClientError, BackendError: the server cannot be asked, or its list is unusable.
+        """
+        connection = await self.connection()
+        server = await connection.connect()
+        if server.capabilities and "tools" not in server.capabilities:
+            return server, Listing([], None)
+        connection.cache.clear("tools/list")
+        return server, await connection.listing("tools/list", "tools")
+
+    async def follow(self, changed: Callable[[], None]) -> None:
+        """Call `changed` whenever the server says that its tools have changed, or its process has
+        ended. Return when neither can be learned any more."""
+        connection = await self.connection()
+        link, server = connection.link, await connection.connect()
+        tools: Any = server.capabilities.get("tools")
+        listening = None
+        if isinstance(tools, dict) and tools.get("listChanged") is True:
+            listening = asyncio.create_task(_listen(connection, changed))
+        try:
+            if isinstance(link, StdioLink):
+                await link.ended.wait()
+                changed()
+            elif listening is not None:
+                await listening
+        finally:
+            if listening is not None:
+                listening.cancel()
+                await asyncio.gather(listening, return_exceptions=True)
+
+
+async def _listen(connection: Connection, changed: Callable[[], None]) -> None:
+    """Report changes until the stream ends; a server need not have one."""
+    try:
+        async with Subscription(connection, {"toolsListChanged": True}) as changes:
+            async for _ in changes:
+                changed()
+    except ClientError:
+        return
+
+
+def _is_over(connection: Connection) -> bool:
+    """Return whether a connection's process has ended."""
+    link = connection.link
+    return isinstance(link, StdioLink) and link.ended.is_set()
+
+
+async def _closed(connection: Connection) -> None:
+    link = connection.link
+    try:
+        await link.end_session()
+    finally:
+        if isinstance(link, Link):
+            await link.transport.close()
+
+
+def _is_of_another_era(error: HttpRefused | RpcError, server: ServerInfo) -> bool:
+    """Return whether an error may mean that a server no longer speaks the negotiated revision."""
+    if isinstance(error, HttpRefused):
+        return error.status in _STATUSES_OF_ERAS
+    return error.code in (_ERRORS_OF_OLDER if server.is_modern else _ERRORS_OF_MODERN)

@@ -1,0 +1,77 @@
+"""The tasks of a server of 2026-07-28, by its own ids (`TaskSource`). The gateway keeps nothing of
+them: a client's id holds the server's, sealed for its owner (docs/decisions/0025)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from roundgate.auth import Principal
+from roundgate.backends.base import task_view
+from roundgate.backends.mcp.server import Server
+from roundgate.backends.mcp.tools import without_hop
+from roundgate.client.messages import Listener
+from roundgate.client.types import Json
+from roundgate.clock import Clock
+from roundgate.errors import BackendError, NoAnswer, TaskNotFound, Unavailable
+from roundgate.protocol import REQUIRED, TaskView
+
+LIMIT_S: Final = 10.0
+"""Seconds within which a server must answer about a task."""
+_UNKNOWN: Final = "error -32602"
+
+
+def view_from_wire(task: Any) -> TaskView:
+    """Return the view of a server's task, whose result passes as it came but for its hop.
+
+    Raises:
+        BackendError: the task is malformed.
+    """
+    if isinstance(task, dict) and isinstance(task.get("result"), dict):
+        task = {**task, "result": without_hop(task["result"])}
+    return task_view(task)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTasks:
+    """The tasks of one server."""
+
+    server: Server
+    clock: Clock
+
+    async def get(self, task_id: str, principal: Principal) -> TaskView:
+        """See `TaskSource`."""
+        view = view_from_wire(await self._ask("tasks/get", {"taskId": task_id}))
+        if view.task_id != task_id:
+            raise BackendError(f"{self.server.name} answered with another task")
+        return view
+
+    async def update(
+        self, task_id: str, responses: Mapping[str, Any], principal: Principal
+    ) -> None:
+        """See `TaskSource`."""
+        await self._ask("tasks/update", {"taskId": task_id, "inputResponses": dict(responses)})
+
+    async def cancel(self, task_id: str, principal: Principal) -> None:
+        """See `TaskSource`."""
+        await self._ask("tasks/cancel", {"taskId": task_id})
+
+    def watch(
+        self, task_id: str, principal: Principal, changed: Callable[[], None]
+    ) -> Callable[[], None] | None:
+        """Return `None`: the gateway polls the task."""
+        return None
+
+    async def _ask(self, method: str, params: Json) -> Json:
+        listener = Listener(capabilities={"extensions": dict(REQUIRED["extensions"])})
+        deadline = self.clock.deadline(LIMIT_S * 1000)
+        try:
+            # each of the three may be repeated without harm (tasks extension)
+            return await self.server.request(method, params, listener, deadline, is_repeatable=True)
+        except NoAnswer as error:
+            raise Unavailable(str(error)) from None
+        except BackendError as error:
+            if error.reason == _UNKNOWN:
+                raise TaskNotFound from None
+            raise

@@ -1,0 +1,141 @@
+"""The tools of an MCP server as the gateway lists them, and their results. Pure functions.
+
+Definitions and results pass as they came. A member whose name begins with
+`io.modelcontextprotocol/` belongs to one hop and is removed from `_meta`, and so is `execution`,
+which declares tasks of an older revision. A tool whose definition would make a client refuse the
+whole list is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from roundgate.client import Tool as ListedTool
+from roundgate.client.messages import META
+from roundgate.client.types import Json, is_object_list
+from roundgate.errors import BadAnswer, UnexpectedAnswer
+from roundgate.protocol import ABSENT, ForwardedContent, Schema, ToolResult
+
+MAX_NAME: Final = 128
+"""The longest name of a tool; the gateway's own limit includes the prefix."""
+_TYPES: Final[Mapping[str, tuple[type, str]]] = {
+    "title": (str, "text"),
+    "description": (str, "text"),
+    "annotations": (dict, "an object"),
+    "outputSchema": (dict, "an object"),
+    "icons": (list, "a list"),
+    "_meta": (dict, "an object"),
+}
+"""The types of the optional members that clients read."""
+_HINTS: Final = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
+_ANYTHING: Final = Schema.compile({"type": "object"})
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A tool that is not served, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class UsableTool:
+    """A tool of a server: its name there, its definition for clients, and its compiled schema."""
+
+    name: str
+    definition: Mapping[str, Any]
+    arguments: Schema
+    listed: ListedTool
+    """The tool as the client library calls it."""
+
+
+def usable_tools(
+    definitions: Sequence[Json], *, check_arguments: bool
+) -> tuple[list[UsableTool], list[LeftOut]]:
+    """Return the tools that can be served, and the others."""
+    usable: dict[str, UsableTool] = {}
+    left_out: list[LeftOut] = []
+    for raw in definitions:
+        try:
+            tool = _usable(raw, check_arguments=check_arguments)
+            if tool.name in usable:
+                raise ValueError("the server lists another tool of this name")
+        except (ValueError, BadAnswer) as error:
+            left_out.append(LeftOut(str(raw.get("name"))[:MAX_NAME], str(error)))
+        else:
+            usable[tool.name] = tool
+    return list(usable.values()), left_out
+
+
+def _usable(raw: Json, *, check_arguments: bool) -> UsableTool:
+    """Return a tool.
+
+    Raises:
+        ValueError, BadAnswer: clients would refuse the definition.
+    """
+    name, schema = raw.get("name"), raw.get("inputSchema")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        raise ValueError(f"its name is no text of 1 to {MAX_NAME} characters")
+    if not isinstance(schema, dict) or schema.get("type") != "object":
+        raise ValueError('its inputSchema has no "type": "object"')
+    for member, (kind, words) in _TYPES.items():
+        if member in raw and not isinstance(raw[member], kind):
+            raise ValueError(f"its {member} is not {words}")
+    hints = raw.get("annotations", {})
+    if wrong := [hint for hint in _HINTS if not isinstance(hints.get(hint, True), bool)]:
+        raise ValueError(f"its {', '.join(wrong)} is neither true nor false")
+    if not is_object_list(raw.get("icons", [])):
+        raise ValueError("its icons are no objects")
+    if "outputSchema" in raw:
+        _compiled(raw["outputSchema"], "outputSchema")
+    arguments = _compiled(schema, "inputSchema")
+    listed = ListedTool.read(raw)
+    definition = without_hop({key: value for key, value in raw.items() if key != "execution"})
+    return UsableTool(name, definition, arguments if check_arguments else _ANYTHING, listed)
+
+
+def _compiled(schema: Json, member: str) -> Schema:
+    try:
+        return Schema.compile(schema)
+    except ValueError as error:
+        raise ValueError(f"its {member} is {error}") from None
+
+
+def without_hop(value: Json) -> Json:
+    """Return an object without the members of `_meta` that belong to one hop."""
+    meta = value.get("_meta")
+    if not isinstance(meta, dict):
+        return value
+    kept = own_meta(meta)
+    others = {key: member for key, member in value.items() if key != "_meta"}
+    return {**others, "_meta": kept} if kept or not meta else others
+
+
+def own_meta(meta: Mapping[str, Any]) -> Json:
+    """Return the members of a `_meta` that pass a gateway."""
+    return {name: value for name, value in meta.items() if not name.startswith(META)}
+
+
+def result_from_wire(raw: Json, server: str) -> ToolResult:
+    """Return a result of a server as it came. It is not checked against the tool's output schema.
+
+    Raises:
+        UnexpectedAnswer: it is no result of a tool.
+    """
+    has_content = "content" in raw or "structuredContent" not in raw
+    blocks = raw.get("content", () if has_content else [])
+    if not is_object_list(blocks) or not isinstance(raw.get("isError", False), bool):
+        raise UnexpectedAnswer(f"{server} answered with something that is no result of a tool")
+    meta = raw.get("_meta")
+    kept = own_meta(meta) if isinstance(meta, dict) else {}
+    own = ("content", "structuredContent", "_meta", "resultType")
+    return ToolResult(
+        [ForwardedContent(block) for block in blocks],
+        raw.get("structuredContent", ABSENT),
+        raw.get("isError", False),
+        kept or None,
+        {name: value for name, value in raw.items() if name not in own},
+    )

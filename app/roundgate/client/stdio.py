@@ -1,0 +1,466 @@
+"""JSON-RPC requests to a server that runs as a child process and speaks on its standard streams
+(basic/transports/stdio), in revisions with and without sessions.
+
+A `StdioLink` is one process, from its start to its end. All messages share one channel:
+
+    a response                      to the request with its id
+    notifications/progress          to the request with its token
+    a notification of a stream      to the stream with its subscription id; without one, to `taps`
+    notifications/message           to `on_line`: the channel does not say which request it belongs to
+    a request (older revisions)     to the newest pending request's listener
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from roundgate.client.messages import (
+    META,
+    NO_LISTENER,
+    Listener,
+    Observer,
+    Reader,
+    Redact,
+    Speaker,
+    result_of,
+)
+from roundgate.client.transport import Limits
+from roundgate.client.types import Json, is_modern
+from roundgate.errors import BadAnswer, ClientError, ConnectionLost, TimedOut
+from roundgate.json import encode
+
+T = TypeVar("T")
+
+PROBE_S: Final = 10.0
+"""Seconds within which a server must answer `server/discover`, before it counts as older."""
+STOP_S: Final = 2.0
+"""Seconds that a process gets to end after its input was closed, and again after SIGTERM."""
+MAX_NOISE: Final = 1_000
+"""The most lines in a row that are no JSON-RPC message; with one more the process is stopped."""
+MAX_LINE_OF_STDERR: Final = 2_000
+MAX_WAITING: Final = 1_000
+"""The most notifications that wait for the reader of a stream; further ones are dropped."""
+MAX_UNWRITTEN: Final = 16 * 1024 * 1024
+"""The most bytes that wait for a process which does not read its input."""
+INHERITED: Final = (
+    *("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"),
+    *("APPDATA", "LOCALAPPDATA", "SYSTEMDRIVE", "SYSTEMROOT", "TEMP", "USERNAME", "USERPROFILE"),
+)
+"""Variables of this process's environment that a server gets. The others may be secrets."""
+
+_KILL: Final = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL
+
+log = logging.getLogger("roundgate.client")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program that is a server: its command line, additional variables and working directory."""
+
+    command: Sequence[str]
+    env: Mapping[str, str]
+    cwd: Path | None = None
+
+    async def start(self, limit: int) -> Process:
+        """Start the program in a process group of its own. `limit` bounds a line of its output.
+
+        Raises:
+            ConnectionLost: the program cannot be started.
+        """
+        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        try:
+            return await asyncio.create_subprocess_exec(
+                *self.command,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                env={**inherited, **self.env},
+                cwd=self.cwd,
+                limit=limit,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "a NUL character in it"
+            raise ConnectionLost(
+                f"The program {self.command[0]!r} cannot be started: {reason}", was_sent=False
+            ) from None
+
+
+class StdioLink:
+    """The sender of requests to one process. It has the methods of `Link` that `Connection` uses.
+
+    `on_line` receives each line of the process's standard error, without its end.
+    """
+
+    session_id: None = None
+    """A process keeps no session that could be lost without it."""
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        info: Json,
+        capabilities: Json,
+        limits: Limits,
+        observer: Observer | None = None,
+        redact: Redact | None = None,
+        on_line: Callable[[str], None] | None = None,
+        is_patient: bool = True,
+    ) -> None:
+        """Prepare the link without starting the process. `is_patient` gives it time to end."""
+        self.limits = limits
+        self.version: str | None = None
+        """The negotiated revision; `None` before the negotiation."""
+        self.session_stream = self
+        self.taps: set[asyncio.Queue[Json]] = set()
+        """Queues that receive each notification of no stream; a full queue loses it."""
+        self._program = program
+        self._speaker = Speaker(info, capabilities)
+        self._reader = Reader(limits, observer, redact)
+        self._observer = observer
+        self._on_line = on_line or (lambda line: None)
+        self._is_patient = is_patient
+        self._ids = count(1)
+        self._starting = asyncio.Lock()
+        self._process: Process | None = None
+        self._reading: list[asyncio.Task[None]] = []
+        self._waiting: dict[int, _Pending] = {}
+        self._streams: dict[int, asyncio.Queue[Json | None]] = {}
+        self._failure: ClientError | None = None
+        self._noise = 0
+        self.ended = asyncio.Event()
+        """Set once the process has ended or was stopped."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and not self.ended.is_set()
+
+    async def open(self) -> None:
+        """Do nothing: the channel is the stream of the session."""
+
+    async def request(
+        self,
+        method: str,
+        params: Json,
+        *,
+        may_repeat: bool,
+        version: str | None = None,
+        listener: Listener = NO_LISTENER,
+    ) -> Json:
+        """Send a request and return its result. A request whose caller is cancelled or out of time
+        is cancelled at the server. `may_repeat` has no effect: a lost process loses its requests.
+
+        Raises:
+            RpcError: the server answered with an error.
+            BadAnswer: the server broke the protocol.
+            ConnectionLost, TimedOut: no answer arrived.
+        """
+        spoken = self._version() if version is None else version
+        message = self._speaker.message(method, params, next(self._ids), spoken, listener)
+        limit_s = PROBE_S if method == "server/discover" and version else self.limits.idle_s
+        pending = _Pending(listener, limit_s)
+        try:
+            return await self._answer_to(message, pending)
+        except TimeoutError:
+            raise TimedOut(f"No answer to {method} came for {limit_s:g} s (limit idle_s)") from None
+
+    async def _answer_to(self, message: Json, pending: _Pending) -> Json:
+        request_id: int = message["id"]
+        self._waiting[request_id] = pending
+        try:
+            async with asyncio.timeout(self.limits.request_s):
+                async with asyncio.timeout(self.limits.idle_s):
+                    await self._write(message)
+                answer = await pending.answer()
+            return result_of(answer, request_id)
+        except (asyncio.CancelledError, TimeoutError):
+            # lifecycle: "The initialize request MUST NOT be cancelled by clients"
+            if message["method"] != "initialize":
+                self._cancel(request_id)
+            raise
+        finally:
+            del self._waiting[request_id]
+
+    async def notify(self, method: str, version: str) -> None:
+        """Send a notification."""
+        await self._write({"jsonrpc": "2.0", "method": method})
+
+    async def stream(self, method: str, params: Json) -> AsyncGenerator[Json, None]:
+        """Send a request whose answer is a stream; yield the messages of the stream, the response
+        last."""
+        version = self._version()
+        message = self._speaker.message(method, params, next(self._ids), version, NO_LISTENER)
+        request_id: int = message["id"]
+        queue = self._streams[request_id] = asyncio.Queue(MAX_WAITING)
+        try:
+            await self._write(message)
+            while (received := await queue.get()) is not None:
+                yield received
+                if "method" not in received:
+                    return
+            raise self._failure or ConnectionLost("The server's process has ended")
+        finally:
+            del self._streams[request_id]
+            self._cancel(request_id)
+
+    async def through(self, work: Coroutine[Any, Any, T], listener: Listener) -> T:
+        """Return the result of `work`, which sends several requests. Each request has its own
+        listener."""
+        return await work
+
+    async def end_session(self) -> None:
+        """Stop the process: close its input, and end its process group if it does not end by
+        itself."""
+        process, self._process = self._process, None
+        if process is not None:
+            self._fail(ConnectionLost("The server's process was stopped", was_sent=True))
+            await asyncio.shield(self._stop(process))
+
+    async def _stop(self, process: Process) -> None:
+        if process.stdin is not None:
+            process.stdin.close()
+        if self._is_patient and not await _ends(process):
+            _signal_group(process, signal.SIGTERM)
+            await _ends(process)
+        _signal_group(process, _KILL)  # its children, too
+        await _ends(process)
+        for task in self._reading:
+            task.cancel()
+        await asyncio.gather(*self._reading, return_exceptions=True)
+        self._reading.clear()
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def _version(self) -> str:
+        assert self.version is not None, "a revision is negotiated before requests are sent"
+        return self.version
+
+    async def _write(self, message: Json) -> None:
+        """Start the process, if it has not been started, and write a message to it.
+
+        Raises:
+            ConnectionLost: there is no process, or it does not read.
+        """
+        stdin = (await self._running()).stdin
+        assert stdin is not None
+        if stdin.transport.get_write_buffer_size() > MAX_UNWRITTEN:
+            raise ConnectionLost("The server's process does not read its input", was_sent=False)
+        if self._observer is not None:
+            self._observer("sent", message, None)
+        try:
+            stdin.write(encode(message) + b"\n")  # whole, however the wait below ends
+            await stdin.drain()
+        except OSError:
+            raise self._failure or ConnectionLost("The server's process has ended") from None
+
+    async def _running(self) -> Process:
+        async with self._starting:
+            if self._failure is not None:
+                raise self._failure
+            if self._process is None:
+                self._process = await self._program.start(self.limits.max_message)
+                readers = (self._read, self._read_errors, _end_children)
+                self._reading = [asyncio.create_task(read(self._process)) for read in readers]
+        return self._process
+
+    def _cancel(self, request_id: int) -> None:
+        """Tell the server that nobody waits for a request; ignore a process that has ended."""
+        if not self.is_open or self._process is None or self._process.stdin is None:
+            return
+        params = {"requestId": request_id, "reason": "The caller no longer waits"}
+        message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+        if self._observer is not None:
+            self._observer("sent", message, None)
+        with suppress(OSError, RuntimeError):
+            self._process.stdin.write(encode(message) + b"\n")
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    async def _read(self, process: Process) -> None:
+        assert process.stdout is not None
+        try:
+            while line := await process.stdout.readline():
+                await self._take(line)
+            status = await process.wait()
+            self._fail(ConnectionLost(f"The server's process has ended (status {status})"))
+        except ValueError:  # of `readline`
+            limit = self.limits.max_message
+            self._fail(
+                BadAnswer(f"The server sent a line of more than {limit} bytes (limit max_message)")
+            )
+        except ClientError as error:
+            self._fail(error)
+        finally:
+            self._fail(ConnectionLost("The server's process is no longer read"))
+            _signal_group(process, _KILL)
+
+    async def _read_errors(self, process: Process) -> None:
+        assert process.stderr is not None
+        while True:
+            try:
+                line = await process.stderr.readline()
+            except ValueError:  # longer than any line of a log; the rest follows
+                continue
+            if not line:
+                return
+            self._on_line(line[:MAX_LINE_OF_STDERR].decode("utf-8", "replace").rstrip("\r\n"))
+
+    async def _take(self, line: bytes) -> None:
+        """Handle a line of output. Lines that are no message are skipped: many servers print a
+        greeting.
+
+        Raises:
+            BadAnswer: there were more than `MAX_NOISE` such lines.
+        """
+        try:
+            message = self._reader.message(line)
+        except BadAnswer as error:
+            self._noise += 1
+            if self._noise > MAX_NOISE:
+                raise
+            log.debug("a line of a server is no message", exc_info=error)
+            return
+        if message is None:
+            return
+        self._noise = 0
+        if "method" not in message:
+            self._take_response(message)
+        elif "id" in message:
+            await self._take_request(message)
+        else:
+            self._take_notification(message)
+
+    def _take_response(self, message: Json) -> None:
+        request_id = message.get("id")
+        if not isinstance(request_id, int) or isinstance(request_id, bool):
+            return
+        if (pending := self._waiting.get(request_id)) is not None:
+            pending.put(message)
+        elif (queue := self._streams.get(request_id)) is not None:
+            _put(queue, message)
+
+    def _take_notification(self, message: Json) -> None:
+        params = message.get("params", {})
+        if not isinstance(params, dict):
+            return
+        meta = params.get("_meta")
+        subscription = meta.get(f"{META}subscriptionId") if isinstance(meta, dict) else None
+        if message["method"] == "notifications/progress":
+            for pending in self._waiting.values():
+                if pending.has_token(params.get("progressToken")):
+                    pending.put_progress(message)
+        elif isinstance(subscription, int) and subscription in self._streams:
+            _put(self._streams[subscription], message)
+        elif message["method"] != "notifications/message":
+            for tap in self.taps:
+                with suppress(asyncio.QueueFull):
+                    tap.put_nowait(message)
+
+    async def _take_request(self, message: Json) -> None:
+        """Answer a request of an older server. Newer revisions have none, and no responses."""
+        if self.version is not None and is_modern(self.version):
+            return
+        params, request_id = message.get("params", {}), message["id"]
+        answer: Json = {"error": {"code": -32601, "message": "Method not found"}}
+        if message["method"] == "ping":
+            answer = {"result": {}}
+        elif isinstance(params, dict):
+            handlers = [pending.listener.on_request for pending in self._waiting.values()]
+            newest = next((handler for handler in reversed(handlers) if handler), None)
+            if newest is not None:
+                answer = await newest(request_id, str(message["method"]), params)
+        await self._write({"jsonrpc": "2.0", "id": request_id, **answer})
+
+    def _fail(self, error: ClientError) -> None:
+        """End all requests and streams with an error, unless one has ended them."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        self.ended.set()
+        for pending in self._waiting.values():
+            pending.put(error)
+        for queue in self._streams.values():
+            while queue.full():
+                queue.get_nowait()
+            queue.put_nowait(None)
+
+
+class _Pending:
+    """A request that waits for its response. Each progress notification gives it the whole limit
+    again.
+
+    Progress is passed on by the request's own task, so a caller that does not read it holds up no
+    other caller.
+    """
+
+    def __init__(self, listener: Listener, limit_s: float) -> None:
+        self.listener = listener
+        self._limit_s = limit_s
+        self._received: asyncio.Queue[Json | ClientError] = asyncio.Queue()
+
+    def has_token(self, token: Any) -> bool:
+        return token is not None and (self.listener.meta or {}).get("progressToken") == token
+
+    def put(self, received: Json | ClientError) -> None:
+        """Take the response, or the error that ends the request."""
+        self._received.put_nowait(received)
+
+    def put_progress(self, message: Json) -> None:
+        if self._received.qsize() < MAX_WAITING:
+            self._received.put_nowait(message)
+
+    async def answer(self) -> Json:
+        """Return the response.
+
+        Raises:
+            TimeoutError: nothing came for the limit.
+            ClientError: the process has ended.
+        """
+        while True:
+            async with asyncio.timeout(self._limit_s):
+                received = await self._received.get()
+            if isinstance(received, ClientError):
+                raise received
+            if "method" not in received:
+                return received
+            await self.listener.notify(received)
+
+
+def _put(queue: asyncio.Queue[Json | None], message: Json) -> None:
+    with suppress(asyncio.QueueFull):
+        queue.put_nowait(message)
+
+
+async def _ends(process: Process) -> bool:
+    """Return whether a process ends within `STOP_S` seconds."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(STOP_S):
+            await process.wait()
+            return True
+    return False
+
+
+async def _end_children(process: Process) -> None:
+    """End the children that a process leaves behind: they may hold its output open."""
+    await process.wait()
+    _signal_group(process, _KILL)
+
+
+def _signal_group(process: Process, number: signal.Signals) -> None:
+    """Send a signal to the process and its children."""
+    with suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)

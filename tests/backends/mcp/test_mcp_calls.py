@@ -1,0 +1,418 @@
+"""Calls through the gateway to a server that answers as the test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from roundgate.backends.mcp import calls
+from tests.support import wire
+from tests.support.asgi import Exchange
+from tests.support.asgi import client as client_of
+from tests.support.scripted import (
+    STREAM_HEAD,
+    Asked,
+    Scripted,
+    error,
+    event,
+    http,
+    result,
+    scripted,
+    text,
+)
+from tests.support.upstreams import Upstream, app_of, gateway_of, tool, until
+
+META = "io.modelcontextprotocol/"
+
+
+def entry(server: Scripted, **settings: Any) -> dict[str, Any]:
+    return {"kind": "mcp", "name": "up", "url": server.url, **settings}
+
+
+def sent(server: Scripted) -> Asked:
+    """The last call that reached the server."""
+    return [one for one in server.asked if one.rpc == "tools/call"][-1]
+
+
+def said(answer: dict[str, Any]) -> str:
+    """The text of a tool error."""
+    assert answer["isError"], answer
+    words: str = answer["content"][0]["text"]
+    return words
+
+
+async def test_a_result_arrives_as_it_was_sent() -> None:
+    whole = {
+        "content": [
+            {"type": "text", "text": "ä", "annotations": {"priority": 1}},
+            {"type": "resource_link", "uri": "x:y", "name": "n", "size": 12345678901234567890},
+        ],
+        "structuredContent": {"a": [1, 2.5, None]},
+        "_meta": {"com.example/x": 1, f"{META}serverInfo": {"name": "up", "version": "3"}},
+        "isError": False,
+        "com.example": {"unknown": True},
+    }
+    async with (
+        scripted(Upstream(lambda asked: result(asked, whole))) as server,
+        gateway_of(entry(server)) as mcp,
+    ):
+        answer = (await mcp.post("tools/call", {"name": "up__t", "arguments": {}})).json()
+    found = answer["result"]
+    assert found["_meta"].pop(f"{META}serverInfo")["name"] == "roundgate"
+    assert found["_meta"] == {"com.example/x": 1}
+    whole.pop("_meta")
+    found.pop("_meta")
+    assert found == {**whole, "resultType": "complete"}
+
+
+async def test_the_server_gets_arguments_meta_and_capabilities_of_this_request_alone() -> None:
+    async with scripted(Upstream()) as server, gateway_of(entry(server)) as mcp:
+        capabilities = {
+            "elicitation": {"form": {}, "smell": {}},
+            "sampling": {"tools": {}},
+            "roots": {"listChanged": True},
+            "experimental": {"x": {}},
+        }
+        meta = {
+            "clientCapabilities": capabilities,
+            "com.example/id": 7,
+            "progressToken": "mine",
+            "traceparent/x": "y",
+        }
+        await mcp.call("up__t", {"a": 1}, **meta)
+        params = sent(server).params
+        assert (params["name"], params["arguments"]) == ("t", {"a": 1})
+        forwarded = params["_meta"]
+        assert forwarded[f"{META}clientCapabilities"] == {
+            "elicitation": {"form": {}},
+            "sampling": {"tools": {}},
+            "roots": {},
+        }
+        assert forwarded["com.example/id"] == 7
+        assert forwarded["progressToken"] not in ("mine", None)
+        assert forwarded[f"{META}clientInfo"]["name"] == "roundgate"
+        await mcp.call("up__t")
+        assert sent(server).params["_meta"][f"{META}clientCapabilities"] == {}
+        listed = next(one for one in server.asked if one.rpc == "tools/list")
+        assert listed.params["_meta"][f"{META}clientCapabilities"].keys() == {
+            *("elicitation", "sampling", "roots")
+        }
+        assert "progressToken" not in sent(server).params["_meta"]
+
+
+async def test_the_trace_context_continues() -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with scripted(Upstream()) as server, gateway_of(entry(server)) as mcp:
+        asked = wire.message("tools/call", {"name": "up__t", "arguments": {}})
+        asked["params"]["_meta"]["traceparent"] = parent
+        response = await mcp.http.post(
+            "/mcp", content=json.dumps(asked), headers=wire.headers(asked)
+        )
+        assert response.status_code == 200
+        assert sent(server).params["_meta"]["traceparent"] == parent
+
+
+async def test_arguments_are_checked_unless_told_otherwise() -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    listed = Upstream(tools=[tool("t", inputSchema=schema)])
+    async with scripted(listed) as server:
+        async with gateway_of(entry(server)) as mcp:
+            assert "arguments.n" in said(await mcp.call("up__t", {"n": "x"}))
+            assert "tools/call" not in server.methods()
+        async with gateway_of(entry(server, check_arguments=False)) as mcp:
+            assert await mcp.text("up__t", {"n": "x"}) == "done"
+
+
+async def test_results_are_not_held_against_the_output_schema() -> None:
+    schema = {"type": "object", "required": ["x"]}
+    wrong = {**text("y"), "structuredContent": {"z": 1}}
+    listed = Upstream(lambda asked: result(asked, wrong), [tool("t", outputSchema=schema)])
+    async with scripted(listed) as server, gateway_of(entry(server)) as mcp:
+        answer = (await mcp.post("tools/call", {"name": "up__t", "arguments": {}})).json()
+        assert answer["result"]["structuredContent"] == {"z": 1}
+
+
+async def test_progress_and_log_messages_arrive_under_the_clients_token() -> None:
+    async def talking(asked: Asked) -> AsyncGenerator[bytes, None]:
+        token = asked.params["_meta"]["progressToken"]
+        yield STREAM_HEAD
+        for progress in (1, 2):
+            params = {"progressToken": token, "progress": progress, "message": f"step {progress}"}
+            yield event({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
+        foreign = {"progressToken": "another", "progress": 9}
+        yield event({"jsonrpc": "2.0", "method": "notifications/progress", "params": foreign})
+        for level in ("debug", "error"):
+            noted = {"level": level, "data": {"x": 1}, "logger": "l"}
+            yield event({"jsonrpc": "2.0", "method": "notifications/message", "params": noted})
+        done = {"resultType": "complete", **text("done")}
+        yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": done})
+
+    async with scripted(Upstream(talking)) as server, gateway_of(entry(server)) as mcp:
+        response = await mcp.post(
+            "tools/call", {"name": "up__t", "arguments": {}}, progressToken=5, logLevel="info"
+        )
+        *notices, last = wire.events(response.text)
+    assert [one["params"] for one in notices] == [
+        {"progressToken": 5, "progress": 1, "message": "step 1"},
+        {"progressToken": 5, "progress": 2, "message": "step 2"},
+        {"level": "error", "data": {"x": 1}, "logger": "l"},
+    ]
+    assert last["result"]["content"][0]["text"] == "done"
+    assert sent(server).params["_meta"][f"{META}logLevel"] == "info"
+
+
+async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def slow(asked: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        begun.set()
+        try:
+            while True:
+                yield b": still here\n\n"
+                await asyncio.sleep(0.01)
+        finally:
+            ended.set()
+
+    async with scripted(Upstream(slow)) as server, app_of(entry(server)) as app:
+        asked = wire.message("tools/call", {"name": "up__t", "arguments": {}})
+        async with Exchange(app, asked):
+            await asyncio.wait_for(begun.wait(), 30)
+        await asyncio.wait_for(ended.wait(), 30)
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (lambda asked: None, "did not answer"),
+        (lambda asked: http(200, b"{nonsense"), "no JSON"),
+        (lambda asked: http(200, b"<html>", "text/html"), "text/html"),
+        (lambda asked: http(500, b""), "500"),
+        (lambda asked: error(asked, -32603, "it broke"), "it broke"),
+        (lambda asked: error(asked, -32602, "Unknown tool: t"), "Unknown tool"),
+        (lambda asked: result(asked, {"resultType": "complete"}), "no result of a tool"),
+        (lambda asked: result(asked, {"resultType": "task", "taskId": "1"}), "'task'"),
+        (lambda asked: result(asked, [1]), "no object"),
+        (lambda asked: http(200, b"x" * 2_000), "bytes"),
+        (lambda asked: http(302, b"", Location="http://elsewhere.example/"), "redirects"),
+    ],
+    ids=range(11),
+)
+async def test_whatever_a_server_does_wrong_is_one_tool_error(reply: Any, words: str) -> None:
+    async with (
+        scripted(Upstream(reply)) as server,
+        gateway_of(entry(server, max_response_bytes=1_000)) as mcp,
+    ):
+        answer = await mcp.call("up__t")
+        assert said(answer).startswith("up")
+        assert words in said(answer)
+        assert server.methods().count("tools/call") == 1
+
+
+async def test_a_stream_that_ends_before_the_result_is_not_asked_again() -> None:
+    async def dying(asked: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        yield event({"jsonrpc": "2.0", "method": "notifications/x", "params": {}})
+
+    async with scripted(Upstream(dying)) as server, gateway_of(entry(server)) as mcp:
+        words = said(await mcp.call("up__t"))
+        assert "may have taken effect" in words
+        assert server.methods().count("tools/call") == 1
+
+
+async def test_only_a_tool_that_may_be_repeated_is_sent_again() -> None:
+    failures: list[str] = []
+
+    def once(asked: Asked) -> Any:
+        failures.append(asked.params["name"])
+        return None if failures.count(asked.params["name"]) == 1 else result(asked, text("done"))
+
+    tools = [tool("t"), tool("reads", annotations={"readOnlyHint": True})]
+    async with (
+        scripted(Upstream(once, tools)) as server,
+        gateway_of(entry(server, retry={"attempts": 3, "pause_s": 0.01})) as mcp,
+    ):
+        assert await mcp.text("up__reads") == "done"
+        assert "did not answer" in said(await mcp.call("up__t"))
+    assert failures == ["reads", "reads", "t"]
+
+
+async def test_a_breaker_leaves_a_server_alone() -> None:
+    upstream = Upstream(lambda asked: http(503))
+    async with (
+        scripted(upstream) as server,
+        gateway_of(entry(server, breaker={"failures": 2, "pause_s": 60})) as mcp,
+    ):
+        for _ in range(3):
+            words = said(await mcp.call("up__t"))
+        assert "left alone" in words
+        assert server.methods().count("tools/call") == 2
+
+
+async def test_a_server_that_notifies_without_end_ends_in_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calls, "MAX_NOTICES", 20)
+
+    async def endless(asked: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        while True:
+            yield event({"jsonrpc": "2.0", "method": "notifications/x", "params": {}})
+
+    async with scripted(Upstream(endless)) as server, gateway_of(entry(server)) as mcp:
+        assert "without end" in said(await mcp.call("up__t"))
+
+
+async def test_a_silent_server_is_a_tool_error_in_time() -> None:
+    async def silent(asked: Asked) -> AsyncGenerator[bytes, None]:
+        await asyncio.sleep(60)
+        yield b""
+
+    async with (
+        scripted(Upstream(silent)) as server,
+        gateway_of(entry(server, timeout_s=0.2)) as mcp,
+    ):
+        assert "did not answer" in said(await mcp.call("up__t"))
+
+
+async def test_credentials_go_to_the_server_and_never_come_back() -> None:
+    secret = "kV9-very-secret-token"
+
+    def echoing(asked: Asked) -> Any:
+        return result(asked, text(f"you sent {asked.headers['authorization']}"))
+
+    async with (
+        scripted(Upstream(echoing)) as server,
+        gateway_of(entry(server, credential={"bearer": secret})) as mcp,
+    ):
+        assert await mcp.text("up__t") == "you sent Bearer [redacted]"
+    assert {one.headers["authorization"] for one in server.asked} == {f"Bearer {secret}"}
+
+
+async def test_a_refusal_of_the_gateways_credentials_is_told_without_them() -> None:
+    upstream = Upstream(lambda asked: http(401))
+    async with (
+        scripted(upstream) as server,
+        gateway_of(entry(server, credential={"bearer": "tttttttttt"})) as mcp,
+    ):
+        words = said(await mcp.call("up__t"))
+    assert "refuses the gateway's credentials (401)" in words
+    assert "auth=" not in words
+
+
+async def test_a_server_that_wants_credentials_is_told_apart_from_one_that_refuses_them() -> None:
+    async with (
+        scripted(Upstream(lambda asked: http(401))) as server,
+        gateway_of(entry(server)) as mcp,
+    ):
+        assert "has no `credential` (401)" in said(await mcp.call("up__t"))
+
+
+# -- older servers ---------------------------------------------------------------------------------
+
+
+def older(asked: Asked, value: Any) -> bytes:
+    return result(asked, value)
+
+
+async def test_a_forgotten_session_is_opened_again_once_for_all_calls() -> None:
+    upstream = Upstream(session="s1")
+    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+        assert await mcp.text("up__t") == "done"
+        before = server.methods().count("initialize")
+        upstream.session = "s2"
+        answers = await asyncio.gather(*(mcp.text("up__t") for _ in range(5)))
+        assert answers == ["done"] * 5
+        assert server.methods().count("initialize") == before + 1
+
+
+async def test_a_server_that_forgets_every_session_is_one_tool_error() -> None:
+    class Forgetful(Upstream):
+        def __call__(self, asked: Asked) -> Any:
+            if asked.rpc == "tools/call":
+                return error(asked, -32001, "Session not found", status=404)
+            return super().__call__(asked)
+
+    async with scripted(Forgetful(session="s1")) as server, gateway_of(entry(server)) as mcp:
+        assert "forgets each session" in said(await mcp.call("up__t"))
+        assert server.methods().count("tools/call") == 2
+
+
+async def test_a_session_that_is_refused_with_400_is_opened_again() -> None:
+    class Lost(Upstream):
+        def __call__(self, asked: Asked) -> Any:
+            if asked.rpc == "tools/call" and asked.headers["mcp-session-id"] == "s1":
+                self.session = "s2"
+                return error(asked, -32000, "Bad Request: No valid session ID provided")
+            return super().__call__(asked)
+
+    async with scripted(Lost(session="s1")) as server, gateway_of(entry(server)) as mcp:
+        assert await mcp.text("up__t") == "done"
+
+
+async def test_an_older_server_gets_no_meta_of_this_revision_and_no_capabilities() -> None:
+    async with scripted(Upstream(session="s1")) as server, gateway_of(entry(server)) as mcp:
+        meta: dict[str, Any] = {
+            "clientCapabilities": {"elicitation": {"form": {}}},
+            "com.example/x": 1,
+        }
+        await mcp.call("up__t", **meta)
+        assert sent(server).params["_meta"] == {"com.example/x": 1}
+        opened = next(one for one in server.asked if one.rpc == "initialize")
+        assert opened.params["capabilities"] == {}
+
+
+async def test_an_older_server_that_asks_all_the_same_is_told_why_not() -> None:
+    answered: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    class Asking(Upstream):
+        def __call__(self, asked: Asked) -> Any:
+            if asked.rpc == "(answer)":
+                answered.put_nowait(asked.message)
+            return super().__call__(asked)
+
+    async def asks(asked: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        question = {"id": "q", "method": "elicitation/create", "params": {"message": "Sure?"}}
+        yield event({"jsonrpc": "2.0", **question})
+        refused = await asyncio.wait_for(answered.get(), 20)
+        failed = {**text(refused["error"]["message"]), "isError": True}
+        yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": failed})
+
+    async with scripted(Asking(asks, session="s1")) as server, gateway_of(entry(server)) as mcp:
+        assert "elicitation/create is not possible here" in said(await mcp.call("up__t"))
+
+
+async def test_a_server_that_becomes_another_revision_is_negotiated_anew() -> None:
+    upstream = Upstream(session="s1")
+    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+        assert await mcp.text("up__t") == "done"
+        upstream.session = None
+        upstream.call = lambda asked: (
+            result(asked, text("modern"))
+            if "mcp-method" in asked.headers
+            else error(asked, -32022, "Unsupported protocol version")
+        )
+        await mcp.call("up__t")
+
+        async def answer() -> str:
+            return str((await mcp.call("up__t"))["content"][0]["text"])
+
+        await until("modern", answer)
+
+
+async def test_the_clients_of_one_server_share_its_session() -> None:
+    async with (
+        scripted(Upstream(session="s1")) as server,
+        app_of(entry(server)) as app,
+        client_of(app) as one,
+        client_of(app) as other,
+    ):
+        await asyncio.gather(one.text("up__t"), other.text("up__t"))
+    calls_sent = [one for one in server.asked if one.rpc == "tools/call"]
+    assert {one.headers["mcp-session-id"] for one in calls_sent} == {"s1"}
+    assert len({one.message["id"] for one in calls_sent}) == 2

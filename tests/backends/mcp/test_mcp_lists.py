@@ -1,0 +1,409 @@
+"""The tools of servers: known late, changing, colliding, missing, and back again."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundgate import config as configuration
+from roundgate.backends.mcp import backend as mcp_backend
+from roundgate.backends.mcp import server as mcp_server
+from roundgate.errors import ConfigError
+from roundgate.runtime import loading
+from roundgate.settings import Settings
+from tests.support.asgi import built, client, config_of, stoppable
+from tests.support.scripted import (
+    STREAM_HEAD,
+    Asked,
+    Scripted,
+    error,
+    event,
+    http,
+    result,
+    scripted,
+    text,
+)
+from tests.support.upstreams import Upstream, app_of, gateway_of, health, names, tool, until
+
+
+@pytest.fixture(autouse=True)
+def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses of a tenth of a second."""
+    monkeypatch.setattr(mcp_server, "FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr(mcp_server, "LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr(mcp_backend, "LEAST_PAUSE_S", 0.05)
+    monkeypatch.setattr(mcp_backend, "LEAST_TTL_S", 0.05)
+    monkeypatch.setattr(mcp_backend, "EMPTY_LOOKS_S", (0.1, 0.1))
+
+
+def entry(server: Scripted, name: str = "up", **settings: Any) -> dict[str, Any]:
+    return {"kind": "mcp", "name": name, "url": server.url, **settings}
+
+
+def nowhere(name: str = "down") -> dict[str, Any]:
+    """A server at a port where nothing listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {"kind": "mcp", "name": name, "url": f"http://127.0.0.1:{port}/mcp"}
+
+
+class Paged:
+    """A server whose list has pages; `cursors` says what follows each."""
+
+    def __init__(self, pages: dict[str | None, tuple[list[str], str | None]]) -> None:
+        self.pages = pages
+
+    def __call__(self, asked: Asked) -> Any:
+        if asked.rpc != "tools/list":
+            return Upstream()(asked)
+        listed, cursor = self.pages[asked.params.get("cursor")]
+        more = {} if cursor is None else {"nextCursor": cursor}
+        return result(asked, {"tools": [tool(name) for name in listed], **more})
+
+
+async def test_all_pages_are_read_and_names_are_prefixed() -> None:
+    pages = Paged({None: (["a", "b"], "1"), "1": (["c"], "2"), "2": ([], "3"), "3": (["d"], None)})
+    async with scripted(pages) as server, gateway_of(entry(server)) as mcp:
+        assert await names(mcp) == ["up__a", "up__b", "up__c", "up__d"]
+        assert await mcp.text("up__d") == "done"
+
+
+async def test_a_cursor_that_repeats_is_a_fault_of_that_server_alone() -> None:
+    circle = Paged({None: (["a"], "1"), "1": (["b"], "2"), "2": (["c"], "1")})
+    async with (
+        scripted(circle) as bad,
+        scripted(Upstream()) as good,
+        gateway_of(entry(bad, "bad"), entry(good)) as mcp,
+    ):
+        assert await names(mcp) == ["up__t"]
+        found = (await mcp.http.get("/healthz")).json()
+        assert found["missing"] == ["bad"]
+        assert [one["status"] for one in found["upstreams"]] == ["down", "up"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"max_tools": 2}, {"max_response_bytes": 1_000}], ids=["tools", "bytes"]
+)
+async def test_a_list_without_end_is_not_served(settings: dict[str, int]) -> None:
+    class Endless(Paged):
+        def __call__(self, asked: Asked) -> Any:
+            number = int(asked.params.get("cursor", "0")) if asked.body else 0
+            self.pages = {asked.params.get("cursor"): ([f"t{number}"], str(number + 1))}
+            return super().__call__(asked)
+
+    async with (
+        scripted(Endless({})) as server,
+        scripted(Upstream()) as good,
+        gateway_of(entry(server, "bad", **settings), entry(good)) as mcp,
+    ):
+        assert await names(mcp) == ["up__t"]
+
+
+async def test_one_bad_tool_leaves_the_others_and_is_named() -> None:
+    upstream = Upstream(
+        tools=[tool("good"), tool("bad", inputSchema={"type": "string"}), tool("b c")]
+    )
+    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+        assert await names(mcp) == ["up__good"]
+        state = await health(mcp)
+        assert state["tools"] == 2
+        assert "inputSchema" in state["left_out"]["bad"]
+
+
+async def test_a_name_that_is_too_long_can_be_renamed() -> None:
+    long = "x" * 62
+    async with scripted(Upstream(tools=[tool(long), tool("a/b")])) as server:
+        async with gateway_of(entry(server)) as mcp:
+            assert await names(mcp) == []
+        override = {long: {"name": "short"}, "a/b": {"name": "ab"}}
+        async with gateway_of(entry(server, override=override)) as mcp:
+            assert await names(mcp) == ["up__short", "up__ab"]
+            await mcp.call("up__ab")
+            assert server.asked[-1].params["name"] == "a/b"
+
+
+async def test_a_collision_names_both_and_the_first_serves(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with scripted(Upstream()) as one, scripted(Upstream()) as other:
+        backends = [entry(one, "one", prefix="x"), entry(other, "two", prefix="x")]
+        async with app_of(*backends) as app, client(app) as mcp:
+            assert await names(mcp) == ["x__t"]
+            (left_out,) = app.state.core.serving.catalog.left_out
+            assert "back end 'two'" in left_out.path
+            assert "'x__t' is offered by 'one' too" in left_out.message
+        with pytest.raises(ConfigError, match="is offered by 'one' too"):
+            await asyncio.to_thread(loading.load, config_of({"backends": backends}))
+
+
+async def test_selection_override_approval_and_views_work_as_for_every_kind() -> None:
+    listed = [tool("a"), tool("b", annotations={"readOnlyHint": True}), tool("secret")]
+    upstream = Upstream(tools=listed)
+    async with scripted(upstream) as server:
+        settings: dict[str, Any] = {
+            "exclude": [{"name": "secret"}],
+            "approve": "destructive",
+            "override": {"b": {"description": "Reads.", "max_result": 200}},
+        }
+        views = [{"name": "v", "include": [{"name": "up__b"}]}]
+        async with gateway_of(entry(server, **settings), views=views) as mcp:
+            assert await names(mcp) == ["up__a", "up__b", "read_more"]
+            status, refused = await mcp.error("tools/call", {"name": "up__a", "arguments": {}})
+            assert (status, refused["code"]) == (400, -32021)
+            assert "tools/call" not in server.methods()
+            upstream.call = lambda asked: result(asked, text("x" * 500))
+            assert "read_more" in await mcp.text("up__b")
+
+
+async def test_a_typing_error_is_an_error_of_a_check_and_leaves_the_rest_served() -> None:
+    async with scripted(Upstream()) as server:
+        wrong = entry(server, include=[{"name": "t"}, {"name": "typo"}], override={"gone": {}})
+        with pytest.raises(ConfigError) as caught:
+            await asyncio.to_thread(loading.load, config_of({"backends": [wrong]}))
+        assert len(caught.value.problems) == 2
+        async with gateway_of(wrong) as mcp:
+            assert await names(mcp) == ["up__t"]
+
+
+async def test_a_server_that_is_down_is_named_and_heals() -> None:
+    upstream = Upstream(is_down=True)
+    async with (
+        scripted(upstream) as down,
+        scripted(Upstream()) as up,
+        gateway_of(entry(down, "down"), entry(up)) as mcp,
+    ):
+        assert await names(mcp) == ["up__t"]
+        status, missing = await mcp.error("tools/call", {"name": "down__t", "arguments": {}})
+        assert (status, missing["message"]) == (
+            503,
+            "The back end down is not served just now; try later",
+        )
+        upstream.is_down = False
+        await until(["down__t", "up__t"], lambda: names(mcp))
+        assert await mcp.text("down__t") == "done"
+        assert "missing" not in (await mcp.http.get("/healthz")).json()
+
+
+async def test_a_gateway_whose_only_server_is_down_starts_and_heals() -> None:
+    upstream = Upstream(is_down=True)
+    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+        assert await names(mcp) == []
+        assert (await mcp.result("tools/list"))["ttlMs"] == 0
+        assert (await health(mcp))["status"] == "down"
+        upstream.is_down = False
+        await until(["up__t"], lambda: names(mcp))
+        assert (await mcp.result("tools/list"))["ttlMs"] > 0
+
+
+async def test_the_tools_of_a_server_that_goes_down_stay_listed() -> None:
+    upstream = Upstream(ttl_ms=50)
+    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+        upstream.is_down = True
+
+        async def status() -> str:
+            return str((await health(mcp))["status"])
+
+        await until("down", status)
+        assert await names(mcp) == ["up__t"]
+        assert "did not answer" in await mcp.text("up__t")
+        upstream.is_down = False
+        await until("up", status)
+
+
+@pytest.mark.parametrize("session", [None, "s1"])
+async def test_a_function_that_follows_nothing_lists_and_calls(session: str | None) -> None:
+    """As on AWS Lambda: no lifespan, and the calls run in another event loop than the start."""
+    async with scripted(Upstream(session=session)) as server:
+        file = config_of({"backends": [entry(server)]})
+        served = (await asyncio.to_thread(loading.load, file, is_cold=True)).catalog
+        assert list(served.tools) == ["up__t"]
+        app = await asyncio.to_thread(built, file)
+        async with client(app) as mcp:
+            assert await names(mcp) == ["up__t"]
+            assert await mcp.text("up__t") == "done"
+        await app.state.core.aclose()
+
+
+def test_strict_and_check_refuse_a_server_that_is_down() -> None:
+    backends = [nowhere(), nowhere("other")]
+    with pytest.raises(ConfigError) as caught:
+        built(config_of({"backends": backends, "limits": {"strict": True}}))
+    assert "the server cannot be asked" in str(caught.value.problems[0])
+    with pytest.raises(ConfigError):
+        loading.load(config_of({"backends": backends}))
+
+
+def test_fifty_servers_that_are_down_hold_no_start_up() -> None:
+    """A silent server costs START_S, all of them together. The limit is generous: machines differ."""
+    silent = socket.create_server(("127.0.0.1", 0), backlog=100)
+    port = silent.getsockname()[1]
+    backends = [nowhere(f"n{n}") for n in range(25)]
+    backends += [
+        {"kind": "mcp", "name": f"s{n}", "url": f"http://127.0.0.1:{port}/mcp"} for n in range(25)
+    ]
+    file = config_of({"backends": backends})
+    everybody = [one["name"] for one in backends]
+    begun = time.monotonic()
+    snapshot = loading.load(file, may_be_missing=everybody)
+    took_s = time.monotonic() - begun
+    silent.close()
+    assert len(snapshot.catalog.missing) == 50
+    assert took_s < 20
+
+
+async def test_a_change_that_is_reported_is_served_at_once() -> None:
+    changed = asyncio.Event()
+
+    class Telling(Upstream):
+        def __call__(self, asked: Asked) -> Any:
+            if asked.rpc == "server/discover":
+                about = {"supportedVersions": ["2026-07-28"]}
+                return result(asked, {**about, "capabilities": {"tools": {"listChanged": True}}})
+            if asked.rpc == "subscriptions/listen":
+                return self._changes(asked)
+            return super().__call__(asked)
+
+        async def _changes(self, asked: Asked) -> Any:
+            meta = {"_meta": {"io.modelcontextprotocol/subscriptionId": asked.message["id"]}}
+
+            async def stream() -> Any:
+                yield STREAM_HEAD
+                acknowledged = {**meta, "notifications": {"toolsListChanged": True}}
+                yield event(
+                    {
+                        "jsonrpc": "2.0",
+                        "method": "notifications/subscriptions/acknowledged",
+                        "params": acknowledged,
+                    }
+                )
+                await changed.wait()
+                yield event(
+                    {"jsonrpc": "2.0", "method": "notifications/tools/list_changed", "params": meta}
+                )
+                await asyncio.sleep(60)
+
+            return stream()
+
+    upstream = Telling()
+    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+
+        async def listens() -> bool:
+            return "subscriptions/listen" in server.methods()
+
+        await until(True, listens)
+        upstream.tools = [tool("t"), tool("new")]
+        await asyncio.sleep(0.2)
+        assert await names(mcp) == ["up__t"]
+        changed.set()
+        await until(["up__t", "up__new"], lambda: names(mcp))
+
+
+async def test_a_list_is_read_again_when_its_time_is_over() -> None:
+    upstream = Upstream(ttl_ms=50)
+    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+        upstream.tools = [tool("other")]
+        await until(["up__other"], lambda: names(mcp))
+        status, _ = await mcp.error("tools/call", {"name": "up__t", "arguments": {}})
+        assert status == 400
+
+
+async def test_a_tool_that_the_server_does_not_know_any_more_makes_it_read_the_list() -> None:
+    upstream = Upstream(lambda asked: error(asked, -32602, "Unknown tool: t"))
+    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+        upstream.tools = [tool("renamed")]
+        await mcp.call("up__t")
+        await until(["up__renamed"], lambda: names(mcp))
+
+
+async def test_an_empty_list_after_a_full_one_is_not_believed_at_once() -> None:
+    upstream = Upstream(ttl_ms=50)
+    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+        reads = server.methods().count("tools/list")
+        upstream.tools = []
+
+        async def read_again() -> bool:
+            return server.methods().count("tools/list") > reads
+
+        await until(True, read_again)
+        assert await names(mcp) == ["up__t"]
+        await until([], lambda: names(mcp))
+        upstream.tools = [tool("t")]
+        await until(["up__t"], lambda: names(mcp))
+
+
+async def test_a_reload_keeps_the_session_and_takes_new_settings(tmp_path: Path) -> None:
+
+    upstream = Upstream(session="s1")
+    async with scripted(upstream) as server:
+        path = tmp_path / "gateway.yaml"
+        text_of = "backends:\n  - {{kind: mcp, name: up, url: '{}'{}}}\n".format
+        path.write_text(text_of(server.url, ""))
+        app = await asyncio.to_thread(built, configuration.load(path), Settings(reload=True))
+        async with stoppable(app), client(app) as mcp:
+            await until(2, lambda: _count(server, "initialize"))  # the start, and the gateway
+            path.write_text(text_of(server.url, "") + "server: {version: '2'}\n")
+
+            async def version() -> Any:
+                return (await mcp.http.get("/healthz")).json()["version"]
+
+            await until("2", version)
+            assert await mcp.text("up__t") == "done"
+            assert server.methods().count("initialize") == 2
+            assert server.methods().count("DELETE") == 1
+            path.write_text(text_of(server.url, ", prefix: p"))
+            await until(["p__t"], lambda: names(mcp))
+            assert await mcp.text("p__t") == "done"
+
+
+async def _count(server: Scripted, method: str) -> int:
+    return server.methods().count(method)
+
+
+async def test_sixty_changes_at_once_are_one_swap(monkeypatch: pytest.MonkeyPatch) -> None:
+    swaps: list[object] = []
+    refreshed = loading.refreshed
+
+    async def seen(*arguments: Any) -> Any:
+        swaps.append(arguments)
+        return await refreshed(*arguments)
+
+    monkeypatch.setattr(loading, "refreshed", seen)
+    upstreams = [Upstream(is_down=True) for _ in range(10)]
+    async with scripted(lambda asked: upstreams[int(asked.target[-1])](asked)) as server:
+        backends = [
+            {"kind": "mcp", "name": f"n{n}", "url": f"{server.origin}/{n}"} for n in range(10)
+        ]
+        async with gateway_of(*backends) as mcp:
+            for one in upstreams:
+                one.is_down = False
+            await until([f"n{n}__t" for n in range(10)], lambda: names(mcp))
+    assert len(swaps) < 10
+
+
+def test_a_backend_is_either_at_a_url_or_a_process() -> None:
+    for wrong in (
+        {},
+        {"url": "http://x.example/mcp", "command": ["x"]},
+        {"command": ["x"], "credential": {"bearer": "tttttttt"}},
+        {"url": "http://x.example/mcp", "env": {"A": "b"}},
+        {"url": "http://x.example/mcp", "tls": {}},
+        {"url": "http://x.example/mcp", "idempotency_key": "Idempotency-Key"},
+        {"url": "ftp://x.example/"},
+        {"url": "http://user:pass@x.example/"},
+    ):
+        with pytest.raises(ConfigError):
+            config_of({"backends": [{"kind": "mcp", "name": "up", **wrong}]})
+
+
+async def test_http_of_another_kind_answers_nothing_useful() -> None:
+    async with (
+        scripted(lambda asked: http(404, b"", "text/plain")) as server,
+        gateway_of(entry(server)) as mcp,
+    ):
+        assert (await health(mcp))["status"] == "down"

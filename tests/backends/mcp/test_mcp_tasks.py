@@ -1,0 +1,148 @@
+"""Tasks of a server through the gateway: sealed ids, no rows, any replica; and calls of its tools
+as tasks of the gateway."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.asgi import Client, client
+from tests.support.scripted import Asked, Scripted, error, result, scripted, text
+from tests.support.upstreams import Upstream, app_of, gateway_of, until
+
+TASKS = "io.modelcontextprotocol/tasks"
+CALL = {"name": "up__t", "arguments": {"a": 1}}
+CAPABLE: dict[str, Any] = {
+    "clientCapabilities": {"elicitation": {"form": {}}, "extensions": {TASKS: {}}}
+}
+FORM = {
+    "method": "elicitation/create",
+    "params": {
+        "message": "Who?",
+        "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}},
+    },
+}
+
+
+def entry(server: Scripted, **settings: Any) -> dict[str, Any]:
+    return {"kind": "mcp", "name": "up", "url": server.url, **settings}
+
+
+class WithTasks(Upstream):
+    """A server that makes a task of each call of a client that can follow it."""
+
+    def __init__(self) -> None:
+        super().__init__(self.called)
+        self.state: dict[str, Any] = {"status": "working"}
+        self.answers: list[Any] = []
+
+    def __call__(self, asked: Asked) -> Any:
+        if asked.rpc == "server/discover":
+            capable: dict[str, Any] = {"tools": {}, "extensions": {TASKS: {}}}
+            return result(asked, {"supportedVersions": ["2026-07-28"], "capabilities": capable})
+        return super().__call__(asked)
+
+    def task(self) -> dict[str, Any]:
+        at = "2026-11-26T12:00:00Z"
+        times = {"createdAt": at, "lastUpdatedAt": at, "ttlMs": None, "pollIntervalMs": 100}
+        return {"taskId": "job 17", **times, **self.state}
+
+    def called(self, asked: Asked) -> Any:
+        capabilities = asked.params["_meta"]["io.modelcontextprotocol/clientCapabilities"]
+        if asked.rpc == "tools/call":
+            if TASKS not in capabilities.get("extensions", {}):
+                return result(asked, text("at once"))
+            return result(asked, {"resultType": "task", **self.task()})
+        assert TASKS in capabilities["extensions"]
+        if asked.params["taskId"] != "job 17":
+            return error(asked, -32602, "unknown task")
+        if asked.rpc == "tasks/update":
+            self.answers.append(asked.params["inputResponses"])
+            self.state = {"status": "working"}
+        elif asked.rpc == "tasks/cancel":
+            self.state = {"status": "cancelled"}
+        return result(asked, self.task() if asked.rpc == "tasks/get" else {})
+
+
+async def ask(mcp: Client, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    """The body of a request of a client that knows tasks."""
+    body: dict[str, Any] = (await mcp.post(method, params, **CAPABLE)).json()
+    return body
+
+
+async def test_a_task_of_a_server_is_followed_answered_and_read_at_any_replica() -> None:
+    upstream = WithTasks()
+    async with (
+        scripted(upstream) as server,
+        app_of(entry(server)) as a,
+        app_of(entry(server)) as b,
+        client(a) as one,
+        client(b) as other,
+    ):
+        created = (await ask(one, "tools/call", CALL))["result"]
+        assert (created["resultType"], created["status"]) == ("task", "working")
+        task_id = created["taskId"]
+        assert "job" not in task_id
+        upstream.state = {"status": "input_required", "inputRequests": {"who": FORM}}
+        state = (await ask(other, "tasks/get", {"taskId": task_id}))["result"]
+        assert state["inputRequests"] == {"who": FORM}
+        assert state["taskId"] == task_id
+        answer = {"who": {"action": "accept", "content": {"name": "Ada"}}}
+        await ask(one, "tasks/update", {"taskId": task_id, "inputResponses": answer})
+        assert upstream.answers == [answer]
+        done = {**text("done"), "_meta": {"io.modelcontextprotocol/x": 1, "mine": 2}, "new": 1}
+        upstream.state = {"status": "completed", "result": done}
+        state = (await ask(other, "tasks/get", {"taskId": task_id}))["result"]
+        kept = state["result"]
+        assert (kept["content"], kept["_meta"], kept["new"]) == (
+            done["content"],
+            {"mine": 2},
+            1,
+        )
+        refused = (await ask(one, "tasks/get", {"taskId": "job 17"}))["error"]
+        foreign = (await ask(one, "tasks/get", {"taskId": task_id[:-2] + "xx"}))["error"]
+        assert refused == foreign
+
+
+async def test_a_task_is_cancelled_at_the_server() -> None:
+    upstream = WithTasks()
+    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+        task_id = (await ask(mcp, "tools/call", CALL))["result"]["taskId"]
+        assert "result" in await ask(mcp, "tasks/cancel", {"taskId": task_id})
+        assert upstream.state == {"status": "cancelled"}
+
+
+async def test_a_client_without_tasks_gets_a_result_and_the_server_is_told_so() -> None:
+    async with scripted(WithTasks()) as server, gateway_of(entry(server)) as mcp:
+        assert await mcp.text("up__t") == "at once"
+
+
+async def test_a_server_that_is_away_or_talks_nonsense_loses_no_task() -> None:
+    upstream = WithTasks()
+    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+        task_id = (await ask(mcp, "tools/call", CALL))["result"]["taskId"]
+        upstream.is_down = True
+        response = await mcp.post("tasks/get", {"taskId": task_id}, **CAPABLE)
+        assert response.status_code == 503
+        upstream.is_down = False
+        for nonsense in ({"status": "happy"}, {"taskId": "job 18", "status": "working"}):
+            upstream.state = nonsense
+            body = (await mcp.post("tasks/get", {"taskId": task_id}, **CAPABLE)).json()
+            assert body["error"]["code"] == -32603
+        upstream.state = {"status": "working"}
+        state = (await ask(mcp, "tasks/get", {"taskId": task_id}))["result"]
+        assert state["status"] == "working"
+
+
+async def test_a_call_can_be_a_task_of_the_gateway() -> None:
+    override = {"t": {"task": "optional"}}
+    async with scripted(WithTasks()) as server, gateway_of(entry(server, override=override)) as mcp:
+        created = (await ask(mcp, "tools/call", CALL))["result"]
+        params = {"taskId": created["taskId"]}
+
+        async def status() -> str:
+            return str((await ask(mcp, "tasks/get", params))["result"]["status"])
+
+        await until("completed", status)
+        done = (await ask(mcp, "tasks/get", params))["result"]["result"]
+        assert done["content"][0]["text"] == "at once"
+        assert server.methods().count("tools/call") == 1

@@ -1,0 +1,115 @@
+"""MCP servers for tests of `kind: mcp`, and gateways in front of them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+
+from tests.support.asgi import Client, built, client, config_of, stoppable
+from tests.support.scripted import Asked, error, http, result, says, text
+
+PROGRAM = Path(__file__).with_name("stdio_program.py")
+
+
+def tool(name: str, **members: Any) -> dict[str, Any]:
+    """An entry of a list of tools."""
+    return {"name": name, "inputSchema": {"type": "object"}, **members}
+
+
+@dataclass
+class Upstream:
+    """A script of a server of either era. `call` answers tools/call; `tools` may change."""
+
+    call: Callable[[Asked], Any] = lambda asked: result(asked, text("done"))
+    tools: list[dict[str, Any]] = field(default_factory=lambda: [tool("t")])
+    ttl_ms: int = 0
+    session: str | None = None
+    """The id of the session of an older server; `None` for a server of 2026-07-28."""
+    is_down: bool = False
+
+    def __call__(self, asked: Asked) -> Any:
+        if self.is_down:
+            return None
+        if self.session is not None:
+            return self._older(asked)
+        match asked.rpc:
+            case "server/discover":
+                about = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}
+                info = {"io.modelcontextprotocol/serverInfo": {"name": "up", "version": "3"}}
+                return result(asked, {**about, "_meta": info})
+            case "tools/list":
+                return result(asked, {"tools": self.tools, "ttlMs": self.ttl_ms})
+        return self.call(asked)
+
+    def _older(self, asked: Asked) -> Any:
+        if asked.rpc == "server/discover":
+            return error(asked, -32000, "Bad Request: Server not initialized")
+        if asked.rpc == "initialize":
+            about = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}
+            done = {**about, "serverInfo": {"name": "old", "version": "1"}}
+            return says(
+                {"jsonrpc": "2.0", "id": asked.message["id"], "result": done},
+                Mcp_Session_Id=self.session,
+            )
+        if asked.rpc == "GET":
+            return http(405)
+        if asked.headers.get("mcp-session-id") != self.session:
+            return error(asked, -32001, "Session not found", status=404)
+        if asked.rpc in ("notifications/initialized", "(answer)"):
+            return http(202)
+        if asked.rpc == "DELETE":
+            return http(200)
+        if asked.rpc == "tools/list":
+            return says(
+                {"jsonrpc": "2.0", "id": asked.message["id"], "result": {"tools": self.tools}}
+            )
+        return self.call(asked)
+
+
+def process(*arguments: str, **settings: Any) -> dict[str, Any]:
+    """An entry of `backends` for `stdio_program.py`."""
+    command = [sys.executable, str(PROGRAM), *arguments]
+    return {"kind": "mcp", "name": "up", "command": command, **settings}
+
+
+@asynccontextmanager
+async def gateway_of(*backends: dict[str, Any], **sections: Any) -> AsyncIterator[Client]:
+    """A client of a gateway with these back ends, which has started."""
+    async with app_of(*backends, **sections) as app, client(app) as mcp:
+        yield mcp
+
+
+@asynccontextmanager
+async def app_of(*backends: dict[str, Any], **sections: Any) -> AsyncIterator[FastAPI]:
+    """A gateway with these back ends, which has started. It is built in a thread, because a server
+    of the test runs in this one."""
+    file = config_of({"backends": list(backends), **sections})
+    app = await asyncio.to_thread(built, file)
+    async with stoppable(app):
+        yield app
+
+
+async def names(mcp: Client) -> list[str]:
+    """The names of the tools that are listed."""
+    return [one["name"] for one in (await mcp.result("tools/list"))["tools"]]
+
+
+async def health(mcp: Client) -> dict[str, Any]:
+    """The state of the only server, as /healthz shows it."""
+    (one,) = (await mcp.http.get("/healthz")).json()["upstreams"]
+    state: dict[str, Any] = one
+    return state
+
+
+async def until(expected: Any, ask: Callable[[], Awaitable[Any]]) -> None:
+    """Wait until `ask` returns what is expected."""
+    async with asyncio.timeout(60):
+        while await ask() != expected:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.02)
