@@ -33,7 +33,7 @@ from bench.measurements import Sample, Settings, rotated
 from bench.servers import Cores
 from bench.subjects import ROOT
 from bench.wire import KNOWS_TASKS, http_request
-from roundgate.auth import LOCAL, owner_of
+from roundgate.auth import LOCAL, task_owner
 from roundgate.deployment import machine, packaging
 from roundgate.deployment.stack.functions import INVOCATION, Environment, Tools, unpack
 from roundgate.deployment.stack.services import Aws, make_resources, services
@@ -144,7 +144,7 @@ def is_done(answer: Any) -> bool:
     return bool(answer == {"batchItemFailures": []})
 
 
-MESSAGE = {"messageId": "1", "body": f"{owner_of(LOCAL)}.{'A' * 22}", "eventSource": "aws:sqs"}
+MESSAGE = {"messageId": "1", "body": f"{task_owner(LOCAL)}.{'A' * 22}", "eventSource": "aws:sqs"}
 """The message of a task that does not exist: the least work for a worker."""
 
 COLD = (

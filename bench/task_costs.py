@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from bench.dynamodb import Emulator
 from bench.measurements import Sample
-from roundgate.auth import LOCAL, owner_of
+from roundgate.auth import LOCAL, task_owner
 from roundgate.backends import Offering, Tool, build
 from roundgate.clock import Clock
 from roundgate.protocol import TextContent, ToolResult
@@ -92,7 +92,7 @@ class Shop:
         """Create a task whose step and result have `size` characters."""
         call = TaskCall("work", {"size": size}, LOCAL, {"elicitation": {}})
         created = await self.tasks.create(call, Journal())
-        return TaskRef(owner_of(LOCAL), created["taskId"])
+        return TaskRef(task_owner(LOCAL), created["taskId"])
 
 
 def samples(emulator: Emulator, folder: Path) -> Iterator[Sample]:

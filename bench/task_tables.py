@@ -20,7 +20,7 @@ from typing import Any
 from bench.dynamodb import Emulator
 from bench.postgresql import Server
 from bench.wire import FILLED, KNOWS_TASKS, LARGE, LARGE_RESULT
-from roundgate.auth import LOCAL, owner_of
+from roundgate.auth import LOCAL, task_owner
 from roundgate.clock import Clock
 from roundgate.json import encode
 from roundgate.protocol import Status
@@ -32,7 +32,7 @@ from roundgate.tasks import TaskCall
 from roundgate.tasks.events import NOTHING, NewTask
 from roundgate.tasks.stored import Claimed, StoredTasks
 
-OWNER = owner_of(LOCAL)
+OWNER = task_owner(LOCAL)
 DAY_MS = 86_400_000
 KEY = base64.b64encode(bytes(32)).decode()
 QUESTION = {

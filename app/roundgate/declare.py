@@ -118,7 +118,7 @@ class Declaration:
     uri: str = ""
 
 
-def declarations_of(function: Any) -> Sequence[Declaration]:
+def read_declarations(function: Any) -> Sequence[Declaration]:
     """Return the declarations on a function, the first applied first; empty for any other
     object."""
     try:
@@ -152,7 +152,7 @@ def _attaching(decorator: str, options: Mapping[str, Any], uri: str = "") -> Cal
             )
         if not callable(function):
             raise TypeError(f"a decorator of functions stands in front of {function!r}")
-        setattr(function, ATTRIBUTE, (*declarations_of(function), declaration))
+        setattr(function, ATTRIBUTE, (*read_declarations(function), declaration))
         return function
 
     return attach

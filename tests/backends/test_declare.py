@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from roundgate import Annotations, Icon, prompt, resource, tool
-from roundgate.declare import declarations_of
+from roundgate.declare import read_declarations
 from roundgate.errors import ConfigError
 from tests.support.asgi import client, gateway
 
@@ -22,7 +22,7 @@ def test_a_decorated_function_is_the_same_function(decorate: Callable[..., Any])
 
     assert decorate(double) is double
     assert double(4) == 8
-    assert len(declarations_of(double)) == 1
+    assert len(read_declarations(double)) == 1
 
 
 def test_a_function_can_be_several_things_the_innermost_first() -> None:
@@ -32,7 +32,7 @@ def test_a_function_can_be_several_things_the_innermost_first() -> None:
     def notes() -> str:
         """All notes."""
 
-    assert [one.decorator for one in declarations_of(notes)] == ["tool", "prompt", "resource"]
+    assert [one.decorator for one in read_declarations(notes)] == ["tool", "prompt", "resource"]
 
 
 class Anything:
@@ -44,7 +44,7 @@ class Anything:
 
 @pytest.mark.parametrize("value", [len, 5, None, "x", object(), type, tool, json, Anything()])
 def test_anything_else_has_no_declarations(value: Any) -> None:
-    assert list(declarations_of(value)) == []
+    assert list(read_declarations(value)) == []
 
 
 async def listed(method: str, member: str, function: Callable[..., Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.auth import owner_of
+from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
 from roundgate.backends.http.exchanges import INPUT_REQUIRED
 from roundgate.cli import main
@@ -51,7 +51,9 @@ class House:
     stores: Stores
 
     async def record(self, task_id: str) -> TaskRecord:
-        found = await self.stores.tasks.read(TaskRef(owner_of(LOCAL), task_id), self.clock.now_ms())
+        found = await self.stores.tasks.read(
+            TaskRef(task_owner(LOCAL), task_id), self.clock.now_ms()
+        )
         assert found is not None
         return found
 
@@ -406,7 +408,7 @@ async def test_only_what_is_not_repeatable_by_itself_carries_a_key(
 async def test_a_turn_that_is_repeated_sends_the_same_key_again(tmp_path: Path) -> None:
     async with house(tmp_path, answer(), works=False) as one:
         task_id = await one.ann.begin("run", what="x")
-        ref = TaskRef(owner_of(LOCAL), task_id)
+        ref = TaskRef(task_owner(LOCAL), task_id)
         another = house_before(tmp_path, one.told, job=None, works=False)
         async with sent_and_not_noted(one, tmp_path, ref), another as other:
             other.clock.skip(40)  # the lease of the first is over
@@ -721,7 +723,7 @@ async def test_a_start_whose_answer_was_lost_is_asked_for_by_its_key_and_cancell
     keys: dict[str, Any] = {"idempotency_key": "Idempotency-Key"} if declared else {}
     async with house(tmp_path, STARTED, CANCELLED, job=CANCEL, works=False, **keys) as one:
         task_id = await one.ann.begin("run", what="x")
-        ref = TaskRef(owner_of(LOCAL), task_id)
+        ref = TaskRef(task_owner(LOCAL), task_id)
         now_ms = one.clock.now_ms()
         # a worker had it, and died before it could write what the service said
         await one.stores.tasks.claim(ref, now_ms, now_ms + 1)

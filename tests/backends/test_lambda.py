@@ -21,7 +21,7 @@ from roundgate.backends.aws_lambda.invoking import target
 from roundgate.backends.aws_lambda.messages import (
     MAX_CONTEXT_CHARS,
     MAX_EVENT_BYTES,
-    bytes_of,
+    encode_payload,
     facts,
 )
 from roundgate.errors import ConfigError, ToolError
@@ -334,11 +334,11 @@ async def test_an_event_of_an_http_api_has_the_arguments_where_the_path_says(
 
 
 def test_a_payload_that_aws_would_not_take_is_not_sent() -> None:
-    assert len(bytes_of("x" * (MAX_EVENT_BYTES - 2), is_event=True)) == MAX_EVENT_BYTES
+    assert len(encode_payload("x" * (MAX_EVENT_BYTES - 2), is_event=True)) == MAX_EVENT_BYTES
     with pytest.raises(ToolError, match="AWS Lambda takes 1048576 at most, so it was not invoked"):
-        bytes_of("x" * MAX_EVENT_BYTES, is_event=True)
+        encode_payload("x" * MAX_EVENT_BYTES, is_event=True)
     with pytest.raises(ToolError, match="6291456"):
-        bytes_of("ä" * 3_200_000, is_event=False)
+        encode_payload("ä" * 3_200_000, is_event=False)
 
 
 def test_who_calls_is_told_whole_or_not_at_all_and_the_trace_goes_first() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundgate.backends.search import Ranking, stem, words_of
+from roundgate.backends.search import Ranking, stem, word_stems
 
 TITLES = [
     "Create an issue",
@@ -61,7 +61,7 @@ def test_forms_of_a_word_have_one_stem(forms: str) -> None:
 
 def test_names_are_taken_apart() -> None:
     for name in ("listForRepo", "list_for_repo", "list-for-repo", "LIST for repository"):
-        assert words_of(name) == ["list", "repo"]
+        assert word_stems(name) == ["list", "repo"]
 
 
 @given(st.text(max_size=200))

@@ -198,9 +198,9 @@ async def _watch(store: StoredTasks, count: int, begun: float) -> list[tuple[flo
 
 
 def _owner() -> str:
-    from roundgate.auth import owner_of
+    from roundgate.auth import task_owner
 
-    return owner_of(MANY)
+    return task_owner(MANY)
 
 
 def _rates(seen: Sequence[tuple[float, int]]) -> tuple[float, float, float]:

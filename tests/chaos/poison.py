@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from roundgate import json
-from roundgate.auth import owner_of
+from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.protocol.tasks import Status
@@ -258,7 +258,7 @@ async def begin(tasks: Tasks, tool: str, **arguments: Any) -> TaskRef:
     """A new task."""
     call = TaskCall(tool, arguments, LOCAL, {"elicitation": {}})
     created = await tasks.create(call, Journal())
-    return TaskRef(owner_of(LOCAL), created["taskId"])
+    return TaskRef(task_owner(LOCAL), created["taskId"])
 
 
 async def _begin_all(

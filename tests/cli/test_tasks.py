@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from roundgate import Context, tool
-from roundgate.auth import owner_of
+from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
 from roundgate.cli import main, tasks
 from roundgate.cli.output import say
@@ -38,7 +38,7 @@ from tests.support.postgresql import Server
 from tests.support.rounds import accept
 from tests.support.task_client import TaskClient, tasked
 
-OWNER = owner_of(LOCAL)
+OWNER = task_owner(LOCAL)
 
 
 class Operator:

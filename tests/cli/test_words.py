@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from roundgate.auth import Principal, owner_of
+from roundgate.auth import Principal, task_owner
 from roundgate.cli import parse
 from roundgate.storage import TaskRef
 
@@ -75,7 +75,7 @@ def test_no_owner_begins_with_a_dash() -> None:
     """So `roundgate tasks show OWNER.ID` never takes one for an option."""
     for number in range(300):
         for view in ("", "books"):
-            owner = owner_of(Principal("issuer", f"user-{number}", "client"), view)
+            owner = task_owner(Principal("issuer", f"user-{number}", "client"), view)
             ref = TaskRef(owner, "-Wr3nZ_w")
             assert parse(["tasks", "show", str(ref)]).task == ref
             assert parse(["tasks", "list", "--owner", owner]).owner == owner

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from roundgate import lambda_http, lambda_worker
-from roundgate.auth import owner_of
+from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.runtime import startup
@@ -198,7 +198,7 @@ def forget_account(environ: dict[str, str]) -> None:
     """Delete the account of the caller: it has none for a task that an operator has made again."""
     import boto3
 
-    key = {"pk": {"S": f"U#account.{owner_of(LOCAL)}"}, "sk": {"S": "0"}}
+    key = {"pk": {"S": f"U#account.{task_owner(LOCAL)}"}, "sk": {"S": "0"}}
     table = environ["GATEWAY_STORE"].removeprefix("dynamodb://")
     boto3.Session("test", "test", region_name=REGION).client("dynamodb").delete_item(
         TableName=table, Key=key
@@ -210,7 +210,7 @@ def die(environ: dict[str, str], task_id: str) -> None:
     parts = startup.make_stores(settings.from_environment(environ), Clock())
 
     async def claim() -> None:
-        claimed = await parts.tasks.claim(TaskRef(owner_of(LOCAL), task_id), Clock().now_ms(), 1)
+        claimed = await parts.tasks.claim(TaskRef(task_owner(LOCAL), task_id), Clock().now_ms(), 1)
         assert isinstance(claimed, Claimed)
         await parts.tasks.aclose()
 
@@ -220,5 +220,5 @@ def die(environ: dict[str, str], task_id: str) -> None:
 def work(functions: Functions, task_id: str) -> None:
     """What the message of a task makes the worker do."""
     (record,) = recorded("sqs")["Records"]
-    event = {"Records": [{**record, "body": f"{owner_of(LOCAL)}.{task_id}"}]}
+    event = {"Records": [{**record, "body": f"{task_owner(LOCAL)}.{task_id}"}]}
     assert functions.worker(event, LambdaContext()) == {"batchItemFailures": []}

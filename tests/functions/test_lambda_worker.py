@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from roundgate import config, lambda_http, lambda_worker
-from roundgate.auth import owner_of
+from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock, Deadline
 from roundgate.lambda_worker import Function
@@ -49,7 +49,7 @@ def begin(functions: Functions) -> str:
 
 
 def message(task_id: str) -> str:
-    return f"{owner_of(LOCAL)}.{task_id}"
+    return f"{task_owner(LOCAL)}.{task_id}"
 
 
 def shown(functions: Functions, task_id: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.auth import owner_of
+from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
 from roundgate.storage.dynamodb.table import create_table
 from tests.functions.conftest import asking, recorded
@@ -161,5 +161,5 @@ def test_of_two_clones_of_the_worker_one_takes_a_task_and_the_other_goes_on_with
 def message(task_id: str) -> dict[str, Any]:
     """The queue's message of a task of the local subject."""
     event = recorded("sqs")
-    event["Records"] = [{**event["Records"][0], "body": f"{owner_of(LOCAL)}.{task_id}"}]
+    event["Records"] = [{**event["Records"][0], "body": f"{task_owner(LOCAL)}.{task_id}"}]
     return event

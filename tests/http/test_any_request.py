@@ -24,7 +24,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from roundgate.auth import owner_of
+from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.json import encode
@@ -309,7 +309,7 @@ async def make_tasks(stores: Stores) -> None:
     """Two tasks that ask: `A_TASK` something that no request answers, too."""
     for task_id in (A_TASK, ANOTHER_TASK):
         now_ms = Clock().now_ms()
-        ref = TaskRef(owner_of(LOCAL), task_id)
+        ref = TaskRef(task_owner(LOCAL), task_id)
         await stores.tasks.create(NewTask(ref, "dig", b"{}", now_ms, now_ms + 3_600_000, now_ms))
         claimed = await stores.tasks.claim(ref, now_ms, now_ms + 1_000)
         assert isinstance(claimed, Claimed)

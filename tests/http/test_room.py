@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundgate.http.room import Stage, address_of, makes_room
+from roundgate.http.room import Stage, client_address, makes_room
 
 NOW = 100.0
 
@@ -129,4 +129,4 @@ def test_whatever_a_flood_does_one_waiting_connection_of_another_address_outlive
     ],
 )
 def test_a_64_of_ipv6_counts_as_one_address(host: str, address: str) -> None:
-    assert address_of(host) == address
+    assert client_address(host) == address

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from roundgate import Context, tool
-from roundgate.auth import LOCAL, owner_of
+from roundgate.auth import LOCAL, task_owner
 from roundgate.settings.process import Settings
 from tests.support.asgi import gateway
 from tests.support.rounds import accept
@@ -110,4 +110,4 @@ async def test_an_answer_that_is_sent_again_counts_once(app: FastAPI) -> None:
             answered = await session.answer(app, question, accept(name="x" * 100_000))
             assert answered.status_code in (202, 400)
         await stream.over()
-    assert await app.state.core.accounts.usage(owner_of(LOCAL)) < MOST
+    assert await app.state.core.accounts.usage(task_owner(LOCAL)) < MOST

@@ -19,7 +19,7 @@ from roundgate.replay.journal import (
     Told,
     Tried,
     before_failure,
-    failed_steps_of,
+    find_failed_steps,
     from_row,
     row,
 )
@@ -106,14 +106,14 @@ def test_the_nearest_failure_of_a_step_ended_a_call() -> None:
     hidden = RuntimeError("sorry")
     hidden.__context__, hidden.__suppress_context__ = charge, True
     both = ExceptionGroup("two", [charge, ValueError(), ExceptionGroup("one", [refund])])
-    assert failed_steps_of(charge) == ("charge",)
-    assert failed_steps_of(refund) == ("refund",)
-    assert failed_steps_of(in_words) == failed_steps_of(hidden) == ("charge",)
-    assert failed_steps_of(both) == ("charge", "refund")
-    assert failed_steps_of(RuntimeError("its own")) == ()
+    assert find_failed_steps(charge) == ("charge",)
+    assert find_failed_steps(refund) == ("refund",)
+    assert find_failed_steps(in_words) == find_failed_steps(hidden) == ("charge",)
+    assert find_failed_steps(both) == ("charge", "refund")
+    assert find_failed_steps(RuntimeError("its own")) == ()
 
 
 def test_errors_that_lead_to_each_other_end_the_search() -> None:
     first, second = RuntimeError("1"), RuntimeError("2")
     first.__cause__, second.__cause__ = second, first
-    assert failed_steps_of(first) == ()
+    assert find_failed_steps(first) == ()

@@ -31,7 +31,7 @@ from roundgate.replay.questions import (
     Sample,
     UnfitAnswer,
     Url,
-    digest_of,
+    question_digest,
 )
 from tests.support import json_values
 from tests.support.replay import Name
@@ -534,7 +534,7 @@ def test_a_raw_request_needs_what_the_question_of_its_shape_needs(question: Ques
     raw = Raw(question.to_wire())
     assert raw.requires == question.requires
     assert raw.to_wire() == question.to_wire()
-    assert digest_of("q", raw) == digest_of("q", question)
+    assert question_digest("q", raw) == question_digest("q", question)
 
 
 @pytest.mark.parametrize("action", ["decline", "cancel"])

@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 
 from roundgate import Context, tool
 from roundgate.errors import NondeterminismError, NotJson
-from roundgate.replay.values import conversion_of
+from roundgate.replay.values import find_conversion
 from roundgate.testing import Gateway, fake_context
 
 
@@ -92,7 +92,7 @@ async def test_a_value_comes_back_as_its_annotation_says(value: Any, hint: Any) 
 
 @pytest.mark.parametrize("hint", [int, str, list[int], tuple[int, str], dict[str, Any], Any, None])
 def test_what_json_has_is_remembered_as_it_was(hint: Any) -> None:
-    assert conversion_of(returning(1, hint)) is None
+    assert find_conversion(returning(1, hint)) is None
 
 
 async def test_partials_classes_and_awaitables_say_what_they_return_too() -> None:
@@ -125,7 +125,7 @@ async def test_a_value_that_is_none_of_the_annotations_is_an_error_that_does_not
 
 
 async def test_a_remembered_value_that_no_longer_fits_is_another_way() -> None:
-    conversion = conversion_of(returning(QUOTE, Quote))
+    conversion = find_conversion(returning(QUOTE, Quote))
     assert conversion is not None
     with pytest.raises(NondeterminismError, match="a value of another type"):
         conversion.from_json({"other": 1}, "quote")
@@ -179,8 +179,8 @@ def test_what_a_function_closes_over_is_not_kept_when_its_call_is_over() -> None
 
     def call() -> weakref.ref[Held]:
         held = Held()
-        conversion_of(lambda: held)
-        conversion_of(functools.partial(lambda of: held, held))
+        find_conversion(lambda: held)
+        find_conversion(functools.partial(lambda of: held, held))
         return weakref.ref(held)
 
     gone = call()

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from roundgate import Context, Form, tool
-from roundgate.auth import owner_of
+from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
 from roundgate.settings.process import Settings
 from tests.support.asgi import client, gateway
@@ -98,7 +98,7 @@ async def test_one_id_is_in_every_line_of_a_call_over_its_rounds_and_its_task(
         await ann.text(created["taskId"])
         await ann.call("ship", {"parcel": "another"})
     first_round, second_round, other = calls(lines)
-    ref = f"{owner_of(LOCAL)}.{created['taskId']}"
+    ref = f"{task_owner(LOCAL)}.{created['taskId']}"
     assert second_round["task"] == ref
     assert "task" not in first_round
     turns = [line for line in lines.of("task") if line["task"] == ref]
@@ -244,7 +244,7 @@ async def test_an_approval_in_a_task_is_logged_when_it_is_given(
     (line,) = [line for line in lines.all() if "approved" in line["msg"]]
     assert line["msg"] == ("a call was approved" if approve else "a call was not approved")
     assert (line["tool"], line["subject"]) == ("approved_later", "local")
-    assert line["task"] == f"{owner_of(LOCAL)}.{task_id}"
+    assert line["task"] == f"{task_owner(LOCAL)}.{task_id}"
     assert line["call"] == calls(lines)[0]["call"]
 
 

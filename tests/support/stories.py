@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, Field
 
-from roundgate.auth import owner_of
+from roundgate.auth import task_owner
 from roundgate.auth.principal import Principal
 from roundgate.errors import StepFailed, ToolError, Unavailable
 from roundgate.protocol.inbound import ClientCapabilities, Meta
@@ -246,7 +246,7 @@ class Story:
 
         queue = life.wraps(self.messages)
         tasks = StoredTasks(self.store.store, queue)
-        store = life.wraps(_Own(tasks, owner_of(self.client.principal)))
+        store = life.wraps(_Own(tasks, task_owner(self.client.principal)))
         return Workshop(catalog_of(tool=tool), store, queue, self.clock, self.config)
 
     async def tell(self) -> dict[str, Any]:
@@ -310,7 +310,7 @@ class Story:
         task = self.client.told
         if self.client.delivered or task is None or ("runs", f"{task} order") not in self.plan.seen:
             return
-        ref = TaskRef(owner_of(self.client.principal), task)
+        ref = TaskRef(task_owner(self.client.principal), task)
         delivered = await shop.deliver(ref, "event:paid", PAYMENT)
         accepted = (Delivered.WAKES, Delivered.KEPT, Delivered.AGAIN)
         assert delivered in accepted or self.client.cancelled_as is not None, delivered

@@ -16,7 +16,7 @@ import httpx
 from fastapi import FastAPI
 from mcp_types import _v2026_07_28 as official
 
-from roundgate.auth import owner_of
+from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.main import build_app
@@ -39,7 +39,7 @@ _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 
 def ref_of(task_id: str) -> str:
     """What the log and the commands call a task of a gateway without authentication."""
-    return f"{owner_of(LOCAL)}.{task_id}"
+    return f"{task_owner(LOCAL)}.{task_id}"
 
 
 def valid_task(task: Mapping[str, Any], *, more: set[str] = frozenset()) -> None:  # type: ignore[assignment]

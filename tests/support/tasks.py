@@ -15,7 +15,7 @@ from anyio import CapacityLimiter
 
 from roundgate import json
 from roundgate.aio.threads import in_thread
-from roundgate.auth import owner_of
+from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL, Principal
 from roundgate.backends import catalog
 from roundgate.backends.base import Offering, Tool
@@ -134,7 +134,7 @@ class Workshop:
         """A new task."""
         call = TaskCall(tool, arguments, principal, CAPABILITIES)
         created = await self.tasks.create(call, journal or Journal())
-        return TaskRef(owner_of(principal), created["taskId"])
+        return TaskRef(task_owner(principal), created["taskId"])
 
     async def record(self, ref: TaskRef) -> TaskRecord:
         """Its row."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.auth import owner_of
+from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
 from roundgate.backends import catalog
 from roundgate.backends.base import Offering
@@ -42,7 +42,7 @@ from tests.support.rounds import CAPABILITIES
 from tests.support.stories import all_points, points_of
 from tests.support.tasks import Fast, Files, Functions, Workshop
 
-REF = TaskRef(owner_of(LOCAL), "job")
+REF = TaskRef(task_owner(LOCAL), "job")
 CONFIG = JobConfig(every_s=10, succeeded=["done"], failed=["cancelled"])
 STEP = 5
 """Seconds that pass when nothing moves."""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 from pydantic import BaseModel
 
-from roundgate.auth import owner_of
+from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
 from roundgate.errors import CleanedUp
 from roundgate.replay.context import Context, run_of
@@ -272,7 +272,7 @@ async def test_a_cancellation_is_a_read_a_write_and_no_message(costs: Costs, sta
 async def test_a_cancellation_with_a_job_to_cancel_is_a_message_more(costs: Costs) -> None:
     call = TaskCall("job", {}, LOCAL, CAPABILITIES)
     await costs.shop.tasks.create(call, Journal(), task_id="job", cleans_up=True)
-    ref = TaskRef(owner_of(LOCAL), "job")
+    ref = TaskRef(task_owner(LOCAL), "job")
     assert await costs.counts.of(costs.shop.cancel(ref)) == (["cancel"], 2, 1)
     cleanup = ["claim", "claim_cleanup", "end_cleanup"]
     assert await costs.counts.of(costs.shop.worker.work(ref)) == (cleanup, 4, 0)

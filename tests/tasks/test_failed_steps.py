@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from roundgate import Context, StepFailed, ToolError, tool
-from roundgate.auth import owner_of
+from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
 from roundgate.cli import main
 from roundgate.clock import Clock
@@ -154,7 +154,7 @@ def operator(capsys: pytest.CaptureFixture[str]) -> Operator:
 
 
 def ref(task_id: str) -> str:
-    return f"{owner_of(LOCAL)}.{task_id}"
+    return f"{task_owner(LOCAL)}.{task_id}"
 
 
 async def failed_order(ann: TaskClient) -> str:
@@ -397,7 +397,7 @@ async def test_who_takes_a_task_over_says_whose_it_is(tmp_path: Path, lines: Log
     database = Database(tmp_path / "gateway.sqlite3")
     async with tasked(tmp_path, *TOOLS, works=False) as idle:
         task_id = await idle.begin("several")
-    store, place = StoredTasks(SqliteTasks(database)), TaskRef(owner_of(LOCAL), task_id)
+    store, place = StoredTasks(SqliteTasks(database)), TaskRef(task_owner(LOCAL), task_id)
     now_ms = Clock().now_ms()
     # a worker that died with it an hour ago
     claimed = await store.claim(place, now_ms, now_ms - 3_600_000, due_ms=now_ms)

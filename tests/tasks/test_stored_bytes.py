@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from roundgate.auth import LOCAL, Principal, owner_of
+from roundgate.auth import LOCAL, Principal, task_owner
 from roundgate.errors import QuotaExceeded
 from roundgate.replay.context import Context
 from roundgate.storage.accounts import BLOCK, Accounts
@@ -97,7 +97,7 @@ async def test_a_call_that_was_sent_before_counts_once(shop: Workshop, accounts:
     for _ in range(50):
         created = await shop.tasks.create(call, Journal(), task_id="same")
         assert created["taskId"] == "same"
-    assert await accounts.usage(owner_of(LOCAL)) < 100_000 + 2 * BLOCK
+    assert await accounts.usage(task_owner(LOCAL)) < 100_000 + 2 * BLOCK
 
 
 @pytest.mark.parametrize(
@@ -139,4 +139,4 @@ async def test_state_that_is_replaced_counts_once(shop: Workshop, accounts: Acco
     ref = await shop.begin("state", count=200)
     assert await shop.all_turns() == [Turn.FINISHED]
     assert await shop.value(ref) == "all done"
-    assert await accounts.usage(owner_of(LOCAL)) < 150_000
+    assert await accounts.usage(task_owner(LOCAL)) < 150_000

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from roundgate.auth.principal import LOCAL
 from roundgate.replay.context import Context
 from roundgate.replay.journal import Answered, Journal
-from roundgate.replay.questions import Form, digest_of
+from roundgate.replay.questions import Form, question_digest
 from roundgate.settings import TasksConfig
 from roundgate.tasks.turn import Turn
 from roundgate.tasks.versions import count_versions
@@ -96,7 +96,9 @@ async def test_an_answer_that_came_before_the_task_stays_with_the_question_that_
         return (await ctx.elicit("who", "Who is to blame?", Name)).name
 
     journal = Journal()
-    journal.add(Answered("who", digest_of("who", Form("Who?", Name)), 1, 0, accept(name="Ada")))
+    journal.add(
+        Answered("who", question_digest("who", Form("Who?", Name)), 1, 0, accept(name="Ada"))
+    )
     ref = await shared.workshop(tool=old).begin("tool", journal=journal)
     assert await shared.workshop(tool=old).all_turns() == [Turn.ASKED]
     shop = shared.workshop(tool=new)

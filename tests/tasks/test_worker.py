@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.auth import owner_of
+from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.errors import InvalidParams, LeaseLost, MissingCapability, ToolError, Unavailable
@@ -214,7 +214,7 @@ async def test_a_question_is_asked_of_what_the_client_declared_when_it_called(
 ) -> None:
     shop = shared.workshop(asks=asks)
     created = await shop.tasks.create(TaskCall("asks", {}, LOCAL, {"sampling": {}}), Journal())
-    ref = TaskRef(owner_of(LOCAL), created["taskId"])
+    ref = TaskRef(task_owner(LOCAL), created["taskId"])
     await shop.turns()
     code, _, data = await failure_of(shop, ref)
     assert (code, data) == (-32021, {"requiredCapabilities": {"elicitation": {"form": {}}}})

@@ -6,4 +6,4 @@ from roundgate.auth.principal import LOCAL as LOCAL
 from roundgate.auth.principal import LocalVerifier as LocalVerifier
 from roundgate.auth.principal import Principal as Principal
 from roundgate.auth.principal import Verifier as Verifier
-from roundgate.auth.principal import owner_of as owner_of
+from roundgate.auth.principal import task_owner as task_owner

@@ -43,7 +43,7 @@ class Principal:
         return names
 
 
-def owner_of(principal: Principal, view: str = "") -> str:
+def task_owner(principal: Principal, view: str = "") -> str:
     """Return the owner of what is stored for a caller: a digest of its issuer, subject and client,
     and of the view called.
 
@@ -67,7 +67,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def scopes_of(granted: Any) -> frozenset[str]:
+def parse_scopes(granted: Any) -> frozenset[str]:
     """Return scopes from a claim: a list, or text separated by blanks (RFC 9068 section 2.2.3)."""
     named = granted.split() if isinstance(granted, str) else granted
     return (
@@ -77,7 +77,7 @@ def scopes_of(granted: Any) -> frozenset[str]:
     )
 
 
-def moment_of(claim: Any) -> float | None:
+def parse_moment(claim: Any) -> float | None:
     """Return a date of a claim in seconds since the epoch (RFC 7519 section 2), a number or its
     text; `None` if it is neither."""
     try:

@@ -20,7 +20,7 @@ from jwt.exceptions import (
 )
 
 from roundgate.auth.jwks import KeySet, KeysUnavailable
-from roundgate.auth.principal import Principal, is_name, moment_of, scopes_of
+from roundgate.auth.principal import Principal, is_name, parse_moment, parse_scopes
 from roundgate.errors import InsufficientScope, Unauthenticated, Unavailable
 from roundgate.settings import AuthorizerConfig, JwtAuthConfig
 
@@ -108,13 +108,13 @@ def _bearer(authorization: bytes | None) -> str:
 
 def _principal(claims: Mapping[str, Any]) -> Principal:
     client_id = claims.get("client_id") or claims.get("azp") or ""
-    scopes = scopes_of(claims.get("scope") or claims.get("scp"))
+    scopes = parse_scopes(claims.get("scope") or claims.get("scp"))
     issuer, subject = claims["iss"], claims["sub"]
     if not subject or not all(map(is_name, (issuer, subject, client_id))):
         raise Unauthenticated(
             "invalid_token", "The token's sub and client_id must be strings, sub not empty"
         )
-    return Principal(issuer, subject, client_id, scopes, moment_of(claims["exp"]))
+    return Principal(issuer, subject, client_id, scopes, parse_moment(claims["exp"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,10 @@ class AuthorizerVerifier:
             raise Unauthenticated(
                 "invalid_token", f"The authorizer's claims need iss and {config.subject_claim}"
             )
-        scopes, expires_at_s = _scopes(claims.get(config.scope_claim)), moment_of(claims.get("exp"))
+        scopes, expires_at_s = (
+            _scopes(claims.get(config.scope_claim)),
+            parse_moment(claims.get("exp")),
+        )
         principal = Principal(config.issuer, subject, client_id, scopes, expires_at_s)
         if not principal.scopes.issuperset(config.scopes):
             raise InsufficientScope("every call", config.scopes)
@@ -164,4 +167,6 @@ def _name(claim: Any) -> str | None:
 
 def _scopes(granted: Any) -> frozenset[str]:
     """Return scopes from an authorizer's claim. An HTTP API writes a list as text in brackets."""
-    return scopes_of(granted.strip("[]").replace(",", " ") if isinstance(granted, str) else granted)
+    return parse_scopes(
+        granted.strip("[]").replace(",", " ") if isinstance(granted, str) else granted
+    )

@@ -102,7 +102,7 @@ _GROUPS: Final = (
 )
 
 
-def words_of(text: str) -> list[str]:
+def word_stems(text: str) -> list[str]:
     """Return the stems of the words in a text or a name (`listForRepo`), without stop words."""
     words = (part.lower() for part in _PARTS.findall(text))
     return [stem(_SPELLED.get(word, word)) for word in words if word not in _STOP]
@@ -148,7 +148,7 @@ class Ranking:
     """
 
     def __init__(self, weights: Sequence[float], documents: Iterable[Sequence[str]]) -> None:
-        indexed = [[dict.fromkeys(words_of(text)) for text in fields] for fields in documents]
+        indexed = [[dict.fromkeys(word_stems(text)) for text in fields] for fields in documents]
         self._where: dict[str, dict[int, float]] = {}
         for place, weight in enumerate(weights):
             mean = sum(len(fields[place]) for fields in indexed) / max(1, len(indexed))
@@ -167,7 +167,7 @@ class Ranking:
 
     def best(self, query: str, limit: int, allowed: Callable[[int], bool]) -> list[int]:
         """Return the numbers of the allowed documents that match the query best, the best first."""
-        weights = dict.fromkeys(words_of(query), 1.0)
+        weights = dict.fromkeys(word_stems(query), 1.0)
         for word in list(weights):
             for synonym in _SAME.get(word, ()):
                 weights.setdefault(synonym, SYNONYM)

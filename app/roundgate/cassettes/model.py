@@ -177,7 +177,7 @@ class Interaction:
             return "a batch" if isinstance(message, list) else "no JSON"
         if "method" not in message:
             return f"answer {message.get('id')}"
-        return f"{message['method']} {subject_of(message)}".strip()
+        return f"{message['method']} {read_subject(message)}".strip()
 
 
 @dataclass(frozen=True, slots=True, config=_FORBID)
@@ -198,7 +198,7 @@ class Cassette:
 # -- parts of messages -----------------------------------------------------------------------------
 
 
-def subject_of(message: Any) -> str:
+def read_subject(message: Any) -> str:
     """Return the name of the tool or prompt, the URI, or the task id in a request, else ""."""
     params = params_of(message)
     return str(next((params[name] for name in ("name", "uri", "taskId") if name in params), ""))
@@ -216,7 +216,7 @@ def result_of(message: Any) -> Json | None:
     return result if isinstance(result, dict) else None
 
 
-def method_of(message: Any) -> str | None:
+def read_method(message: Any) -> str | None:
     """Return the method of a request or notification, else `None`."""
     method = message.get("method") if isinstance(message, dict) else None
     return method if isinstance(method, str) else None
@@ -227,7 +227,7 @@ def without(message: Mapping[str, Any], *names: str) -> Json:
     return {name: value for name, value in message.items() if name not in names}
 
 
-def envelope_of(message: Any) -> Json:
+def read_envelope(message: Any) -> Json:
     """Return the envelope (`ENVELOPE`) of a request of the modern era, without the prefix of its
     names."""
     meta = params_of(message).get("_meta")
@@ -261,13 +261,13 @@ class Course:
 
     def begin(self, message: Any) -> None:
         """Update the state for a request that is about to be sent."""
-        if method_of(message) == "initialize":
+        if read_method(message) == "initialize":
             self.is_older, self._version, self._session = True, None, None
 
     def end(self, message: Any, answer: Any, headers: Mapping[str, str]) -> None:
         """Update the state for the response to a request."""
         result = result_of(answer)
-        if method_of(message) == "initialize" and result is not None:
+        if read_method(message) == "initialize" and result is not None:
             self._version = str(result.get("protocolVersion"))
             self._session = headers.get("mcp-session-id")
 
@@ -276,5 +276,5 @@ class Course:
         if self.is_older:
             headers = {"mcp-protocol-version": self._version, "mcp-session-id": self._session}
             return {name: value for name, value in headers.items() if value is not None}
-        version = envelope_of(message).get("protocolVersion")
+        version = read_envelope(message).get("protocolVersion")
         return {"mcp-protocol-version": version} if isinstance(version, str) else {}

@@ -27,8 +27,8 @@ from roundgate.cassettes.model import (
     Request,
     Response,
     Rule,
-    envelope_of,
-    method_of,
+    read_envelope,
+    read_method,
     result_of,
     without,
     without_envelope,
@@ -231,7 +231,7 @@ def _has_news(exchange: Exchange, states: dict[str, Any]) -> bool:
         is_first = "(stream)" not in states
         states["(stream)"] = True
         return is_first or bool(exchange.events) or "last-event-id" in exchange.headers
-    if method_of(exchange.message) != "tasks/get":
+    if read_method(exchange.message) != "tasks/get":
         return True
     result = result_of(exchange.decoded_body()[0])
     if result is None:
@@ -253,7 +253,7 @@ class _Writer:
         self._exchanges = exchanges
         self._course = Course()
         self._mentioned_ids = {mention for exchange in exchanges for mention in _mentions(exchange)}
-        envelopes = (envelope_of(exchange.message) for exchange in exchanges)
+        envelopes = (read_envelope(exchange.message) for exchange in exchanges)
         self._envelope = next(
             (envelope for envelope in envelopes if len(envelope) == len(ENVELOPE)), {}
         )
@@ -292,7 +292,7 @@ class _Writer:
     def _without_envelope(self, message: Json) -> tuple[Json, bool]:
         """Return a request without the conversation's envelope, and whether the request keeps another
         envelope."""
-        method, own = str(message.get("method", "notifications/")), envelope_of(message)
+        method, own = str(message.get("method", "notifications/")), read_envelope(message)
         if self._course.is_older or not self._envelope or method.startswith("notifications/"):
             return message, bool(own)
         if own == self._envelope:
@@ -363,7 +363,7 @@ class _Writer:
         Only an answer or cancellation has to, except that on a GET or `subscriptions/listen` stream
         every exchange counts. `number` exchanges had begun when the message arrived.
         """
-        waits = exchange.http == "GET" or method_of(exchange.message) == "subscriptions/listen"
+        waits = exchange.http == "GET" or read_method(exchange.message) == "subscriptions/listen"
         between = [
             index
             for index, other in enumerate(self._exchanges, 1)

@@ -39,10 +39,10 @@ from roundgate.cassettes.model import (
     Event,
     Interaction,
     Response,
-    method_of,
     params_of,
+    read_method,
+    read_subject,
     result_of,
-    subject_of,
     without,
     without_envelope,
 )
@@ -169,7 +169,7 @@ class StandIn:
             {Slot("server"): origin, Slot("host"): origin.partition("://")[2]}
         )
         self._played = [_Played() for _ in self._all]
-        self._methods = {method_of(interaction.request.message) for interaction in self._all}
+        self._methods = {read_method(interaction.request.message) for interaction in self._all}
 
     async def answer(self, http: str, headers: Mapping[str, str], body: bytes) -> Reply | None:
         """Return the reply to a request, or `None` if the response is lost."""
@@ -206,7 +206,7 @@ class StandIn:
         if self._in_order:
             yield from unused[:1] or used[:1]
             yield from (index for index in reversed(used) if is_poll(self._all[index]))
-        elif method_of(message) == "tasks/get":
+        elif read_method(message) == "tasks/get":
             yield from self._polls(message, unused)
             yield from reversed(used)
         else:
@@ -216,7 +216,7 @@ class StandIn:
     def _polls(self, message: Any, unused: Sequence[int]) -> Iterator[int]:
         for index in unused:
             request = self._all[index].request.message
-            if self._filled(subject_of(request)) == subject_of(message):
+            if self._filled(read_subject(request)) == read_subject(message):
                 if not is_poll(self._all[index]):
                     return
                 yield index
@@ -253,7 +253,7 @@ class StandIn:
         """Mark an interaction as played. If a call is repeated, mark all later interactions as not
         played."""
         request = self._all[index].request.message
-        if self._played[index].is_used and method_of(request) in _BEGINNINGS:
+        if self._played[index].is_used and read_method(request) in _BEGINNINGS:
             for later in self._played[index:]:
                 later.is_used, later.failure = False, None
                 later.begun.clear()
@@ -264,7 +264,7 @@ class StandIn:
         if http != "POST":
             return Reply(405 if http == "GET" else 200, {})
         request_id = message.get("id") if isinstance(message, dict) else None
-        method = method_of(message)
+        method = read_method(message)
         text = f"Nothing like this was recorded: {_title(message)}{self._nearest(message)}"
         if method is None:
             self._fail_waiting(text)
@@ -275,17 +275,17 @@ class StandIn:
         return refusal(request_id, _INVALID, text, 200 if method else 400)
 
     def _nearest(self, message: Any) -> str:
-        method = method_of(message)
+        method = read_method(message)
         nearest: tuple[int, int, list[Difference]] | None = None
         for index, interaction in enumerate(self._all):
             if (
-                method_of(interaction.request.message) != method
+                read_method(interaction.request.message) != method
                 or interaction.request.http != "POST"
             ):
                 continue
             bindings = Bindings(self._bindings.values)
             differences = list(self._differences(index, "POST", {}, message, bindings))[:20]
-            is_other = method and subject_of(interaction.request.message) != subject_of(message)
+            is_other = method and read_subject(interaction.request.message) != read_subject(message)
             distance = len(differences) + (20 if is_other else 0)
             if nearest is None or distance < nearest[0]:
                 nearest = distance, index, differences
@@ -312,7 +312,7 @@ class StandIn:
     def _created_task(self, message: Any) -> Reply | None:
         """Return the state of a task at its creation, for a poll that was not recorded; `None` for
         other requests."""
-        if method_of(message) != "tasks/get":
+        if read_method(message) != "tasks/get":
             return None
         for interaction, played in zip(self._all, self._played, strict=True):
             result = (
@@ -322,7 +322,7 @@ class StandIn:
             )
             if result is not None and result.get("resultType") == "task":
                 state = fill(result, self._value_of)
-                if state.get("taskId") == subject_of(message):
+                if state.get("taskId") == read_subject(message):
                     answer = {"result": {**state, "resultType": "complete"}}
                     body = encode(wire(answer, message.get("id")))
                     return Reply(200, {"content-type": "application/json"}, body)
@@ -425,7 +425,7 @@ def wire(message: Any, request_id: Any) -> Any:
 
 def is_poll(interaction: Interaction) -> bool:
     """Return whether an interaction polls a task."""
-    return method_of(interaction.request.message) == "tasks/get"
+    return read_method(interaction.request.message) == "tasks/get"
 
 
 def _event_bytes(message: Any, event_id: str | None = None, retry_ms: int | None = None) -> bytes:
@@ -464,7 +464,7 @@ def _comparable(message: Any) -> Any:
     if not isinstance(message, dict):
         return message
     short = without(message, "jsonrpc")
-    if method_of(short) in _ANY_PARAMS:
+    if read_method(short) in _ANY_PARAMS:
         return {"method": short["method"], "id": None}
     if isinstance(params_of(short).get("_meta"), dict):
         short["params"] = without(without_envelope(short)["params"], "_meta")
@@ -472,10 +472,10 @@ def _comparable(message: Any) -> Any:
 
 
 def _title(message: Any) -> str:
-    method = method_of(message)
+    method = read_method(message)
     if method is None:
         return "an answer to a question" if isinstance(message, dict) else "a batch"
-    text = f"{method} {subject_of(message)}".strip()
+    text = f"{method} {read_subject(message)}".strip()
     arguments = params_of(message).get("arguments")
     return f"{text} {encode(arguments).decode()[:200]}" if arguments else text
 

@@ -35,8 +35,8 @@ from roundgate.cassettes.model import (
     Interaction,
     Json,
     Response,
-    method_of,
     params_of,
+    read_method,
     result_of,
     with_envelope,
     without,
@@ -246,7 +246,7 @@ class Verifier:
 
     def _addressed(self, message: Json, live: _Live) -> Json:
         """Return a recorded message with an id and, in the modern era, the cassette's envelope."""
-        method = method_of(message) or ""
+        method = read_method(message) or ""
         if not method or method.startswith("notifications/"):
             return message
         message.setdefault("id", next(self._ids))
@@ -424,7 +424,7 @@ def secret_names(cassette: Cassette) -> list[str]:
 
 def _metadata(message: Any, is_older: bool) -> dict[str, str]:
     """Return the headers that repeat parts of the body of a request of the modern era."""
-    method = method_of(message)
+    method = read_method(message)
     if is_older or method is None:
         return {}
     headers = of_request(method, params_of(message), "")
@@ -504,7 +504,7 @@ def _calls(cassette: Cassette) -> list[_Call]:
             text = texts.get(str(message.get("id")))
             for call in calls:
                 call.answers |= {} if text is None else {text: message.get("result")}
-        if method_of(message) != "tools/call":
+        if read_method(message) != "tools/call":
             continue
         params = params_of(message)
         key = repr((params.get("name"), params.get("arguments")))

@@ -28,8 +28,8 @@ from roundgate.client.messages import (
     Speaker,
     TryLater,
     is_stream,
+    read_session_id,
     result_of,
-    session_id_of,
 )
 from roundgate.client.sender import Headers, Sender, reason_of
 from roundgate.client.transport import HttpResponse, IdleLimit, Limits, Transport, Url
@@ -404,7 +404,7 @@ class OlderRequest:
         finally:
             await response.close()
         if message["method"] == "initialize":
-            self._link.session_id = session_id_of(response)
+            self._link.session_id = read_session_id(response)
         return result
 
     async def _read(self, response: HttpResponse, own_id: int) -> Json:

@@ -18,8 +18,8 @@ from roundgate.client.sender import Headers, reason_in, reason_of
 from roundgate.client.transport import (
     HttpResponse,
     Limits,
-    media_type_of,
     read_body,
+    read_media_type,
     refuse_compressed,
 )
 from roundgate.client.types import Json, Tool, is_modern
@@ -83,7 +83,7 @@ def message(method: str, params: Mapping[str, Any], request_id: int | str, meta:
     }
 
 
-def headers_of(message: Json) -> list[tuple[str, str]]:
+def request_headers(message: Json) -> list[tuple[str, str]]:
     """Return the headers of a request, except `Mcp-Param-*` (see `of_arguments`) and those that any
     HTTP client adds."""
     params = message["params"]
@@ -300,7 +300,7 @@ class Reader:
         status = response.status
         is_success = 200 <= status < 300
         refuse_compressed(response)
-        media_type = media_type_of(response)
+        media_type = read_media_type(response)
         if media_type != "application/json":
             if status == 404 and in_session:
                 raise SessionOver
@@ -374,7 +374,7 @@ def result_of(message: Json, request_id: Any) -> Json:
 
 def is_stream(response: HttpResponse) -> bool:
     """Return whether a response is a stream of events."""
-    return response.status == 200 and media_type_of(response) == "text/event-stream"
+    return response.status == 200 and read_media_type(response) == "text/event-stream"
 
 
 def _is_response(message: Json, *, any_error: bool) -> bool:
@@ -411,7 +411,7 @@ def _refusal(status: int, reason: str) -> HttpRefused:
     )
 
 
-def session_id_of(response: HttpResponse) -> str | None:
+def read_session_id(response: HttpResponse) -> str | None:
     """Return the id of a new session; `None` if the server keeps no session. Raise `BadAnswer` if
     the id is not visible ASCII (2025-11-25, "Session Management") or too long."""
     session_id = response.headers.get("mcp-session-id")

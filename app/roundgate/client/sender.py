@@ -20,7 +20,7 @@ from roundgate.client.transport import (
     Transport,
     Url,
     is_compressed,
-    media_type_of,
+    read_media_type,
 )
 from roundgate.errors import AuthorizationFailed, ClientError, HttpRefused, ParseError, Remedy
 from roundgate.json import decode
@@ -167,7 +167,7 @@ async def reason_of(response: HttpResponse, sent: Headers = ()) -> str:
 
 def reason_in(body: bytes, response: HttpResponse, sent: Headers = ()) -> str:
     """Return ": " and the server's reason as in `reason_of`, from a body that has been read."""
-    text = _reason_in_body(body, media_type_of(response))
+    text = _reason_in_body(body, read_media_type(response))
     if not text:
         challenge = challenge_parameters(response.headers.get("www-authenticate", ""))
         text = challenge.get("error_description", "")

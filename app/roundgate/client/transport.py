@@ -211,7 +211,7 @@ class Transport(Protocol):
         """Close every connection."""
 
 
-def media_type_of(response: HttpResponse) -> str:
+def read_media_type(response: HttpResponse) -> str:
     """Return the content type without parameters, such as `application/json`; "" without one."""
     return response.headers.get("content-type", "").partition(";")[0].strip().lower()
 

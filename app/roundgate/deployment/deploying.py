@@ -172,14 +172,14 @@ def commands(
     passed = parameters(options, stored)
     says = {**stored, **passed}
     if says.get("SnapStart") == "on" and "Release" not in passed:
-        passed["Release"] = release_of(says, template)
+        passed["Release"] = release_digest(says, template)
     first = _sam(sam, template, options, passed)
     if stored or NO_EXECUTE in options.options or passed["ProtectTable"] != LATER:
         return [first]
     return [first, _sam(sam, template, options, {**passed, "ProtectTable": "true"})]
 
 
-def release_of(says: Mapping[str, str], template: Path) -> str:
+def release_digest(says: Mapping[str, str], template: Path) -> str:
     """Return a digest of everything that makes the gateway function.
 
     Args:

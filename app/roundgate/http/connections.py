@@ -32,7 +32,7 @@ from uvicorn.server import ServerState
 from roundgate.errors import TransportError, Unavailable
 from roundgate.http.arrival import STATE, Request
 from roundgate.http.exchange import error_headers
-from roundgate.http.room import Stage, address_of, makes_room
+from roundgate.http.room import Stage, client_address, makes_room
 from roundgate.protocol import NEWEST
 from roundgate.settings import HttpConfig
 
@@ -205,7 +205,7 @@ class BoundedConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._stock.connection_made(_StockTransport(self._transport, self))
         client = self._stock.client
-        self.address = address_of(client[0] if client else "")
+        self.address = client_address(client[0] if client else "")
         self.since = self._loop.time()
         self._due = self.since + self._bounds.head_s
         self._connections.add(self)

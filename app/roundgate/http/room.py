@@ -54,13 +54,13 @@ class Connection(Protocol):
 
     @property
     def address(self) -> str:
-        """Return the client's address (`address_of`)."""
+        """Return the client's address (`client_address`)."""
 
 
 C = TypeVar("C", bound=Connection)
 
 
-def address_of(host: str) -> str:
+def client_address(host: str) -> str:
     """Return the address that counts as one client: an IPv4 address, or the /64 of an IPv6 address,
     which providers assign to one customer. The path of a Unix socket is returned unchanged."""
     try:

@@ -150,7 +150,7 @@ class Subscription:
     def _message(self, topic: Topic, params: bytes | None) -> bytes:
         method, uri = topic
         if params is not None:
-            return jsonrpc.notification_of(
+            return jsonrpc.encode_notification(
                 method, {"_meta": {notifications.SUBSCRIPTION_ID: self.id}}, params
             )
         return self._tell(method) if uri is None else self._tell(method, uri=uri)

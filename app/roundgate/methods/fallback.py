@@ -38,7 +38,7 @@ from roundgate.methods.task_tools import (
     arguments_schema,
     definitions,
     questions_in_words,
-    requirement_of,
+    required_capabilities,
     result_of,
 )
 from roundgate.methods.tools import argument_problems
@@ -242,7 +242,7 @@ class FallbackTools:
             MissingCapability: the client cannot be asked, and these questions are not asked in
                 words.
         """
-        required = requirement_of(requests)
+        required = required_capabilities(requests)
         capabilities = context.inbound.meta.capabilities
         if capabilities.has_declared(required):
             return reply

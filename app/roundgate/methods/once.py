@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from roundgate import json
-from roundgate.auth import owner_of
+from roundgate.auth import task_owner
 from roundgate.clock import Clock
 from roundgate.errors import (
     GatewayError,
@@ -131,7 +131,7 @@ class Once:
         forget_ms = now_ms + int(self._sealer.lifetime_s * 2000)
 
         async def reserve(size: int) -> Reserved:
-            owner = owner_of(call.principal, self._view)
+            owner = task_owner(call.principal, self._view)
             return await self._accounts.reserve(owner, size, forget_ms + CLOCKS_AHEAD_MS)
 
         async def claim() -> OnceRecord | None:

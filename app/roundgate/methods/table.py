@@ -43,7 +43,7 @@ def make_methods(
         config,
         catalog,
         parts,
-        features_of(catalog, streams=parts.streams),
+        catalog_features(catalog, streams=parts.streams),
         Results(result_format, parts.clock),
         Scopes(catalog, are_checked=config.auth != "none"),
         Calls(
@@ -111,7 +111,7 @@ class DiscoveryMethods:
         return self._reply
 
 
-def features_of(catalog: Catalog, *, streams: bool) -> frozenset[str]:
+def catalog_features(catalog: Catalog, *, streams: bool) -> frozenset[str]:
     """Return the features that a catalog has anything to serve for; a revision accepts requests by
     them. A back end that is missing now may have tools: a client that was offered none would not
     ask for them later."""

@@ -131,7 +131,7 @@ class Waiting:
             origin=context.span.carrier(),
             call_id=context.correlation.call_id,
         )
-        return InputRequired({} if view is None else requests_of(view), PREFIX + state)
+        return InputRequired({} if view is None else task_requests(view), PREFIX + state)
 
 
 def _is_settled(view: TaskView | None) -> bool:
@@ -142,7 +142,7 @@ def _binding(params: CallToolParams) -> Binding:
     return Binding.of("wait for a task", params.name, params.arguments)
 
 
-def requests_of(view: TaskView) -> dict[str, Any]:
+def task_requests(view: TaskView) -> dict[str, Any]:
     """Return the outstanding questions of a task on the wire, by key."""
     if view.status is not Status.INPUT_REQUIRED:
         return {}
@@ -160,7 +160,7 @@ def result_of(view: TaskView) -> dict[str, Any]:
     return ToolResult.error("The task was cancelled").to_wire()
 
 
-def requirement_of(requests: Mapping[str, Any]) -> dict[str, Any]:
+def required_capabilities(requests: Mapping[str, Any]) -> dict[str, Any]:
     """Return the capabilities that a client needs to answer these questions."""
     return merged(map(_requirement, requests.values()))
 
@@ -359,7 +359,7 @@ class TaskTools:
             raise Unavailable("How the task is cannot be read just now; ask again later")
         if view.status.is_terminal:
             return self._results.stored_tool(result_of(view))
-        requests = requests_of(view)
+        requests = task_requests(view)
         if requests and _can_be_asked(requests, context):
             round_ = 1 if begun is None else begun[1]
             still = self._waiting.still(task.id, view, params, context, round_)
@@ -368,7 +368,7 @@ class TaskTools:
         return self._status(view, task.id, tool, context)
 
     async def _answer(self, task: NamedTask, tool: str, answers: Mapping[str, Any]) -> None:
-        requests = requests_of(await task.look())
+        requests = task_requests(await task.look())
         if any(is_approval(requests[key]) for key in answers if key in requests):
             raise ToolError(
                 "This question asks a person for approval, which no text can do:"
@@ -388,7 +388,7 @@ class TaskTools:
         """Return the status of a task in words."""
         message = "" if view.status_message is None else f": {view.status_message}"
         texts = [f"The task is {view.status.value.replace('_', ' ')}{message}"]
-        requests = requests_of(view)
+        requests = task_requests(view)
         result = self._names[OwnTool.RESULT]
         if requests and tool in self._fallback.in_words:
             texts.append(questions_in_words(requests)[0])
@@ -410,4 +410,4 @@ class TaskTools:
 
 def _can_be_asked(requests: Mapping[str, Any], context: RequestContext) -> bool:
     """Return whether the client itself can be asked all these questions."""
-    return context.inbound.meta.capabilities.has_declared(requirement_of(requests))
+    return context.inbound.meta.capabilities.has_declared(required_capabilities(requests))

@@ -32,7 +32,7 @@ _INSIDE: Final = (
 """Last labels of names outside the public DNS."""
 
 
-def host_of(url: str) -> str:
+def canonical_host(url: str) -> str:
     """Return a URL's host in one canonical spelling, or an empty string. Addresses are normalized;
     names are lower case, in ASCII where possible, without a trailing dot."""
     name = unicodedata.normalize("NFKC", urlsplit(url).hostname or "").rstrip(".").lower()
@@ -45,14 +45,14 @@ def host_of(url: str) -> str:
         return name
 
 
-def origin_of(url: str) -> str:
+def canonical_origin(url: str) -> str:
     """Return the origin of a URL in one canonical spelling, without a default port.
 
     Raises:
         ValueError: the port is not a valid number.
     """
     parts = urlsplit(url)
-    scheme, port, host = parts.scheme.lower(), parts.port, host_of(url)
+    scheme, port, host = parts.scheme.lower(), parts.port, canonical_host(url)
     shown = f"[{host}]" if ":" in host else host
     return f"{scheme}://{shown}" + ("" if port in (None, _PORTS.get(scheme)) else f":{port}")
 
@@ -60,7 +60,7 @@ def origin_of(url: str) -> str:
 def is_public(url: str) -> bool:
     """Return whether a URL's host may be on the public internet. This machine, private networks
     and metadata services are not. Does not resolve names."""
-    host = host_of(url)
+    host = canonical_host(url)
     address = _address(host)
     if address is not None:
         is_inside = isinstance(address, IPv6Address) and (
@@ -72,7 +72,7 @@ def is_public(url: str) -> bool:
 
 def is_this_machine(url: str) -> bool:
     """Return whether a URL's host is this machine, in any spelling. Does not resolve names."""
-    host = host_of(url)
+    host = canonical_host(url)
     address = _address(host)
     if address is not None:
         return address.is_loopback or address.is_unspecified

@@ -103,7 +103,7 @@ def notification(method: str, params: dict[str, Any]) -> bytes:
     return encode({"jsonrpc": JSONRPC_VERSION, "method": method, "params": params})
 
 
-def notification_of(method: str, params: dict[str, Any], more: bytes) -> bytes:
+def encode_notification(method: str, params: dict[str, Any], more: bytes) -> bytes:
     """Return a notification of the server with further params, a serialised JSON object that is
     not empty."""
     head = b'{"jsonrpc":"2.0","method":%b,"params":%b' % (encode(method), encode(params)[:-1])

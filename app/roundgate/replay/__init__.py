@@ -38,7 +38,7 @@ from roundgate.replay.journal import Tried as Tried
 from roundgate.replay.journal import Unanswered as Unanswered
 from roundgate.replay.journal import before_failure as before_failure
 from roundgate.replay.journal import before_step as before_step
-from roundgate.replay.journal import failed_steps_of as failed_steps_of
+from roundgate.replay.journal import find_failed_steps as find_failed_steps
 from roundgate.replay.journal import from_row as from_row
 from roundgate.replay.journal import plain as plain
 from roundgate.replay.journal import row as row

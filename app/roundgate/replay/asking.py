@@ -16,7 +16,7 @@ from roundgate.json import fresh
 from roundgate.protocol import merged
 from roundgate.replay.asyncio_internals import engine_call
 from roundgate.replay.journal import Answered, Asked, Unanswered, plain, wire_key
-from roundgate.replay.questions import Answer, Form, Question, UnfitAnswer, digest_of
+from roundgate.replay.questions import Answer, Form, Question, UnfitAnswer, question_digest
 from roundgate.replay.recording import recording_cut, repeat_cut, take_event
 from roundgate.replay.run import Run
 from roundgate.replay.waiting import within_scopes
@@ -89,7 +89,7 @@ async def ask_anew(run: Run, asked: Mapping[str, Question]) -> NoReturn:
     branch = await run.enter("question", *asked)
     opened: list[tuple[str, Asked, Question]] = []
     for name, question in asked.items():
-        entry, shown = run.journal.questions.get(name), digest_of(name, question)
+        entry, shown = run.journal.questions.get(name), question_digest(name, question)
         if not isinstance(entry, Asked) or entry.digest != shown:
             entry = Asked(name, shown, 1 if entry is None else entry.attempt + 1)
         opened.append((name, entry, question))
@@ -110,7 +110,7 @@ def answered_key(run: Run, name: str) -> str | None:
 def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
     """Return the usable answer to a question, or the question in the form that must be asked
     now."""
-    entry, shown = _received(run, key, name), digest_of(name, question)
+    entry, shown = _received(run, key, name), question_digest(name, question)
     match entry:
         case None:
             return Asked(key, shown)

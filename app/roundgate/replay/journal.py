@@ -455,7 +455,7 @@ def _plain_text(value: str, where: str) -> str:
 _ASKED: Final = (Asked, Answered, Unanswered)
 
 
-def failed_steps_of(error: BaseException) -> tuple[str, ...]:
+def find_failed_steps(error: BaseException) -> tuple[str, ...]:
     """Return the places of the steps whose failure is this error, or caused it.
 
     In a chain of causes the nearest failed step counts; in a group, that of each member.

@@ -85,7 +85,7 @@ class Question(Protocol):
         """
 
 
-def digest_of(name: str, question: Question) -> str:
+def question_digest(name: str, question: Question) -> str:
     """Return the digest of a question as it is shown.
 
     Raises:

@@ -53,7 +53,7 @@ from roundgate.replay.recording import (
     write_values,
 )
 from roundgate.replay.run import Run
-from roundgate.replay.values import conversion_of, identity, is_converted
+from roundgate.replay.values import find_conversion, identity, is_converted
 from roundgate.replay.waiting import SHED_MARGIN_MS, wait_until, within_scopes
 
 log = logging.getLogger("roundgate.replay")
@@ -328,7 +328,7 @@ def _recordable(task: Task, value: Any) -> Any:
         NotJson: it has none.
     """
     where = f"the value of step {task.key!r}"
-    conversion = conversion_of(task.function)
+    conversion = find_conversion(task.function)
     if conversion is not None:
         return plain(conversion.to_json(value, where), where)
     try:
@@ -378,7 +378,7 @@ def _value_of(
         if not (isinstance(entry, Raised) and entry.told):
             error.failed_step = entry.key
         raise error
-    conversion = conversion_of(function)
+    conversion = find_conversion(function)
     if conversion is None:
         return fresh(entry.value)
     try:
@@ -407,7 +407,7 @@ def check_return(function: Callable[..., Any], name: str) -> None:
     Raises:
         NotJson: the function is annotated to return a class that JSON cannot hold.
     """
-    if conversion_of(function) is not None:
+    if find_conversion(function) is not None:
         return
     try:
         returned = _unheld(function)

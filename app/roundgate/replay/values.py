@@ -171,7 +171,7 @@ class Conversion:
         return value
 
 
-def conversion_of(function: Callable[..., Any]) -> Conversion | None:
+def find_conversion(function: Callable[..., Any]) -> Conversion | None:
     """Return the conversion of a function's results; `None` for plain JSON."""
     try:
         return _conversion(_returned(function))

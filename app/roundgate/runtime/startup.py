@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
 from roundgate import aws, config
 from roundgate import observability as logs
-from roundgate.auth import Principal, owner_of
+from roundgate.auth import Principal, task_owner
 from roundgate.backends import KeptTexts, Serving
 from roundgate.backends.python.modules import Modules
 from roundgate.clock import Clock
@@ -111,7 +111,7 @@ class Core:
 
     def rows_of(self, view: str) -> Callable[[Principal], CountedRows]:
         """Return the function that returns the rows of a caller of a view, which count for it."""
-        return lambda principal: self.accounts.rows(owner_of(principal, view))
+        return lambda principal: self.accounts.rows(task_owner(principal, view))
 
     def trust(self, config: GatewayConfig, clock: Clock) -> ClockTrust:
         """Return a `ClockTrust`, which decides whether this process may act by its clock."""
@@ -193,11 +193,11 @@ class Core:
         """Return a watchdog, or `None` if no second task store can be made."""
         if self.stores.again is None:
             return None
-        from roundgate.tasks.pool import watchdog_of
+        from roundgate.tasks.pool import make_watchdog
 
         limit_s = STALL_PART * config.tasks.lease_s
         bound_s = (config.tasks.lease_s - limit_s) * LETTING_GO_PART
-        return watchdog_of(worker, self.stores.again, clock, limit_s=limit_s, bound_s=bound_s)
+        return make_watchdog(worker, self.stores.again, clock, limit_s=limit_s, bound_s=bound_s)
 
     async def aclose(self) -> None:
         """Close all back ends and connections."""

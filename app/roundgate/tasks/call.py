@@ -77,7 +77,7 @@ class TaskCall:
         )
 
 
-def journal_of(claimed: Claimed, task_call: TaskCall) -> Journal:
+def make_journal(claimed: Claimed, task_call: TaskCall) -> Journal:
     """Return the journal of a task, with the answers that were taken and the payloads of external
     events. The keys of a task are never used twice, so old answers find no question any more.
 

@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar
 
 from roundgate import json
-from roundgate.auth import Principal, owner_of
+from roundgate.auth import Principal, task_owner
 from roundgate.clock import Clock
 from roundgate.errors import LeaseLost, ToolError, Unavailable
 from roundgate.protocol import Status
@@ -131,7 +131,7 @@ class HiddenTasks:
 
     def ref_of(self, owner: Principal, task_id: str) -> TaskRef:
         """Return the reference of an owner's task."""
-        return TaskRef(owner_of(owner, self._view), task_id)
+        return TaskRef(task_owner(owner, self._view), task_id)
 
     @property
     def until_ms(self) -> int:

@@ -25,7 +25,7 @@ from roundgate.errors import (
 from roundgate.observability import place_of
 from roundgate.protocol import NEWEST, Status, ToolResult
 from roundgate.protocol.tasks import TaskView
-from roundgate.replay import Completed, Failed, failed_steps_of
+from roundgate.replay import Completed, Failed, find_failed_steps
 from roundgate.storage import Ending
 
 log = logging.getLogger("roundgate.methods")
@@ -133,7 +133,7 @@ def ended(
         return failed(error)
     if not result.is_error:
         return Ended(Status.COMPLETED, data)
-    failed_steps = failed_steps_of(outcome.error) if isinstance(outcome, Failed) else ()
+    failed_steps = find_failed_steps(outcome.error) if isinstance(outcome, Failed) else ()
     ending = Ending.STEP_FAILED if failed_steps else Ending.TOOL_ERROR
     return Ended(Status.COMPLETED, data, "The tool reported an error", ending, failed_steps)
 

@@ -416,7 +416,7 @@ def _trouble(what: str, error: Exception) -> None:
         log.error("%s failed", what, exc_info=error)
 
 
-def watchdog_of(
+def make_watchdog(
     worker: Worker, make_store: Callable[[], StoredTasks], clock: Clock, **limits: float
 ) -> Watchdog:
     """Return a watchdog over the leases of a worker. Before it ends its process it ends the leases,

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from roundgate import json
-from roundgate.auth import Principal, owner_of
+from roundgate.auth import Principal, task_owner
 from roundgate.backends import decision_in, is_approval, log_decision
 from roundgate.clock import Clock
 from roundgate.errors import TaskNotFound, ToolError, Unavailable
@@ -158,7 +158,7 @@ class Tasks:
     ) -> NewTask:
         now_ms = self._clock.now_ms()
         return NewTask(
-            ref=TaskRef(owner_of(task_call.principal, self.view), task_id),
+            ref=TaskRef(task_owner(task_call.principal, self.view), task_id),
             tool=task_call.tool,
             call=self.check_size(task_call),
             journal=[encode(row(entry)) for entry in journal.entries()],
@@ -258,11 +258,11 @@ class Tasks:
 
     def ref(self, principal: Principal, task_id: str) -> TaskRef:
         """Return the reference of the caller's task, as the log and the commands show it."""
-        return TaskRef(owner_of(principal, self.view), task_id)
+        return TaskRef(task_owner(principal, self.view), task_id)
 
     def _ref(self, principal: Principal, task_id: str) -> TaskRef | None:
         """Return the place of the task, or `None` if the gateway never issued such an id."""
-        owner = owner_of(principal, self.view)
+        owner = task_owner(principal, self.view)
         return TaskRef(owner, task_id) if _ID.fullmatch(task_id) else None
 
     def _due_ms(self, now_ms: int) -> int:

@@ -79,7 +79,7 @@ from roundgate.replay import (
 )
 from roundgate.settings import TasksConfig
 from roundgate.storage import Ending, TaskRef
-from roundgate.tasks.call import TaskCall, journal_of
+from roundgate.tasks.call import TaskCall, make_journal
 from roundgate.tasks.events import NOTHING, Added, Mark
 from roundgate.tasks.lease import ClockTrust, LeaseTime, Moment
 from roundgate.tasks.outcome import Ended, ended, failed, log_failure
@@ -178,7 +178,7 @@ class Carrier:
         """
         self._task_call = task_call
         self._patience = Patience(lambda: call.deadline.is_past, task=str(self.ref))
-        self.run = Run(call, journal_of(self.claimed, task_call), self, self._message)
+        self.run = Run(call, make_journal(self.claimed, task_call), self, self._message)
         # what is there at the beginning is there the next time too, answers by way of their
         # questions
         self._saved = {_place(entry): entry for entry in self.run.journal.entries()}

@@ -65,7 +65,7 @@ from roundgate.replay import (
 )
 from roundgate.settings import TasksConfig
 from roundgate.storage import OpenTask, TaskRecord, TaskRef
-from roundgate.tasks.call import TaskCall, journal_of
+from roundgate.tasks.call import TaskCall, make_journal
 from roundgate.tasks.events import NotClaimed, Sending
 from roundgate.tasks.lease import ClockTrust
 from roundgate.tasks.outcome import reason_of
@@ -431,7 +431,7 @@ class Worker:
             with self._catalogs.use() as catalog:
                 task_call, served = self._served(claimed, catalog)
                 call = self._call(claimed.record, task_call, catalog, bounded, _doubt(claimed))
-                run = Run(call, journal_of(claimed, task_call))
+                run = Run(call, make_journal(claimed, task_call))
                 handler = partial(served.call, Context(run), dict(task_call.arguments))
                 return _end_of(await engine.run_handler(handler, run))
         except NotServedHere as needs:

@@ -61,7 +61,7 @@ def test_actions_update_and_remove_in_order(tmp_path: Path) -> None:
 def test_the_document_of_somebody_else_stays_as_it_is() -> None:
     given = document(PETS)
     before = json.dumps(given)
-    actions = overlays.actions_of(
+    actions = overlays.read_actions(
         "o", {"overlay": "1.0.0", "actions": [{"target": "$.paths.*", "remove": True}]}
     )
     assert overlays.overlaid(given, actions)[0]["paths"] == {}
@@ -71,7 +71,7 @@ def test_the_document_of_somebody_else_stays_as_it_is() -> None:
 def test_several_items_of_one_list_and_what_is_within_them_are_removed() -> None:
     def left(target: str) -> Any:
         actions = [{"target": target, "remove": True}]
-        made = overlays.actions_of("o", {"overlay": "1.0.0", "actions": actions})
+        made = overlays.read_actions("o", {"overlay": "1.0.0", "actions": actions})
         return overlays.overlaid({"a": [0, {"a": [1]}, 2, 3]}, made)[0]
 
     assert left("$.a[0, 2]") == {"a": [{"a": [1]}, 3]}

@@ -8,7 +8,7 @@ import pytest
 
 from roundgate.backends.openapi.documents import UnusableOperation
 from roundgate.backends.openapi.servers import Servers
-from roundgate.net.addresses import host_of, is_public, origin_of
+from roundgate.net.addresses import canonical_host, canonical_origin, is_public
 
 FILE = "file:///work/api.json"
 URL = "https://api.example.com/v1/openapi.json"
@@ -60,7 +60,7 @@ def test_no_file_and_no_url_names_an_address_that_is_not_of_the_internet(url: st
 def test_what_the_configuration_names_is_served_however_it_is_spelt(url: str) -> None:
     for document in (FILE, URL):
         assert chosen(url, document, origins=[url]) == url
-        assert chosen(url, document, origins=[origin_of(url)]) == url
+        assert chosen(url, document, origins=[canonical_origin(url)]) == url
         assert (
             chosen(url, document, base_url="https://here.example.com") == "https://here.example.com"
         )
@@ -81,7 +81,7 @@ def test_a_file_may_name_a_service_of_the_internet(url: str) -> None:
     ],
 )
 def test_a_document_from_a_url_may_name_its_own_origin(url: str) -> None:
-    assert origin_of(chosen(url, URL)) == "https://api.example.com"
+    assert canonical_origin(chosen(url, URL)) == "https://api.example.com"
 
 
 @pytest.mark.parametrize(
@@ -151,6 +151,10 @@ def test_an_operation_goes_no_further_than_its_document() -> None:
 
 
 def test_hosts_have_one_spelling() -> None:
-    assert host_of("https://B\u00fccher.example./") == "xn--bcher-kva.example"
-    assert host_of("http://[::FFFF:127.0.0.1]/") == host_of("http://0x7f000001/") == "127.0.0.1"
-    assert origin_of("HTTPS://[2606:4700::1111]:443/x") == "https://[2606:4700::1111]"
+    assert canonical_host("https://B\u00fccher.example./") == "xn--bcher-kva.example"
+    assert (
+        canonical_host("http://[::FFFF:127.0.0.1]/")
+        == canonical_host("http://0x7f000001/")
+        == "127.0.0.1"
+    )
+    assert canonical_origin("HTTPS://[2606:4700::1111]:443/x") == "https://[2606:4700::1111]"

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from roundgate import json
 from roundgate.auth import LOCAL
-from roundgate.backends.aws_lambda.calling import Calling, caller_of, check_job
+from roundgate.backends.aws_lambda.calling import Calling, check_job, make_caller
 from roundgate.backends.aws_lambda.config import (
     NAME_PATTERN,
     LambdaBackendConfig,
@@ -36,7 +36,7 @@ from roundgate.backends.aws_lambda.config import (
     LambdaToolConfig,
     PayloadConfig,
 )
-from roundgate.backends.aws_lambda.invoking import Functions, Invocation, target, target_of
+from roundgate.backends.aws_lambda.invoking import Functions, Invocation, choose_target, target
 from roundgate.backends.aws_lambda.messages import RESPONSES, answer_of, failure_of
 from roundgate.backends.base import Offering, Shared, Tool
 from roundgate.errors import (
@@ -53,7 +53,7 @@ from roundgate.settings import Origin
 log = logging.getLogger("roundgate.backends")
 
 
-def definition_of(tool: LambdaToolConfig) -> dict[str, Any]:
+def make_definition(tool: LambdaToolConfig) -> dict[str, Any]:
     """Return the protocol's `Tool`.
 
     Raises:
@@ -135,7 +135,7 @@ class LambdaBackend:
     def _prepare(self) -> None:
         """Make the clients, which finds a missing region."""
         for tool in self._config.tools:
-            region = target_of(tool, self._config).region
+            region = choose_target(tool, self._config).region
             self._functions.prepare(region, tool.timeout_s or self._config.timeout_s)
 
     async def _described(
@@ -154,7 +154,7 @@ class LambdaBackend:
             descriptions = await self._asked(
                 path, f"is no index of {config.function}: it is not there"
             )
-        return *tools_of(descriptions, config, self._origin), frozenset({path})
+        return *read_described_tools(descriptions, config, self._origin), frozenset({path})
 
     async def _asked(self, path: Path, why: str) -> list[Any]:
         """Return the tools that the function describes; `why` is the problem of the index.
@@ -194,8 +194,8 @@ class LambdaBackend:
 
     def _tool(self, config: LambdaToolConfig, index: int | None) -> Tool:
         return Tool(
-            definition_of(config),
-            caller_of(Calling.of(self._functions, config, self._config)),
+            make_definition(config),
+            make_caller(Calling.of(self._functions, config, self._config)),
             scopes=frozenset(config.scopes),
             once=config.once,
             task=config.task,
@@ -313,7 +313,7 @@ def _tools(body: bytes) -> list[Any]:
     return tools
 
 
-def tools_of(
+def read_described_tools(
     descriptions: Sequence[Any], config: LambdaBackendConfig, origin: Origin
 ) -> tuple[list[LambdaToolConfig], list[Problem]]:
     """Return the described tools without those that are declared under the same name, and the
@@ -379,7 +379,7 @@ def compile_to_file(config: LambdaBackendConfig, origin: Origin) -> str:
         descriptions = asyncio.run(ask(config))
     except BackendError as error:
         raise ConfigError([unasked(error, config, origin)]) from None
-    tools, problems = tools_of(descriptions, config, origin)
+    tools, problems = read_described_tools(descriptions, config, origin)
     path = index_path(config, origin)
     # a gateway that starts meanwhile reads the old one, or the new one
     fresh = path.with_name(f"{path.name}.new")

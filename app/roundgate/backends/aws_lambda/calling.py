@@ -34,21 +34,21 @@ from roundgate.backends.aws_lambda.invoking import (
     Invocation,
     Invoked,
     Target,
+    choose_target,
     target,
-    target_of,
 )
 from roundgate.backends.aws_lambda.messages import (
     RESPONSES,
     answer_of,
-    bytes_of,
+    encode_payload,
     encoded,
     endpoint_of,
     facts,
     failure_of,
+    fixed_secrets,
     http_event,
     line,
     payload_of,
-    secrets_of,
 )
 from roundgate.backends.base import CallTool
 from roundgate.backends.config import JobConfig
@@ -100,9 +100,9 @@ class Calling:
             functions,
             tool,
             backend,
-            target_of(tool, backend),
+            choose_target(tool, backend),
             tool.timeout_s or backend.timeout_s,
-            Redactor.of_secrets(secrets_of(tool.http or tool.payload)),
+            Redactor.of_secrets(fixed_secrets(tool.http or tool.payload)),
             None if tool.http is None else endpoint_of(tool, tool.http),
             None if tool.output_schema is None else Schema.compile(tool.output_schema),
         )
@@ -179,7 +179,7 @@ class OneCall:
     async def _answered(
         self, where: Target, payload: Any, extra: Mapping[str, Any], *, is_repeatable: bool
     ) -> Answer:
-        data = bytes_of(payload, is_event=False)
+        data = encode_payload(payload, is_event=False)
         context = encoded(extra) if self.calling.backend.client_context else None
         invocation = Invocation(where, data, context, is_repeatable=is_repeatable)
         invoked = await self._invoke(invocation)
@@ -192,7 +192,7 @@ class OneCall:
         """Start an asynchronous invocation, or a durable execution if it has a name."""
         invocation = Invocation(
             self.calling.target,
-            bytes_of(self.payload(), is_event=True),
+            encode_payload(self.payload(), is_event=True),
             is_event=True,
             execution_name=execution_name,
             is_repeatable=self.calling.tool.idempotent is True,
@@ -204,7 +204,7 @@ class OneCall:
         return await self.calling.functions.invoke(invocation, timeout_s, self.context.principal)
 
 
-def caller_of(calling: Calling) -> CallTool:
+def make_caller(calling: Calling) -> CallTool:
     """Return the function that calls the tool."""
 
     async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:

@@ -57,7 +57,7 @@ def target(function: str, qualifier: str | None, region: str | None) -> Target:
     return Target(f"{function}:{qualifier}", own)
 
 
-def target_of(tool: LambdaToolConfig, backend: LambdaBackendConfig) -> Target:
+def choose_target(tool: LambdaToolConfig, backend: LambdaBackendConfig) -> Target:
     """Return the function of a tool: its own, or else the back end's."""
     if tool.function is not None:
         return target(tool.function, tool.qualifier, backend.region)

@@ -127,7 +127,7 @@ def payload_of(
     return {**inside, **more}
 
 
-def bytes_of(payload: Any, *, is_event: bool) -> bytes:
+def encode_payload(payload: Any, *, is_event: bool) -> bytes:
     """Encode a payload as JSON.
 
     Raises:
@@ -143,7 +143,7 @@ def bytes_of(payload: Any, *, is_event: bool) -> bytes:
     return data
 
 
-def secrets_of(config: PayloadConfig | HttpEventConfig) -> Iterator[str]:
+def fixed_secrets(config: PayloadConfig | HttpEventConfig) -> Iterator[str]:
     """Yield the fixed texts whose names mark them as secret."""
     fixed = config.headers if isinstance(config, HttpEventConfig) else config.fixed
     yield from parted(_secrets(fixed, is_secret=False))

@@ -27,7 +27,7 @@ from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.http.tls import Certificates
 from roundgate.clock import Deadline
 from roundgate.errors import BackendError, NoAnswer, UnexpectedAnswer
-from roundgate.net.addresses import origin_of
+from roundgate.net.addresses import canonical_origin
 
 if TYPE_CHECKING:
     import httpx  # 100 ms to import: a gateway whose first call is to a Python tool does not wait for it
@@ -229,7 +229,7 @@ async def _send(
 
 def _same_origin(url: str, base_url: str) -> bool:
     try:
-        return origin_of(url) == origin_of(base_url)
+        return canonical_origin(url) == canonical_origin(base_url)
     except ValueError:  # an invalid port
         return False
 

@@ -23,7 +23,7 @@ from roundgate.backends.openapi.documents import (
     UnusableOperation,
     documents_in,
     fetching,
-    path_of,
+    path_from_uri,
 )
 from roundgate.backends.openapi.index import (
     Alternative,
@@ -35,11 +35,11 @@ from roundgate.backends.openapi.index import (
     fingerprint,
     hints,
     index_path,
-    slot_of,
+    make_slot,
     taken_names,
     write,
 )
-from roundgate.backends.openapi.overlays import Action, actions_of, overlaid
+from roundgate.backends.openapi.overlays import Action, overlaid, read_actions
 from roundgate.backends.openapi.reading import Document, Found, Identity, Operation, tool_names
 from roundgate.backends.openapi.schemas import Schemas
 from roundgate.backends.openapi.servers import Servers
@@ -185,7 +185,7 @@ class _Compiler:
     def _documents(self) -> list[Document]:
         """Return every description: the document itself, or those in the folder that have
         `paths`, as the overlays change them."""
-        path = None if urlsplit(self._root).scheme != "file" else path_of(self._root)
+        path = None if urlsplit(self._root).scheme != "file" else path_from_uri(self._root)
         uris = [self._root]
         if path is not None and path.is_dir():
             uris = [action.resolve().as_uri() for action in documents_in(path)]
@@ -224,7 +224,7 @@ class _Compiler:
                 setting = self._origin.at("overlay", number)
                 problem = setting.problem(str(error), "correct `overlay`, or the file")
                 raise ConfigError([problem]) from None
-            actions += actions_of(self._shown(uri), overlay)
+            actions += read_actions(self._shown(uri), overlay)
         return actions
 
     def _document(self, uri: str, value: Mapping[str, Any]) -> Document:
@@ -240,7 +240,7 @@ class _Compiler:
         try:
             with _of_known_kinds("one of them"):
                 slots = [
-                    slot_of(name, scheme) for name, scheme in document.security_schemes().items()
+                    make_slot(name, scheme) for name, scheme in document.security_schemes().items()
                 ]
         except UnusableOperation as error:
             raise ConfigError([self._problem(f"security schemes: {error}", error.remedy)]) from None
@@ -347,7 +347,7 @@ class _Compiler:
         machines."""
         if urlsplit(uri).scheme != "file":
             return uri
-        path = path_of(uri)
+        path = path_from_uri(uri)
         base = self._origin.base_dir
         return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
 
@@ -380,7 +380,7 @@ def _uri(document: str, base_dir: Path) -> str:
 
 
 def _own_folder(uri: str) -> list[str]:
-    if urlsplit(uri).scheme == "file" and path_of(uri).is_dir():
+    if urlsplit(uri).scheme == "file" and path_from_uri(uri).is_dir():
         return [uri]
     return [uri, urljoin(uri, ".").rstrip("/")]
 

@@ -106,7 +106,7 @@ class Sources:
             raise UnreadableDocument(f"{uri} is outside of what the document may refer to")
         if urlsplit(uri).scheme == "file":
             try:
-                return path_of(uri).read_bytes()
+                return path_from_uri(uri).read_bytes()
             except OSError as error:
                 raise UnreadableDocument(f"{uri}: {error.strerror or 'cannot be read'}") from None
         if self.fetch is None:
@@ -120,7 +120,7 @@ class Sources:
         if parts.scheme not in ("file", "http", "https"):
             return False
         # the target of a link counts, and dot segments are resolved before the comparison
-        plain = path_of(uri).resolve().as_uri() if parts.scheme == "file" else uri
+        plain = path_from_uri(uri).resolve().as_uri() if parts.scheme == "file" else uri
         if ".." in unquote(urlsplit(plain).path).split("/"):
             return False
         return any(
@@ -130,7 +130,7 @@ class Sources:
         )
 
 
-def path_of(uri: str) -> Path:
+def path_from_uri(uri: str) -> Path:
     """Return the path of a `file:` URI."""
     return Path(unquote(urlsplit(uri).path))
 

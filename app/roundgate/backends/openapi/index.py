@@ -70,7 +70,7 @@ class Slot:
         return f"set `credentials.{self.name}` ({self.description}), or one `credential` for all"
 
 
-def slot_of(name: str, scheme: Any) -> Slot:
+def make_slot(name: str, scheme: Any) -> Slot:
     """Return the slot of a scheme."""
     if not isinstance(scheme, dict):
         return Slot(name, "a scheme that the document does not describe")

@@ -17,7 +17,7 @@ from roundgate.backends.openapi.documents import (
     UnusableOperation,
 )
 from roundgate.backends.openapi.requests import Body, BodyKind, Member, Style
-from roundgate.backends.openapi.schemas import Schemas, beside_null, list_of, properties_of
+from roundgate.backends.openapi.schemas import Schemas, as_list, beside_null, object_properties
 
 NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 MAX_ARGUMENT: Final = 64
@@ -128,7 +128,7 @@ class Bodies:
         body_arguments = self._members(uri, schema, body, taken) or self._as_one(
             uri, schema, body, taken
         )
-        members = properties_of(schema).items()
+        members = object_properties(schema).items()
         return _with_files(
             body_arguments, {name for name, member in members if self._files(uri, member) == "many"}
         )
@@ -165,7 +165,7 @@ class Bodies:
     def _has_file(self, uri: str, media: Mapping[str, Any]) -> bool:
         uri, schema = self._put_together(uri, media.get("schema", {}))
         return any(
-            self._files(uri, member) is not None for member in properties_of(schema).values()
+            self._files(uri, member) is not None for member in object_properties(schema).values()
         )
 
     def _media(self, uri: str, media: Any) -> tuple[str, Any]:
@@ -193,9 +193,9 @@ class Bodies:
             is_plain = isinstance(target, dict) and set(target) <= _PLAIN_PART
             if not is_plain or where != uri or number > MAX_PARTS:
                 return uri, schema
-            properties |= properties_of(target)
-            required += list_of(target.get("required"))
-            parts += list_of(target.get("allOf"))
+            properties |= object_properties(target)
+            required += as_list(target.get("required"))
+            parts += as_list(target.get("allOf"))
         return uri, {"type": "object", "properties": properties, "required": required}
 
     def _as_one(self, uri: str, schema: Any, body: Body, taken: set[str]) -> MadeBody:
@@ -214,7 +214,11 @@ class Bodies:
         """Return the members of a plain object as arguments; `None` for any other schema."""
         uri, target = self._followed(uri, schema)
         schema, uses = self.schemas.convert(uri, target)
-        if not isinstance(schema, dict) or not set(schema) <= _PLAIN or not properties_of(target):
+        if (
+            not isinstance(schema, dict)
+            or not set(schema) <= _PLAIN
+            or not object_properties(target)
+        ):
             return (
                 None  # without declared members, as of NestJS without its plugin, any are allowed
             )
@@ -241,7 +245,7 @@ class Bodies:
 
     def _encoding(self, uri: str, schema: Any, encoding: Any, kind: str) -> dict[str, Member]:
         members: dict[str, Member] = {}
-        for name, member in properties_of(schema).items():
+        for name, member in object_properties(schema).items():
             how = encoding.get(name) if isinstance(encoding, dict) else None
             member_encoding = self._member(*self._followed(uri, member), how, kind)
             if member_encoding != Member():

@@ -39,7 +39,7 @@ class Action:
         return Problem(self.file, self.pointer, message, remedy)
 
 
-def actions_of(file: str, overlay: Any) -> list[Action]:
+def read_actions(file: str, overlay: Any) -> list[Action]:
     """Return the actions of a parsed overlay, in order. `file` is its name in problems.
 
     Raises:

@@ -372,7 +372,7 @@ class _Arguments:
         if isinstance(content, dict) and content:
             media_type, media = next(iter(content.items()))
             return self._convert(uri, (media or {}).get("schema", {})), media_type
-        return self._convert(uri, swagger2.schema_of(parameter)), None
+        return self._convert(uri, swagger2.parameter_schema(parameter)), None
 
     def _convert(self, uri: str, schema: Any) -> Any:
         converted, uses = self._document.requests.convert(uri, schema)

@@ -281,7 +281,7 @@ class Schemas:
         return frozenset(
             name
             for where, part in self._composed(uri, schema)
-            for name, member in properties_of(part).items()
+            for name, member in object_properties(part).items()
             if not self._has(where, member)
         )
 
@@ -300,7 +300,7 @@ class Schemas:
                 with suppress(DanglingReference):
                     place, target = self.references.resolve(where, reference)
                     waiting.append((place.uri, target))
-            waiting += [(where, part) for part in list_of(current.get("allOf"))]
+            waiting += [(where, part) for part in as_list(current.get("allOf"))]
             waiting.append((where, beside_null(current)))
 
     def _tell_apart(self, uri: str, schema: Json, converted: Json) -> None:
@@ -340,12 +340,12 @@ class Schemas:
         return self._patterns[pattern]
 
 
-def list_of(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     """Return the value if it is a list, otherwise an empty list."""
     return value if isinstance(value, list) else []
 
 
-def properties_of(schema: Any) -> Mapping[str, Any]:
+def object_properties(schema: Any) -> Mapping[str, Any]:
     """Return the members of an object's schema."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     return properties if isinstance(properties, dict) else {}
@@ -357,7 +357,7 @@ def beside_null(schema: Mapping[str, Any]) -> Any:
     for word in ("anyOf", "oneOf", "allOf"):
         others = [
             alternative
-            for alternative in list_of(schema.get(word))
+            for alternative in as_list(schema.get(word))
             if alternative != {"type": "null"}
         ]
         if len(others) == 1:
@@ -366,12 +366,12 @@ def beside_null(schema: Mapping[str, Any]) -> Any:
 
 
 def _required(schema: Mapping[str, Any]) -> list[str]:
-    return [name for name in list_of(schema.get("required")) if isinstance(name, str)]
+    return [name for name in as_list(schema.get("required")) if isinstance(name, str)]
 
 
 def _requires(schema: Mapping[str, Any]) -> bool:
     """Return whether an object, or a member of its `allOf`, requires members."""
-    objects = [schema, *list_of(schema.get("allOf"))]
+    objects = [schema, *as_list(schema.get("allOf"))]
     return any(isinstance(subschema, dict) and _required(subschema) for subschema in objects)
 
 

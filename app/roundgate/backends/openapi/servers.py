@@ -16,7 +16,7 @@ from urllib.parse import urljoin, urlsplit
 from roundgate.backends.openapi import documents, swagger2
 from roundgate.backends.openapi.documents import UnusableOperation
 from roundgate.errors import UnreadableDocument
-from roundgate.net.addresses import host_of, is_public, origin_of
+from roundgate.net.addresses import canonical_host, canonical_origin, is_public
 
 _VARIABLE: Final = re.compile(r"\{([^{}]+)\}")
 _USABLE: Final = re.compile(r"https?://[^/?#\s@%\\]+(?:/[^?#\s\\]*)?")
@@ -47,10 +47,11 @@ class Servers:
                 return url
             if self.base_url is None:
                 home = self._home(of_document, document_uri) if of_document else None
-                if home is not None and origin_of(home) == origin_of(url):
+                if home is not None and canonical_origin(home) == canonical_origin(url):
                     return url
                 raise UnusableOperation(
-                    f"its server is at {origin_of(url)}", f"add {origin_of(url)} to `origins`"
+                    f"its server is at {canonical_origin(url)}",
+                    f"add {canonical_origin(url)} to `origins`",
                 )
         if self.base_url is not None:
             return self.base_url
@@ -63,16 +64,16 @@ class Servers:
         if self._may_go_to(url):
             return url
         is_file = urlsplit(document_uri).scheme == "file"
-        if is_public(url) if is_file else origin_of(url) == origin_of(document_uri):
+        if is_public(url) if is_file else canonical_origin(url) == canonical_origin(document_uri):
             return url
         why = (
             "which is no address of the internet"
             if is_file
-            else f"and the document is from {origin_of(document_uri)}"
+            else f"and the document is from {canonical_origin(document_uri)}"
         )
         raise UnusableOperation(
-            f"its server is at {origin_of(url)}, {why}",
-            f"add {origin_of(url)} to `origins`, or set `base_url`",
+            f"its server is at {canonical_origin(url)}, {why}",
+            f"add {canonical_origin(url)} to `origins`, or set `base_url`",
         )
 
     def first(self, servers: Any, document_uri: str) -> str:
@@ -93,7 +94,7 @@ class Servers:
                 "the document does not say at which http(s) URL the service is", self._remedy()
             )
         try:
-            origin_of(url)
+            canonical_origin(url)
         except ValueError:
             raise UnusableOperation("its server has an odd port", self._remedy()) from None
         return url.rstrip("/")
@@ -120,18 +121,21 @@ class Servers:
         return str(value)
 
     def _may_go_to(self, url: str) -> bool:
-        if self.base_url is not None and origin_of(url) == origin_of(self.base_url):
+        if self.base_url is not None and canonical_origin(url) == canonical_origin(self.base_url):
             return True
         return any(_matches(url, allowed.rstrip("/")) for allowed in self.origins)
 
 
 def _matches(url: str, allowed: str) -> bool:
     if "://*." not in allowed:
-        return origin_of(url) == origin_of(allowed)
+        return canonical_origin(url) == canonical_origin(allowed)
     scheme, _, domain = allowed.partition("://*.")
-    origin = origin_of(f"{scheme}://{domain}")
-    host = f".{host_of(origin)}"
-    return host_of(url).endswith(host) and origin_of(url).replace(host_of(url), host[1:]) == origin
+    origin = canonical_origin(f"{scheme}://{domain}")
+    host = f".{canonical_host(origin)}"
+    return (
+        canonical_host(url).endswith(host)
+        and canonical_origin(url).replace(canonical_host(url), host[1:]) == origin
+    )
 
 
 def base_url_for(raw: bytes, name: str, otherwise: str) -> tuple[str, str] | None:

@@ -90,7 +90,7 @@ def _response(response: Any, produces: list[str]) -> Any:
     return {**response, "content": {kind: {"schema": response["schema"]} for kind in produces}}
 
 
-def schema_of(parameter: Mapping[str, Any]) -> Any:
+def parameter_schema(parameter: Mapping[str, Any]) -> Any:
     """Return the schema of a parameter of any version: `schema`, or `type` beside its name."""
     if "schema" in parameter and "type" not in parameter:
         return parameter["schema"]
@@ -113,7 +113,7 @@ def _parameter(parameter: Mapping[str, Any]) -> dict[str, Any]:
         for word in ("name", "in", "description", "required")
         if word in parameter
     }
-    return {**members, "schema": schema_of(parameter), **_style(parameter)}
+    return {**members, "schema": parameter_schema(parameter), **_style(parameter)}
 
 
 def _form(form: list[dict[str, Any]], consumes: list[str]) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def _form(form: list[dict[str, Any]], consumes: list[str]) -> dict[str, Any]:
     multipart = has_file or (_MULTIPART in consumes and _FORM not in consumes)
     properties = {
         str(parameter.get("name")): {
-            **(schema_of(parameter) or {}),
+            **(parameter_schema(parameter) or {}),
             **({"description": parameter["description"]} if "description" in parameter else {}),
         }
         for parameter in form

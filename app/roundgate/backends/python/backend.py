@@ -35,7 +35,7 @@ from roundgate.backends.signature import (
 from roundgate.declare import (
     Completer,
     Declaration,
-    declarations_of,
+    read_declarations,
 )
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, ToolError
 from roundgate.observability import innermost
@@ -183,7 +183,7 @@ def declared_in(module: ModuleType) -> Iterator[tuple[Callable[..., Any], Declar
     for value in list(vars(module).values()):
         if id(value) not in seen:
             seen.add(id(value))
-            for declaration in declarations_of(value):
+            for declaration in read_declarations(value):
                 yield value, declaration
 
 

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from roundgate.backends.python.backend import PythonBackendConfig, declared_in
-from roundgate.declare import Declaration, declarations_of
+from roundgate.declare import Declaration, read_declarations
 from roundgate.errors import Problem
 from roundgate.settings import Origin
 
@@ -50,7 +50,7 @@ def _methods(
             function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
             if not inspect.isfunction(function):
                 continue  # an incomplete pydantic model has attributes that raise
-            if declarations_of(function) and function not in bound:
+            if read_declarations(function) and function not in bound:
                 message = "is in a class, and is not served: functions of the module are"
                 remedy = f"move it out of the class, or bind it: {name} = {owner.__name__}().{name}"
                 yield _at(function, f"{owner.__name__}.{name}()", message, remedy)

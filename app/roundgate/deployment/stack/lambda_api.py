@@ -143,7 +143,7 @@ def refused(
     return JSONResponse(body, status, {"x-amzn-errortype": code, **identified(), **(headers or {})})
 
 
-def pools_of(
+def make_pools(
     file: Path, logs: Path, tools: Tools, http: httpx.AsyncClient, variables: Mapping[str, str]
 ) -> dict[str, Pool]:
     """Return the functions of a file, each with its environments and its reserved concurrency."""
@@ -179,7 +179,7 @@ async def functions_at(
     """Serve the functions of a file; yield the URL of the API, and the API."""
     limits = httpx.Limits(max_keepalive_connections=0)
     async with httpx.AsyncClient(trust_env=False, limits=limits) as http:
-        api = LambdaApi(pools_of(file, directory, tools, http, more or {}))
+        api = LambdaApi(make_pools(file, directory, tools, http, more or {}))
         with reserved_port() as free:
             try:
                 async with served(api, port or free):

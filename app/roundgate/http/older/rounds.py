@@ -45,7 +45,7 @@ from roundgate.protocol import (
     ToolResult,
     notifications,
 )
-from roundgate.protocol.v2025 import Results, Revision, inbound_of
+from roundgate.protocol.v2025 import Results, Revision, make_inbound
 from roundgate.protocol.v2025.results import asked as read_asked
 from roundgate.storage import Ending, RowsOf, TaskRef
 from roundgate.tasks import hidden
@@ -336,7 +336,7 @@ class Rounds:
         session = caller.session
         declared = ClientCapabilities(session.capabilities)
         features = self._methods[session.revision].features
-        return inbound_of(request, caller.revision, declared, session.client_info, features)
+        return make_inbound(request, caller.revision, declared, session.client_info, features)
 
 
 def name_of(request: Request) -> str | None:

@@ -5,8 +5,8 @@ three differ in the members of a tool, a block or a question, which are a table 
 handlers behind it are the same as for any other revision.
 """
 
-from roundgate.protocol.v2025.requests import Opening, inbound_of
+from roundgate.protocol.v2025.requests import Opening, make_inbound
 from roundgate.protocol.v2025.results import Results
 from roundgate.protocol.v2025.shapes import REVISIONS, VERSIONS, Revision, negotiated
 
-__all__ = ["REVISIONS", "VERSIONS", "Opening", "Results", "Revision", "inbound_of", "negotiated"]
+__all__ = ["REVISIONS", "VERSIONS", "Opening", "Results", "Revision", "make_inbound", "negotiated"]

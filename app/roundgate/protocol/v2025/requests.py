@@ -94,7 +94,7 @@ def _askable(revision: Revision, declared: Mapping[str, Any]) -> dict[str, Any]:
     return askable
 
 
-def inbound_of(
+def make_inbound(
     request: Request,
     revision: Revision,
     capabilities: ClientCapabilities,

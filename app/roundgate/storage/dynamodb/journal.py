@@ -60,7 +60,7 @@ class Log:
         return [chunk.ref for chunk in self.chunks]
 
 
-def chunk_of(ref: str, data: bytes) -> Chunk:
+def make_chunk(ref: str, data: bytes) -> Chunk:
     """A chunk as it was written or read."""
     return Chunk(ref, len(data), data if len(data) * FAN <= PART else None)
 
@@ -87,7 +87,7 @@ def with_chunk(chunks: Sequence[Chunk], data: bytes, draft: Draft) -> tuple[Chun
         kept[-len(alike) :] = [Chunk("", len(merged), merged)]
     last = kept.pop()
     written = last.data or b""
-    return (*kept, chunk_of(draft.spill("2", written), written))
+    return (*kept, make_chunk(draft.spill("2", written), written))
 
 
 def _alike(chunks: Sequence[Chunk]) -> list[Chunk]:
@@ -102,7 +102,7 @@ def _alike(chunks: Sequence[Chunk]) -> list[Chunk]:
     return alike
 
 
-def room_of(row: Row) -> int:
+def free_space(row: Row) -> int:
     """How much a tail may have in a root item: what is free in the last KiB
     that the rest of it needs."""
     free = -row_size({**row, "tail": []}) % KIB

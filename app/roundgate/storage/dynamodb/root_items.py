@@ -32,10 +32,10 @@ from roundgate.protocol import TERMINAL, Status
 from roundgate.storage.dynamodb.journal import (
     Chunk,
     Log,
-    chunk_of,
+    free_space,
     lengthened,
+    make_chunk,
     packed,
-    room_of,
     unpacked,
     with_chunk,
 )
@@ -142,7 +142,7 @@ def _indexed(record: TaskRecord, shard: str) -> dict[str, Any]:
 
 def new_root_item(record: TaskRecord, puts: Sequence[Put], draft: Draft, shards: int) -> Row:
     """Return the root item of a new task; values that do not fit go to the draft."""
-    row: Row = {"pk": pk_of(record.ref), "sk": ROOT, "ttl": ttl_of(record.expires_ms)}
+    row: Row = {"pk": partition_key(record.ref), "sk": ROOT, "ttl": ttl_seconds(record.expires_ms)}
     row |= {name: _attribute(name, getattr(record, name)) for name in _FIELDS}
     row |= {**_indexed(record, _shard(record.ref, shards)), "requests": _asked(puts, draft)}
     row["outcome"] = _outcome(puts, draft)
@@ -167,7 +167,7 @@ def _journal_anew(entries: Sequence[bytes], draft: Draft) -> tuple[dict[str, Any
     chunk = packed(entries)
     if len(chunk) <= TAIL:
         return {"chunks": [], "tail": list(entries)}, Log((), tuple(entries))
-    log = Log((chunk_of(draft.spill("2", chunk), chunk),))
+    log = Log((make_chunk(draft.spill("2", chunk), chunk),))
     return {"chunks": log.refs, "tail": []}, log
 
 
@@ -186,7 +186,7 @@ def step(change: Change, draft: Draft) -> Step:
     }
     sets |= _indexed(after, shard)
     if "expires_ms" in change.changes:
-        sets["ttl"] = ttl_of(after.expires_ms)
+        sets["ttl"] = ttl_seconds(after.expires_ms)
     shown, superseded = _shown(root, change.puts, change.drops, draft)
     sets |= shown
     journal, settled = notes.journal, notes.settled
@@ -251,7 +251,7 @@ def _worked(
         anew, journal = _journal_anew(entries, draft)
         return {**worked, **anew}, journal, settled, [*superseded, *root["chunks"]]
     rest = {**root, **sets, **worked, "chunks": notes.journal.refs}
-    room = room_of({name: value for name, value in rest.items() if value is not None})
+    room = free_space({name: value for name, value in rest.items() if value is not None})
     grown, journal = lengthened(notes.journal, entries, room, draft)
     call = worked.get("call", root["call"])
     if "chunks" in grown and isinstance(call, bytes) and len(call) > LIGHT:
@@ -284,23 +284,23 @@ def _answered(notes: Notes, change: Change, draft: Draft) -> tuple[dict[str, Any
 # From rows
 
 
-def notes_of(root: Row, rows: Mapping[str, Row], known: Notes | None = None) -> Notes:
+def make_notes(root: Row, rows: Mapping[str, Row], known: Notes | None = None) -> Notes:
     """Return what is known of a root item: from rows that were read, and from what was known
     before."""
     logs = (known.journal, known.settled) if known else ()
     chunks = {chunk.ref: chunk for log in logs for chunk in log.chunks}
 
-    def chunks_of(refs: Collection[str]) -> tuple[Chunk, ...]:
+    def make_chunks(refs: Collection[str]) -> tuple[Chunk, ...]:
         return tuple(chunks.get(ref) or _chunk(ref, rows) for ref in refs)
 
-    journal = Log(chunks_of(root.get("chunks", ())), tuple(root.get("tail", ())))
-    return Notes(root, journal, Log(chunks_of(root.get("settled", ()))))
+    journal = Log(make_chunks(root.get("chunks", ())), tuple(root.get("tail", ())))
+    return Notes(root, journal, Log(make_chunks(root.get("settled", ()))))
 
 
 def _chunk(ref: str, rows: Mapping[str, Row]) -> Chunk:
     """Return a chunk; one that was not read is taken for a large one, and stays as it is."""
     if all(name in rows for name in names_of(ref)):
-        return chunk_of(ref, load(ref, rows))
+        return make_chunk(ref, load(ref, rows))
     return Chunk(ref, PART, None)
 
 
@@ -320,7 +320,7 @@ def refs_shown(root: Row) -> list[Kept]:
     return [*(asked["b"] for asked in root["requests"].values()), root.get("outcome", b"")]
 
 
-def record_of(
+def make_record(
     root: Row, rows: Mapping[str, Row] | None = None, known: Notes | None = None
 ) -> TaskRecord:
     """Return a root item as a record. With rows it has what its client is shown."""
@@ -342,12 +342,12 @@ def record_of(
             "events": tuple(root.get("events", ())),
             "asked": tuple(key for key, _ in asked),
             "version": root["version"],
-            "notes": notes_of(root, rows or {}, known),
+            "notes": make_notes(root, rows or {}, known),
         }
     )
 
 
-def work_of(root: Row, rows: Mapping[str, Row]) -> Work | None:
+def make_work(root: Row, rows: Mapping[str, Row]) -> Work | None:
     """Return the values that a worker needs from a root item and its rows; `None` if the item no
     longer holds them."""
     if "call" not in root:
@@ -362,7 +362,7 @@ def work_of(root: Row, rows: Mapping[str, Row]) -> Work | None:
     )
 
 
-def open_task_of(row: Row) -> OpenTask:
+def make_open_task(row: Row) -> OpenTask:
     """Return a row of the index."""
     facts = {name: row[name] for name in ("tool", "created_ms", "expires_ms", "due_ms")}
     ref = TaskRef.parse(row["pk"].removeprefix("T#"))
@@ -370,12 +370,12 @@ def open_task_of(row: Row) -> OpenTask:
     return OpenTask(ref=ref, status=Status(row["status"]), **facts, **swept)
 
 
-def pk_of(ref: TaskRef) -> str:
+def partition_key(ref: TaskRef) -> str:
     """Return the partition key of a task."""
     return f"T#{ref}"
 
 
-def ttl_of(expires_ms: int) -> int:
+def ttl_seconds(expires_ms: int) -> int:
     """Return when DynamoDB may delete a task, in seconds since the epoch."""
     return -(-expires_ms // 1000) + FORGET_AFTER_MS // 1000
 

@@ -25,13 +25,13 @@ from roundgate.storage.dynamodb import root_items
 from roundgate.storage.dynamodb.root_items import (
     LOOKED_FOR,
     SHARDS,
-    open_task_of,
-    pk_of,
-    record_of,
+    make_open_task,
+    make_record,
+    make_work,
+    partition_key,
     refs_for_work,
     refs_shown,
-    ttl_of,
-    work_of,
+    ttl_seconds,
 )
 from roundgate.storage.dynamodb.table import (
     DUE,
@@ -86,8 +86,8 @@ class DynamoDbTasks:
 
     async def insert(self, record: TaskRecord, puts: Sequence[Put]) -> bool:
         """See `TaskStore`."""
-        pk = pk_of(record.ref)
-        draft = self._table.draft(pk, ttl_of(record.expires_ms))
+        pk = partition_key(record.ref)
+        draft = self._table.draft(pk, ttl_seconds(record.expires_ms))
         row = root_items.new_root_item(record, puts, draft, self._shards)
         await self._table.put(draft)
         match await self._table.put_new(row):
@@ -99,31 +99,31 @@ class DynamoDbTasks:
     async def read(self, ref: TaskRef) -> TaskRecord | None:
         """See `TaskStore`."""
         for _ in range(_READ_TRIES):
-            rows = await self._table.read(pk_of(ref))
+            rows = await self._table.read(partition_key(ref))
             root = rows.get(ROOT)
             if root is None:
                 return None
             if all(name in rows for kept in refs_shown(root) for name in names_of(kept)):
-                return record_of(root, rows)
+                return make_record(root, rows)
             # a question was answered and its rows deleted while they were read
         raise Unavailable(_CHANGES_TOO_FAST)
 
     async def head(self, ref: TaskRef) -> TaskRecord | None:
         """See `TaskStore`."""
-        root = await self._table.root(pk_of(ref))
-        return None if root is None else record_of(root)
+        root = await self._table.root(partition_key(ref))
+        return None if root is None else make_record(root)
 
     async def heads(
         self, refs: Sequence[TaskRef], *, may_lag: bool = False
     ) -> Mapping[TaskRef, TaskRecord]:
         """See `TaskStore`. Records that may lag cost half."""
-        pks = [pk_of(ref) for ref in dict.fromkeys(refs)]
+        pks = [partition_key(ref) for ref in dict.fromkeys(refs)]
         roots = await self._table.roots(pks, consistent=not may_lag)
-        return {record.ref: record for record in map(record_of, roots.values())}
+        return {record.ref: record for record in map(make_record, roots.values())}
 
     async def read_work(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
         """See `TaskStore`."""
-        pk = pk_of(ref)
+        pk = partition_key(ref)
         for _ in range(_READ_TRIES):
             root = await self._table.root(pk)
             if root is None:
@@ -131,23 +131,23 @@ class DynamoDbTasks:
             refs = refs_for_work(root)
             rows = await self._table.named(pk, refs)
             if all(name in rows for kept in refs for name in names_of(kept)):
-                known = root_items.notes_of(root, rows)
-                return record_of(root, known=known), work_of(root, rows)
+                known = root_items.make_notes(root, rows)
+                return make_record(root, known=known), make_work(root, rows)
             # a worker has moved on, and the older rows are gone
         raise Unavailable(_CHANGES_TOO_FAST)
 
     async def swap(self, change: TaskChange) -> TaskRecord | Lost:
         """See `TaskStore`."""
-        before, pk = change.before, pk_of(change.before.ref)
+        before, pk = change.before, partition_key(change.before.ref)
         expires_ms = change.changes.get("expires_ms", before.expires_ms)
-        draft = self._table.draft(pk, ttl_of(expires_ms))
+        draft = self._table.draft(pk, ttl_seconds(expires_ms))
         step = root_items.step(change, draft)
         await self._table.put(draft)
         write = Change(step.sets, [_IS_AS_SEEN], {":seen": before.version})
         match await self._table.update(pk, write):
             case ConditionFailed(row=root):
                 await self._drop_draft(pk, draft, root)
-                return Lost(None if root is None else record_of(root, known=before.notes))
+                return Lost(None if root is None else make_record(root, known=before.notes))
             case Applied(version=version):
                 await self._drop(pk, step.superseded)
         after = change.record(version=version, notes=step.notes)
@@ -179,7 +179,7 @@ class DynamoDbTasks:
 
     async def delete(self, record: TaskRecord) -> bool:
         """See `TaskStore`."""
-        pk, values = pk_of(record.ref), {":seen": record.version}
+        pk, values = partition_key(record.ref), {":seen": record.version}
         return await self._table.delete(pk, [_IS_AS_SEEN], values)
 
     # indexes
@@ -195,13 +195,13 @@ class DynamoDbTasks:
         """See `TaskStore`."""
         if shard is not None:
             rows = await self._table.index(str(shard), until_ms, limit)
-            return [open_task_of(row) for row in rows]
+            return [make_open_task(row) for row in rows]
         # Exact for small limits. For large ones each part of the index returns twice its share, so
         # a result below the limit is complete unless the parts are very uneven.
         share = limit if limit <= EXACTLY else -(-2 * limit // self.shards)
         parts = (self._table.index(str(part), until_ms, share) for part in range(self.shards))
         rows = [row for rows in await asyncio.gather(*parts) for row in rows]
-        return sorted(map(open_task_of, rows), key=lambda task: task.due_ms)[:limit]
+        return sorted(map(make_open_task, rows), key=lambda task: task.due_ms)[:limit]
 
     async def count_open(self, owner: str, up_to: int) -> int:
         """See `TaskStore`."""
@@ -337,7 +337,7 @@ class Search:
         taken: list[TaskRecord] = []
         for row in page.rows:
             root = roots.get(row["pk"])
-            record = None if root is None else record_of(root)
+            record = None if root is None else make_record(root)
             if record is not None and self._wanted.takes(record):
                 taken.append(record)
             if len(taken) == room and row is not page.rows[-1]:
@@ -352,7 +352,7 @@ class Search:
 
     def _may_be_wanted(self, pk: str) -> bool:
         owner = self._wanted.owner
-        return owner is None or pk.startswith(pk_of(TaskRef(owner, "")))
+        return owner is None or pk.startswith(partition_key(TaskRef(owner, "")))
 
     def _cursor(self) -> str | None:
         if self._number == len(self._parts):
