@@ -162,7 +162,7 @@ class Function:
             async with asyncio.timeout(within_ms / 1000):
                 fields["late"] = await self._sweep.sweep(self._clock.deadline(within_ms - LAST_MS))
         except TimeoutError:
-            log.warning("the sweep did not come to its end; the next one goes on")
+            log.warning("the sweep did not finish; the next one continues")
         finally:
             self._metrics.embed("tasks", fields)
         return fields

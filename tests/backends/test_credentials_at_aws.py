@@ -161,7 +161,7 @@ async def test_a_secret_is_read_again_when_it_is_old_and_the_one_before_serves_m
     ssm.delete_parameter(Name=name)
     clock.skip(REFRESH_MS / 1000)
     assert await secrets.text(secret) == "second"
-    assert "a secret cannot be read again; the one from before serves" in caplog.text
+    assert "a secret could not be read again; the last value is used" in caplog.text
     await secrets.aclose()
 
 

@@ -255,8 +255,8 @@ async def test_a_service_that_is_away_is_left_alone_and_heals(
             assert [await gate.text("tool") for _ in range(3)] == ["good"] * 3
     records = [record for record in caplog.records if record.name == "roundgate.backends"]
     assert [record.getMessage() for record in records] == [
-        *["a host is left alone for a while"] * 2,
-        "a host is called again",
+        *["requests to a host are paused"] * 2,
+        "requests to a host are resumed",
     ]
     assert records[0].fields["host"] == f"127.0.0.1:{port}"  # type: ignore[attr-defined]
 

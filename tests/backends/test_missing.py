@@ -67,7 +67,9 @@ async def test_the_rest_is_served_and_what_is_missing_is_named(
         )
         _, unknown = await mcp.error("tools/call", {"name": "other", "arguments": {}})
         assert unknown["code"] == -32602
-    [told] = [one for one in caplog.records if one.msg == "a back end is not served; the rest is"]
+    [told] = [
+        one for one in caplog.records if one.msg == "a back end is not served; the others are"
+    ]
     fields: dict[str, Any] = told.__dict__["fields"]
     assert fields["backend"] == "ill"
     assert "ill.py" in fields["problems"][0]

@@ -209,7 +209,7 @@ async def test_a_change_while_the_store_is_away_is_told_when_it_is_back(
     stream, own = await other.listen("u:1"), await one.listen("u:1")
     one.rows.is_cut = True
     await one.changes.publish(RESOURCE_UPDATED, "u:1")
-    assert "a change is not told elsewhere yet" in caplog.text
+    assert "other processes have not been notified of a change yet" in caplog.text
     async with told(own) as following:  # here it is told at once
         assert await following() == (RESOURCE_UPDATED, "u:1")
     one.rows.is_cut = False

@@ -97,7 +97,7 @@ async def test_nothing_is_accepted_into_a_file_that_was_taken_away(
     with pytest.raises(Unavailable, match=says):
         await store.read(TaskRef("owner", "before"), NOW)
     assert says in (database.trouble() or "")
-    assert [one.message for one in caplog.records] == ["the store was taken away"]
+    assert [one.message for one in caplog.records] == ["the store file was deleted or replaced"]
     await database.aclose()
 
 

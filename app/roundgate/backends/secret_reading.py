@@ -250,7 +250,7 @@ class Secrets:
             held.problem = error
             if held.text is not None:
                 log.warning(
-                    "a secret cannot be read again; the one from before serves",
+                    "a secret could not be read again; the last value is used",
                     extra={"fields": {"why": str(error)}},
                 )
         else:

@@ -351,7 +351,7 @@ class Changes:
             await self._is_flushed()
         finally:  # also when the call is cancelled
             if self._pending and (self._retry is None or self._retry.done()):
-                log.warning("a change is not told elsewhere yet")
+                log.warning("other processes have not been notified of a change yet")
                 self._retry = asyncio.create_task(self._keep_writing())
 
     async def ready(self) -> None:
@@ -414,7 +414,7 @@ class Changes:
             except Unavailable:
                 pass  # the caller logs the failure and tries again
             except Exception as error:
-                log.error("changes could not be told elsewhere", exc_info=error)
+                log.error("other processes could not be notified of changes", exc_info=error)
             finally:
                 self._pending = more | self._pending
         return not more
@@ -452,7 +452,7 @@ class Changes:
                 if not failures:
                     fields = {"error": str(error) or type(error).__name__}
                     log.warning(
-                        "changes elsewhere could not be read",
+                        "changes of other processes could not be read",
                         extra={"fields": fields},
                         exc_info=None if isinstance(error, Unavailable) else error,
                     )

@@ -147,7 +147,7 @@ class Driven(Coroutine[Any, Any, T]):
 
     def _give_up(self) -> NoReturn:
         name = getattr(self._coroutine, "__qualname__", "handler")
-        log.error("%s went on after its run had ended; it is not resumed any more", name)
+        log.error("%s continued after its run had ended and is not resumed", name)
         _given_up.append(self._coroutine)
         raise Suspend
 

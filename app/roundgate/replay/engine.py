@@ -128,7 +128,7 @@ def _warn_of_unasked(run: Run) -> None:
         return
     names = {"steps": unasked[:MAX_NAMED], "new": run.new_steps[:MAX_NAMED]}
     log.warning(
-        "the handler no longer asks for steps that are remembered; one that was renamed is run again",
+        "the handler no longer runs recorded steps; a renamed step runs again",
         extra={
             "fields": {**({} if run.call.task_id is None else {"task": run.call.task_id}), **names}
         },

@@ -100,7 +100,7 @@ def tell_missing(catalog: Catalog) -> None:
     for name, missing in catalog.missing.items():
         problems = [str(problem) for problem in missing.problems]
         fields = {"backend": name, "problems": problems}
-        log.error("a back end is not served; the rest is", extra={"fields": fields})
+        log.error("a back end is not served; the others are", extra={"fields": fields})
 
 
 @dataclass(slots=True)

@@ -169,7 +169,7 @@ async def run_suspect(worker: Worker, ref: TaskRef, stop: asyncio.Event, grace_s
         turn.cancel()
         await asyncio.wait([turn], timeout=END_GRACE_S)
     if turn.done() and not turn.cancelled() and (error := turn.exception()) is not None:
-        log.error("a suspect failed", exc_info=error)
+        log.error("a suspect task failed", exc_info=error)
 
 
 class Pool:

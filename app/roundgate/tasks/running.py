@@ -143,7 +143,7 @@ class Heartbeat:
         """Start again if something else ended it. It may have been cancelled before it started."""
         if self._is_over:
             return
-        log.warning("a heartbeat was stopped, and goes on", extra={"fields": self._fields})
+        log.warning("a heartbeat was interrupted and continues", extra={"fields": self._fields})
         self._start()
 
     async def _go_on(self) -> None:

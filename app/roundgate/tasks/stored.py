@@ -179,7 +179,9 @@ class StoredTasks:
             await self._queue.send(ref, delay_ms)
         except Unavailable as error:
             fields = {"task": str(ref), "error": str(error)}
-            log.warning("no message for a task, the sweep will send one", extra={"fields": fields})
+            log.warning(
+                "no message was sent for a task, the sweep will send one", extra={"fields": fields}
+            )
 
     def listen(self, ref: TaskRef, changed: Callable[[], None]) -> Callable[[], None]:
         """Call `changed` after each write of these `StoredTasks` that the client of a task can see,

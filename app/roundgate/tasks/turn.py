@@ -496,7 +496,7 @@ class Carrier:
             await write()
         except (LeaseLost, Unavailable) as error:
             fields = {"task": str(self.ref), "error": str(error)}
-            log.warning("a task could not be let go of", extra={"fields": fields})
+            log.warning("a task could not be released", extra={"fields": fields})
 
     async def decline(self, needs: NotServedHere) -> Turn:
         """Release the task for a worker that can run it; fail it if none has come for

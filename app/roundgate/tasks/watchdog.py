@@ -144,9 +144,9 @@ class Watchdog:
         try:
             asyncio.run(self._let_go(held, guilty))
         except Exception as error:  # the leases run out by themselves
-            log.error("leases could not be let go of", exc_info=error)
+            log.error("leases could not be released", exc_info=error)
         log.error(
-            "the event loop stands still, ending the process",
+            "the event loop is blocked, ending the process",
             extra={"fields": self._facts(frame, guilty, held)},
         )
         self._end(EXIT_STATUS)

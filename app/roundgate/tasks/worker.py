@@ -400,7 +400,7 @@ class Worker:
             await to_its_end(self.clean_up(carrier.ref, carrier.run.call.deadline, left))
         except Unavailable as error:
             fields = {"task": str(carrier.ref), "error": str(error)}
-            log.warning("a cancelled task has to wait to be cleaned up", extra={"fields": fields})
+            log.warning("the cleanup of a cancelled task must wait", extra={"fields": fields})
 
     async def _clean_up_alone(self, ref: TaskRef, left: Left | None) -> Turn:
         """Clean up without a lease, because the workers that hold or held it lack this worker's
@@ -471,7 +471,7 @@ class Worker:
             case Turn.TO_CLEAN_UP:
                 log.warning("a job could not be cancelled, trying again", extra={"fields": fields})
             case _:
-                log.error("a job could not be cancelled, and goes on", extra={"fields": fields})
+                log.error("a job could not be cancelled and continues", extra={"fields": fields})
 
 
 def _log_takeover(task_call: TaskCall, record: TaskRecord) -> None:

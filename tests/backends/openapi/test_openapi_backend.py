@@ -264,7 +264,7 @@ async def test_an_answer_that_is_not_as_promised_is_text(
     assert [one["content"][0]["text"] for one in found[1:]] == ['"seven"', "{"]
     assert not any("structuredContent" in one or one.get("isError") for one in found[1:])
     assert [record.getMessage() for record in caplog.records].count(
-        "an answer is not as its document says"
+        "a response does not match its OpenAPI document"
     ) == 2
 
 

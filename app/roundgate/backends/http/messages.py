@@ -301,7 +301,7 @@ def _from_json(answer: Answer, pointer: str, output: Schema | None) -> ToolResul
 def _warn(tool: str, why: str) -> None:
     """Log why an answer is unexpected, without the answer's text."""
     log.warning(
-        "an answer is not as its document says",
+        "a response does not match its OpenAPI document",
         extra={"fields": {"tool": tool, "why": why.partition(": ")[0]}},
     )
 

@@ -124,7 +124,7 @@ class TokenSource:
             if not self._holds(instead_of):
                 raise
             log.warning(
-                "a token could not be renewed; the old one still holds",
+                "a token could not be renewed; the old one is still valid",
                 extra={"fields": {"error": str(error)}},
             )
         return self._token or ""

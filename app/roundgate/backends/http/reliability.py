@@ -253,7 +253,7 @@ class Breaker:
         if self._retry_ms is not None:
             self._begin_period(None)
             fields = {"backend": self._backend, "host": self._host}
-            log.info("a host is called again", extra={"fields": fields})
+            log.info("requests to a host are resumed", extra={"fields": fields})
 
     def _count_failure(self, period: int, reason: str) -> None:
         """Count a failure. `reason` completes a sentence after "because"."""
@@ -265,7 +265,7 @@ class Breaker:
             self._begin_period(self._clock.monotonic_ms() + self._config.pause_s * 1000)
             about = {"backend": self._backend, "host": self._host}
             fields = {**about, "failures": self._failures, "error": reason}
-            log.warning("a host is left alone for a while", extra={"fields": fields})
+            log.warning("requests to a host are paused", extra={"fields": fields})
 
     def _begin_period(self, retry_ms: float | None) -> None:
         """Open the breaker until `retry_ms`, or close it if that is `None`."""

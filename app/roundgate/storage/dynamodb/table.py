@@ -324,7 +324,7 @@ class Table:
                 await self._put_batch(left[start : start + BATCH])
         except Unavailable as error:
             log.info(
-                "rows that nobody needs are left to their time",
+                "unused rows were not deleted; they expire by themselves",
                 extra={"fields": {"error": str(error)}},
             )
 

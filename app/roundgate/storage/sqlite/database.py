@@ -268,7 +268,7 @@ class Database:
         if not self._is_lost:
             self._is_lost = True
             fields = {"path": str(self._path), "error": trouble}
-            log.error("the store was taken away", extra={"fields": fields})
+            log.error("the store file was deleted or replaced", extra={"fields": fields})
         raise OSError(trouble)
 
     def _borrow(self, work: Callable[[sqlite3.Connection], T]) -> T:
