@@ -318,7 +318,9 @@ async def test_a_handler_that_is_not_the_same_after_its_event_is_found() -> None
         return f"{len(deliveries)}"
 
     async with Gateway(forgets) as gateway:
-        with pytest.raises(Diverged, match=r"event:paid is answered, .* instead of: it returned: 1"):
+        with pytest.raises(
+            Diverged, match=r"event:paid is answered, .* instead of: it returned: 1"
+        ):
             await gateway.call("forgets", events={"paid": 7}, crash="everywhere")
 
 
