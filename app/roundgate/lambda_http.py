@@ -32,6 +32,7 @@ with kept():  # collecting garbage among all modules takes 4 % of a cold start
     from roundgate.protocol import Request, jsonrpc
     from roundgate.runtime import startup
     from roundgate.settings import Settings
+    from roundgate.tasks.external import is_event_path
 
 if TYPE_CHECKING:
     from mangum.types import LambdaContext
@@ -152,7 +153,7 @@ def _own_path(path: str, event: Event, served: Container[str], base: str) -> str
     stage = f"/{event['requestContext'].get('stage')}"
     for prefix in (_before_resource(path, event), "", stage, base):
         own = path.removeprefix(prefix)
-        if path.startswith(prefix) and own.removesuffix("/") in served:
+        if path.startswith(prefix) and (own.removesuffix("/") in served or is_event_path(own)):
             return own
     return path
 

@@ -104,6 +104,12 @@ async def test_probes_and_clients_without_a_token_find_health_and_metadata(
     assert (await mcp.http.get(path)).status_code == status
 
 
+async def test_a_service_needs_no_token_but_that_of_its_event(mcp: Client) -> None:
+    forged = await mcp.http.post("/events/forged", json=7)
+    assert (forged.status_code, forged.json()) == (404, {"error": "There is no such event"})
+    assert (await mcp.http.get("/events/forged")).status_code == 401
+
+
 async def test_a_token_without_the_scope_of_operators_is_told_which(mcp: Client) -> None:
     response = await mcp.http.get("/console", headers=headers(scope="files:read"))
     assert response.status_code == 403

@@ -96,6 +96,27 @@ def test_the_path_of_a_view_that_is_misspelt_reaches_no_other_endpoint(
     assert ([one["name"] for one in found] == ["greet"]) is (tools == "few")
 
 
+@pytest.mark.parametrize(
+    ("stage", "path"),
+    [
+        ("$default", "/events/forged"),
+        ("prod", "/prod/events/forged"),
+        ("$default", "/tools/v1/events/forged"),
+        ("prod", "/prod/events/a/b"),
+    ],
+)
+def test_a_service_reaches_the_event_of_its_token(
+    environ: dict[str, str], stage: str, path: str
+) -> None:
+    environ["GATEWAY_PUBLIC_URL"] = "https://mcp.example.com/tools/v1"
+    event = asking("http_api_v2", "server/discover", path=path)
+    event["requestContext"]["stage"] = stage
+    with closing(lambda_http.make_handler(environ)) as http:
+        answer = cast("Any", http)(event, LambdaContext())
+    is_event = answer["body"] == '{"error":"There is no such event"}'
+    assert (answer["statusCode"], is_event) == (404, path.endswith("forged"))
+
+
 def test_another_path_is_not_found(functions: Functions) -> None:
     answer = functions.http(
         asking("http_api_v2", "server/discover", path="/elsewhere"), LambdaContext()

@@ -56,7 +56,7 @@ from roundgate.http.protected import ProtectedResource
 from roundgate.http.routes import HEALTH, OLD_TRANSPORT
 from roundgate.protocol import NEWEST, Headers, jsonrpc, may_be_older
 from roundgate.protocol import SESSION_HEADER as SESSION
-from roundgate.tasks.external import EVENTS_PATH
+from roundgate.tasks.external import is_event_path
 
 log = logging.getLogger("roundgate.request")
 failures = logging.getLogger("roundgate.http")
@@ -388,7 +388,7 @@ class RequestMiddleware:
 
 def _is_event(method: str, path: str) -> bool:
     """Return whether a request delivers an external event, whose path has a token of its own."""
-    return method == "POST" and path.startswith(EVENTS_PATH) and path.count("/") == 2
+    return method == "POST" and is_event_path(path)
 
 
 def _check(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:

@@ -30,6 +30,11 @@ MAX_RETRIES: Final = 100
 """The most successors of a task that a delivery follows."""
 
 
+def is_event_path(path: str) -> bool:
+    """Return whether a path is that of an external event: `/events/`, and a token."""
+    return path.startswith(EVENTS_PATH) and path.count("/") == 2
+
+
 @dataclass(frozen=True, slots=True)
 class EventSource:
     """The tokens and URLs of the external events of all tasks."""
