@@ -268,7 +268,7 @@ async def test_what_a_worker_has_begun_since_it_was_found_stays_with_it(
         with closing(sqlite3.connect(tmp_path / "gateway.sqlite3")) as db, db:
             db.execute(f"update tasks set {statement}", facts)
 
-    def agreed(arguments: Any, refs: Any) -> bool:
+    def agreed(arguments: Any, refs: Any, **_: Any) -> bool:
         changed("fence = fence + 1, lease_until_ms = expires_ms, wake_ms = 0 where id = ?", begun)
         return True
 

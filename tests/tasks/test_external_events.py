@@ -14,6 +14,7 @@ from roundgate.replay.sync_context import SyncContext
 from roundgate.settings import TasksConfig
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.events import Delivered, marks_of
+from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.turn import Turn
 from roundgate.tokens import EventTokens
 from tests.support.clocks import FixedClock
@@ -220,7 +221,8 @@ async def test_the_message_of_a_delivery_that_was_lost_is_sent_by_its_repetition
     now_ms = shop.clock.now_ms()
     data = json.encode(7)
     # the replica died between its write and its message
-    taken = await shop.store.deliver(ref, PAID, data, json.digest(7), now_ms, now_ms + 30_000)
+    dying = StoredTasks(shop.store.store)
+    taken = await dying.deliver(ref, PAID, data, json.digest(7), now_ms, now_ms + 30_000)
     assert (taken, await shop.messages()) == (Delivered.WAKES, [])
     assert await shop.deliver(ref, PAID, 7) is Delivered.AGAIN
     assert await shop.all_turns() == [Turn.FINISHED]
