@@ -71,7 +71,7 @@ class Server:
 
     def cpu_s(self) -> float:
         """Return the CPU time the server has used so far, all threads, user and system."""
-        return sum(_scheduled_s(pid, 0) for pid in _family(self.pid))
+        return cpu_s(self.pid)
 
     def waited_s(self) -> float:
         """Return how long the server's threads have been ready to run
@@ -108,11 +108,11 @@ def running(
     Raises:
         ServerFailedError: it exits, stays silent, or answers wrongly.
     """
-    port = _free_port()
+    port = free_port()
     first = WORKLOADS[workload](1)[0].sent_with(headers)
     with tempfile.TemporaryFile() as log:
         began = time.perf_counter()
-        process = _spawn(
+        process = spawn(
             subject.command(serves, port, is_logged=is_logged), cores, log, environment, folder
         )
         try:
@@ -124,7 +124,7 @@ def running(
                 raise ServerFailedError(f"{subject.name} ({serves}): {reason}\n{said}") from reason
             yield Server(subject, port, process.pid, 1000 * (time.perf_counter() - began))
         finally:
-            _stop(process)
+            stop(process)
 
 
 @contextmanager
@@ -134,19 +134,19 @@ def service(cores: Cores, environment: Mapping[str, str] = _NOTHING) -> Iterator
     Raises:
         ServerFailedError: the service does not start.
     """
-    port = _free_port()
+    port = free_port()
     command = [
         *(str(GENERATOR.python), "-m", "uvicorn", "bench.apps.service:app", "--port", str(port)),
         *("--no-access-log", "--log-level", "warning", "--lifespan", "off"),
     ]
     with tempfile.TemporaryFile() as log:
         own = Cores(server=cores.generator, generator=cores.generator)
-        process = _spawn(command, own, log, environment, ROOT)
+        process = spawn(command, own, log, environment, ROOT)
         try:
             _wait_for(process, port)
             yield f"http://127.0.0.1:{port}"
         finally:
-            _stop(process)
+            stop(process)
 
 
 def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
@@ -161,9 +161,10 @@ def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
     raise ServerFailedError("the service that is called did not come up")
 
 
-def _spawn(
+def spawn(
     command: Sequence[str], cores: Cores, log: IO[bytes], more: Mapping[str, str], folder: Path
 ) -> subprocess.Popen[bytes]:
+    """Start a server on its core, with the variables `more` and a few of this process."""
     # Only what a server needs: nothing in the caller's environment may slow one subject
     # down, and byte code is kept.
     environment = {
@@ -210,7 +211,8 @@ def ask(connection: socket.socket, exchange: Exchange) -> None:
     raise MalformedResponseError("the server closed the connection")
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a server; kill it if it takes more than 10 s."""
     process.terminate()
     try:
         process.wait(timeout=10)
@@ -219,11 +221,17 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that no process uses now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU time that a process and its descendants have used, in seconds."""
+    return sum(_scheduled_s(member, 0) for member in _family(pid))
 
 
 def _family(pid: int) -> list[int]:
