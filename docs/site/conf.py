@@ -40,7 +40,7 @@ default_role = "literal"  # docstrings write code between single backticks
 
 
 def setup(app: Sphinx) -> None:
-    """Called by Sphinx: has napoleon leave the docstrings of properties as they are."""
+    """Have napoleon leave the docstrings of properties as they are. Sphinx calls this."""
     app.connect("autodoc-process-docstring", _without_types, priority=400)
 
 

@@ -47,7 +47,8 @@ RETRY_OF_THE_PAGE = {
 
 
 async def wire_shapes(client: Client) -> None:
-    """A result that asks, and the retry: the original params, the answers by their keys, the state as it came."""
+    """Retry a result that asks: with the original params, the answers by their keys and the state
+    unchanged."""
     result = await client.request("tools/call", CALL)
     required = recognize_input_required({"result": result})
     assert required is not None
@@ -64,7 +65,8 @@ async def wire_shapes(client: Client) -> None:
 
 
 async def recognition_rule(client: Client) -> None:
-    """What is half of a round is an ordinary result, so no client goes in circles because of a server's mistake."""
+    """Check that an incomplete round counts as an ordinary result, so that a fault of the server
+    makes no client loop."""
     ordinary = await client.request("tools/list")
     assert recognize_input_required({"result": ordinary}) is None
     for name, value in (("inputRequests", []), ("requestState", ""), ("requestState", None)):
@@ -79,7 +81,7 @@ async def recognition_rule(client: Client) -> None:
 
 
 async def library(client: Client) -> None:
-    """The page's own example is understood, and called what it is."""
+    """Recognize the example of the page, and that it is not the standard's form."""
     required = recognize_input_required(PAGE)
     assert required is not None
     assert not required.is_standard
@@ -97,7 +99,7 @@ async def library(client: Client) -> None:
 
 
 async def whats_shipped(client: Client) -> None:
-    """The loop: answer after answer from a fixture, with a cap, and ordinary results passed through."""
+    """Answer rounds from a fixture, up to a limit, and pass ordinary results on."""
 
     async def next_response(params: dict[str, Any]) -> dict[str, Any]:
         return {"result": await client.request("tools/call", params)}

@@ -23,7 +23,7 @@ START_S = 30
 
 @contextmanager
 def library() -> Iterator[str]:
-    """The URL of a running library; it ends with the block, and with this process however that ends."""
+    """Run the library and yield its URL. It ends with the block, and with this process in any case."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, str(HERE / "library.py"), str(port)]

@@ -54,7 +54,7 @@ class Shop:
         return Replica(name, f"http://127.0.0.1:{port}", process, log)
 
     def tasks(self, *arguments: str) -> str:
-        """What the operator's command `roundgate tasks` says.
+        """Run the operator's command `roundgate tasks` and return its output.
 
         Raises:
             SystemExit: it fails.

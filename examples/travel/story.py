@@ -68,7 +68,7 @@ class Replica:
         raise SystemExit(f"replica {self.name} did not start:\n{Path(self._log.name).read_text()}")
 
     def ask(self, method: str, name: str, params: dict[str, Any]) -> dict[str, Any]:
-        """The result of one request, which says for itself all that is needed to answer it.
+        """Return the result of one request. The request has everything that is needed to answer it.
 
         Raises:
             SystemExit: the answer is an error.
@@ -120,7 +120,7 @@ def replicas(office: Path) -> Iterator[tuple[Replica, Replica]]:
 
 
 def poll(replica: Replica, task: str, until: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The task, once `until` holds for it.
+    """Return the task once `until` holds for it.
 
     Raises:
         SystemExit: it does not come to that in time.
@@ -149,7 +149,7 @@ def main() -> None:
 
 
 def play(office: Path, a: Replica, b: Replica) -> None:
-    """The story; it ends with an error where it does not go as told."""
+    """Play the story. It ends with an error where it does not go as expected."""
     call: dict[str, Any] = {"name": "book_trip", "arguments": {"city": "Lisbon"}}
     asked = a.ask("tools/call", "book_trip", call)
     question = asked["inputRequests"]["confirm"]["params"]["message"]

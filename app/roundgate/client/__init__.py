@@ -23,14 +23,14 @@ from roundgate.client.elicitation import run_elicitation_chain as run_elicitatio
 from roundgate.client.flows import VERSIONS as VERSIONS
 from roundgate.client.following import Change as Change
 from roundgate.client.following import Task as Task
+from roundgate.client.following import handle_of as handle_of
 from roundgate.client.following import split_handle as split_handle
-from roundgate.client.following import task_handle as task_handle
 from roundgate.client.messages import EventReader as EventReader
 from roundgate.client.messages import Observer as Observer
 from roundgate.client.messages import envelope as envelope
+from roundgate.client.messages import headers_of as headers_of
 from roundgate.client.messages import message as message
 from roundgate.client.messages import of_request as of_request
-from roundgate.client.messages import request_headers as request_headers
 from roundgate.client.questions import ACCEPT as ACCEPT
 from roundgate.client.questions import CANCEL as CANCEL
 from roundgate.client.questions import DECLINE as DECLINE

@@ -29,7 +29,7 @@ from roundgate.errors import BadAnswer, ConnectionLost, HttpRefused, TimedOut, W
 _MARK: Final = "#task="
 
 
-def task_handle(url: str, task_id: str) -> str:
+def handle_of(url: str, task_id: str) -> str:
     """Return the handle of a task, such as `https://host/mcp#task=786512e2`."""
     return f"{url}{_MARK}{quote(task_id, safe='')}"
 
@@ -72,7 +72,7 @@ class Task:
     def handle(self) -> str | None:
         """The argument of `Client.resume`, in this process or another; `None` if the call ended
         without a task."""
-        return task_handle(self._url, self.id) if self.id else None
+        return handle_of(self._url, self.id) if self.id else None
 
     @property
     def is_over(self) -> bool:

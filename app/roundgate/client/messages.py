@@ -83,7 +83,7 @@ def message(method: str, params: Mapping[str, Any], request_id: int | str, meta:
     }
 
 
-def request_headers(message: Json) -> list[tuple[str, str]]:
+def headers_of(message: Json) -> list[tuple[str, str]]:
     """Return the headers of a request, except `Mcp-Param-*` (see `of_arguments`) and those that any
     HTTP client adds."""
     params = message["params"]

@@ -614,7 +614,7 @@ class Run:
         ]
         if any(left_s > HOLD_FOR_TIMEOUTS_S for left_s in left):
             log.warning(
-                "asyncio.timeout does not reach over a wait that lets go of its worker; use "
+                "asyncio.timeout has no effect across a wait that releases the worker; use "
                 "ctx.timeout"
             )
         return [left_s for left_s in left if left_s <= HOLD_FOR_TIMEOUTS_S]

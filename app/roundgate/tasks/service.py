@@ -122,7 +122,7 @@ class Tasks:
         return data
 
     async def _check_room(self, ref: TaskRef) -> None:
-        """Raises ToolError: the owner has as many open tasks as it may have, and
+        """Raise ToolError if the owner has as many open tasks as it may have, and
         this is not one of them."""
         most = self._config.max_open_per_owner
         if await self._store.count_open(ref.owner, most) < most:

@@ -59,7 +59,7 @@ ORDERS: dict[str, Any] = {
 
 
 def handler(event: Any, context: Any) -> Any:
-    """What AWS Lambda calls."""
+    """Handle an invocation by AWS Lambda."""
     if event.get("roundgate") == "describe":
         return {"tools": TOOLS}
     if "inputResponses" in event:
@@ -87,7 +87,8 @@ def redirect(arguments: Any, context: Any) -> Any:
 
 
 def redirected(event: Any) -> Any:
-    """The second invocation of `redirect`: with the state of the first, and what the user said."""
+    """Handle the second invocation of `redirect`, with the state of the first and the user's
+    answer."""
     answer = event["inputResponses"]["where"]
     if answer["action"] != "accept":
         return {"order": event["state"]["order"], "redirected": False}
@@ -108,7 +109,7 @@ def export_result(arguments: Any, context: Any) -> Any:
 
 
 def label(arguments: Any, context: Any) -> Any:
-    """A PNG of one pixel, grey by the order's number."""
+    """Return a PNG of one pixel whose grey depends on the order's number."""
     grey = zlib.crc32(arguments["order"].encode()) % 256
 
     def chunk(kind: bytes, data: bytes) -> bytes:

@@ -248,15 +248,21 @@ class Server:
                 reason = "there was no answer in time" if is_late else "the connection was lost"
                 return NoAnswer(f"{name} did not answer: {fact}{doubt}", reason, reached=reached)
             case AuthorizationFailed(status=status):
-                problem = "refuses the gateway's credentials"
+                text = f"{name} refuses the gateway's credentials ({status})"
                 if not self._has_credentials:
-                    problem = "wants credentials, and its back end has no `credential`"
-                return BackendError(f"{name} {problem} ({status})", reason=f"status {status}")
+                    text = (
+                        f"{name} wants credentials, and its back end has no 'credential' ({status})"
+                    )
+                return BackendError(text, reason=f"status {status}")
             case HttpRefused(status=status):
-                return BackendError(f"{name}: {fact}", reason=f"status {status}")
+                return BackendError(
+                    f"The request to {name} failed: {fact}", reason=f"status {status}"
+                )
             case BadAnswer() | NoCommonVersion():
-                return UnexpectedAnswer(f"{name}: {fact}", reason="broke the protocol")
-        return BackendError(f"{name}: {fact}")
+                return UnexpectedAnswer(
+                    f"The request to {name} failed: {fact}", reason="broke the protocol"
+                )
+        return BackendError(f"The request to {name} failed: {fact}")
 
     async def set_log_level(self, level: str) -> None:
         """Have an older server send log messages of this level and above in its session, unless it

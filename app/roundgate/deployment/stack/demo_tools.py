@@ -21,7 +21,7 @@ class Who(BaseModel):
 
 
 async def price(city: str) -> int:
-    """Looks a price up."""
+    """Look up a price."""
     await asyncio.sleep(0.2)
     return 40 * len(city)
 

@@ -40,7 +40,7 @@ class Chunk:
 
     @property
     def rank(self) -> int:
-        """Chunks of one rank are of about one size."""
+        """Return the rank of the size. Chunks of one rank are of about one size."""
         rank, size = 0, _SMALLEST
         while size < self.size:
             rank, size = rank + 1, size * FAN
@@ -56,20 +56,20 @@ class Log:
 
     @property
     def refs(self) -> list[str]:
-        """What the root item has of the chunks."""
+        """Return the references to the chunks, as the root item keeps them."""
         return [chunk.ref for chunk in self.chunks]
 
 
 def make_chunk(ref: str, data: bytes) -> Chunk:
-    """A chunk as it was written or read."""
+    """Return a chunk that was written or read."""
     return Chunk(ref, len(data), data if len(data) * FAN <= PART else None)
 
 
 def lengthened(
     log: Log, entries: Sequence[bytes], room: int, draft: Draft
 ) -> tuple[dict[str, Any], Log]:
-    """What a longer journal sets in a root item that has so much room for its
-    tail, and what it then is."""
+    """Return the attributes that a longer journal sets in a root item whose tail may have `room`
+    bytes, and the longer journal."""
     if not entries:
         return {}, log
     longer = (*log.tail, *entries)
@@ -80,7 +80,7 @@ def lengthened(
 
 
 def with_chunk(chunks: Sequence[Chunk], data: bytes, draft: Draft) -> tuple[Chunk, ...]:
-    """These and one more, of which those of one rank have become one."""
+    """Add a chunk, and merge chunks of one rank once there are `FAN` of them."""
     kept = [*chunks, Chunk("", len(data), data)]
     while len(alike := _alike(kept)) >= FAN:
         merged = b"".join(chunk.data or b"" for chunk in alike)
@@ -91,8 +91,7 @@ def with_chunk(chunks: Sequence[Chunk], data: bytes, draft: Draft) -> tuple[Chun
 
 
 def _alike(chunks: Sequence[Chunk]) -> list[Chunk]:
-    """The last chunks, as far back as none is of a higher rank than the last one and
-    they fit into one row."""
+    """Return the last chunks that fit into one row and have at most the rank of the last one."""
     alike: list[Chunk] = []
     for chunk in reversed(chunks):
         fits = sum(one.size for one in alike) + chunk.size <= PART
@@ -103,14 +102,14 @@ def _alike(chunks: Sequence[Chunk]) -> list[Chunk]:
 
 
 def free_space(row: Row) -> int:
-    """How much a tail may have in a root item: what is free in the last KiB
-    that the rest of it needs."""
+    """Return the bytes that the tail of a root item may have: those left in the last KiB that the
+    other attributes need."""
     free = -row_size({**row, "tail": []}) % KIB
     return free if free >= _LEAST_ROOM else free + KIB
 
 
 def row_size(value: Any) -> int:
-    """About how many bytes DynamoDB counts for a row or a value in it; never too few."""
+    """Return about how many bytes DynamoDB counts for a row or a value; never too few."""
     match value:
         case bytes():
             return len(value)
@@ -127,17 +126,17 @@ def row_size(value: Any) -> int:
 
 
 def size_of(entries: Sequence[bytes]) -> int:
-    """What entries take as a tail; a chunk of them is a little more."""
+    """Return the bytes of entries in a tail. In a chunk they take slightly more."""
     return sum(1 + len(entry) for entry in entries)
 
 
 def packed(entries: Sequence[bytes]) -> bytes:
-    """Entries as one value: each after its length."""
+    """Encode entries as one value: each after its length."""
     return b"".join(struct.pack(">I", len(entry)) + entry for entry in entries)
 
 
 def unpacked(chunk: bytes) -> Iterator[bytes]:
-    """The inverse of `packed`."""
+    """Yield the entries of a value that `packed` returned."""
     at = 0
     while at < len(chunk):
         (length,) = struct.unpack_from(">I", chunk, at)

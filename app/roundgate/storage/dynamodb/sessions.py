@@ -114,5 +114,5 @@ class DynamoDbSessions:
 
 
 def _ttl(forget_ms: int) -> int:
-    """In seconds, rounded up: not a moment too early."""
+    """Return a time in seconds, rounded up, so that no row expires too early."""
     return -(-forget_ms // 1000)

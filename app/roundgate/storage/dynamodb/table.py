@@ -138,8 +138,8 @@ TABLE: Final[Mapping[str, Any]] = MappingProxyType(
 
 
 def create_table(client: Any, name: str) -> None:
-    """Make the table at DynamoDB Local, for development: deployed ones are
-    made from `infra/table.json`."""
+    """Create the table at DynamoDB Local, for development. Deployed tables are created from
+    `infra/table.json`."""
     elsewhere = {"TimeToLiveSpecification", "PointInTimeRecoverySpecification"}
     client.create_table(
         TableName=name, **{key: value for key, value in TABLE.items() if key not in elsewhere}
@@ -219,7 +219,7 @@ class Table:
         return Draft(self._clock, pk, ttl)
 
     async def put_new(self, row: Row) -> Applied | ConditionFailed:
-        """Put a row where there is none."""
+        """Put a row unless the key has one."""
         version = self._clock.new_id()
         put = {
             "Item": _encoded({**row, "version": version}),
@@ -263,18 +263,18 @@ class Table:
         return ended
 
     async def root(self, pk: str) -> Row | None:
-        """A root item without the rows beside it, strongly consistent."""
+        """Return a root item without the rows beside it, strongly consistent."""
         answer = await self._aws.call(
             "get_item", TableName=self._name, Key=_key(pk), ConsistentRead=True
         )
         return _decoded(answer.get("Item"))
 
     async def read(self, pk: str) -> dict[str, Row]:
-        """A root item and what a reader needs beside it, by `sk`, strongly consistent."""
+        """Return a root item and the rows that `tasks/get` shows, by `sk`, strongly consistent."""
         return await self._rows("#pk = :pk AND #sk < :end", {":pk": pk, ":end": "2"})
 
     async def named(self, pk: str, kept: Sequence[Kept]) -> dict[str, Row]:
-        """The rows that a root item's values refer to, by `sk`, strongly consistent."""
+        """Return the rows that the values of a root item refer to, by `sk`, strongly consistent."""
         names = [name for value in kept for name in names_of(value)]
         rows: list[Row] = []
         for start in range(0, len(names), READ_BATCH):
@@ -301,7 +301,8 @@ class Table:
         return rows
 
     async def names_shown(self, pk: str) -> list[str]:
-        """The names of all rows beside a root item that who reads the task gets, live or not."""
+        """Return the names of all rows that `tasks/get` reads beside a root item, also of those
+        that it no longer refers to."""
         rows = await self._rows(
             "#pk = :pk AND begins_with(#sk, :space)", {":pk": pk, ":space": "1#"}
         )
@@ -316,8 +317,8 @@ class Table:
         return {row["sk"]: row for row in await self._pages(query, None)}
 
     async def drop(self, pk: str, names: Sequence[str]) -> None:
-        """Delete rows that no root item names any more, as far as that can be done
-        now; `ttl` does the rest."""
+        """Delete rows that no root item refers to any more. If the table cannot be reached, `ttl`
+        deletes them later."""
         left = [{"DeleteRequest": {"Key": _encoded({"pk": pk, "sk": name})}} for name in names]
         try:
             for start in range(0, len(left), BATCH):
@@ -329,7 +330,7 @@ class Table:
             )
 
     async def count(self, owner: str, up_to: int) -> int:
-        """How many rows the index `owned` has for an owner, up to a bound."""
+        """Return how many rows the index `owned` has for an owner, up to a bound."""
         key = "#owner = :owner"
         arguments = {
             "TableName": self._name,
@@ -347,7 +348,7 @@ class Table:
             arguments["ExclusiveStartKey"] = page["LastEvaluatedKey"]
 
     async def index(self, shard: str, until_ms: int | None, limit: int) -> list[Row]:
-        """Rows of one shard of the index `due`, by their `due_ms`, up to one."""
+        """Return rows of one shard of the index `due`, by `due_ms`, up to a time."""
         key = "#shard = :shard" if until_ms is None else "#shard = :shard AND #due_ms <= :until"
         placeholders = _placeholders(key, {":shard": shard, ":until": until_ms})
         return await self._pages(
@@ -357,14 +358,14 @@ class Table:
     async def page_of_index(
         self, index: str, attribute: str, value: str, start: Row | None, limit: int
     ) -> Page:
-        """Some rows of a part of an index, from behind one of its rows on."""
+        """Return some rows of a part of an index, after a position."""
         key = "#part = :value"
         placeholders = _placeholders(key, {":value": value}, {"#part": attribute})
         query = {"IndexName": index, "KeyConditionExpression": key, "Limit": limit, **placeholders}
         return await self._page("query", query, start)
 
     async def page_of_roots(self, start: Row | None, limit: int) -> Page:
-        """The root items of tasks among the next `limit` rows of the table, whatever those are."""
+        """Return the root items of tasks among the next `limit` rows of the table."""
         text = "begins_with(#pk, :task) AND #sk = :root"
         placeholders = _placeholders(text, {":task": "T#", ":root": ROOT})
         scan = {"FilterExpression": text, "Limit": limit, "ConsistentRead": True, **placeholders}
@@ -449,7 +450,8 @@ class Table:
 
 
 async def _pause_of_batch(tried: int) -> None:
-    """A batch that is throttled in part is no error to botocore.
+    """Wait before the unprocessed rows of a batch are sent again; botocore reports no error for
+    them.
 
     Raises:
         Unavailable: it has been tried often enough.
@@ -472,8 +474,8 @@ class Draft:
         """Of all rows that it ever had."""
 
     def spill_if_large(self, space: Space, value: bytes, room: int | None = None) -> Kept:
-        """The value itself if there is room for it in the root item, else the reference to
-        rows that will have it."""
+        """Return the value if it fits into the root item, otherwise the reference to the rows that
+        will have it."""
         return (
             value
             if len(value) <= (SMALL[space] if room is None else room)
@@ -481,7 +483,7 @@ class Draft:
         )
 
     def spill(self, space: Space, value: bytes) -> str:
-        """The reference to rows that will have the value."""
+        """Return the reference to the rows that will have the value."""
         blob = f"{space}#{self._clock.new_id()[:_NAME]}"
         cuts = range(0, len(value), PART)
         self.rows += [
@@ -500,7 +502,7 @@ class Draft:
     def keep_each(
         self, space: Space, values: Mapping[str, bytes], room: int
     ) -> Iterator[tuple[str, Kept]]:
-        """The same for several, which share the room."""
+        """Do the same for several values, which share the room."""
         for name, value in values.items():
             kept = self.spill_if_large(space, value, min(SMALL["1"], max(room, 0)))
             room -= len(name) + len(kept)
@@ -508,19 +510,19 @@ class Draft:
 
 
 def is_spilled(kept: Kept) -> bool:
-    """Whether a root item has only the reference."""
+    """Return whether a root item has only the reference to a value."""
     return isinstance(kept, str)
 
 
 def load(kept: Kept, rows: Mapping[str, Row]) -> bytes:
-    """The value that a root item has or refers to."""
+    """Return the value that a root item has or refers to."""
     if isinstance(kept, bytes):
         return kept
     return b"".join(rows[name]["b"] for name in names_of(kept))
 
 
 def names_of(kept: Kept) -> list[str]:
-    """The names of the rows that a value refers to."""
+    """Return the names of the rows that a value refers to."""
     if isinstance(kept, bytes):
         return []
     blob, _, parts = kept.rpartition("#")
@@ -528,8 +530,8 @@ def names_of(kept: Kept) -> list[str]:
 
 
 def _is_refused(error: Exception) -> bool:
-    """Whether a condition did not hold. By its code: two threads that ask a client for its
-    exceptions at once are given different classes."""
+    """Return whether a condition of the write did not hold. The code of the error tells, because
+    two threads that ask a client for its exceptions at once get different classes."""
     response = getattr(error, "response", None)  # of an error without an answer there is none
     said = response.get("Error", {}) if isinstance(response, dict) else {}
     return bool(said.get("Code") == "ConditionalCheckFailedException")
@@ -564,7 +566,7 @@ def _expressions(change: Change) -> dict[str, Any]:
 def _placeholders(
     text: str, values: Mapping[str, Any], names: Mapping[str, str] = MappingProxyType({})
 ) -> Row:
-    """What the names and values in expressions stand for.
+    """Return the names and values that the placeholders of expressions stand for.
 
     No name stands for itself: which words DynamoDB reserves nobody needs to know. It refuses
     values that are not used.

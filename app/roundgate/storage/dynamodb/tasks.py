@@ -271,7 +271,7 @@ Parts: TypeAlias = Sequence[Part]
 
 
 def parts_of(table: Table, wanted: Wanted, shards: int) -> Parts:
-    """Where the tasks are that are wanted."""
+    """Return the parts of the table that have the tasks to find."""
     statuses = frozenset(Status) if wanted.statuses is None else wanted.statuses
     if wanted.endings is not None:
         statuses &= frozenset(map(STATUS_OF.__getitem__, wanted.endings))
@@ -332,8 +332,8 @@ class Search:
     def _taken(
         self, part: Part, page: Page, roots: dict[str, Row], room: int
     ) -> tuple[list[TaskRecord], Row | None]:
-        """What of a page is wanted, as far as there is room, and the keys
-        behind which to look on."""
+        """Return the matching rows of a page, up to the room that is left, and the keys after
+        which to continue."""
         taken: list[TaskRecord] = []
         for row in page.rows:
             root = roots.get(row["pk"])

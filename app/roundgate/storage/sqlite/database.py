@@ -180,7 +180,7 @@ class Database:
         weakref.finalize(self, _close, self._idle, self._threads)
 
     async def write(self, work: Callable[[sqlite3.Connection], T], *, durable: bool = True) -> T:
-        """What the work returns, done in a transaction, which is committed by then.
+        """Run work in a transaction and return its result once the transaction is committed.
 
         Args:
             work: writes. It is done again if it was done together with others, and that failed.
@@ -199,21 +199,22 @@ class Database:
         return written
 
     def _writer_here(self) -> Writer:
-        """The writer of this event loop; one whose loop is over may have left its work undone."""
+        """Return the writer of this event loop. The writer of a loop that has ended may have left
+        work undone."""
         if self._writer is None or self._writer.loop is not asyncio.get_running_loop():
             self._writer = Writer(self._run_alone, self._pool())
         return self._writer
 
     def _pool(self) -> ThreadPoolExecutor:
-        """Threads, as many as there is something to do for at once. Not anyio's, which
-        take three times as long."""
+        """Return the threads, one for each call that may run at once. Threads of anyio take three
+        times as long."""
         if not self._threads:
             self._threads.append(ThreadPoolExecutor(MAX_CONNECTIONS, "sqlite"))
         return self._threads[0]
 
     def _run_alone(self, work: Callable[[sqlite3.Connection], None], durable: bool) -> None:
-        """SQLite lets writers sleep and look again; a lock wakes the next one
-        of this process at once."""
+        """Run work while no other thread of this process writes. SQLite lets writers sleep and look
+        again; a lock wakes the next one at once."""
 
         def alone(db: sqlite3.Connection) -> None:
             with self._writing:
@@ -224,7 +225,7 @@ class Database:
         self._borrow(alone)
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What the work returns, done in a thread with a connection of its own.
+        """Run work in a thread with a connection of its own and return its result.
 
         Raises:
             Unavailable: the file is locked for long, full, not there, or no database.
@@ -326,7 +327,7 @@ class Database:
 
 
 def connect_in_memory() -> sqlite3.Connection:
-    """A connection to a new database in memory, with all tables. It is gone when
+    """Return a connection to a new database in memory, with all tables. The database is gone when
     the connection is closed."""
     path = Path(":memory:")
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -434,10 +435,9 @@ def _close(connections: list[sqlite3.Connection], threads: list[ThreadPoolExecut
 
 
 def _use_wal(db: sqlite3.Connection) -> None:
-    """The change to WAL is the one thing that SQLite does not wait for: of processes that start
-    together all but one are told at once that the file is locked. WAL stays in the file, so this is
-    over when one of them has got through.
-    """
+    """Switch a new file to WAL, and try again while it is locked: SQLite does not wait for this
+    change, so of several processes that start together only one succeeds at once. WAL stays in
+    the file."""
     pause = threading.Event()
     for attempt in range(_WAL_ATTEMPTS):
         try:

@@ -44,7 +44,7 @@ class Write:
     error: BaseException | None = None
 
     def settle(self) -> None:
-        """Tell whoever waits."""
+        """Complete the future with the outcome, unless the caller was cancelled."""
         if self.done.done():  # who waited has been cancelled
             return
         if self.error is None:
@@ -69,8 +69,8 @@ class Writer:
         self._is_busy = False
 
     async def write(self, work: Work, durable: bool) -> Any:
-        """What the work returns or raises, once it is in the file. If the caller is
-        cancelled it may have happened.
+        """Run work and return its result once it is in the file. If the caller is cancelled, the
+        write may have happened.
 
         Raises:
             sqlite3.Error, OSError: it cannot be written; nothing has happened.
@@ -103,7 +103,7 @@ class Writer:
 
 
 def commit(db: sqlite3.Connection, writes: Sequence[Write]) -> None:
-    """Do all of it in one transaction; what becomes of each is noted in it."""
+    """Run several writes in one transaction and note the outcome of each."""
     try:
         with transaction(db):
             if len(writes) == 1:  # the transaction is its savepoint
@@ -120,13 +120,14 @@ def commit(db: sqlite3.Connection, writes: Sequence[Write]) -> None:
 
 
 def _is_busy(error: Exception) -> bool:
-    """Whether another process keeps the file locked: each write alone would wait for it in vain."""
+    """Return whether another process keeps the file locked, so that a single write would wait in
+    vain."""
     code = error.sqlite_errorcode & 0xFF if isinstance(error, sqlite3.OperationalError) else None
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _do(db: sqlite3.Connection, write: Write) -> None:
-    """One write of a transaction.
+    """Run one write of a transaction.
 
     Raises:
         sqlite3.Error: SQLite has ended the transaction.
@@ -144,15 +145,15 @@ def _do(db: sqlite3.Connection, write: Write) -> None:
 
 
 def transacted(db: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
-    """What the work returns, done in a transaction of its own."""
+    """Run work in a transaction of its own and return its result."""
     with transaction(db):
         return work(db)
 
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Everything inside happens, or nothing. Waits for other writers when it begins, so that
-    it cannot fail halfway."""
+    """Commit everything in the block, or nothing. It waits for other writers at the beginning, so
+    that it cannot fail halfway."""
     with _ended(db, "immediate"):
         yield
         db.execute("commit")
@@ -160,15 +161,15 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def snapshot(db: sqlite3.Connection) -> Iterator[None]:
-    """What is read inside is as of one moment."""
+    """Read everything in the block as of one moment."""
     with _ended(db, "deferred"):
         yield
 
 
 @contextmanager
 def _ended(db: sqlite3.Connection, kind: Literal["immediate", "deferred"]) -> Iterator[None]:
-    """A transaction that is over in the end, committed or not. A full disk, for one, ends it
-    inside SQLite already."""
+    """Begin a transaction, and roll it back at the end unless it was committed. A full disk, for
+    example, makes SQLite end it earlier."""
     db.execute(f"begin {kind}")
     try:
         yield
