@@ -21,7 +21,7 @@ from roundgate import observability as logs
 from roundgate.auth import Principal
 from roundgate.auth.jwks import KeySet
 from roundgate.auth.verifier import JwtVerifier
-from roundgate.client import envelope, message, request_headers
+from roundgate.client import envelope, headers_of, message
 from roundgate.clock import Clock
 from roundgate.main import build_app
 from roundgate.settings import JwtAuthConfig
@@ -171,7 +171,7 @@ async def post(
 ) -> bytes:
     """Send a tools/call of 2026-07-28 through the app; return the body of the response."""
     request = message("tools/call", {"name": tool, "arguments": arguments, **more}, 1, META)
-    headers = dict(request_headers(request))
+    headers = dict(headers_of(request))
     if authorization is not None:
         headers["authorization"] = authorization
     body = (await send(app, "tools/call", request["params"], headers))[1]

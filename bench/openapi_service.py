@@ -28,7 +28,7 @@ import httpx
 from bench.openapi_documents import CACHE, ROOT
 from roundgate import config
 from roundgate.cli import main as roundgate
-from roundgate.client import envelope, message, request_headers
+from roundgate.client import envelope, headers_of, message
 from roundgate.main import build_app
 from roundgate.settings import Settings
 
@@ -95,7 +95,7 @@ class Client:
 
     async def ask(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         request = message(method, params, 1, META)
-        response = await self._http.post("/mcp", json=request, headers=request_headers(request))
+        response = await self._http.post("/mcp", json=request, headers=headers_of(request))
         result: dict[str, Any] = response.raise_for_status().json()["result"]
         return result
 

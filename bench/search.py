@@ -19,7 +19,7 @@ import httpx
 
 from bench.openapi_documents import fetched
 from roundgate import config
-from roundgate.client import envelope, message, request_headers
+from roundgate.client import envelope, headers_of, message
 from roundgate.main import build_app
 from roundgate.settings import Settings
 
@@ -105,7 +105,7 @@ class Asking:
 
     async def ask(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         request = message(method, params, 1, META)
-        response = await self.http.post("/mcp", json=request, headers=request_headers(request))
+        response = await self.http.post("/mcp", json=request, headers=headers_of(request))
         result: dict[str, Any] = response.raise_for_status().json()["result"]
         read = result.get("tools", result.get("content"))
         self.read_bytes += len(json.dumps(read, separators=(",", ":"), ensure_ascii=False).encode())

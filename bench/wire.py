@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.catalogue import hundred_tools
 from bench.http1 import Response
-from roundgate.client import envelope, message, request_headers
+from roundgate.client import envelope, headers_of, message
 
 PROTOCOL_VERSION = "2026-07-28"
 OLDER_VERSION = "2025-11-25"
@@ -230,7 +230,7 @@ def http_request(
     """Return a whole HTTP/1.1 request."""
     meta = envelope(PROTOCOL_VERSION, {"name": "bench", "version": "1.0.0"}, dict(capabilities))
     request = message(method, params, request_id, meta)
-    return _http(request, dict(request_headers(request)))
+    return _http(request, dict(headers_of(request)))
 
 
 def older_request(method: str, params: dict[str, Any], request_id: int) -> bytes:

@@ -50,7 +50,7 @@ def message(
 def headers(of: dict[str, Any]) -> dict[str, str]:
     """The headers that go with a request."""
     usual = {**of, "params": {**of["params"], "_meta": envelope()}}
-    return {name.lower(): value for name, value in client.request_headers(usual)}
+    return {name.lower(): value for name, value in client.headers_of(usual)}
 
 
 def encoded(value: str) -> str:
