@@ -309,7 +309,7 @@ async def test_a_server_that_wants_credentials_is_told_apart_from_one_that_refus
         scripted(Upstream(lambda asked: http(401))) as server,
         gateway_of(entry(server)) as mcp,
     ):
-        assert "has no `credential` (401)" in said(await mcp.call("up__t"))
+        assert "has no 'credential' (401)" in said(await mcp.call("up__t"))
 
 
 # -- older servers ---------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ class ToolCalls:
         try:
             required = read_input_required(raw, self.limits)
         except BadAnswer as error:
-            raise UnexpectedAnswer(f"The request to {name} failed: {error}") from None
+            raise UnexpectedAnswer(f"{name} failed: {error}") from None
         if required is None:
             kind = raw.get("resultType", "complete")
             if kind == "task" and self._may_be_task(context):

@@ -255,14 +255,10 @@ class Server:
                     )
                 return BackendError(text, reason=f"status {status}")
             case HttpRefused(status=status):
-                return BackendError(
-                    f"The request to {name} failed: {fact}", reason=f"status {status}"
-                )
+                return BackendError(f"{name} failed: {fact}", reason=f"status {status}")
             case BadAnswer() | NoCommonVersion():
-                return UnexpectedAnswer(
-                    f"The request to {name} failed: {fact}", reason="broke the protocol"
-                )
-        return BackendError(f"The request to {name} failed: {fact}")
+                return UnexpectedAnswer(f"{name} failed: {fact}", reason="broke the protocol")
+        return BackendError(f"{name} failed: {fact}")
 
     async def set_log_level(self, level: str) -> None:
         """Have an older server send log messages of this level and above in its session, unless it
