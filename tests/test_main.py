@@ -202,13 +202,14 @@ async def test_the_api_document_lists_health_and_metadata_where_it_is_switched_o
     described = app.openapi()
     assert set(described["paths"]) == {
         "/healthz",
+        "/events/{token}",
         "/.well-known/oauth-protected-resource",
         "/.well-known/oauth-protected-resource/mcp",
     }
     async with client(gateway(add, http={"docs": True})) as mcp:
         document = (await mcp.http.get("/openapi.json")).json()
         page = await mcp.http.get("/docs")
-    assert list(document["paths"]) == ["/healthz"]
+    assert list(document["paths"]) == ["/healthz", "/events/{token}"]
     assert (page.status_code, "swagger" in page.text) == (200, True)
 
 
