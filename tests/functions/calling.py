@@ -1,6 +1,7 @@
 """Tools that make the functions call AWS in every way they know."""
 
 import asyncio
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -74,6 +75,13 @@ async def usual(ctx: Context) -> str:
     answer = await ctx.elicit("one", "?", Text)
     three = await ctx.step("three", lambda: 3)
     return f"{one} {two} {answer.text} {three}"
+
+
+@tool(task="required")
+async def pay(ctx: Context) -> Any:
+    """Waits for an external event, whose token is sealed where the task runs."""
+    event = await ctx.event("paid")
+    return await event.wait()
 
 
 @tool(task="required")

@@ -94,6 +94,9 @@ def everything(functions: Functions, environ: dict[str, str]) -> None:
     cursor = re.findall(r"cursor[\W]+([\w-]+\.\d+)", shown)[-1]
     rest = {"name": "read_more", "arguments": {"cursor": cursor}}
     assert "xxx" in result(functions, "tools/call", rest)["content"][0]["text"]
+    paying = begin(functions, "pay")
+    work(functions, paying)
+    result(functions, "tasks/cancel", {"taskId": paying})
     other = begin(functions, "later", text=LARGE)
     result(functions, "tasks/cancel", {"taskId": other})
     assert result(functions, "tasks/get", {"taskId": other})["status"] == "cancelled"

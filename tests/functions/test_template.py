@@ -151,6 +151,7 @@ def test_every_route_reaches_the_function_and_may(deployed: Template) -> None:
         ("GET", "/healthz"),
         ("GET", "/.well-known/{document+}"),
         ("OPTIONS", "/{path+}"),
+        ("POST", "/events/{token}"),
     }
     (gateways,) = (
         one
