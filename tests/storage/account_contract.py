@@ -137,6 +137,20 @@ class AccountContract:
         assert await rows.replace("key", row.value, row.version, until_ms + 24 * HOUR_MS)
         assert await here.usage("ann") > 200_000, "it is kept for longer"
 
+    async def test_a_row_that_each_write_keeps_a_little_longer_counts_few_times(
+        self, here: Accounts, clock: FixedClock
+    ) -> None:
+        rows, until_ms = here.rows("ann"), clock.now_ms() + 24 * HOUR_MS
+        await rows.put_new("key", b"x" * 10_000, until_ms)
+        for n in range(1, 101):
+            row = await rows.read("key")
+            assert row is not None
+            assert await rows.replace("key", row.value, row.version, until_ms + n * 1_000)
+        row = await rows.read("key")
+        assert row is not None
+        assert row.forget_ms >= until_ms + 100_000
+        assert await here.usage("ann") < 100_000
+
     async def test_many_small_writes_are_few_writes_of_the_account(
         self, store: SessionStore, clock: FixedClock
     ) -> None:

@@ -191,11 +191,14 @@ class CountedRows:
 
     async def replace(self, key: str, value: bytes, version: int, forget_ms: int) -> bool:
         """See `SessionStore`. If the value was read here and is not kept for longer, only its growth
-        counts."""
-        size, before = len(value), self._read.get(key)
-        if before is not None and before.version == version and before.forget_ms >= forget_ms:
-            size = max(0, size - len(before.value))
-        reserved = await self._accounts.reserve(self._owner, size, forget_ms)
+        counts. If it is, the row lives as long as its bytes count, so that few writes extend it."""
+        before = self._read.get(key)
+        if before is None or before.version != version or before.forget_ms < forget_ms:
+            reserved = await self._accounts.reserve(self._owner, len(value), forget_ms)
+            forget_ms = reserved.end_ms
+        else:
+            growth, forget_ms = max(0, len(value) - len(before.value)), before.forget_ms
+            reserved = await self._accounts.reserve(self._owner, growth, forget_ms)
         is_stored = await self._rows.replace(key, value, version, forget_ms)
         if not is_stored:
             self._accounts.give_back(reserved)
