@@ -345,6 +345,20 @@ class TestPostgresQueue(queue_contract.TaskQueueContract):
         assert [message.ref for message in await waiting] == [REF]
         assert time.monotonic() - began < 2
 
+    async def test_who_waits_elsewhere_is_woken_by_a_process_that_receives_no_more(
+        self, queue: TaskQueue, reopen: queue_contract.Reopen, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("roundgate.storage.postgres.queue.POLL_S", 20)
+        sender = reopen()
+        stopped = asyncio.ensure_future(sender.receive(10, 20_000))
+        waiting = asyncio.ensure_future(queue.receive(10, 20_000))
+        await asyncio.sleep(0.5)
+        stopped.cancel()
+        await asyncio.wait([stopped])
+        async with asyncio.timeout(5):
+            await sender.send(REF)
+            assert [message.ref for message in await waiting] == [REF]
+
     async def test_who_waits_gets_what_was_delayed_when_its_time_comes(
         self, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -116,10 +116,13 @@ class PostgresQueue:
                 return messages
             soon_s = (soonest_ms - self._clock.now_ms()) / 1000
             self._waiting += 1
-            with suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(max(0.001, min(POLL_S, left_s, soon_s))):
                     await self._sent.wait()
-            self._waiting -= 1
+            except TimeoutError:
+                pass
+            finally:
+                self._waiting -= 1
 
     async def delete(self, messages: Sequence[Message]) -> None:
         if messages:
