@@ -528,6 +528,21 @@ class TestAway:
                 except Unavailable:
                     await asyncio.sleep(0.1)
 
+    async def test_a_connection_to_a_server_that_became_a_standby_is_replaced(
+        self, store: StoredTasks, connect: Connect
+    ) -> None:
+        await store.create(new())
+        name, writable = "default_transaction_read_only", connect()
+        await writable.fetch("select 1")
+        await writable.fetch(f"alter database roundgate set {name} = on")
+        try:
+            demoted = StoredTasks(PostgresTasks(connect()))
+            with pytest.raises(Unavailable):
+                await demoted.create(new(TaskRef("owner", "second")))
+        finally:
+            await writable.fetch(f"alter database roundgate reset {name}")
+        assert await demoted.create(new(TaskRef("owner", "third")))
+
     async def test_who_waits_too_long_for_a_connection_is_told(
         self, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -34,7 +34,10 @@ _FAILED: Final = (
     *(asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError),
     OSError,  # and time-outs
 )
-_ROLLED_BACK: Final = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+_ROLLED_BACK: Final = (
+    *(asyncpg.DeadlockDetectedError, asyncpg.SerializationError),
+    asyncpg.ReadOnlySQLTransactionError,
+)
 _OPTIONS: Final[dict[str, Any]] = {
     "timeout": CONNECT_S,
     "command_timeout": STATEMENT_S,
@@ -83,6 +86,9 @@ class Database:
                     connection = await pool.acquire()
                 try:
                     rows: list[Any] = await connection.fetch(statement, *values)
+                except asyncpg.ReadOnlySQLTransactionError:  # its server has become a standby
+                    await pool.expire_connections()
+                    raise
                 finally:
                     await pool.release(connection, timeout=CONNECT_S)
             except _FAILED as error:
