@@ -441,6 +441,31 @@ class TestTables:
         for other in others:
             await other.close()
 
+    async def test_a_process_whose_host_vanishes_in_a_migration_stops_no_other(
+        self, connection: Any, postgresql: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("roundgate.storage.postgres.schema.IDLE_MS", 300)
+        vanishing, locked = await asyncpg.connect(postgresql.url), asyncio.Event()
+
+        class Vanishing:
+            """A connection that sends nothing more once it has the lock, and is not closed."""
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(vanishing, name)
+
+            async def execute(self, statements: str, **options: Any) -> None:
+                if locked.is_set():
+                    await asyncio.Event().wait()
+                await vanishing.execute(statements, **options)
+                locked.set()
+
+        first = asyncio.ensure_future(migrate(Vanishing()))
+        await locked.wait()
+        async with asyncio.timeout(5):
+            assert await migrate(connection)
+        first.cancel()
+        await asyncio.wait([first])
+
     async def test_a_database_of_a_later_version_is_refused_in_each_call_and_by_health(
         self, connection: Any, connect: Connect
     ) -> None:

@@ -60,6 +60,9 @@ create sequence served;
 defaults, so that processes of the version before can go on."""
 MIGRATION_S: Final = 900
 """The longest time in seconds for which a migration may wait and work."""
+IDLE_MS: Final = 60_000
+"""How long in milliseconds the server waits for the next statement of a migration. Then it releases
+the lock of a process whose host has vanished."""
 _LOCK: Final = 0x726F756E64
 """The advisory lock under which the tables are changed."""
 
@@ -75,7 +78,8 @@ async def migrate(connection: Any, scripts: Sequence[str] = MIGRATIONS) -> str:
         return store
     async with connection.transaction():
         settings = "set local statement_timeout = 0; set local search_path = roundgate"
-        await connection.execute(f"{settings}; select pg_advisory_xact_lock({_LOCK})")
+        idle = f"set local idle_in_transaction_session_timeout = {IDLE_MS}"
+        await connection.execute(f"{settings}; {idle}; select pg_advisory_xact_lock({_LOCK})")
         version, _ = await _version(connection, scripts)
         if await connection.fetchval("select to_regnamespace('roundgate') is null"):
             await connection.execute("create schema roundgate")
