@@ -17,8 +17,10 @@ from fastapi import FastAPI
 
 from roundgate import Context, ToolError, tool
 from roundgate.clock import Clock
+from roundgate.errors import Unavailable
 from roundgate.main import build_app
 from roundgate.settings.process import Settings
+from roundgate.storage.accounts import Accounts, Reserved
 from tests.rounds.conftest import Effects, Start
 from tests.rounds.served.tools import Consent, effect, pay
 from tests.support import rounds, wire
@@ -278,6 +280,31 @@ async def test_a_record_is_forgotten_once_its_token_has_expired(
     with sqlite3.connect(store) as db:
         assert db.execute("select count(*) from once").fetchone() == (1,)
     db.close()
+
+
+async def test_a_result_is_sent_though_its_account_cannot_be_written(
+    tmp_path: Path, effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve = Accounts.reserve
+
+    async def contended(self: Accounts, owner: str, size: int, until_ms: int) -> Reserved:
+        if size > 200_000:
+            raise Unavailable("Too many processes write for this caller; try again soon")
+        return await reserve(self, owner, size, until_ms)
+
+    @tool(once=True)
+    async def large(ctx: Context) -> str:
+        """Returns a long text."""
+        await ctx.elicit("sure", "Go on?", Consent)
+        effect("large")
+        return "x" * 200_000
+
+    monkeypatch.setattr(Accounts, "reserve", contended)
+    async with client(replica(tmp_path / "gateway.sqlite3", large)) as mcp:
+        params = await confirmed(mcp, "large")
+        assert len(await text(mcp, params)) == 200_000
+        assert "without a known outcome" in await text(mcp, params)
+    assert effects() == ["large"]
 
 
 async def test_a_result_that_its_caller_has_no_room_for_is_sent_and_not_kept(

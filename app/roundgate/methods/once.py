@@ -175,6 +175,8 @@ class Once:
                 await reserve(len(outcome))
             except QuotaExceeded:  # it has happened, and must not happen again
                 kept = kept_error(ToolError(_NOT_KEPT))
+            except Unavailable:
+                kept = kept_error(ToolError(_UNKNOWN_OUTCOME))
         await self._once.finish(token_id, kept)
         return outcome
 
