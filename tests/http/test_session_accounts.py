@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 from pathlib import Path
@@ -111,3 +112,27 @@ async def test_an_answer_that_is_sent_again_counts_once(app: FastAPI) -> None:
             assert answered.status_code in (202, 400)
         await stream.over()
     assert await app.state.core.accounts.usage(task_owner(LOCAL)) < MOST
+
+
+async def test_a_call_whose_result_has_no_room_is_not_run_again(file: Path) -> None:
+    ran: list[str] = []
+
+    @tool
+    async def order(ctx: Context) -> str:
+        """Asks for a name and returns a long text."""
+        name = (await ctx.elicit("who", "Who are you?", Name)).name
+        ran.append(name)
+        return "x" * MOST
+
+    using = Settings(store=f"sqlite:///{file}")
+    app = gateway(order, using=using, limits={"max_stored_bytes": MOST})
+    session = await opened(app)
+    async with session.stream(app, calling("order")) as stream:
+        question = await stream.asked()
+        await session.answer(app, question, accept(name="Ann"))
+        *_, answer = await stream.over()
+    assert len(answer["result"]["content"][0]["text"]) == MOST
+    async with asyncio.timeout(5), session.resumed(app, question.id) as stream:
+        *_, again = await stream.over()
+    assert "limits.max_stored_bytes" in again["result"]["content"][0]["text"]
+    assert ran == ["Ann"]

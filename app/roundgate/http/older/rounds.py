@@ -23,6 +23,7 @@ from roundgate.errors import (
     GatewayError,
     LeaseLost,
     MissingCapability,
+    QuotaExceeded,
     ToolError,
     Unavailable,
 )
@@ -58,6 +59,10 @@ RELEASE_S: Final = 2.0
 _INTERRUPTED: Final = (
     "The connection was lost while this ran, and it is not known how far it came;"
     " find out whether it took effect before calling again"
+)
+_NOT_KEPT: Final = (
+    "This call has ended, but too much was stored for you to keep its result"
+    " (limits.max_stored_bytes); find out what it did before calling again"
 )
 _NO_END: Final = (AuthError, Unavailable)
 """The errors that end a request but not its round."""
@@ -237,7 +242,11 @@ class Rounds:
         """
         if call.held is not None:
             with suppress(Unavailable):  # then only this request knows the end
-                await call.held.finish(_scoped(call.scopes, outcome), ending)
+                try:
+                    await call.held.finish(_scoped(call.scopes, outcome), ending)
+                except QuotaExceeded:  # it has happened, and must not happen again
+                    short = kept_error(ToolError(_NOT_KEPT))
+                    await call.held.finish(_scoped(call.scopes, short), ending)
 
     async def _failed(self, held: Holding, call: Call, error: GatewayError) -> bool:
         """End the task of a call because of an error; return whether the error counts. A later
