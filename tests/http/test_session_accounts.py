@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -88,6 +90,28 @@ async def test_cancellations_of_calls_that_do_not_exist_are_bounded(
     assert set(statuses[:-1]) == {202}
     assert len(statuses) <= MOST // 1_024
     assert (await session.send(app, note)).headers["retry-after"] == "60"
+
+
+async def test_a_call_that_waits_is_cancelled_by_any_replica_though_nothing_has_room(
+    app: FastAPI, file: Path
+) -> None:
+    using = Settings(store=f"sqlite:///{file}")
+    other = gateway(export, greet, using=using, limits={"max_stored_bytes": MOST})
+    session = await opened(app)
+
+    async def cancel(request_id: Any) -> int:
+        params = {"requestId": request_id}
+        note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+        return (await session.send(other, note)).status_code
+
+    async with session.stream(app, calling("greet")) as stream:
+        await stream.asked()
+        for number in count():
+            if await cancel(f"none {number}") == 429:
+                break
+        assert await cancel(1) == 429
+        async with asyncio.timeout(5):
+            assert await stream.over() == []
 
 
 async def test_an_answer_that_has_no_room_is_refused_and_a_shorter_one_taken(

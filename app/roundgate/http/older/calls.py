@@ -27,6 +27,7 @@ from roundgate.errors import (
     CallCancelled,
     InsufficientScope,
     InvalidRequest,
+    QuotaExceeded,
     ToolError,
     Unavailable,
 )
@@ -192,10 +193,16 @@ class SessionCalls:
         # a replica that runs the call without a task reads this row
         key, forget_ms = cancel_key(caller.session, request_id), self._tasks.until_ms
         rows = self._rows_of(caller.principal)
-        await self._tasks.patiently(lambda: rows.put_new(key, b"{}", forget_ms))
         ref = self._tasks.ref(caller.principal, caller.session.id, request_id)
+        full: QuotaExceeded | None = None
+        try:
+            await self._tasks.patiently(lambda: rows.put_new(key, b"{}", forget_ms))
+        except QuotaExceeded as error:  # a call with a task needs no row
+            full = error
         await self._tasks.cancel(ref)
         self.followers.wake(ref)
+        if full is not None:
+            raise full
 
     # a request
 
