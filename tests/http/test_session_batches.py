@@ -149,7 +149,10 @@ async def test_what_has_no_room_in_the_answer_to_a_batch_is_not_run() -> None:
     assert shop.ran == 2
 
 
-async def test_a_client_that_has_hung_up_has_no_more_of_its_batch_run() -> None:
+async def test_a_client_that_has_hung_up_has_no_more_of_its_batch_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "roundgate.request")
     begun, go_on, ran = asyncio.Event(), asyncio.Event(), []
 
     @tool
@@ -170,6 +173,9 @@ async def test_a_client_that_has_hung_up_has_no_more_of_its_batch_run() -> None:
         go_on.set()
         await stream.over()
     assert ran == [0]
+    lines = [record.__dict__["fields"] for record in caplog.records]
+    ends = {line["method"]: line["outcome"] for line in lines if "method" in line}
+    assert ends["batch"] == "cancelled"
 
 
 async def test_each_response_of_a_batch_is_sent_when_it_is_there() -> None:

@@ -237,13 +237,14 @@ class OlderEndpoint:
             exchange.responder.give_up = watch.hang_up
             for value in body:
                 if stream.is_unheard:
-                    return
+                    break
                 element = exchange.element()
                 has_room = answers.left > 0
                 answer = await self._element(value, caller, stream, element, has_room=has_room)
                 if answer is not None:
                     await answers.add(answer)
-            await answers.end()
+            else:
+                await answers.end()
         await self._hung_up(watch, exchange)
 
     async def _element(
