@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from pydantic import BaseModel
@@ -14,13 +14,15 @@ from roundgate.errors import QuotaExceeded
 from roundgate.replay.context import Context
 from roundgate.storage.accounts import BLOCK, Accounts
 from roundgate.storage.sqlite import SqliteQueue, SqliteSessions, SqliteTasks
-from roundgate.storage.tasks import FORGET_AFTER_MS
-from roundgate.tasks.stored import StoredTasks
+from roundgate.storage.tasks import FORGET_AFTER_MS, Ending
+from roundgate.tasks.hidden import HiddenTasks, NewCall
+from roundgate.tasks.stored import KEEP_MS, StoredTasks
 from roundgate.tasks.turn import Turn
 from tests.support.clocks import FixedClock
 from tests.support.rounds import accept
 from tests.support.tasks import Fast, Workshop, catalog_of
 
+T = TypeVar("T")
 MOST = 1_000_000
 ANN = Principal("issuer", "ann", "client")
 
@@ -98,6 +100,22 @@ async def test_a_call_that_was_sent_before_counts_once(shop: Workshop, accounts:
         created = await shop.tasks.create(call, Journal(), task_id="same")
         assert created["taskId"] == "same"
     assert await accounts.usage(task_owner(LOCAL)) < 100_000 + 2 * BLOCK
+
+
+async def test_the_end_of_a_hidden_task_counts_as_long_as_it_is_kept(
+    shop: Workshop, accounts: Accounts, clock: FixedClock
+) -> None:
+    async def at_once(ask: Callable[[], Awaitable[T]]) -> T:
+        return await ask()
+
+    hidden = HiddenTasks(shop.store, clock, shop.config, at_once, wait_ms=1_000, view="")
+    call = NewCall("session", 1, ANN, "plain", b"x" * 100_000, None)
+    held = await hidden.report(call)
+    await held.finish(b"x" * 100_000, Ending.OK)
+    clock.skip(KEEP_MS / 1000 - 1)
+    kept = await hidden.outcome(held.ref)
+    assert kept is not None
+    assert await accounts.usage(held.ref.owner) >= len(call.call) + len(kept)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ from roundgate.protocol import Status
 from roundgate.settings import TasksConfig
 from roundgate.storage import HIDDEN, Ending, TaskRecord, TaskRef, Work
 from roundgate.tasks.events import Added, NewTask
-from roundgate.tasks.stored import Claimed, Lease, StoredTasks
+from roundgate.tasks.stored import KEEP_MS, Claimed, Lease, StoredTasks
 
 T = TypeVar("T")
 
@@ -58,8 +58,6 @@ process that runs the round could not renew its lease."""
 LEEWAY_MS: Final = 60_000
 """Milliseconds after the wait for answers for which a task is kept, so that each request that
 follows it learns how it ended."""
-KEEP_MS: Final = 600_000
-"""Milliseconds for which the end of a task is kept for a client that resumes its stream."""
 LONGEST_MS: Final = 86_400_000
 """Milliseconds after its creation when a hidden task expires at the latest."""
 TIDY_MS: Final = 60_000

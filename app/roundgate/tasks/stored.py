@@ -68,6 +68,9 @@ log = logging.getLogger("roundgate.tasks")
 VALUE: Final = 64
 """Bytes that a value of a task counts besides its own: its name, its key, its place in an index."""
 
+KEEP_MS: Final = 600_000
+"""Milliseconds for which the end of a hidden task is kept for a client that resumes its stream."""
+
 
 @dataclass(slots=True)
 class _Held:
@@ -201,7 +204,7 @@ class StoredTasks:
         """Count bytes for the owner of a task, until its store forgets it."""
         if self._accounts is None or size <= 0:
             return None
-        until_ms = record.expires_ms + (0 if record.ref.is_hidden else FORGET_AFTER_MS)
+        until_ms = record.expires_ms + (KEEP_MS if record.ref.is_hidden else FORGET_AFTER_MS)
         return await self._accounts.reserve(record.ref.owner, size, until_ms)
 
     def _give_back(self, reserved: Reserved | None) -> None:
