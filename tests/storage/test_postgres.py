@@ -390,6 +390,26 @@ class TestPostgresQueue(queue_contract.TaskQueueContract):
         async with asyncio.timeout(5):
             assert len(await waiting) == 1
 
+    async def test_a_queue_that_is_closed_while_it_connects_leaves_no_connection(
+        self, connect: Connect, clock: FixedClock
+    ) -> None:
+        database, connected = connect(), asyncio.Event()
+        listen, queue = database.listen, PostgresQueue(database, clock)
+
+        async def slowly(channel: str, heard: Callable[..., None]) -> Any:
+            connected.set()
+            await asyncio.sleep(0.2)
+            return await listen(channel, heard)
+
+        database.listen = slowly  # type: ignore[method-assign]
+        receiving = asyncio.ensure_future(queue.receive(10, 0))
+        await connected.wait()
+        await queue.aclose()
+        await receiving
+        open_ones = "select 1 from pg_stat_activity where query ilike 'listen%'"
+        await asyncio.sleep(0.3)  # until the server has noticed
+        assert await connect().fetch(open_ones) == []
+
 
 class TestTables:
     """Versions of the tables."""

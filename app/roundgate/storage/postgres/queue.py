@@ -109,6 +109,9 @@ class PostgresQueue:
         until_ms = self._clock.monotonic_ms() + wait_ms
         while True:
             await self._listen()
+            if self._closed:  # perhaps meanwhile
+                self._end_listening()
+                return []
             self._sent.clear()
             messages, soonest_ms = await self._take(limit, list(skip))
             left_s = (until_ms - self._clock.monotonic_ms()) / 1000
@@ -154,9 +157,12 @@ class PostgresQueue:
     async def aclose(self) -> None:
         self._closed = True
         self._sent.set()
+        self._end_listening()
+        await self._database.aclose()
+
+    def _end_listening(self) -> None:
         if self._listener is not None:
             self._listener.terminate()
-        await self._database.aclose()
 
     async def _send(self, refs: Sequence[TaskRef], delay_ms: int) -> None:
         owners, tasks = [ref.owner for ref in refs], [str(ref) for ref in refs]
