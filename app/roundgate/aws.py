@@ -232,7 +232,7 @@ def refusal(error: Exception) -> Refusal | None:
 
 
 class Aws:
-    """A service, called with one client."""
+    """An AWS service, called through one boto3 client that is made on first use."""
 
     def __init__(self, make_client: MakeClient, name: str) -> None:
         self._make_client = make_client

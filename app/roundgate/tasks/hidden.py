@@ -308,8 +308,8 @@ class Sight:
 class Holding:
     """A hidden task whose round this process runs.
 
-    Every method but `beat` gives the task up. Each raises `LeaseLost` if the task was cancelled or
-    taken over, and `Unavailable`.
+    Every method but `beat` releases the task. Each raises `LeaseLost` if the task was cancelled or
+    taken over, and `Unavailable` if the store cannot be reached.
     """
 
     def __init__(self, tasks: HiddenTasks, store: StoredTasks, claimed: Claimed) -> None:
