@@ -166,7 +166,7 @@ def signed_headers(request: ToSign, service: str, region: str | None) -> dict[st
         credentials = None if held is None else held.get_frozen_credentials()
     except BotoCoreError as error:
         raise _cannot_sign(
-            f"cannot get credentials of AWS ({type(error).__name__})",
+            f"cannot get AWS credentials ({type(error).__name__})",
             "check the role of the process",
         ) from None
     if credentials is None:

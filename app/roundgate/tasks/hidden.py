@@ -192,9 +192,8 @@ class HiddenTasks:
         most = self._config.max_open_per_owner
         if await patiently(lambda: self._store.count_open(task.ref.owner, most)) >= most:
             raise ToolError(
-                f"There are {most:,} open calls and tasks of yours, and there may be no more "
-                "(tasks.max_open_per_owner). Answer the questions of some, or cancel some, and call"
-                " again"
+                f"You have {most:,} open calls and tasks, the most allowed (tasks.max_open_per_owner). "
+                "Answer the questions of some, or cancel some, and call again"
             )
         while True:
             await patiently(lambda: self._store.create(task))
