@@ -22,8 +22,8 @@ print(json.dumps({name: found[name] for name in sys.argv[1:] if name in found}))
 
 
 class EnvironmentMissingError(Exception):
-    """A virtual environment could not be made, or the one that
-    `scripts/setup` makes is not there."""
+    """A virtual environment could not be made, or the environment of
+    `scripts/setup` is missing."""
 
 
 def make(environments: Iterable[Environment]) -> None:

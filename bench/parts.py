@@ -25,8 +25,8 @@ from bench.wire import WORKLOADS
 TICK_S: Final = 0.001
 """The requested interval in seconds; the kernel's clock may tick less often."""
 SHARE: Final = 20
-"""The duration in units of a load's: about four thousand ticks, for a precision of 1 % of the
-whole."""
+"""The duration as a multiple of a load's: about four thousand ticks, for a precision of 1 %
+of the whole."""
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "HTTP: head and body in, answer out, the task of a request": (
         "/uvicorn/",

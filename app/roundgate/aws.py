@@ -166,7 +166,7 @@ def signed_headers(request: ToSign, service: str, region: str | None) -> dict[st
         credentials = None if held is None else held.get_frozen_credentials()
     except BotoCoreError as error:
         raise _cannot_sign(
-            f"cannot get credentials of AWS ({type(error).__name__})",
+            f"cannot get AWS credentials ({type(error).__name__})",
             "check the role of the process",
         ) from None
     if credentials is None:
@@ -232,7 +232,7 @@ def refusal(error: Exception) -> Refusal | None:
 
 
 class Aws:
-    """A service, called with one client."""
+    """An AWS service, called through one boto3 client that is made on first use."""
 
     def __init__(self, make_client: MakeClient, name: str) -> None:
         self._make_client = make_client

@@ -15,19 +15,19 @@ SHOP = Path(os.environ.get("SHOP_FOLDER", ".roundgate"))
 
 
 class Amount(BaseModel):
-    """The first question."""
+    """The answer to the first question: how many to order."""
 
     count: int
 
 
 class Address(BaseModel):
-    """The second one."""
+    """The answer to the second question: where to ship."""
 
     city: str
 
 
 class Day(BaseModel):
-    """The one in the middle of the task."""
+    """The answer to the question that the task asks while it runs."""
 
     day: str
 

@@ -1,9 +1,9 @@
-"""One order through two replicas: questions, a flaky payment, `kill -9`, a step that fails for good, and its retry.
+"""One order through two replicas: questions, a flaky payment, `kill -9`, a step that fails permanently, and its retry.
 
     python examples/shop/story.py
 
-Both replicas are `roundgate serve` with the file beside this one; what they share is one SQLite file. Every line of the
-story is checked.
+Both replicas are `roundgate serve` with the gateway.yaml of this directory; they share one SQLite file. Every line of
+the story is checked.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Replica:
         raise SystemExit(f"replica {self.name} did not start:\n{self._log.read_text()}")
 
     def lines(self) -> list[dict[str, Any]]:
-        """Its log."""
+        """Return the lines of the replica's log."""
         return [json.loads(line) for line in self._log.read_text().splitlines()]
 
     def kill(self) -> None:

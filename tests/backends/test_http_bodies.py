@@ -289,7 +289,7 @@ async def test_a_body_may_be_a_file_or_a_text_of_any_type(httpbin_url: str) -> N
 @pytest.mark.parametrize(
     ("tool", "told_so"),
     [
-        ({"body": {"a": "{b}"}}, "body needs b, which is no argument"),
+        ({"body": {"a": "{b}"}}, "body needs b, which is not an argument"),
         (
             {"body": {"a": ["Mr {my arg}"]}, "arguments": {"my arg": {}}},
             "body has {my arg}, and variables have letters, digits, _ . and - alone",
@@ -297,7 +297,7 @@ async def test_a_body_may_be_a_file_or_a_text_of_any_type(httpbin_url: str) -> N
         ({"body": {"a": 1}, "arguments": {"a": {}}}, "a stands in the body already"),
         ({"fixed": {"a": 1}, "arguments": {"a": {}}}, "a stands in the body already"),
         ({"arguments": {"a": {"file": True}}}, "with `body: multipart`"),
-        ({"arguments": {"a": {"file": True, "in": "query"}}}, "a file is the whole body"),
+        ({"arguments": {"a": {"file": True, "in": "query"}}}, "a file must be the whole body"),
         ({"body": {"x": 1}, "arguments": {"a": {"in": "whole_body"}}}, "leaves no room"),
         ({"body": "multipart", "content_type": "text/csv"}, "parts have their own"),
         ({"arguments": {"a": {"in": "header", "list": "repeat"}}}, "comma, pipe, space or json"),

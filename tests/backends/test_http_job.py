@@ -272,7 +272,7 @@ UNUSABLE: dict[str, tuple[tuple[bytes, ...], str]] = {
     "a result that is gone": ((STARTED, DONE, answer(b"{}", "410 Gone")), "The service answered 410 Gone"),
     "a result that is too long": ((STARTED, DONE, answer(b"x" * 2_000_000)), "answered more than 1000000 bytes"),
     "a result elsewhere": ((STARTED, DONE, sent_to("http://127.0.0.1:1/")), "redirects to another host"),
-    "a poll that goes nowhere": ((STARTED, sent_to("mailto:ann")), "redirects to what is no URL"),
+    "a poll that goes nowhere": ((STARTED, sent_to("mailto:ann")), "redirects to an invalid URL"),
     "an empty id": ((answer(b'{"id":""}'),), "cannot be part of a path"),
     "an id that climbs": ((answer(b'{"id":".."}'),), "cannot be part of a path"),
 }  # fmt: skip

@@ -127,8 +127,8 @@ def test_a_service_that_is_not_on_the_internet_is_where_its_document_says(
     [
         ("gateway.yaml", json.dumps(OPENAPI), "already has a gateway.yaml: rename"),
         ("tools.py", json.dumps(OPENAPI), "already has a tools.py: rename"),
-        ("notes.md", "# Notes", "is no OpenAPI document"),
-        ("list.json", "[]", "is no OpenAPI document"),
+        ("notes.md", "# Notes", "is not an OpenAPI document"),
+        ("list.json", "[]", "is not an OpenAPI document"),
         ("half.json", '{"openapi": ', "is not JSON"),
     ],
 )

@@ -346,8 +346,8 @@ def test_lists_are_read_page_after_page() -> None:
         ([{"tools": [{}] * 5}], "max_items"),
         ([{"tools": "all"}], "without a list"),
         ([{"tools": [1]}], "without a list"),
-        ([{"tools": [], "nextCursor": 5}], "cannot be one"),
-        ([{"tools": [], "nextCursor": "x" * 100_000}], "cannot be one"),
+        ([{"tools": [], "nextCursor": 5}], "an invalid cursor"),
+        ([{"tools": [], "nextCursor": "x" * 100_000}], "an invalid cursor"),
         ([{"tools": [{"n": "x" * 150}], "nextCursor": str(n)} for n in range(2)], "max_message"),
     ],
 )

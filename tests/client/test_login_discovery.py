@@ -124,7 +124,7 @@ async def test_the_login_is_found_wherever_it_is_published(
     ("documents", "challenge", "said"),
     [
         ({RESOURCE: resource(authorization_servers=[])}, "Bearer", "names no authorization server"),
-        ({}, 'Bearer resource_metadata="https://mcp.example/there"', "that is not there"),
+        ({}, 'Bearer resource_metadata="https://mcp.example/there"', "that does not exist"),
         ({RESOURCE: 500}, "Bearer", "mcp.example answered with HTTP status 500"),
         ({RESOURCE: b"<html>"}, "Bearer", "mcp.example answered with something that is no JSON"),
         ({RESOURCE: resource()}, "Bearer", "as.example publishes no metadata"),

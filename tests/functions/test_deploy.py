@@ -673,8 +673,8 @@ def test_without_credentials_nothing_is_deployed(
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, str(open_config.with_name("none")))
     asked = deploy_options.read_options("shop", [str(open_config), *options])
-    with pytest.raises(UsageError, match=f"AWS was asked about the stack shop: {said}"):
+    with pytest.raises(UsageError, match=f"A request to AWS about the stack shop failed: {said}"):
         deploy.of_account(asked, open_config)
     assert cli.main(["deploy", "shop", str(open_config), *options]) == 2
-    assert "AWS was asked about the stack shop" in capsys.readouterr().err
+    assert "A request to AWS about the stack shop failed" in capsys.readouterr().err
     assert not open_config.with_name(".build").exists()

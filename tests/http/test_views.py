@@ -372,7 +372,7 @@ WRONG: dict[str, tuple[list[dict[str, Any]], str]] = {
         [{"name": "v", "override": {"wipe": {"arguments": {"x": {"hidden": True}}}}}],
         "there are no arguments x",
     ),
-    "nothing": ([{"name": "v", "include": [{"backend": "other"}]}], "the view 'v' has nothing"),
+    "nothing": ([{"name": "v", "include": [{"backend": "other"}]}], "the view 'v' is empty"),
     "a misspelt name left out": (
         [{"name": "v", "exclude": [{"name": "wpe"}]}],
         "no tool is called 'wpe'",

@@ -72,7 +72,7 @@ async def test_one_task_more_than_there_may_be_is_a_tool_error_that_says_how_to_
     async with tasked(tmp_path, *TOOLS, works=False, tasks={"max_open_per_owner": 3}) as ann:
         ids = [await ann.begin("wait") for _ in range(3)]
         text = await error_of(ann, name, {})
-        assert text.startswith("There are 3 tasks of yours that have not ended")
+        assert text.startswith("You have 3 unfinished tasks")
         assert "tasks/cancel" in text
         assert "tasks.max_open_per_owner" in text
         await ann.cancel(ids[0])

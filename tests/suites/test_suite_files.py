@@ -81,7 +81,10 @@ def told(tmp_path: Path, text: str) -> list[str]:
             "4: cases[0].expect.schema: nowhere.json: No such file",
         ),
         (f"{CASE}    call: a\n    expect: {{error: [1]}}\n", "error: has another shape"),
-        (f"{CASE}    call: a\n    expect: {{error: 1, tool_error: true}}\n", "of the protocol and"),
+        (
+            f"{CASE}    call: a\n    expect: {{error: 1, tool_error: true}}\n",
+            "a protocol error and a tool error",
+        ),
         (
             f"{CASE}    call: a\n    answers: [{{key: a}}]\n",
             "4: cases[0].answers[0]: has no answer",

@@ -187,8 +187,8 @@ REASONS = {
     **dict.fromkeys(
         ("version", "key id", "empty", "not ASCII", "retired key"), "unknown version or key"
     ),
-    **dict.fromkeys(("nonce", "ciphertext", "tag"), "changed on the way"),
-    **dict.fromkeys(("issuer", "subject", "client", "audience"), "somebody else"),
+    **dict.fromkeys(("nonce", "ciphertext", "tag"), "changed in transit"),
+    **dict.fromkeys(("issuer", "subject", "client", "audience"), "another caller"),
     **dict.fromkeys(("incompatible claims", "incompatible journal"), "incompatible version"),
     **dict.fromkeys(
         ("argument", "no arguments", "tool", "method", "resource"),
@@ -295,4 +295,4 @@ async def test_a_state_over_the_bound_is_an_error_that_names_the_largest_entry_i
         result = await mcp.call("hoard", {"size": 3000}, clientCapabilities=ELICITS)
     assert result["isError"]
     assert "step 'plan' (30" in logged(caplog)
-    assert "2048 may travel" in logged(caplog)
+    assert "above the limit of 2048" in logged(caplog)

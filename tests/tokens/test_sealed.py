@@ -83,7 +83,7 @@ def test_what_was_sealed_for_one_opens_for_no_other(one: Principal, other: Princ
     ],
 )
 def test_another_caller_cannot_open_it(other: Principal) -> None:
-    with pytest.raises(SealBroken, match="somebody else"):
+    with pytest.raises(SealBroken, match="another caller"):
         RING.open(real_token(), other)
 
 

@@ -58,7 +58,7 @@ class ServedTool:
     tool: Tool
     mirrored: Sequence[MirroredArgument]
     backend: str
-    """The name of its back end."""
+    """The name of the tool's back end."""
     _arguments: Schema | None = None
 
     def call(self, context: Context, arguments: dict[str, Any]) -> Awaitable[Returned]:
@@ -130,7 +130,7 @@ class Catalog:
     views: Mapping[str, Catalog] = field(default_factory=dict)
     """The catalog of each view, by its name (`roundgate.backends.views`)."""
     is_tolerant: bool = False
-    """Whether servers may list further tools later, so names that no tool has are no errors."""
+    """Whether servers may list further tools later, so that unknown names are not errors."""
     _visible: dict[frozenset[str], Pages] = field(default_factory=dict)
 
     def use(self) -> AbstractContextManager[Catalog]:

@@ -220,7 +220,7 @@ async def _cancel(job: Job, context: Context, cleanup: Cleanup) -> NoReturn:
     if not over.get("is_left", False):
         raise CleanedUp("the job was over")
     if not job.is_cancellable:
-        raise CleanedUp("the tool does not say any more how its jobs are cancelled")
+        raise CleanedUp("the tool no longer declares how to cancel its jobs")
     values = started.get("values") or await _found_again(job)
     named = _named(values)
     try:
@@ -240,7 +240,7 @@ async def _found_again(job: Job) -> dict[str, str]:
         NotCancelled: the repeated start failed; the job may still be running.
     """
     if not job.starts_once:
-        raise CleanedUp("no job is known; one may have been started whose answer was lost")
+        raise CleanedUp("no job is known; a job may have started whose answer was lost")
     try:
         return await _started(job)
     except (NotNow, BackendError) as error:

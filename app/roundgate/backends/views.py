@@ -228,5 +228,5 @@ def _unused(
         and not config.resources
     ):
         remedy = "correct include and exclude; `roundgate check` lists the tools that there are"
-        problems.append(origin.problem(f"the view {config.name!r} has nothing", remedy))
+        problems.append(origin.problem(f"the view {config.name!r} is empty", remedy))
     return problems

@@ -519,7 +519,9 @@ class Player:
         headers = {name.lower(): value for name, value in request.headers}
         reply = await self._stand_in.answer(request.method, headers, request.body or b"")
         if reply is None:
-            raise ConnectionLost("The response was lost, as the cassette has it", was_sent=True)
+            raise ConnectionLost(
+                "The response was lost, as recorded in the cassette", was_sent=True
+            )
         return PlayedResponse(reply)
 
     async def close(self) -> None:
@@ -545,7 +547,9 @@ class PlayedResponse:
             finally:
                 await stream.aclose()
         if self._reply.is_cut:
-            raise ConnectionLost("The response was cut off, as the cassette has it", was_sent=True)
+            raise ConnectionLost(
+                "The response was cut off, as recorded in the cassette", was_sent=True
+            )
 
     async def close(self) -> None:
         if self._reply.stream is not None:

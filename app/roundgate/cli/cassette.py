@@ -185,7 +185,7 @@ async def _verify(arguments: argparse.Namespace) -> int:
 
 def _check_revision(arguments: argparse.Namespace) -> None:
     if arguments.revision not in VERSIONS:
-        raise UsageError(f"--revision {arguments.revision}: there are {', '.join(VERSIONS)}")
+        raise UsageError(f"--revision {arguments.revision}: use one of {', '.join(VERSIONS)}")
     if arguments.update or arguments.fault or len(arguments.urls) > 1:
         raise UsageError("--revision takes one URL, no faults, and records nothing")
 
@@ -210,7 +210,7 @@ def _update(
     recorded, fresh = cassette.interactions, recorder.cassette.interactions
     if len(fresh) != len(recorded):
         raise UsageError(
-            f"The conversation took another course ({len(fresh)} interactions instead of "
+            f"The conversation differs from the cassette ({len(fresh)} interactions instead of "
             f"{len(recorded)}): record it again, with the client"
         )
     if numbers:

@@ -201,7 +201,7 @@ def _rotated(stage: int) -> str:
     """Return GATEWAY_STATE_KEYS for a stage of a rotation (`roundgate docs runbooks/rotate-keys`)."""
     current = os.environ.get("GATEWAY_STATE_KEYS", "")
     if not current:
-        raise UsageError("set GATEWAY_STATE_KEYS to the present keys")
+        raise UsageError("set GATEWAY_STATE_KEYS to the current keys")
     keys.parse(current, "GATEWAY_STATE_KEYS")
     ring = [key.strip() for key in current.split(",")]
     if stage > 1 and len(ring) < 2:

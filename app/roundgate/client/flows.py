@@ -488,7 +488,7 @@ def whole_list(method: str, name: str, limits: Limits) -> Flow[Listing]:
         if cursor is None:
             return Listing(items, min(ttls, default=None))
         if not isinstance(cursor, str) or len(cursor) > _LONGEST_CURSOR:
-            raise BadAnswer(f"The server answered {method} with a cursor that cannot be one")
+            raise BadAnswer(f"The server answered {method} with an invalid cursor")
         if cursor in cursors:
             raise BadAnswer(f"The server answered {method} with a cursor that leads in a circle")
         cursors.add(cursor)

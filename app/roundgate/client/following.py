@@ -42,7 +42,7 @@ def split_handle(handle: str) -> tuple[str, str]:
     """
     url, mark, task_id = handle.partition(_MARK)
     if not mark or not task_id or not url.startswith(("http://", "https://")):
-        raise WrongHandle("This is no handle of a task: they look like https://host/mcp#task=…")
+        raise WrongHandle("This is not a task handle: a handle looks like https://host/mcp#task=…")
     return url, unquote(task_id)
 
 
@@ -267,7 +267,7 @@ class Subscription:
                     raise HttpRefused(error.status, str(error)) from None
             if not was_opened:
                 raise ConnectionLost(
-                    "The stream of changes ended before the server said which it tells",
+                    "The stream of changes ended before the server confirmed the subscription",
                     was_sent=True,
                 )
             was_interrupted = True

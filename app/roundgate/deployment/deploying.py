@@ -90,8 +90,8 @@ def check(
     most = None if executions is None else max(2, executions // _GATEWAYS_SHARE)
     if most is not None and workers.isdecimal() and int(workers) > most:
         raise UsageError(
-            f"The account may have {executions} functions at once,"
-            f" and WorkerConcurrency={workers} leaves too few to the gateway.\n"
+            f"The account may run {executions} functions at once,"
+            f" and WorkerConcurrency={workers} leaves too few for the gateway.\n"
             f"Set it to {most} at most, or ask AWS for more"
             " (Service Quotas, AWS Lambda, Concurrent executions)."
         )
@@ -481,7 +481,9 @@ def of_account(options: DeployOptions, config: Path) -> tuple[DeployOptions, Acc
         options = with_secrets(with_functions(options, config, session), config, session, stored)
         return options, Account(stored, concurrency_limit(session.client("lambda")))
     except (BotoCoreError, ClientError) as error:
-        raise UsageError(f"AWS was asked about the stack {options.stack}: {error}") from None
+        raise UsageError(
+            f"A request to AWS about the stack {options.stack} failed: {error}"
+        ) from None
 
 
 def is_made(options: DeployOptions) -> bool:
@@ -495,7 +497,9 @@ def is_made(options: DeployOptions) -> bool:
     try:
         return bool(stored_parameters(_session(options).client("cloudformation"), options.stack))
     except (BotoCoreError, ClientError) as error:
-        raise UsageError(f"AWS was asked about the stack {options.stack}: {error}") from None
+        raise UsageError(
+            f"A request to AWS about the stack {options.stack} failed: {error}"
+        ) from None
 
 
 def _session(options: DeployOptions) -> Any:

@@ -160,7 +160,7 @@ async def _payload(request: Request, budget: BodyBudget, max_bytes: int) -> tupl
     """
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json" and not media.endswith("+json"):
-        raise TransportError(415, "The Content-Type of an event is application/json")
+        raise TransportError(415, "The Content-Type of an event must be application/json")
     held: list[int] = []
     try:
         body = await _read(request, budget, max_bytes, held)

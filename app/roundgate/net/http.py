@@ -193,7 +193,9 @@ class _Stream(httpcore.AsyncNetworkStream):
             httpcore.RemoteProtocolError: the head exceeds `MAX_HEAD_BYTES`.
         """
         if self._head_bytes > MAX_HEAD_BYTES:
-            raise httpcore.RemoteProtocolError("the head of an answer does not end")
+            raise httpcore.RemoteProtocolError(
+                f"the head of a response exceeds {MAX_HEAD_BYTES} bytes"
+            )
         if timeout is None:
             return None
         now = time.monotonic()

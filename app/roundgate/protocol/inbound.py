@@ -1,10 +1,10 @@
 """A valid request of any revision: its headers, its client's capabilities, and its revision.
 
 `protocol.revision.Revision.validate_request` makes an `Inbound`; `methods` serves it without
-knowing the revision. A request of 2026-07-28 names it in its header and in its `_meta`. One that
-names none is of a revision with sessions if it opens a session or belongs to one: by its header, by
-the session's id, or because it is `initialize`. If a request names both, the later revision counts
-and the session's id is ignored (basic/versioning).
+knowing the revision. A request of 2026-07-28 names the revision in its header and in its `_meta`. A
+request belongs to a revision with sessions if its header names one, if it has a session's id, or if
+it is `initialize`. If a request names revisions of both kinds, the later one counts and the
+session's id is ignored (basic/versioning).
 
 A requirement has the shape of the schema's `ClientCapabilities`: `{"sampling": {"tools": {}}}`,
 `{"extensions": {"io.modelcontextprotocol/tasks": {}}}`. The error -32021 names missing capabilities

@@ -86,10 +86,12 @@ def page_host(url: Any) -> str:
     if not host:
         raise ValueError(f"{shown} has no host")
     if "@" in parts.netloc:
-        raise ValueError(f"{shown} has a user name, which a person may take for the host")
+        raise ValueError(
+            f"{shown} has a user name, which people may mistake for the host; remove it"
+        )
     if not _URL.fullmatch(url):
         raise ValueError(
-            f"{shown} has characters that no URL has: percent-encode them, and write hosts in Punycode"
+            f"{shown} has characters that a URL cannot have: percent-encode them, and write hosts in Punycode"
         )
     if not is_plain_host(host):
         raise ValueError(

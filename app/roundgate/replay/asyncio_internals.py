@@ -60,7 +60,7 @@ _ENTERS_TIMEOUT: Final = asyncio.Timeout.__aenter__.__code__
 
 
 def entered_timeout() -> Timer | None:
-    """Return the `asyncio.timeout` that is being entered, if it calls the caller."""
+    """Return the `asyncio.timeout` whose `__aenter__` called the caller; `None` if none did."""
     frame = sys._getframe(2)
     timer: Timer | None = frame.f_locals["self"] if frame.f_code is _ENTERS_TIMEOUT else None
     return timer

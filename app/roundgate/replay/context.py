@@ -229,7 +229,9 @@ class Context(CallFacts):
         """
         key = asking.answered_key(self._run, name)
         if key is None:
-            raise ValueError(f"no page {name!r} was agreed to: call ctx.elicit_url({name!r}, …)")
+            raise ValueError(
+                f"the user has not agreed to a page {name!r}: call ctx.elicit_url({name!r}, …)"
+            )
         if self._call.page_done is not None:
             await self._call.page_done(key)
 

@@ -498,8 +498,8 @@ def before_failure(entries: Sequence[Entry], failed: Collection[str]) -> list[En
     if done := [one for one in later if _is_done(one) and one.key not in begun_before]:
         names = ", ".join(dict.fromkeys(map(_name, done)))
         raise NotRetryable(
-            f"after {first.key} had failed, {names} was done, perhaps because of that; call the "
-            "tool again instead"
+            f"{names} ran after {first.key} had failed, perhaps because of the failure; call the tool "
+            "again instead"
         )
     ended_well = [one for one in later if isinstance(one, Finished) and one.key in begun_before]
     again = {*failed, *(one.key for one in later)} - {one.key for one in ended_well}

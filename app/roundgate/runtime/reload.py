@@ -176,7 +176,7 @@ class Reloader:
             return True
 
     def _losses(self, file: ConfigFile, snapshot: Snapshot) -> list[str]:
-        """Return the protection that is served now and that a snapshot lacks."""
+        """Return the protections that are in force now and that `snapshot` lacks."""
         before = effective_policy(self._file, self._serving.catalog)
         return losses(before, effective_policy(file, snapshot.catalog))
 

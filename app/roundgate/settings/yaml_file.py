@@ -258,7 +258,7 @@ class _Counter:
 
     def _take_alias(self, anchor: str, line: int) -> None:
         if not self._max_aliased:
-            raise YamlTooCostly("has an alias (*name)", line)
+            raise YamlTooCostly("has an alias (*name), which is not allowed here", line)
         if any(anchor == open_anchor for open_anchor, _ in self._open):
             raise YamlTooCostly(f"contains itself: *{anchor} is within &{anchor}", line)
         size = self._sizes.get(anchor, 0)  # the composer reports an undefined anchor

@@ -38,10 +38,10 @@ SHOWN: Final = "case ending when 'step_failed' then 'failed' else status end"
 IS_OPEN: Final = "due_ms is not null"
 """The condition of the index of open tasks, which queries repeat word for word."""
 HAS_ENDED: Final = "ending in ('step_failed', 'error', 'cancelled')"
-"""The condition of the index of tasks that failed or were cancelled, likewise."""
+"""The condition of the index of failed and cancelled tasks, which queries repeat word for word."""
 IS_HIDDEN: Final = f"id >= '{HIDDEN}'"
-"""The condition of the index of hidden tasks, likewise. No other id begins with so late a
-character."""
+"""The condition of the index of hidden tasks, which queries repeat word for word. No other id begins
+with so late a character."""
 _FLAGS: Final = frozenset({"suspect", "alone", "unsent", "cleans_up"})
 _LISTS: Final = frozenset({"failed_steps", "events", "asked"})
 _ENDED: Final = frozenset({Status.FAILED, Status.CANCELLED})

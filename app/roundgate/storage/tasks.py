@@ -64,7 +64,7 @@ class TaskRef:
         """
         owner, dot, task_id = text.partition(".")
         if not (owner and dot and task_id):
-            raise ValueError(f"{text[:100]!r} is no task reference")
+            raise ValueError(f"{text[:100]!r} is not a task reference")
         return cls(owner, task_id)
 
 

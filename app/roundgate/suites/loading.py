@@ -236,7 +236,9 @@ def _expect(expect: Expect, at: Origin) -> Iterator[Problem]:
         for name in ("code", "message", "data", "status"):
             yield from _pattern(getattr(expect.error, name), at.at("error", name))
     if expect.error is not None and expect.tool_error:
-        yield at.problem("expects an error of the protocol and of the tool", "say one of them")
+        yield at.problem(
+            "expects a protocol error and a tool error", "keep `error` or `tool_error`"
+        )
     if isinstance(expect.snapshot, str):
         yield from _expression(expect.snapshot, at.at("snapshot"))
 

@@ -17,7 +17,7 @@ from roundgate.storage import Change, Ending, Put, TaskRecord, TaskRef
 
 
 class NotClaimed(StrEnum):
-    """Why a claim was refused."""
+    """The reason a claim was refused."""
 
     GONE = "gone"
     """There is no such task, or no more: it is unknown or has expired."""
@@ -38,7 +38,7 @@ class Cancelled(StrEnum):
     OVER = "over"
     """It is terminal, now or since before."""
     CLEAN_UP = "to be cleaned up"
-    """It is terminal from now on, and wants a worker that cleans up."""
+    """The task has become terminal, and a worker must clean up."""
 
 
 class Answered(StrEnum):
@@ -459,8 +459,11 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Take a `working` task from whichever worker has it: no lease, no sleep, no attempts, no
-    blame, a higher fence. With a `fence` only if no worker has claimed it since."""
+    """A request to take a `working` task from its worker.
+
+    The task loses its lease, wake time, attempts and blame, and gets a higher fence. If `fence` is
+    set, the request is refused if a worker has claimed the task since.
+    """
 
     due_ms: int
     fence: int | None = None

@@ -89,7 +89,7 @@ class Receipt:
 
 
 class Deliveries:
-    """Takes the payloads of external events."""
+    """The receiver of the payloads of external events."""
 
     def __init__(self, store: StoredTasks, clock: Clock, tasks: TasksConfig) -> None:
         self._store = store

@@ -190,9 +190,8 @@ class HiddenTasks:
         most = self._config.max_open_per_owner
         if await patiently(lambda: self._store.count_open(task.ref.owner, most)) >= most:
             raise ToolError(
-                f"There are {most:,} open calls and tasks of yours, and there may be no more "
-                "(tasks.max_open_per_owner). Answer the questions of some, or cancel some, and call"
-                " again"
+                f"You have {most:,} open calls and tasks, the most allowed (tasks.max_open_per_owner). "
+                "Answer the questions of some, or cancel some, and call again"
             )
         while True:
             await patiently(lambda: self._store.create(task))
@@ -306,8 +305,8 @@ class Sight:
 class Holding:
     """A hidden task whose round this process runs.
 
-    Every method but `beat` gives the task up. Each raises `LeaseLost` if the task was cancelled or
-    taken over, and `Unavailable`.
+    Every method but `beat` releases the task. Each raises `LeaseLost` if the task was cancelled or
+    taken over, and `Unavailable` if the store cannot be reached.
     """
 
     def __init__(self, tasks: HiddenTasks, store: StoredTasks, claimed: Claimed) -> None:

@@ -478,7 +478,7 @@ def _requeue(record: TaskRecord | None, event: events.Requeue, now_ms: int) -> D
 
 
 def _taken(record: TaskRecord, due_ms: int) -> Changes:
-    """Return the changes of a task that is taken from whichever worker has it."""
+    """Return the changes that take a task from its worker."""
     return {
         **_PROGRESS,
         "fence": record.fence + 1,
@@ -609,7 +609,7 @@ def _to_clean_up(due_ms: int) -> Changes:
 
 
 def _end_early(record: TaskRecord, step: Step, message: str, now_ms: int, due_ms: int) -> Next:
-    """Make a task terminal whose work is not done. If it is to be cleaned up, its lease goes on."""
+    """End a task whose work is unfinished. A task that must be cleaned up keeps its lease."""
     over, drops = _ended(record, target(step), message, now_ms), _no_questions(record)
     if not record.cleans_up:
         return Next(record, over, (), drops, Cancelled.OVER)

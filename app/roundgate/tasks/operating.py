@@ -84,7 +84,7 @@ async def retry(
         raise NotRetryable(f"was taken up again as {successor}")
     work = await store.read_work(ref)
     if work is None:
-        raise NotRetryable("is not kept whole any more; call the tool again")
+        raise NotRetryable("is no longer stored completely; call the tool again")
     task = _going_on(record, work, now_ms, from_step)
     is_new = await store.create(task)
     await store.note_retry(ref, task.ref.id)

@@ -129,9 +129,8 @@ class Tasks:
             return
         if await self._store.read(ref, self._clock.now_ms()) is None:
             raise ToolError(
-                f"There are {most:,} tasks of yours that have not ended, and there may be no more "
-                "(tasks.max_open_per_owner). Wait until some have ended, or cancel some "
-                "(tasks/cancel), and call again"
+                f"You have {most:,} unfinished tasks, the most allowed (tasks.max_open_per_owner). Wait "
+                "until some have ended, or cancel some (tasks/cancel), and call again"
             )
 
     async def _created_before(

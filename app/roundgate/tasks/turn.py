@@ -346,10 +346,12 @@ class Carrier:
     # the end of the turn
 
     async def commit(self, tool: str, outcome: Outcome) -> Turn:
-        """Write what the outcome of the handler means for its task.
+        """Write the outcome of the handler to its task; return how the turn ended.
 
         Raises:
-            WorkerFault, LeaseLost, Unavailable
+            WorkerFault: a step took longer than a worker may run.
+            LeaseLost: the task was cancelled or taken over.
+            Unavailable: the store cannot be reached.
         """
         try:
             return await self._commit(tool, outcome)

@@ -79,7 +79,7 @@ _UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError)
 ALONE_PAUSES_S: Final = (5, 30)
 """The pauses between tries of a worker that cleans up without a lease, in seconds."""
 SHARE: Final = 0.8
-"""How much of a lease a try to clean up may take: the rest is for writing how it went."""
+"""The fraction of a lease that one cleanup attempt may take; the rest is for writing its result."""
 
 log = logging.getLogger("roundgate.tasks")
 

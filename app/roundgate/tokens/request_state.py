@@ -115,7 +115,7 @@ class StateSealer:
         ]
         plaintext = json.encode(claims)
         if len(plaintext) > self.max_bytes:
-            raise StateTooLarge(f"{len(plaintext)} bytes, {self.max_bytes} may travel")
+            raise StateTooLarge(f"{len(plaintext)} bytes, above the limit of {self.max_bytes}")
         return self.ring.seal(plaintext, owner)
 
     def open(self, token: Any, owner: Principal, binding: Binding) -> Opened:

@@ -106,7 +106,9 @@ class KeyRing:
             cipher = _cipher(key.secret, owner)
             return cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], self._bound(key.id))
         except InvalidTag:
-            raise SealBroken("changed on the way, or sealed for somebody else") from None
+            raise SealBroken(
+                "changed in transit, or sealed for another caller or audience"
+            ) from None
 
     def of_view(self, view: str) -> KeyRing:
         """Return the same keys for one view."""

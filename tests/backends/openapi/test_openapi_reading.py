@@ -265,5 +265,5 @@ def test_what_keeps_all_operations_out_is_said_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         compiled(tmp_path, described)
     [problem] = caught.value.problems
-    assert "none of 2 operations can be offered: the document does not say" in problem.message
+    assert "none of 2 operations can be offered: the document has no http(s) URL" in problem.message
     assert (problem.path, problem.remedy) == ("backends[0].document", "set `base_url`")

@@ -174,7 +174,7 @@ def remarks(
                 meant = f"is {near[0]!r} meant? " if near else ""
                 problems.append(
                     origin.at("tools", number, "path").problem(
-                        f"no argument fills {{{name}}}: the tool has one more, a text {name!r} without a description",
+                        f"no argument fills {{{name}}}: the tool gets a text argument {name!r} without a description",
                         f"{meant}give the argument that name, or describe {name!r} in `arguments`",
                     )
                 )

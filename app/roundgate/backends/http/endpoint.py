@@ -286,7 +286,7 @@ def _check_body(plan: BodyPlan, placed: Sequence[Argument]) -> None:
     names = {argument.name for argument in placed}
     if template is not None and (unknown := sorted(template.names - names)):
         raise ValueError(
-            f"body needs {', '.join(unknown)}, which is no argument; declare it under arguments,"
+            f"body needs {', '.join(unknown)}, which is not an argument; declare it under arguments,"
             " or write {{ for a brace"
         )
     odd = (
@@ -305,7 +305,7 @@ def _check_body(plan: BodyPlan, placed: Sequence[Argument]) -> None:
         is_part = argument.location == "body" and plan.kind == "multipart"
         if argument.is_file and argument.location != "whole_body" and not is_part:
             raise ValueError(
-                f"argument {argument.name!r}: a file is the whole body, or a member with `body: multipart`"
+                f"argument {argument.name!r}: a file must be the whole body, or a member with `body: multipart`"
             )
 
 

@@ -96,7 +96,7 @@ def exchange_of(send: Send, outgoing: Outgoing, key: Key | None) -> Exchange:
 def _asked(answer: Answer) -> Kept:
     if answer.status != 200:  # otherwise the caller would see its state
         raise BackendError(
-            f"The service asked for input with the status {answer.status}, which has to be 200"
+            f"The service asked for input with the status {answer.status} instead of 200"
         )
     try:
         return asked(answer.value())

@@ -141,11 +141,11 @@ class Service:
             try:
                 response = await _send(client, request, self._access)
             except (httpx.InvalidURL, UnicodeError):  # of a redirect, which httpx reads at once
-                raise UnexpectedAnswer(f"{what} redirects to what is no URL") from None
+                raise UnexpectedAnswer(f"{what} redirects to an invalid URL") from None
             except httpx.RemoteProtocolError as error:
                 if "location header" not in str(error):
                     raise
-                raise UnexpectedAnswer(f"{what} redirects to what is no URL") from None
+                raise UnexpectedAnswer(f"{what} redirects to an invalid URL") from None
             try:
                 if response.next_request is None:
                     return await self._read(response, what, outgoing)

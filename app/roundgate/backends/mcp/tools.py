@@ -120,10 +120,10 @@ def own_meta(meta: Mapping[str, Any]) -> Json:
 
 
 def result_from_wire(raw: Json, server: str) -> ToolResult:
-    """Return a result of a server as it came. It is not checked against the tool's output schema.
+    """Return a server's result as received, without checking it against the tool's output schema.
 
     Raises:
-        UnexpectedAnswer: it is no result of a tool.
+        UnexpectedAnswer: the server's answer is not a tool result.
     """
     has_content = "content" in raw or "structuredContent" not in raw
     blocks = raw.get("content", () if has_content else [])

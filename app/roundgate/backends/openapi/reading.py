@@ -209,7 +209,7 @@ class Document:
                 yield Found(where, at, Identity(method.upper(), path, name), value, item, uri)
 
     def read(self, found: Found, *, with_answer: bool) -> Operation:
-        """Return an operation, with the schema of its result if that is wanted.
+        """Return an operation, with the schema of its result if `with_answer`.
 
         Raises:
             UnusableOperation: the operation cannot be offered.

@@ -265,7 +265,9 @@ def _check_names(plan: Plan, parameter: Parameter, value: Any) -> None:
     }
     if clashes := clashing(_names_of(value, parameter.style, parameter.explode), others):
         shown = ", ".join(clashes)
-        raise ToolError(f"arguments.{parameter.argument}: {shown} is an argument of its own")
+        raise ToolError(
+            f"arguments.{parameter.argument}: {shown} is another argument; use that one"
+        )
 
 
 def _header_value(parameter: Parameter, value: Any) -> str:
@@ -345,7 +347,7 @@ def _form(body: Body, value: Mapping[str, Any]) -> str:
             item = json.encode(item).decode()
         brought = _names_of(item, member.style, member.explode)
         if clashes := clashing(brought, names - {name}):
-            raise ToolError(f"{name}: {', '.join(clashes)} is an argument of its own")
+            raise ToolError(f"{name}: {', '.join(clashes)} is another argument; use that one")
         pairs += in_query(name, item, member.style, member.explode, _query_quote())
     return "&".join(pairs)
 

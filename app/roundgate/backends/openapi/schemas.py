@@ -328,8 +328,8 @@ class Schemas:
                     alternative["required"] = [name]
 
     def _can_match(self, pattern: str) -> bool:
-        """Return whether the validator knows the pattern, which it may not. A pattern between
-        slashes (`/^a$/i`) is a literal of JavaScript, and no value has the slashes."""
+        """Return whether values can match the pattern. The validator does not compile every
+        pattern, and no value matches a JavaScript literal such as `/^a$/i`, slashes included."""
         if _LITERAL.fullmatch(pattern):
             return False
         if pattern not in self._patterns:

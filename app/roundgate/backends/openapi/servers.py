@@ -91,7 +91,7 @@ class Servers:
         )
         if not _USABLE.fullmatch(url) or ".." in urlsplit(url).path.split("/"):
             raise UnusableOperation(
-                "the document does not say at which http(s) URL the service is", self._remedy()
+                "the document has no http(s) URL of the service", self._remedy()
             )
         try:
             canonical_origin(url)
@@ -153,7 +153,7 @@ def base_url_for(raw: bytes, name: str, otherwise: str) -> tuple[str, str] | Non
     value = documents.parsed(raw, name)
     if not isinstance(value, dict) or not ({"openapi", "swagger"} & value.keys()):
         raise UnreadableDocument(
-            f"{name} is no OpenAPI document: it says neither `openapi` nor `swagger`"
+            f"{name} is not an OpenAPI document: it has neither `openapi` nor `swagger`"
         )
     servers = swagger2.servers(value) if "swagger" in value else value.get("servers")
     chosen, place = Servers(None), f"file:///{name}"

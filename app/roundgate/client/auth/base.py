@@ -129,8 +129,7 @@ class SystemKeyring:
             import keyring
         except ImportError:
             raise ClientError(
-                "Tokens are kept in the system's keyring by the package keyring: pip install "
-                "'roundgate[keyring]'"
+                "The system's keyring needs the package keyring: pip install 'roundgate[keyring]'"
             ) from None
         self._keyring = keyring
         self._service = service

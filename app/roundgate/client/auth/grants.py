@@ -206,7 +206,7 @@ class BrowserLogin(OAuth):
             self._pin(server)
         if not server.supports("code_challenge_methods_supported", "S256"):
             raise failed(
-                "The authorization server does not support PKCE (S256), so no login is begun"
+                "The authorization server does not support PKCE (S256), which a login needs"
             )
         endpoint = server.endpoint("authorization_endpoint")
         if endpoint is None:

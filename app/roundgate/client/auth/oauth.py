@@ -184,7 +184,7 @@ async def _resource_metadata(
     if (url := challenge.get("resource_metadata")) is not None:
         document = await fetch.get(safe_url(url, "metadata URL", is_near))
         if document is None:
-            raise failed("The server names metadata (resource_metadata) that is not there")
+            raise failed("The server names metadata (resource_metadata) that does not exist")
         return document
     well_known = f"{server.root}/.well-known/oauth-protected-resource"
     path = urlsplit(server.target).path.rstrip("/")

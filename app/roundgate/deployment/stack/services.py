@@ -159,7 +159,7 @@ with open(users) as file:
 
 @contextmanager
 def dynamodb_local(shared: Path) -> Iterator[str]:
-    """Yield the URL of the emulator of all processes that name the same directory."""
+    """Yield the URL of the emulator that all processes with the same directory share."""
     users, address = shared / "dynamodb.users", shared / "dynamodb.address"
     with _locked(users, fcntl.LOCK_SH):
         with _locked(shared / "dynamodb.starting", fcntl.LOCK_EX):

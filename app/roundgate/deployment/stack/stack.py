@@ -216,11 +216,11 @@ def build_zips(config: Path, out: Path, more: Mapping[str, str] | None = None) -
 
     Args:
         config: the configuration.
-        out: a folder of their own: `.build` is for deployments.
+        out: the folder for the zips; not `.build`, which is for deployments.
         more: variables for compiling, such as the URL of functions that describe their tools.
 
     Raises:
-        ConfigError: it cannot be packed.
+        ConfigError: the configuration cannot be packed.
         UsageError: a back end cannot be compiled.
     """
     file = loading.load(config, placeholder=PLACEHOLDER)

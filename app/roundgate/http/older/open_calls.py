@@ -85,7 +85,7 @@ def call_of(kept: bytes) -> tuple[dict[str, Any], frozenset[str]]:
 
 
 class OpenCalls:
-    """Makes and reads the ids of events.
+    """The maker and reader of event ids.
 
     Args:
         hidden: the tasks of the calls.

@@ -101,7 +101,7 @@ class Sessions:
         return state
 
     async def set_level(self, session: SessionFacts, owner: Principal, level: str) -> None:
-        """Set the least severe level to send. Raises as `state`."""
+        """Set the least severe level to send. Raises the errors of `state`."""
         await self._change(session, owner, lambda state: replace(state, level=level))
 
     async def subscribe(self, session: SessionFacts, owner: Principal, uri: str) -> None:

@@ -141,7 +141,7 @@ class Revision:
     contents: frozenset[str]
     """The members of a resource's contents."""
     block: frozenset[str]
-    """Members of a content block beside those of its own kind."""
+    """The members that content blocks of every kind may have."""
     annotations: frozenset[str]
     implementation: frozenset[str]
     has_structured: bool

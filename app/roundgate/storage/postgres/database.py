@@ -27,8 +27,8 @@ STATEMENT_S: Final = 15
 """The longest time in seconds of a statement, here and in the server."""
 FORGET_ROWS: Final = 500
 FORGET_BYTES: Final = 64_000_000
-"""The most expired rows that are deleted at once, and about as many bytes of their values: they are
-deleted in pieces of 2 KB."""
+"""The limits of one deletion of expired rows: `FORGET_ROWS` rows, and about `FORGET_BYTES` bytes of
+values, which PostgreSQL deletes in pieces of 2 KB."""
 _ATTEMPTS: Final = 3
 _FAILED: Final = (
     *(asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError),

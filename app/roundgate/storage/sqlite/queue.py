@@ -41,7 +41,7 @@ _SERVED: Final = ""
 
 
 class SqliteQueue:
-    """The `TaskQueue`, see there."""
+    """The `TaskQueue` of one SQLite file."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -150,9 +150,11 @@ class SqliteQueue:
 
 
 def _put(db: sqlite3.Connection, ref: TaskRef, visible_ms: int) -> None:
-    """One message for the task. If there is one already it comes at the earlier time; one
-    that is being worked on comes again at the time of the later send, and outlives the
-    deletion of that delivery."""
+    """Put a message for the task into the queue, which holds one per task.
+
+    A waiting message becomes visible at the earlier of the two times. A message that a worker has
+    taken becomes visible again at `visible_ms`, and deleting the taken delivery does not remove it.
+    """
     db.execute(
         "insert into waiting (owner, task, visible_ms) values (?, ?, ?) on conflict (task) do update set"
         " visible_ms = case when taken then excluded.visible_ms else min(visible_ms, excluded.visible_ms) end,"
@@ -170,7 +172,7 @@ def _is_any_visible(db: sqlite3.Connection, now_ms: int, skip: Sequence[str]) ->
 
 
 def _give_turns(db: sqlite3.Connection, now_ms: int) -> None:
-    """Messages whose time has come are given their turns."""
+    """Assign turns to the messages that have become visible."""
     select = "select n, owner from waiting where turn is null and visible_ms <= ? order by visible_ms, n limit ?"
     come = db.execute(select, (now_ms, _PROMOTED_AT_ONCE)).fetchall()
     if not come:
