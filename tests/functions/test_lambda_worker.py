@@ -167,7 +167,7 @@ def test_a_sweep_that_does_not_come_to_its_end_stops_in_time_and_tells_what_it_h
     ) as worker:
         swept = worker(recorded("schedule"), LambdaContext(lambda_worker.MARGIN_MS + 300))
     assert swept == {"overdue_s": 0.0}
-    assert "the next one goes on" in caplog.text
+    assert "the next one continues" in caplog.text
 
 
 @pytest.mark.parametrize(

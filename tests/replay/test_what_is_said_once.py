@@ -114,7 +114,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     return [
         vars(one)["fields"]
         for one in caplog.records
-        if one.getMessage().startswith("the handler no longer asks for")
+        if one.getMessage().startswith("the handler no longer runs recorded steps")
     ]
 
 

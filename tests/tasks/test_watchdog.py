@@ -71,7 +71,7 @@ def test_a_blocked_process_lets_go_of_all_leases_blames_the_one_that_blocks_it_a
     leases, err = told(process)
     assert leases == [["guilty", "innocent"], "guilty"]
     assert process.returncode == 70
-    assert "the event loop stands still" in err
+    assert "the event loop is blocked" in err
 
 
 def test_a_block_that_is_no_tasks_is_blamed_on_nobody() -> None:

@@ -52,8 +52,9 @@ from roundgate.testing.instances import VirtualClock
 
 WITHIN_S: Final = 30.0
 """How long one replay may take, in seconds."""
-GRACE_S: Final = 1.0
-"""How long a replay whose handler waits may take to come to all recorded places, in seconds."""
+GRACE_S: Final = 2.0
+"""How long a replay whose handler waits may take to come to the next recorded place, in seconds:
+longer than the engine holds back results that no branch asks for, with a margin for a busy machine."""
 LOOK_S: Final = 0.02
 MAX_SHOWN: Final = 10
 """The most entries of each kind that the description of a departure shows."""
@@ -159,7 +160,8 @@ class _Run(Run):
         self.known = {_place(entry) for entry in [*history.entries(), *journal.entries()]}
         self._awaited = {_place(entry) for entry in journal.entries() if _is_shown(entry)}
         self._missing = missing
-        self._rests_until_s: float | None = None
+        self._rests_until_s = 0.0
+        self._reached_before = -1
 
     def come_to(self, branch: Branch, kind: str, name: str) -> str:
         key = super().come_to(branch, kind, name)
@@ -171,7 +173,8 @@ class _Run(Run):
         """Suspend the run; but if recorded places are left, wait first for branches that wait
         outside of ctx."""
         loop = asyncio.get_running_loop()
-        if self._rests_until_s is None:
+        if len(self.reached) > self._reached_before:
+            self._reached_before = len(self.reached)
             self._rests_until_s = loop.time() + GRACE_S
         is_there = self._awaited <= self.reached.keys()
         is_stopped = any(place in self.reached for place in self._missing)
