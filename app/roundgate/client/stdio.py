@@ -30,10 +30,10 @@ from roundgate.client.messages import (
     Listener,
     Observer,
     Reader,
-    Redact,
     Speaker,
     result_of,
 )
+from roundgate.client.sender import Redact
 from roundgate.client.transport import Limits
 from roundgate.client.types import Json, is_modern
 from roundgate.errors import BadAnswer, ClientError, ConnectionLost, TimedOut
