@@ -45,6 +45,8 @@ PROBE_S: Final = 10.0
 """Seconds within which a server must answer `server/discover`, before it counts as older."""
 STOP_S: Final = 2.0
 """Seconds that a process gets to end after its input was closed, and again after SIGTERM."""
+EXIT_POLL_S: Final = 0.2
+"""Seconds between two looks whether a process has ended."""
 MAX_NOISE: Final = 1_000
 """The most lines in a row that are no JSON-RPC message; with one more the process is stopped."""
 MAX_LINE_OF_STDERR: Final = 2_000
@@ -270,7 +272,7 @@ class StdioLink:
                 raise self._failure
             if self._process is None:
                 self._process = await self._program.start(self.limits.max_message)
-                readers = (self._read, self._read_errors, _end_children)
+                readers = (self._read, self._read_errors, self._watch_end)
                 self._reading = [asyncio.create_task(read(self._process)) for read in readers]
         return self._process
 
@@ -292,8 +294,7 @@ class StdioLink:
         try:
             while line := await process.stdout.readline():
                 await self._take(line)
-            status = await process.wait()
-            self._fail(ConnectionLost(f"The server's process has ended (status {status})"))
+            self._fail(_ended(await process.wait()))
         except ValueError:  # of `readline`
             limit = self.limits.max_message
             self._fail(
@@ -315,6 +316,15 @@ class StdioLink:
             if not line:
                 return
             self._on_line(line[:MAX_LINE_OF_STDERR].decode("utf-8", "replace").rstrip("\r\n"))
+
+    async def _watch_end(self, process: Process) -> None:
+        """End the children that a process leaves behind. Processes that hold its output open keep
+        `wait` (in Python 3.11 to 3.13) and `_read` from returning, so both are not waited for."""
+        while process.returncode is None:  # noqa: ASYNC110 - no event says so
+            await asyncio.sleep(EXIT_POLL_S)
+        _signal_group(process, _KILL)
+        await asyncio.sleep(STOP_S)  # for the rest of its output
+        self._fail(_ended(process.returncode))
 
     async def _take(self, line: bytes) -> None:
         """Handle a line of output. Lines that are no message are skipped: many servers print a
@@ -437,6 +447,10 @@ class _Pending:
             await self.listener.notify(received)
 
 
+def _ended(status: int) -> ConnectionLost:
+    return ConnectionLost(f"The server's process has ended (status {status})")
+
+
 def _put(queue: asyncio.Queue[Json | None], message: Json) -> None:
     with suppress(asyncio.QueueFull):
         queue.put_nowait(message)
@@ -449,12 +463,6 @@ async def _ends(process: Process) -> bool:
             await process.wait()
             return True
     return False
-
-
-async def _end_children(process: Process) -> None:
-    """End the children that a process leaves behind: they may hold its output open."""
-    await process.wait()
-    _signal_group(process, _KILL)
 
 
 def _signal_group(process: Process, number: signal.Signals) -> None:

@@ -15,12 +15,13 @@ import pytest
 
 from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.backends.mcp import server as mcp_server
-from roundgate.client import stdio
-from roundgate.errors import ConfigError
+from roundgate.client import Limits, stdio
+from roundgate.client.stdio import Program
+from roundgate.errors import ConfigError, ConnectionLost
 from roundgate.runtime import loading
 from tests.support import wire
 from tests.support.asgi import Exchange, client, config_of
-from tests.support.upstreams import app_of, gateway_of, health, names, process, until
+from tests.support.upstreams import PROGRAM, app_of, gateway_of, health, names, process, until
 
 ECHO = {"a": [1, "ä\n", None]}
 
@@ -180,6 +181,27 @@ async def test_nothing_is_left_of_a_process_when_the_gateway_ends(
     await ended(int(child.read_text()))
     await asyncio.sleep(0.05)
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.mark.parametrize("how", [[], ["apart"]])
+async def test_the_end_of_a_process_is_noticed_although_a_child_holds_its_output(
+    how: list[str], tmp_path: Path
+) -> None:
+    child = tmp_path / "child"
+    program = Program([sys.executable, str(PROGRAM), "child", str(child), *how], {})
+    link = stdio.StdioLink(program, info={}, capabilities={}, limits=Limits())
+    link.version = "2025-11-25"
+    try:
+        async with asyncio.timeout(10):
+            with pytest.raises(ConnectionLost, match="status 7"):
+                await link.request("tools/call", {"name": "crash"}, may_repeat=False)
+        if not how:
+            await ended(int(child.read_text()))
+    finally:
+        if is_running(left := int(child.read_text())):
+            os.kill(left, signal.SIGKILL)
+        await link.end_session()
+        await asyncio.sleep(0.05)
 
 
 async def test_a_process_that_babbles_is_ended() -> None:
