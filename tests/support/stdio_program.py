@@ -77,7 +77,7 @@ def call(
         case "flood":
             return text("x" * 5_000)
         case "complain":
-            print("something is wrong", file=sys.stderr, flush=True)
+            print(arguments.get("line", "something is wrong"), file=sys.stderr, flush=True)
             return text("done")
         case "count":
             for step in (1, 2):

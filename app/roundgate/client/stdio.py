@@ -49,7 +49,8 @@ EXIT_POLL_S: Final = 0.2
 """Seconds between two looks whether a process has ended."""
 MAX_NOISE: Final = 1_000
 """The most lines in a row that are no JSON-RPC message; with one more the process is stopped."""
-MAX_LINE_OF_STDERR: Final = 2_000
+MAX_LINE_OF_STDERR: Final = 16_000
+"""The most bytes of a line that `on_line` gets; more than is logged, so that secrets are whole."""
 MAX_WAITING: Final = 1_000
 """The most notifications that wait for the reader of a stream; further ones are dropped."""
 MAX_UNWRITTEN: Final = 16 * 1024 * 1024

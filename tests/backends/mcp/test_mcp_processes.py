@@ -117,6 +117,24 @@ async def test_its_standard_error_is_in_the_log(caplog: pytest.LogCaptureFixture
         await until([{"backend": "up", "line": "something is wrong"}], lines)
 
 
+async def test_no_part_of_a_secret_at_the_end_of_a_long_line_is_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "roundgate.backends")
+    secret = "kV9-very-secret-token"
+    async with gateway_of(process(env={"API_KEY": secret})) as mcp:
+        await until(True, listed(mcp))
+        line = "." * 1_990 + secret
+        await mcp.call("up__complain", {"line": line})
+
+        async def is_logged() -> bool:
+            return any(one.msg == "a server says" for one in caplog.records)
+
+        await until(True, is_logged)
+    lines = [one.__dict__["fields"]["line"] for one in caplog.records if one.msg == "a server says"]
+    assert all(secret[:5] not in one for one in lines)
+
+
 async def test_a_process_that_dies_in_a_call_is_one_tool_error_and_starts_again() -> None:
     async with gateway_of(process()) as mcp:
         await until(True, listed(mcp))

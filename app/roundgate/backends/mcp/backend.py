@@ -403,7 +403,7 @@ class _Lines:
             self._since_ms, self._lines = now_ms, 0
         self._lines += 1
         if self._lines <= MAX_LINES and line.strip():
-            text = self._redact(line[:_STDERR_CHARS].encode()).decode("utf-8", "replace")
+            text = self._redact(line.encode()).decode("utf-8", "replace")[:_STDERR_CHARS]
             log.info("a server says", extra={"fields": {"backend": self._name, "line": text}})
 
 
