@@ -201,8 +201,9 @@ class _Relay:
         self._notices = 0
         self._wants_progress = meta.progress_token is not None or context.task_id is not None
         self._token = run_of(context).clock.new_id()
-        self.log_level = meta.log_level
-        """The lowest level of log messages that the client wants; `None` for none."""
+        self.log_level = meta.log_level if context.task_id is None else None
+        """The lowest level of log messages that the client wants; `None` for none. A task has no
+        stream, and the gateway's log must not repeat the server."""
 
     def listener(self, headers: Headers, extensions: Mapping[str, Any]) -> Listener:
         """Return the listener of the request; `headers` repeat arguments, `extensions` are declared
@@ -221,6 +222,8 @@ class _Relay:
             raise BadAnswer("The server sends notifications without end")
         if method == "notifications/progress" and params.get("progressToken") == self._token:
             await self._progress(params)
+        elif self.log_level is None:
+            return
         elif method == "notifications/message" and params.get("level") in LOG_LEVELS:
             logger = params.get("logger")
             named = logger if isinstance(logger, str) else None
