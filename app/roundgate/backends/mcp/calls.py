@@ -67,7 +67,7 @@ class ToolCalls:
             kept = await context.step(
                 "call",
                 self._exchange(context, {**params, **answering}),
-                at_most_once=context.task_id is not None and not self._is_repeatable(answering),
+                at_most_once=context.task_id is not None and not self.tool.listed.may_be_repeated,
             )
             if "result" in kept:
                 return result_from_wire(kept["result"], self.config.name)
@@ -75,11 +75,6 @@ class ToolCalls:
                 return view_from_wire(kept["task"])
             answering = await self._answered(context, kept)
         raise AssertionError("the loop returns or raises")
-
-    def _is_repeatable(self, answering: Json) -> bool:
-        """Return whether a request may be sent twice. A state may: "servers must accept" the same
-        state and answers again (basic/patterns/mrtr)."""
-        return self.tool.listed.may_be_repeated or "requestState" in answering
 
     async def _answered(self, context: Context, kept: Json) -> Json:
         """Return the answers to a server's questions and its state, once they are known."""
@@ -105,7 +100,7 @@ class ToolCalls:
                     REQUIRED if self._may_be_task(context) else {},
                 ),
                 context.deadline,
-                is_repeatable=self._is_repeatable(params),
+                is_repeatable=self.tool.listed.may_be_repeated,
             )
             return self._kept(raw, context)
 
