@@ -233,11 +233,18 @@ class StdioLink:
     async def _stop(self, process: Process) -> None:
         if process.stdin is not None:
             process.stdin.close()
+        if process.returncode is not None:  # its id may be another group's: `_watch_end` signals
+            await asyncio.sleep(EXIT_POLL_S)
+            await self._stop_reading()
+            return
         if self._is_patient and not await _ends(process):
             _signal_group(process, signal.SIGTERM)
             await _ends(process)
         _signal_group(process, _KILL)  # its children, too
         await _ends(process)
+        await self._stop_reading()
+
+    async def _stop_reading(self) -> None:
         for task in self._reading:
             task.cancel()
         await asyncio.gather(*self._reading, return_exceptions=True)
@@ -305,7 +312,8 @@ class StdioLink:
             self._fail(error)
         finally:
             self._fail(ConnectionLost("The server's process is no longer read"))
-            _signal_group(process, _KILL)
+            if process.returncode is None:
+                _signal_group(process, _KILL)
 
     async def _read_errors(self, process: Process) -> None:
         assert process.stderr is not None

@@ -222,6 +222,21 @@ async def test_the_end_of_a_process_is_noticed_although_a_child_holds_its_output
         await asyncio.sleep(0.05)
 
 
+async def test_the_id_of_a_process_that_ended_long_ago_gets_no_signal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = Program([sys.executable, str(PROGRAM)], {})
+    link = stdio.StdioLink(program, info={}, capabilities={}, limits=Limits())
+    link.version = "2025-11-25"
+    with pytest.raises(ConnectionLost, match="status 7"):
+        await link.request("tools/call", {"name": "crash"}, may_repeat=False)
+    await asyncio.sleep(3 * stdio.EXIT_POLL_S)
+    signalled: list[int] = []  # another group may have the id now
+    monkeypatch.setattr(os, "killpg", lambda group, number: signalled.append(group))
+    await link.end_session()
+    assert signalled == []
+
+
 async def test_a_process_that_babbles_is_ended() -> None:
     async with gateway_of(process("babbles")) as mcp:
 
