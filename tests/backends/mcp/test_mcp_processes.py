@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from roundgate import config
 from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.backends.mcp import server as mcp_server
 from roundgate.client import Limits, stdio
@@ -20,7 +21,7 @@ from roundgate.client.stdio import Program
 from roundgate.errors import ConfigError, ConnectionLost
 from roundgate.runtime import loading
 from tests.support import wire
-from tests.support.asgi import Exchange, client, config_of
+from tests.support.asgi import Exchange, built, client, config_of, stoppable
 from tests.support.upstreams import PROGRAM, app_of, gateway_of, health, names, process, until
 
 ECHO = {"a": [1, "ä\n", None]}
@@ -102,6 +103,21 @@ async def test_a_process_gets_no_secrets_of_the_gateway(
     assert env["API_KEY"] == "[redacted]"
     assert env["PATH"] == os.environ["PATH"]
     assert {name for name in env if name.startswith(("GATEWAY_", "AWS_"))} == set()
+
+
+async def test_a_variable_that_refers_to_a_secret_is_redacted_whatever_its_name(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "url").write_text("postgres://u:pppppppp@db")
+    entry = process(env={"DB": "${file:url}", "ZONE": "Europe/Vienna"})
+    path = tmp_path / "gateway.yaml"
+    path.write_text(json.dumps({"auth": "none", "backends": [entry]}))
+    app = await asyncio.to_thread(built, config.load(path))
+    async with stoppable(app), client(app) as mcp:
+        await until(True, listed(mcp))
+        env = json.loads(await mcp.text("up__env"))
+    assert env["DB"] == "[redacted]"
+    assert env["ZONE"] == "Europe/Vienna"
 
 
 async def test_its_standard_error_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -379,7 +379,11 @@ class McpBackend:
         )
 
     def _secrets_of_process(self) -> frozenset[str]:
-        secret = [value for name, value in self._config.env.items() if SECRET_NAME.search(name)]
+        secret = [
+            value
+            for name, value in self._config.env.items()
+            if value.references or SECRET_NAME.search(name)
+        ]
         return self._shared.secrets.known(secret)
 
 
