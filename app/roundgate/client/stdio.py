@@ -187,7 +187,7 @@ class StdioLink:
                     await self._write(message)
                 answer = await pending.answer()
             return result_of(answer, request_id)
-        except (asyncio.CancelledError, TimeoutError):
+        except (asyncio.CancelledError, TimeoutError, BadAnswer):
             # lifecycle: "The initialize request MUST NOT be cancelled by clients"
             if message["method"] != "initialize":
                 self._cancel(request_id)

@@ -17,8 +17,9 @@ from roundgate import config
 from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.backends.mcp import server as mcp_server
 from roundgate.client import Limits, stdio
+from roundgate.client.messages import Listener
 from roundgate.client.stdio import Program
-from roundgate.errors import ConfigError, ConnectionLost
+from roundgate.errors import BadAnswer, ConfigError, ConnectionLost
 from roundgate.runtime import loading
 from tests.support import wire
 from tests.support.asgi import Exchange, built, client, config_of, stoppable
@@ -191,6 +192,28 @@ async def test_a_cancelled_call_is_cancelled_at_the_process(tmp_path: Path) -> N
             return file.read_text()
 
         await until("cancelled", content)
+
+
+async def test_a_call_that_is_given_up_for_its_notifications_is_cancelled_at_the_process() -> None:
+    def refuse(method: str, params: dict[str, Any]) -> None:
+        raise BadAnswer("The server sends notifications without end")
+
+    sent: list[Any] = []
+    link = stdio.StdioLink(
+        Program([sys.executable, str(PROGRAM)], {}),
+        info={},
+        capabilities={},
+        limits=Limits(),
+        observer=lambda way, message, _: sent.append(message.get("method") if way == "sent" else 0),
+    )
+    link.version = "2025-11-25"
+    listener = Listener(refuse, meta={"progressToken": "token"})
+    try:
+        with pytest.raises(BadAnswer, match="without end"):
+            await link.request("tools/call", {"name": "count"}, may_repeat=False, listener=listener)
+        assert "notifications/cancelled" in sent
+    finally:
+        await link.end_session()
 
 
 async def test_a_process_that_asks_is_told_why_not() -> None:
