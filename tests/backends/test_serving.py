@@ -67,6 +67,27 @@ async def test_what_nobody_uses_is_closed_at_once() -> None:
     assert [backend.is_closed.is_set() for backend in backends] == [True, True, True, False]
 
 
+async def test_a_shared_back_end_is_closed_although_two_snapshots_close_at_a_time() -> None:
+    is_let_go = asyncio.Event()
+
+    class Slow(Closing):
+        async def aclose(self) -> None:
+            await is_let_go.wait()
+            await super().aclose()
+
+    shared, slow = Closing("shared"), Slow("slow")
+    serving = Serving(await snapshot(shared, slow))
+    serving.swap(await snapshot(shared))
+    await asyncio.sleep(0.01)
+    assert not shared.is_closed.is_set()
+    serving.swap(await snapshot(Closing("new")))
+    await asyncio.sleep(0.01)
+    is_let_go.set()
+    await asyncio.sleep(0.01)
+    assert slow.is_closed.is_set()
+    assert shared.is_closed.is_set()
+
+
 async def test_at_the_end_everything_is_closed_whoever_uses_it() -> None:
     backends = [Closing(str(number)) for number in range(3)]
     serving = Serving(await snapshot(backends[0]))

@@ -7,6 +7,7 @@ noisy        print a greeting, and lines that are no messages
 babbles      print lines that are no messages without end
 stubborn     ignore the end of the input, and SIGTERM
 child        start a process that outlives this one, and write its id to the file named next
+apart        start that process in a group of its own
 deaf         read nothing after the list of tools
 once FILE    end at the first call, and note it in the file; answer later ones
 """
@@ -76,7 +77,7 @@ def call(
         case "flood":
             return text("x" * 5_000)
         case "complain":
-            print("something is wrong", file=sys.stderr, flush=True)
+            print(arguments.get("line", "something is wrong"), file=sys.stderr, flush=True)
             return text("done")
         case "count":
             for step in (1, 2):
@@ -124,7 +125,8 @@ def main() -> None:
     if "stubborn" in HOW:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "child" in HOW:
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+        child = subprocess.Popen(sleep, start_new_session="apart" in HOW)
         Path(HOW[HOW.index("child") + 1]).write_text(str(child.pid))
     if "noisy" in HOW:
         print("Welcome to the server!\n{not json\n[1]", flush=True)

@@ -95,6 +95,8 @@ class Serving:
         self.now = snapshot
         """The current snapshot; calls go through `use`."""
         self._retiring: dict[asyncio.Task[None], Snapshot] = {}
+        self._closing: set[Snapshot] = set()
+        """The retiring snapshots that close their back ends, so they keep none open."""
 
     @property
     def catalog(self) -> Catalog:
@@ -109,7 +111,7 @@ class Serving:
         old, self.now = self.now, snapshot
         closing = asyncio.create_task(self._retire(old))
         self._retiring[closing] = old
-        closing.add_done_callback(self._retiring.pop)
+        closing.add_done_callback(self._forget)
 
     async def aclose(self) -> None:
         """Close all snapshots, even if calls use them."""
@@ -122,8 +124,11 @@ class Serving:
 
     async def _retire(self, old: Snapshot) -> None:
         await old.unused()
-        living = [self.now, *(other for other in self._retiring.values() if other is not old)]
-        await old.aclose(living)
+        self._closing.add(old)
+        await old.aclose([self.now, *(set(self._retiring.values()) - self._closing)])
+
+    def _forget(self, closing: asyncio.Task[None]) -> None:
+        self._closing.discard(self._retiring.pop(closing))
 
 
 class ViewSource:

@@ -23,7 +23,6 @@ from roundgate.client.messages import (
     Listener,
     Observer,
     Reader,
-    Redact,
     ServerEvent,
     Speaker,
     TryLater,
@@ -31,7 +30,7 @@ from roundgate.client.messages import (
     read_session_id,
     result_of,
 )
-from roundgate.client.sender import Headers, Sender, reason_of
+from roundgate.client.sender import Headers, Redact, Sender, reason_of
 from roundgate.client.transport import HttpResponse, IdleLimit, Limits, Transport, Url
 from roundgate.client.types import Json, is_modern
 from roundgate.errors import BadAnswer, ClientError, ConnectionLost, HttpRefused, TimedOut
@@ -80,9 +79,10 @@ class Link:
         self.pending: list[OlderRequest] = []
         """The running requests to an older server, oldest first. The newest answers the questions
         on the session's stream."""
-        self._sender = Sender(url, transport, auth, headers)
+        self._sender = Sender(url, transport, auth, headers, redact)
         self._speaker = Speaker(info, capabilities)
         self._observer = observer
+        self._redact = redact
         self._ids = count(1)
 
     async def request(
@@ -223,7 +223,8 @@ class Link:
         async with self._in_time(what):
             response = await self.post(message, version, NO_LISTENER)
             is_accepted = 200 <= response.status < 300
-            reason = "" if is_accepted else await reason_of(response, self._sender.sent)
+            sent = self._sender.sent
+            reason = "" if is_accepted else await reason_of(response, sent, self._redact)
             await response.close()
         if not is_accepted:
             text = f"The server refused {what} with HTTP status {response.status}{reason}"

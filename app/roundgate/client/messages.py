@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from roundgate.client.flows import is_error, rpc_error
-from roundgate.client.sender import Headers, reason_in, reason_of
+from roundgate.client.sender import Headers, Redact, reason_in, reason_of
 from roundgate.client.transport import (
     HttpResponse,
     Limits,
@@ -263,8 +263,6 @@ class EventReader:
 Observer: TypeAlias = Callable[[str, Json, int | None], None]
 """A function that receives each message: "sent" or "received", the message, and the HTTP status of
 a received body."""
-Redact: TypeAlias = Callable[[bytes], bytes]
-"""A function that removes secrets from the JSON of a received message."""
 
 _LONGEST_RETRY_AFTER_S: Final = 30
 _LONGEST_SESSION_ID: Final = 8_192
@@ -309,20 +307,20 @@ class Reader:
                     f"The server answered with {media_type or 'no content'} instead of JSON or an "
                     "event stream"
                 )
-            raise _no_message(response, await reason_of(response, sent))
+            raise _no_message(response, await reason_of(response, sent, self._redact))
         body = await read_body(response, self._limits.max_message)
         try:
             answer = self.message(body, status)
         except BadAnswer:
             if not is_success:
-                raise _refusal(status, reason_in(body, response, sent)) from None
+                raise _refusal(status, reason_in(body, response, sent, self._redact)) from None
             raise
         if in_session and (status == 404 or _is_session_refused(status, answer)):
             raise SessionOver
         if answer is None or not _is_response(answer, any_error=is_success):
             if is_success:
                 raise BadAnswer("The server answered with JSON that is no JSON-RPC response")
-            raise _no_message(response, reason_in(body, response, sent))
+            raise _no_message(response, reason_in(body, response, sent, self._redact))
         return result_of(answer, request_id)
 
     async def events(self, response: HttpResponse) -> AsyncGenerator[ServerEvent, None]:

@@ -9,8 +9,8 @@ between them are ignored.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias
 
 from roundgate.client.auth import Auth, Refusal, challenge_parameters
 from roundgate.client.transport import (
@@ -26,6 +26,8 @@ from roundgate.errors import AuthorizationFailed, ClientError, HttpRefused, Pars
 from roundgate.json import decode
 
 Headers = Sequence[tuple[str, str]]
+Redact: TypeAlias = Callable[[bytes], bytes]
+"""A function that removes secrets from received data."""
 
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS: Final = 3
@@ -59,15 +61,22 @@ class Sender:
     """A sender of HTTP requests to one server."""
 
     def __init__(
-        self, url: Url, transport: Transport, auth: Auth | None, headers: Headers = ()
+        self,
+        url: Url,
+        transport: Transport,
+        auth: Auth | None,
+        headers: Headers = (),
+        redact: Redact | None = None,
     ) -> None:
-        """Prepare to send to `url`, with the user's `headers` and the credentials of `auth`."""
+        """Prepare to send to `url`, with the user's `headers` and the credentials of `auth`.
+        `redact` removes the credentials that `transport` adds from the reasons of refusals."""
         self.sent: Headers = ()
         """The headers of the last request, which errors must not repeat."""
         self._url = url
         self._transport = transport
         self._auth = auth
         self._headers = tuple(headers)
+        self._redact = redact
 
     async def send(
         self, method: str, headers: Headers, body: bytes | None, idle: IdleLimit | None = None
@@ -115,7 +124,7 @@ class Sender:
 
     async def _refused(self, response: HttpResponse, attempt: int, sent: Headers) -> None:
         """Return if the request should be sent again; otherwise raise `AuthorizationFailed`."""
-        reason = await reason_of(response, sent)
+        reason = await reason_of(response, sent, self._redact)
         await response.close()
         if self._auth is not None and attempt < _MAX_AUTH_ATTEMPTS:
             challenge = response.headers.get("www-authenticate", "")
@@ -159,18 +168,24 @@ def redirect_target(url: Url, location: str) -> Url | None:
         return None
 
 
-async def reason_of(response: HttpResponse, sent: Headers = ()) -> str:
+async def reason_of(
+    response: HttpResponse, sent: Headers = (), redact: Redact | None = None
+) -> str:
     """Return ": " and the server's reason for refusing a request with the headers `sent`, or an
     empty string. Reads the beginning of the body."""
-    return reason_in(await _beginning(response), response, sent)
+    return reason_in(await _beginning(response), response, sent, redact)
 
 
-def reason_in(body: bytes, response: HttpResponse, sent: Headers = ()) -> str:
+def reason_in(
+    body: bytes, response: HttpResponse, sent: Headers = (), redact: Redact | None = None
+) -> str:
     """Return ": " and the server's reason as in `reason_of`, from a body that has been read."""
+    challenge = response.headers.get("www-authenticate", "")
+    if redact is not None:
+        body, challenge = redact(body), redact(challenge.encode()).decode("utf-8", "replace")
     text = _reason_in_body(body, read_media_type(response))
     if not text:
-        challenge = challenge_parameters(response.headers.get("www-authenticate", ""))
-        text = challenge.get("error_description", "")
+        text = challenge_parameters(challenge).get("error_description", "")
     words = "".join(char if char.isprintable() else " " for char in text).split()
     line = " ".join(words)[:_LONGEST_REASON]
     return f": {line}" if line and not _repeats_a_secret(line, sent) else ""

@@ -30,10 +30,10 @@ from roundgate.client.messages import (
     Listener,
     Observer,
     Reader,
-    Redact,
     Speaker,
     result_of,
 )
+from roundgate.client.sender import Redact
 from roundgate.client.transport import Limits
 from roundgate.client.types import Json, is_modern
 from roundgate.errors import BadAnswer, ClientError, ConnectionLost, TimedOut
@@ -45,9 +45,12 @@ PROBE_S: Final = 10.0
 """Seconds within which a server must answer `server/discover`, before it counts as older."""
 STOP_S: Final = 2.0
 """Seconds that a process gets to end after its input was closed, and again after SIGTERM."""
+EXIT_POLL_S: Final = 0.2
+"""Seconds between two looks whether a process has ended."""
 MAX_NOISE: Final = 1_000
 """The most lines in a row that are no JSON-RPC message; with one more the process is stopped."""
-MAX_LINE_OF_STDERR: Final = 2_000
+MAX_LINE_OF_STDERR: Final = 16_000
+"""The most bytes of a line that `on_line` gets; more than is logged, so that secrets are whole."""
 MAX_WAITING: Final = 1_000
 """The most notifications that wait for the reader of a stream; further ones are dropped."""
 MAX_UNWRITTEN: Final = 16 * 1024 * 1024
@@ -184,7 +187,7 @@ class StdioLink:
                     await self._write(message)
                 answer = await pending.answer()
             return result_of(answer, request_id)
-        except (asyncio.CancelledError, TimeoutError):
+        except (asyncio.CancelledError, TimeoutError, BadAnswer):
             # lifecycle: "The initialize request MUST NOT be cancelled by clients"
             if message["method"] != "initialize":
                 self._cancel(request_id)
@@ -230,11 +233,18 @@ class StdioLink:
     async def _stop(self, process: Process) -> None:
         if process.stdin is not None:
             process.stdin.close()
+        if process.returncode is not None:  # its id may be another group's: `_watch_end` signals
+            await asyncio.sleep(EXIT_POLL_S)
+            await self._stop_reading()
+            return
         if self._is_patient and not await _ends(process):
             _signal_group(process, signal.SIGTERM)
             await _ends(process)
         _signal_group(process, _KILL)  # its children, too
         await _ends(process)
+        await self._stop_reading()
+
+    async def _stop_reading(self) -> None:
         for task in self._reading:
             task.cancel()
         await asyncio.gather(*self._reading, return_exceptions=True)
@@ -270,7 +280,7 @@ class StdioLink:
                 raise self._failure
             if self._process is None:
                 self._process = await self._program.start(self.limits.max_message)
-                readers = (self._read, self._read_errors, _end_children)
+                readers = (self._read, self._read_errors, self._watch_end)
                 self._reading = [asyncio.create_task(read(self._process)) for read in readers]
         return self._process
 
@@ -292,8 +302,7 @@ class StdioLink:
         try:
             while line := await process.stdout.readline():
                 await self._take(line)
-            status = await process.wait()
-            self._fail(ConnectionLost(f"The server's process has ended (status {status})"))
+            self._fail(_ended(await process.wait()))
         except ValueError:  # of `readline`
             limit = self.limits.max_message
             self._fail(
@@ -303,7 +312,8 @@ class StdioLink:
             self._fail(error)
         finally:
             self._fail(ConnectionLost("The server's process is no longer read"))
-            _signal_group(process, _KILL)
+            if process.returncode is None:
+                _signal_group(process, _KILL)
 
     async def _read_errors(self, process: Process) -> None:
         assert process.stderr is not None
@@ -315,6 +325,15 @@ class StdioLink:
             if not line:
                 return
             self._on_line(line[:MAX_LINE_OF_STDERR].decode("utf-8", "replace").rstrip("\r\n"))
+
+    async def _watch_end(self, process: Process) -> None:
+        """End the children that a process leaves behind. Processes that hold its output open keep
+        `wait` (in Python 3.11 to 3.13) and `_read` from returning, so both are not waited for."""
+        while process.returncode is None:  # noqa: ASYNC110 - no event says so
+            await asyncio.sleep(EXIT_POLL_S)
+        _signal_group(process, _KILL)
+        await asyncio.sleep(STOP_S)  # for the rest of its output
+        self._fail(_ended(process.returncode))
 
     async def _take(self, line: bytes) -> None:
         """Handle a line of output. Lines that are no message are skipped: many servers print a
@@ -437,6 +456,10 @@ class _Pending:
             await self.listener.notify(received)
 
 
+def _ended(status: int) -> ConnectionLost:
+    return ConnectionLost(f"The server's process has ended (status {status})")
+
+
 def _put(queue: asyncio.Queue[Json | None], message: Json) -> None:
     with suppress(asyncio.QueueFull):
         queue.put_nowait(message)
@@ -449,12 +472,6 @@ async def _ends(process: Process) -> bool:
             await process.wait()
             return True
     return False
-
-
-async def _end_children(process: Process) -> None:
-    """End the children that a process leaves behind: they may hold its output open."""
-    await process.wait()
-    _signal_group(process, _KILL)
 
 
 def _signal_group(process: Process, number: signal.Signals) -> None:

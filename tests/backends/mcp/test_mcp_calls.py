@@ -293,6 +293,24 @@ async def test_credentials_go_to_the_server_and_never_come_back() -> None:
     assert {one.headers["authorization"] for one in server.asked} == {f"Bearer {secret}"}
 
 
+@pytest.mark.parametrize("kind", ["text/plain", "application/json"])
+async def test_a_refusal_that_repeats_a_credential_is_told_without_it(kind: str) -> None:
+    secret = "kV9-very-secret-token"
+
+    def refusing(asked: Asked) -> Any:
+        said = f"unusable: {asked.headers['authorization']}"
+        body = said if kind == "text/plain" else json.dumps({"message": said})
+        return http(400, body.encode(), kind)
+
+    async with (
+        scripted(Upstream(refusing)) as server,
+        gateway_of(entry(server, credential={"bearer": secret})) as mcp,
+    ):
+        words = said(await mcp.call("up__t"))
+    assert "unusable" in words
+    assert secret not in words
+
+
 async def test_a_refusal_of_the_gateways_credentials_is_told_without_them() -> None:
     upstream = Upstream(lambda asked: http(401))
     async with (

@@ -74,6 +74,12 @@ def test_a_schema_of_any_depth_is_left_out_rather_than_followed() -> None:
     assert "deep" in left_out(tool("t", inputSchema=deep))
 
 
+def test_the_reason_is_short_whatever_the_server_lists() -> None:
+    marked = {"type": "string", "x-mcp-header": "not a header"}
+    schema = {"type": "object", "properties": {"p" * 100_000: marked}}
+    assert 0 < len(left_out(tool("t", inputSchema=schema))) <= 500
+
+
 def test_a_second_tool_of_the_same_name_is_left_out() -> None:
     usable, (second,) = usable_tools([tool("a"), tool("a"), tool("b")], check_arguments=True)
     assert [one.name for one in usable] == ["a", "b"]

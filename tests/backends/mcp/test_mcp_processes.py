@@ -13,14 +13,17 @@ from typing import Any
 
 import pytest
 
+from roundgate import config
 from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.backends.mcp import server as mcp_server
-from roundgate.client import stdio
-from roundgate.errors import ConfigError
+from roundgate.client import Limits, stdio
+from roundgate.client.messages import Listener
+from roundgate.client.stdio import Program
+from roundgate.errors import BadAnswer, ConfigError, ConnectionLost
 from roundgate.runtime import loading
 from tests.support import wire
-from tests.support.asgi import Exchange, client, config_of
-from tests.support.upstreams import app_of, gateway_of, health, names, process, until
+from tests.support.asgi import Exchange, built, client, config_of, stoppable
+from tests.support.upstreams import PROGRAM, app_of, gateway_of, health, names, process, until
 
 ECHO = {"a": [1, "ä\n", None]}
 
@@ -103,6 +106,21 @@ async def test_a_process_gets_no_secrets_of_the_gateway(
     assert {name for name in env if name.startswith(("GATEWAY_", "AWS_"))} == set()
 
 
+async def test_a_variable_that_refers_to_a_secret_is_redacted_whatever_its_name(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "url").write_text("postgres://u:pppppppp@db")
+    entry = process(env={"DB": "${file:url}", "ZONE": "Europe/Vienna"})
+    path = tmp_path / "gateway.yaml"
+    path.write_text(json.dumps({"auth": "none", "backends": [entry]}))
+    app = await asyncio.to_thread(built, config.load(path))
+    async with stoppable(app), client(app) as mcp:
+        await until(True, listed(mcp))
+        env = json.loads(await mcp.text("up__env"))
+    assert env["DB"] == "[redacted]"
+    assert env["ZONE"] == "Europe/Vienna"
+
+
 async def test_its_standard_error_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "roundgate.backends")
     async with gateway_of(process()) as mcp:
@@ -114,6 +132,24 @@ async def test_its_standard_error_is_in_the_log(caplog: pytest.LogCaptureFixture
             return [one.__dict__["fields"] for one in said]
 
         await until([{"backend": "up", "line": "something is wrong"}], lines)
+
+
+async def test_no_part_of_a_secret_at_the_end_of_a_long_line_is_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "roundgate.backends")
+    secret = "kV9-very-secret-token"
+    async with gateway_of(process(env={"API_KEY": secret})) as mcp:
+        await until(True, listed(mcp))
+        line = "." * 1_990 + secret
+        await mcp.call("up__complain", {"line": line})
+
+        async def is_logged() -> bool:
+            return any(one.msg == "a server says" for one in caplog.records)
+
+        await until(True, is_logged)
+    lines = [one.__dict__["fields"]["line"] for one in caplog.records if one.msg == "a server says"]
+    assert all(secret[:5] not in one for one in lines)
 
 
 async def test_a_process_that_dies_in_a_call_is_one_tool_error_and_starts_again() -> None:
@@ -158,6 +194,28 @@ async def test_a_cancelled_call_is_cancelled_at_the_process(tmp_path: Path) -> N
         await until("cancelled", content)
 
 
+async def test_a_call_that_is_given_up_for_its_notifications_is_cancelled_at_the_process() -> None:
+    def refuse(method: str, params: dict[str, Any]) -> None:
+        raise BadAnswer("The server sends notifications without end")
+
+    sent: list[Any] = []
+    link = stdio.StdioLink(
+        Program([sys.executable, str(PROGRAM)], {}),
+        info={},
+        capabilities={},
+        limits=Limits(),
+        observer=lambda way, message, _: sent.append(message.get("method") if way == "sent" else 0),
+    )
+    link.version = "2025-11-25"
+    listener = Listener(refuse, meta={"progressToken": "token"})
+    try:
+        with pytest.raises(BadAnswer, match="without end"):
+            await link.request("tools/call", {"name": "count"}, may_repeat=False, listener=listener)
+        assert "notifications/cancelled" in sent
+    finally:
+        await link.end_session()
+
+
 async def test_a_process_that_asks_is_told_why_not() -> None:
     async with gateway_of(process()) as mcp:
         await until(True, listed(mcp))
@@ -180,6 +238,42 @@ async def test_nothing_is_left_of_a_process_when_the_gateway_ends(
     await ended(int(child.read_text()))
     await asyncio.sleep(0.05)
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.mark.parametrize("how", [[], ["apart"]])
+async def test_the_end_of_a_process_is_noticed_although_a_child_holds_its_output(
+    how: list[str], tmp_path: Path
+) -> None:
+    child = tmp_path / "child"
+    program = Program([sys.executable, str(PROGRAM), "child", str(child), *how], {})
+    link = stdio.StdioLink(program, info={}, capabilities={}, limits=Limits())
+    link.version = "2025-11-25"
+    try:
+        async with asyncio.timeout(10):
+            with pytest.raises(ConnectionLost, match="status 7"):
+                await link.request("tools/call", {"name": "crash"}, may_repeat=False)
+        if not how:
+            await ended(int(child.read_text()))
+    finally:
+        if is_running(left := int(child.read_text())):
+            os.kill(left, signal.SIGKILL)
+        await link.end_session()
+        await asyncio.sleep(0.05)
+
+
+async def test_the_id_of_a_process_that_ended_long_ago_gets_no_signal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = Program([sys.executable, str(PROGRAM)], {})
+    link = stdio.StdioLink(program, info={}, capabilities={}, limits=Limits())
+    link.version = "2025-11-25"
+    with pytest.raises(ConnectionLost, match="status 7"):
+        await link.request("tools/call", {"name": "crash"}, may_repeat=False)
+    await asyncio.sleep(3 * stdio.EXIT_POLL_S)
+    signalled: list[int] = []  # another group may have the id now
+    monkeypatch.setattr(os, "killpg", lambda group, number: signalled.append(group))
+    await link.end_session()
+    assert signalled == []
 
 
 async def test_a_process_that_babbles_is_ended() -> None:

@@ -165,6 +165,23 @@ async def test_several_questions_over_several_rounds() -> None:
     assert (two["inputResponses"], two["requestState"]) == ({"a": ADA, "b": roots}, "one")
 
 
+@pytest.mark.parametrize("hints", [{}, {"readOnlyHint": True}])
+async def test_an_answered_request_is_sent_again_only_if_the_tool_may_be_repeated(
+    hints: dict[str, bool],
+) -> None:
+    def loses(asked: Asked) -> Any:
+        return None if "requestState" in asked.params else greeter(asked)
+
+    async with (
+        scripted(Upstream(loses, [tool("t", annotations=hints)])) as server,
+        gateway_of(entry(server, retry={"attempts": 2, "pause_s": 0.01})) as mcp,
+    ):
+        asked = (await call(mcp))["result"]
+        more = {"inputResponses": {"who.is-it": ADA}, "requestState": asked["requestState"]}
+        assert (await call(mcp, **more))["result"]["isError"]
+        assert server.methods().count("tools/call") == 1 + (2 if hints else 1)
+
+
 async def test_a_state_without_a_question_goes_back_at_once() -> None:
     def sheds(asked: Asked) -> Any:
         state = int(asked.params.get("requestState", "0"))

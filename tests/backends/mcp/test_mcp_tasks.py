@@ -3,10 +3,22 @@ as tasks of the gateway."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
+import pytest
+
 from tests.support.asgi import Client, client
-from tests.support.scripted import Asked, Scripted, error, result, scripted, text
+from tests.support.scripted import (
+    STREAM_HEAD,
+    Asked,
+    Scripted,
+    error,
+    event,
+    result,
+    scripted,
+    text,
+)
 from tests.support.upstreams import Upstream, app_of, gateway_of, until
 
 TASKS = "io.modelcontextprotocol/tasks"
@@ -146,3 +158,30 @@ async def test_a_call_can_be_a_task_of_the_gateway() -> None:
         done = (await ask(mcp, "tasks/get", params))["result"]["result"]
         assert done["content"][0]["text"] == "at once"
         assert server.methods().count("tools/call") == 1
+
+
+async def test_log_messages_of_a_server_are_not_in_the_log_of_a_task(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+
+    async def talking(asked: Asked) -> AsyncGenerator[bytes, None]:
+        params = {"level": "error", "data": "of one caller"}
+        yield STREAM_HEAD
+        yield event({"jsonrpc": "2.0", "method": "notifications/message", "params": params})
+        done = {"resultType": "complete", **text("done")}
+        yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": done})
+
+    override = {"t": {"task": "optional"}}
+    async with (
+        scripted(Upstream(talking)) as server,
+        gateway_of(entry(server, override=override)) as mcp,
+    ):
+        created = (await ask(mcp, "tools/call", CALL))["result"]
+
+        async def status() -> str:
+            params = {"taskId": created["taskId"]}
+            return str((await ask(mcp, "tasks/get", params))["result"]["status"])
+
+        await until("completed", status)
+    assert "of one caller" not in str([one.__dict__ for one in caplog.records])

@@ -379,7 +379,11 @@ class McpBackend:
         )
 
     def _secrets_of_process(self) -> frozenset[str]:
-        secret = [value for name, value in self._config.env.items() if SECRET_NAME.search(name)]
+        secret = [
+            value
+            for name, value in self._config.env.items()
+            if value.references or SECRET_NAME.search(name)
+        ]
         return self._shared.secrets.known(secret)
 
 
@@ -403,7 +407,7 @@ class _Lines:
             self._since_ms, self._lines = now_ms, 0
         self._lines += 1
         if self._lines <= MAX_LINES and line.strip():
-            text = self._redact(line[:_STDERR_CHARS].encode()).decode("utf-8", "replace")
+            text = self._redact(line.encode()).decode("utf-8", "replace")[:_STDERR_CHARS]
             log.info("a server says", extra={"fields": {"backend": self._name, "line": text}})
 
 

@@ -67,7 +67,7 @@ class ToolCalls:
             kept = await context.step(
                 "call",
                 self._exchange(context, {**params, **answering}),
-                at_most_once=context.task_id is not None and not self._is_repeatable(answering),
+                at_most_once=context.task_id is not None and not self.tool.listed.may_be_repeated,
             )
             if "result" in kept:
                 return result_from_wire(kept["result"], self.config.name)
@@ -75,11 +75,6 @@ class ToolCalls:
                 return view_from_wire(kept["task"])
             answering = await self._answered(context, kept)
         raise AssertionError("the loop returns or raises")
-
-    def _is_repeatable(self, answering: Json) -> bool:
-        """Return whether a request may be sent twice. A state may: "servers must accept" the same
-        state and answers again (basic/patterns/mrtr)."""
-        return self.tool.listed.may_be_repeated or "requestState" in answering
 
     async def _answered(self, context: Context, kept: Json) -> Json:
         """Return the answers to a server's questions and its state, once they are known."""
@@ -105,7 +100,7 @@ class ToolCalls:
                     REQUIRED if self._may_be_task(context) else {},
                 ),
                 context.deadline,
-                is_repeatable=self._is_repeatable(params),
+                is_repeatable=self.tool.listed.may_be_repeated,
             )
             return self._kept(raw, context)
 
@@ -201,8 +196,9 @@ class _Relay:
         self._notices = 0
         self._wants_progress = meta.progress_token is not None or context.task_id is not None
         self._token = run_of(context).clock.new_id()
-        self.log_level = meta.log_level
-        """The lowest level of log messages that the client wants; `None` for none."""
+        self.log_level = meta.log_level if context.task_id is None else None
+        """The lowest level of log messages that the client wants; `None` for none. A task has no
+        stream, and the gateway's log must not repeat the server."""
 
     def listener(self, headers: Headers, extensions: Mapping[str, Any]) -> Listener:
         """Return the listener of the request; `headers` repeat arguments, `extensions` are declared
@@ -221,6 +217,8 @@ class _Relay:
             raise BadAnswer("The server sends notifications without end")
         if method == "notifications/progress" and params.get("progressToken") == self._token:
             await self._progress(params)
+        elif self.log_level is None:
+            return
         elif method == "notifications/message" and params.get("level") in LOG_LEVELS:
             logger = params.get("logger")
             named = logger if isinstance(logger, str) else None

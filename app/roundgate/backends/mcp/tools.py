@@ -20,6 +20,8 @@ from roundgate.protocol import ABSENT, ForwardedContent, Schema, ToolResult
 
 MAX_NAME: Final = 128
 """The longest name of a tool; the gateway's own limit includes the prefix."""
+MAX_REASON: Final = 500
+"""The most characters of a reason, which may quote the server and is in the log and in /healthz."""
 _TYPES: Final[Mapping[str, tuple[type, str]]] = {
     "title": (str, "text"),
     "description": (str, "text"),
@@ -64,7 +66,8 @@ def usable_tools(
             if tool.name in usable:
                 raise ValueError("the server lists another tool of this name")
         except (ValueError, BadAnswer) as error:
-            left_out.append(LeftOut(str(raw.get("name"))[:MAX_NAME], str(error)))
+            name = str(raw.get("name"))[:MAX_NAME]
+            left_out.append(LeftOut(name, str(error)[:MAX_REASON]))
         else:
             usable[tool.name] = tool
     return list(usable.values()), left_out
