@@ -228,6 +228,25 @@ async def test_the_message_of_a_delivery_that_was_lost_is_sent_by_its_repetition
     assert await shop.all_turns() == [Turn.FINISHED]
 
 
+async def test_a_repeated_payload_does_not_take_the_message_of_a_task_that_sleeps(
+    shared: Shared,
+) -> None:
+    async def later(ctx: Context) -> Any:
+        paid = await ctx.event("paid")
+        await paid.wait()
+        await ctx.sleep(20)
+        return {"slept": True}
+
+    shop = shared.workshop(later=later)
+    ref = await waiting(shop, "later")
+    await shop.deliver(ref, PAID, 7)
+    assert await shop.all_turns() == [Turn.RELEASED]
+    assert await shop.deliver(ref, PAID, 7) is Delivered.AGAIN
+    assert await shop.all_turns() == []
+    shared.clock.skip(20)  # type: ignore[attr-defined]
+    assert await shop.all_turns() == [Turn.FINISHED]
+
+
 async def test_nothing_is_accepted_after_a_cancel_or_for_another_event(shop: Workshop) -> None:
     ref = await waiting(shop)
     assert await shop.deliver(ref, "event:other", 7) is Delivered.CLOSED

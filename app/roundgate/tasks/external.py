@@ -19,6 +19,7 @@ from roundgate.clock import Clock
 from roundgate.json import digest, encode
 from roundgate.settings import TasksConfig
 from roundgate.storage import TaskRecord, TaskRef
+from roundgate.tasks import machine
 from roundgate.tasks.events import Delivered
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tokens import EventPlace, EventTokens
@@ -126,6 +127,13 @@ class Deliveries:
             if record is None or record.retried_as is None:
                 break
             ref = TaskRef(ref.owner, record.retried_as)
-        if delivered is Delivered.AGAIN:  # the first delivery may not have sent its message
-            await self._store.send(ref)
+        if delivered is Delivered.AGAIN:
+            await self._send_again(ref)
         return delivered
+
+    async def _send_again(self, ref: TaskRef) -> None:
+        """Send the message of an earlier delivery, which may have been lost. A queue with one
+        message for a task would forget when a task that sleeps goes on."""
+        record = await self._store.head(ref)
+        if record is not None and machine.is_free(record, self._clock.now_ms()):
+            await self._store.send(ref)
