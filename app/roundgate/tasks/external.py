@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from roundgate.clock import Clock
-from roundgate.json import digest, encode
+from roundgate.errors import NotJson, ParseError
+from roundgate.json import decode, digest, encode
+from roundgate.replay import MAX_DEPTH, plain
 from roundgate.settings import TasksConfig
 from roundgate.storage import TaskRecord, TaskRef
 from roundgate.tasks import machine
@@ -33,6 +35,20 @@ MAX_RETRIES: Final = 100
 def is_event_path(path: str) -> bool:
     """Return whether a path is that of an external event: `/events/`, and a token."""
     return path.startswith(EVENTS_PATH) and path.count("/") == 2
+
+
+def decode_payload(body: bytes) -> Any:
+    """Return the payload in the body of a delivery.
+
+    Raises:
+        ParseError: the body is no JSON, or has more levels than a journal can keep.
+    """
+    payload = decode(body)
+    try:
+        plain(payload, "the payload")
+    except NotJson:
+        raise ParseError(f"The payload is nested more than {MAX_DEPTH} levels deep") from None
+    return payload
 
 
 @dataclass(frozen=True, slots=True)
