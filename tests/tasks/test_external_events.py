@@ -298,6 +298,24 @@ async def test_each_branch_has_its_own_event(shared: Shared) -> None:
     assert await shop.value(ref) == {"values": ["seven", "nine"]}
 
 
+async def test_a_branch_may_have_a_space_in_its_name(shared: Shared) -> None:
+    async def named(ctx: Context) -> Any:
+        async def pay() -> Any:
+            paid = await ctx.event("paid")
+            return await paid.wait()
+
+        pay.__qualname__ = "pay one"
+        return {"paid": list(await asyncio.gather(pay(), pay()))}
+
+    shop = shared.workshop(named=named)
+    ref = await shop.begin("named")
+    assert await shop.all_turns() == [Turn.RELEASED]
+    for number in range(2):
+        await shop.deliver(ref, f"pay one@{number}/event:paid", number)
+    await shop.all_turns()
+    assert await shop.value(ref) == {"paid": [0, 1]}
+
+
 async def test_the_first_of_two_events_wins_in_every_run(shared: Shared) -> None:
     async def race(ctx: Context) -> Any:
         one, two = await ctx.event("one"), await ctx.event("two")
