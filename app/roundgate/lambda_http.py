@@ -151,11 +151,11 @@ def _own_path(path: str, event: Event, served: Container[str], base: str) -> str
     if at >= 0:  # first of all, because the endpoint's path is the end of that of its metadata
         return path[at:]
     stage = f"/{event['requestContext'].get('stage')}"
-    for prefix in (_before_resource(path, event), "", stage, base):
-        own = path.removeprefix(prefix)
-        if path.startswith(prefix) and (own.removesuffix("/") in served or is_event_path(own)):
-            return own
-    return path
+    prefixes = (_before_resource(path, event), "", stage, base)
+    own = [path.removeprefix(prefix) for prefix in prefixes if path.startswith(prefix)]
+    known = [one for one in own if one.removesuffix("/") in served]
+    known += filter(is_event_path, own)  # last: the stage may be called `events`
+    return known[0] if known else path
 
 
 def _before_resource(path: str, event: Event) -> str:

@@ -72,6 +72,7 @@ def test_what_api_gateway_puts_in_front_of_the_path_is_taken_off(
         ("prod", "/prod/few/mcp", "few"),
         ("prod", "/prod/mcp", "all"),
         ("few", "/few/mcp", "few"),
+        ("events", "/events/mcp", "all"),
         ("$default", "/fwe/mcp", None),
         ("$default", "/x/few/mcp", None),
         ("$default", "/$default/mcpx", None),
@@ -101,6 +102,7 @@ def test_the_path_of_a_view_that_is_misspelt_reaches_no_other_endpoint(
     [
         ("$default", "/events/forged"),
         ("prod", "/prod/events/forged"),
+        ("events", "/events/events/forged"),
         ("$default", "/tools/v1/events/forged"),
         ("prod", "/prod/events/a/b"),
     ],

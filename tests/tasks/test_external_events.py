@@ -228,6 +228,25 @@ async def test_the_message_of_a_delivery_that_was_lost_is_sent_by_its_repetition
     assert await shop.all_turns() == [Turn.FINISHED]
 
 
+async def test_a_repeated_payload_does_not_take_the_message_of_a_task_that_sleeps(
+    shared: Shared,
+) -> None:
+    async def later(ctx: Context) -> Any:
+        paid = await ctx.event("paid")
+        await paid.wait()
+        await ctx.sleep(20)
+        return {"slept": True}
+
+    shop = shared.workshop(later=later)
+    ref = await waiting(shop, "later")
+    await shop.deliver(ref, PAID, 7)
+    assert await shop.all_turns() == [Turn.RELEASED]
+    assert await shop.deliver(ref, PAID, 7) is Delivered.AGAIN
+    assert await shop.all_turns() == []
+    shared.clock.skip(20)  # type: ignore[attr-defined]
+    assert await shop.all_turns() == [Turn.FINISHED]
+
+
 async def test_nothing_is_accepted_after_a_cancel_or_for_another_event(shop: Workshop) -> None:
     ref = await waiting(shop)
     assert await shop.deliver(ref, "event:other", 7) is Delivered.CLOSED
@@ -277,6 +296,24 @@ async def test_each_branch_has_its_own_event(shared: Shared) -> None:
     assert await shop.deliver(ref, names[0], "seven") is Delivered.WAKES
     await shop.all_turns()
     assert await shop.value(ref) == {"values": ["seven", "nine"]}
+
+
+async def test_a_branch_may_have_a_space_in_its_name(shared: Shared) -> None:
+    async def named(ctx: Context) -> Any:
+        async def pay() -> Any:
+            paid = await ctx.event("paid")
+            return await paid.wait()
+
+        pay.__qualname__ = "pay one"
+        return {"paid": list(await asyncio.gather(pay(), pay()))}
+
+    shop = shared.workshop(named=named)
+    ref = await shop.begin("named")
+    assert await shop.all_turns() == [Turn.RELEASED]
+    for number in range(2):
+        await shop.deliver(ref, f"pay one@{number}/event:paid", number)
+    await shop.all_turns()
+    assert await shop.value(ref) == {"paid": [0, 1]}
 
 
 async def test_the_first_of_two_events_wins_in_every_run(shared: Shared) -> None:

@@ -198,6 +198,28 @@ async def test_a_request_id_that_is_used_again_replaces_the_call(another: Anothe
     assert (record.asked, work.state) == (("second.0",), b"second")
 
 
+async def test_a_replaced_call_that_still_runs_does_not_end_the_call_that_replaced_it(
+    another: Another,
+) -> None:
+    first = await another().report(CALL)
+    second = await another().report(replace(CALL, call_id="another"))
+    with pytest.raises(LeaseLost):
+        await first.beat()
+    with pytest.raises(LeaseLost):
+        await first.finish(b"of the first", Ending.OK)
+    await second.finish(b"of the second", Ending.OK)
+    assert await another().outcome(second.ref) == b"of the second"
+
+
+async def test_a_request_does_not_claim_the_call_that_replaced_its_own(another: Another) -> None:
+    tasks = another()
+    seen = await tasks.head(await answered(tasks))
+    assert seen is not None
+    ref = await another().ask(replace(CALL, call_id="another"), b"second", {})
+    assert await tasks.claim(seen) is None
+    assert (await claimed(tasks, ref)).claimed.state == b"second"
+
+
 async def test_a_creation_that_is_repeated_finds_its_own_task(another: Another) -> None:
     """Because its answer was lost."""
     tasks = another()

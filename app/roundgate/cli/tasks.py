@@ -35,7 +35,7 @@ from roundgate.settings import Settings, TasksConfig
 from roundgate.settings import process as settings
 from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted
 from roundgate.tasks.events import Cancelled, Delivered, Mark, marks_of
-from roundgate.tasks.external import Deliveries
+from roundgate.tasks.external import Deliveries, decode_payload
 from roundgate.tasks.machine import is_parked
 from roundgate.tasks.operating import Repeated, StepDone, repeated, retry, rewind, steps_done
 from roundgate.tasks.versions import count_versions
@@ -259,7 +259,7 @@ def _short(name: str) -> str:
 def _payload(file: str | None) -> Any:
     if file is None:
         return None
-    return decode(sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes())
+    return decode_payload(sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes())
 
 
 async def _retry_from(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:

@@ -20,12 +20,11 @@ from typing import Any, Final, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from roundgate import json
 from roundgate.clock import Clock
 from roundgate.errors import GatewayError, ParseError, TransportError, Unavailable
 from roundgate.http.bodies import SMALL, BodyBudget
 from roundgate.tasks.events import Delivered
-from roundgate.tasks.external import EVENTS_PATH, Deliveries, Receipt
+from roundgate.tasks.external import EVENTS_PATH, Deliveries, Receipt, decode_payload
 from roundgate.tokens import EventTokens
 
 RETRY_AFTER_S: Final = 5
@@ -155,7 +154,7 @@ async def _payload(request: Request, budget: BodyBudget, max_bytes: int) -> tupl
 
     Raises:
         TransportError: the body is too large, has too many values, or another media type.
-        ParseError: it is no JSON.
+        ParseError: it is no JSON, or is nested too deeply.
         Unavailable: other requests take too much memory.
     """
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -167,7 +166,7 @@ async def _payload(request: Request, budget: BodyBudget, max_bytes: int) -> tupl
         if not body:
             return None, 0
         held.append(budget.take_nodes(body))
-        return json.decode(body), len(body)
+        return decode_payload(body), len(body)
     finally:
         budget.give_back(sum(held))
 

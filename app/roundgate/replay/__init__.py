@@ -20,6 +20,7 @@ from roundgate.replay.engine import Suspended as Suspended
 from roundgate.replay.external import ExternalEvent as ExternalEvent
 from roundgate.replay.journal import DELIVERED as DELIVERED
 from roundgate.replay.journal import JOURNAL_VERSION as JOURNAL_VERSION
+from roundgate.replay.journal import MAX_DEPTH as MAX_DEPTH
 from roundgate.replay.journal import MISSED as MISSED
 from roundgate.replay.journal import VERSION as VERSION
 from roundgate.replay.journal import Answered as Answered

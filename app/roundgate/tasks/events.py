@@ -158,7 +158,7 @@ class Mark:
     @classmethod
     def parse(cls, text: str) -> Mark:
         """Parse the text that `str` returns."""
-        name, until_ms, state = text.split(" ")
+        name, until_ms, state = text.rsplit(" ", 2)  # a branch may have a space in its name
         is_digest = state not in ("open", "awaited")
         return cls(name, int(until_ms), state == "awaited", state if is_digest else None)
 

@@ -16,9 +16,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from roundgate.clock import Clock
-from roundgate.json import digest, encode
+from roundgate.errors import NotJson, ParseError
+from roundgate.json import decode, digest, encode
+from roundgate.replay import MAX_DEPTH, plain
 from roundgate.settings import TasksConfig
 from roundgate.storage import TaskRecord, TaskRef
+from roundgate.tasks import machine
 from roundgate.tasks.events import Delivered
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tokens import EventPlace, EventTokens
@@ -32,6 +35,20 @@ MAX_RETRIES: Final = 100
 def is_event_path(path: str) -> bool:
     """Return whether a path is that of an external event: `/events/`, and a token."""
     return path.startswith(EVENTS_PATH) and path.count("/") == 2
+
+
+def decode_payload(body: bytes) -> Any:
+    """Return the payload in the body of a delivery.
+
+    Raises:
+        ParseError: the body is no JSON, or has more levels than a journal can keep.
+    """
+    payload = decode(body)
+    try:
+        plain(payload, "the payload")
+    except NotJson:
+        raise ParseError(f"The payload is nested more than {MAX_DEPTH} levels deep") from None
+    return payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +143,13 @@ class Deliveries:
             if record is None or record.retried_as is None:
                 break
             ref = TaskRef(ref.owner, record.retried_as)
-        if delivered is Delivered.AGAIN:  # the first delivery may not have sent its message
-            await self._store.send(ref)
+        if delivered is Delivered.AGAIN:
+            await self._send_again(ref)
         return delivered
+
+    async def _send_again(self, ref: TaskRef) -> None:
+        """Send the message of an earlier delivery, which may have been lost. A queue with one
+        message for a task would forget when a task that sleeps goes on."""
+        record = await self._store.head(ref)
+        if record is not None and machine.is_free(record, self._clock.now_ms()):
+            await self._store.send(ref)

@@ -270,7 +270,13 @@ class HiddenTasks:
                 alone=True,
             )
         )
-        return Holding(self, self._store, claimed) if isinstance(claimed, Claimed) else None
+        if not isinstance(claimed, Claimed):
+            return None
+        holding = Holding(self, self._store, claimed)
+        if claimed.record.call_id != record.call_id:  # another call has replaced that of `record`
+            await holding.let_go()
+            return None
+        return holding
 
     def has_died_often(self, record: TaskRecord) -> bool:
         """Return whether so many processes died with a task that none tries any more."""

@@ -164,6 +164,12 @@ def may_lack_message(record: TaskRecord, now_ms: int, sweep_after_ms: int) -> bo
     return is_new and now_ms < record.created_ms + sweep_after_ms
 
 
+def is_free(record: TaskRecord, now_ms: int) -> bool:
+    """Return whether a task wants a worker now: it works, does not sleep, and no worker has it."""
+    is_working = record.status in sources(Step.RUN) and now_ms < record.expires_ms
+    return is_working and record.lease_until_ms == 0 and record.wake_ms <= now_ms
+
+
 def _work(call: bytes, journal: Sequence[bytes], state: bytes) -> list[Put]:
     return [Put(Part.CALL, call), Put(Part.STATE, state), *_entries(journal)]
 

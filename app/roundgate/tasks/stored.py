@@ -526,6 +526,8 @@ class StoredTasks:
                     swapped = await self._swap(decision, counted)
                     if isinstance(swapped, Lost):
                         record = swapped.record
+                        if record is not None and _creation(record) != _creation(held.known):
+                            raise LeaseLost(str(lease.ref))
                         continue
                     record = swapped
                     held.state_bytes = max(state_bytes, held.state_bytes)
@@ -687,6 +689,12 @@ class StoredTasks:
 
 def _postponement(move: Move, skew_ms: int) -> events.Postpone:
     return events.Postpone(move.task.due_ms, move.due_ms, move.resends, move.sending, skew_ms)
+
+
+def _creation(record: TaskRecord) -> tuple[int, str | None]:
+    """Return what tells a task from one that is created under its id after it was deleted: the
+    fences of both begin at the same number."""
+    return record.created_ms, record.call_id
 
 
 def _happened(decisions: Iterable[Next | Refused]) -> int:
