@@ -227,7 +227,7 @@ async def test_a_handle_of_another_server_is_refused_before_anything_is_sent(
 
 @pytest.mark.parametrize("handle", ["", "x", "#task=", "ftp://a/#task=1"])
 def test_what_is_no_handle_is_refused(handle: str) -> None:
-    with pytest.raises(WrongHandle, match="no handle"):
+    with pytest.raises(WrongHandle, match="not a task handle"):
         split_handle(handle)
 
 

@@ -407,7 +407,7 @@ async def test_tools_that_break_the_rules_do_not_pile_up(
 @pytest.mark.parametrize(
     ("first", "kind", "said"),
     [
-        (a_stream(b""), ConnectionLost, "before the server said"),
+        (a_stream(b""), ConnectionLost, "before the server confirmed"),
         (a_stream(event({"jsonrpc": "2.0", "method": "notifications/x"})), BadAnswer, "before it"),
         (a_stream(event([1])), BadAnswer, "no JSON-RPC"),
         (lambda asked: http(503, b"", "text/plain"), HttpRefused, "503"),

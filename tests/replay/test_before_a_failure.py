@@ -63,7 +63,7 @@ def test_it_is_cut_off_at_the_failed_step(entries: list[Entry], left: list[Entry
     ids=lambda entry: type(entry).__name__,
 )
 def test_what_was_begun_after_the_failure_refuses_it(later: Entry) -> None:
-    with pytest.raises(NotRetryable, match=f"after charge had failed, .*{later.key}"):
+    with pytest.raises(NotRetryable, match=f"{later.key} happened after charge had failed"):
         before_failure([DONE, FAILED, later], ["charge"])
 
 

@@ -498,7 +498,7 @@ def before_failure(entries: Sequence[Entry], failed: Collection[str]) -> list[En
     if done := [one for one in later if _is_done(one) and one.key not in begun_before]:
         names = ", ".join(dict.fromkeys(map(_name, done)))
         raise NotRetryable(
-            f"{names} ran after {first.key} had failed, perhaps because of the failure; call the tool "
+            f"{names} happened after {first.key} had failed, perhaps because of the failure; call the tool "
             "again instead"
         )
     ended_well = [one for one in later if isinstance(one, Finished) and one.key in begun_before]
