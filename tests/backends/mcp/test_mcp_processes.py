@@ -355,5 +355,9 @@ async def test_the_official_sdk_over_its_standard_streams(tmp_path: Path) -> Non
     command = {"kind": "mcp", "name": "up", "command": [sys.executable, str(program)]}
     async with gateway_of(command) as mcp:
         await until(["up__add"], lambda: names(mcp))
-        answer = await mcp.call("up__add", {"a": 1, "b": 2})
-        assert answer["structuredContent"] == {"result": 3}
+
+        async def added() -> Any:
+            return (await mcp.call("up__add", {"a": 1, "b": 2})).get("structuredContent")
+
+        # on a busy machine the first process may be ended as too slow, and a call says so
+        await until({"result": 3}, added)
