@@ -22,7 +22,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from roundgate.errors import LeaseLost, Unavailable
 from roundgate.observability.metrics import Metrics
@@ -84,6 +84,8 @@ class _Held:
     """The number of the last write of entries."""
     in_doubt: Sequence[bytes] | None = None
     """The entries of that write while it is not known whether it happened."""
+    written: set[bytes] = field(default_factory=set)
+    """Entries of writes that were in doubt and, as a later write found, had happened."""
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One write after another."""
 
@@ -514,7 +516,9 @@ class StoredTasks:
             raise LeaseLost(str(lease.ref))
         async with held.writing:  # the record is as the write before left it
             entries: Sequence[bytes] = ()
+            doubted, doubted_number = held.in_doubt, held.number
             if isinstance(event, events.Checkpoint | events.Suspend | events.Release):
+                event = _without(event, held.written)
                 entries = event.added.entries
                 event = replace(event, number=held.number_of(entries)) if entries else event
             record: TaskRecord | None = held.known
@@ -528,6 +532,13 @@ class StoredTasks:
                         record = swapped.record
                         if record is not None and _creation(record) != _creation(held.known):
                             raise LeaseLost(str(lease.ref))
+                        if record is not None and doubted and record.noted >= doubted_number:
+                            # the write in doubt happened: no later one adds its entries again
+                            if doubted != entries:
+                                held.written.update(doubted)
+                                if isinstance(event, AddsEntries):
+                                    event = _without(event, held.written)
+                            doubted = None
                         continue
                     record = swapped
                     held.state_bytes = max(state_bytes, held.state_bytes)
@@ -685,6 +696,18 @@ class StoredTasks:
     async def aclose(self) -> None:
         """Close the connections."""
         await self.store.aclose()
+
+
+AddsEntries: TypeAlias = events.Checkpoint | events.Suspend | events.Release
+"""The events that add entries to the journal."""
+
+
+def _without(event: AddsEntries, written: Collection[bytes]) -> AddsEntries:
+    """Return an event without the entries that earlier writes have added."""
+    if not written:
+        return event
+    entries = [entry for entry in event.added.entries if entry not in written]
+    return replace(event, added=replace(event.added, entries=entries))
 
 
 def _postponement(move: Move, skew_ms: int) -> events.Postpone:
