@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -1102,6 +1103,34 @@ async def test_entries_in_doubt_are_added_once(
         await tasks.checkpoint(lease, Added([entry], b"state"), NOW)
     claimed = await take_over(store, now_ms=UNTIL + 1)
     assert (claimed.journal, claimed.state) == ([b"1", b"2"], b"state")
+
+
+@pytest.mark.parametrize("happens", [True, False])
+@pytest.mark.parametrize("next_lost", [0, 1])
+@pytest.mark.parametrize("end", ["release", "suspend", "checkpoint"])
+async def test_entries_that_were_given_up_in_doubt_are_added_once_by_a_later_write(
+    store: StoredTasks, happens: bool, next_lost: int, end: str
+) -> None:
+    deaf: Any = Deaf(store.store, happens=happens)
+    tasks, lease = StoredTasks(deaf), await working(store)
+    deaf.lose = 1
+    with pytest.raises(Unavailable):
+        await tasks.checkpoint(lease, Added([b"1"]), NOW)
+    deaf.lose = next_lost
+    with suppress(Unavailable):
+        await tasks.checkpoint(lease, Added([b"2"]), NOW)
+    if next_lost:
+        await tasks.checkpoint(lease, Added([b"2"]), NOW)
+    rest = Added([b"1", b"3"])
+    if end == "release":
+        await tasks.release(lease, rest, NOW, wake_ms=0, due_ms=SOON)
+    elif end == "suspend":
+        await tasks.suspend(lease, rest, {}, NOW, wake_ms=NOW + 1)
+    else:
+        await tasks.checkpoint(lease, rest, NOW)
+    _, work = await store.store.read_work(lease.ref)
+    assert work is not None
+    assert sorted(work.journal) == [b"1", b"2", b"3"]
 
 
 async def test_entries_that_were_given_up_are_not_added_late(store: StoredTasks) -> None:

@@ -82,18 +82,31 @@ class _Held:
     """How much of `ctx.state` has been counted."""
     number: int = 0
     """The number of the last write of entries."""
-    in_doubt: Sequence[bytes] | None = None
-    """The entries of that write while it is not known whether it happened."""
+    in_doubt: dict[int, Sequence[bytes]] = field(default_factory=dict)
+    """The entries of writes, by number, while it is not known whether they happened."""
     written: set[bytes] = field(default_factory=set)
-    """Entries of writes that were in doubt and, as a later write found, had happened."""
+    """Entries of writes that were in doubt and, as a later record showed, had happened."""
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One write after another."""
 
     def number_of(self, entries: Sequence[bytes]) -> int:
-        """Return the number of a write that is about to be made."""
-        if entries != self.in_doubt:
-            self.number, self.in_doubt = self.number + 1, entries
+        """Return the number of a write that is about to be made: the same if it is made again."""
+        for number, doubted in self.in_doubt.items():
+            if doubted == entries:
+                return number
+        self.number += 1
+        self.in_doubt[self.number] = entries
         return self.number
+
+    def learn(self, record: TaskRecord, own: int) -> None:
+        """End the doubts about all writes but `own` by a record that was read after them.
+
+        A write is made from the record before it. So the last one that happened has its number in
+        `noted`, and no other can happen any more.
+        """
+        if record.noted != own:
+            self.written.update(self.in_doubt.get(record.noted, ()))
+        self.in_doubt = {n: entries for n, entries in self.in_doubt.items() if n == own}
 
 
 @dataclass(frozen=True, slots=True)
@@ -515,12 +528,12 @@ class StoredTasks:
         if held is None or held.known.ref != lease.ref:
             raise LeaseLost(str(lease.ref))
         async with held.writing:  # the record is as the write before left it
-            entries: Sequence[bytes] = ()
-            doubted, doubted_number = held.in_doubt, held.number
-            if isinstance(event, events.Checkpoint | events.Suspend | events.Release):
+            number = 0
+            if isinstance(event, AddsEntries):
                 event = _without(event, held.written)
-                entries = event.added.entries
-                event = replace(event, number=held.number_of(entries)) if entries else event
+                if event.added.entries:
+                    number = held.number_of(event.added.entries)
+                    event = replace(event, number=number)
             record: TaskRecord | None = held.known
             while True:
                 decision = machine.apply(record, event, now_ms)
@@ -532,21 +545,17 @@ class StoredTasks:
                         record = swapped.record
                         if record is not None and _creation(record) != _creation(held.known):
                             raise LeaseLost(str(lease.ref))
-                        if record is not None and doubted and record.noted >= doubted_number:
-                            # the write in doubt happened: no later one adds its entries again
-                            if doubted != entries:
-                                held.written.update(doubted)
-                                if isinstance(event, AddsEntries):
-                                    event = _without(event, held.written)
-                            doubted = None
+                        if record is not None:
+                            held.learn(record, number)
+                            if isinstance(event, AddsEntries):
+                                event = _without(event, held.written)
                         continue
                     record = swapped
                     held.state_bytes = max(state_bytes, held.state_bytes)
                 elif record is None or decision.reason is not No.HAPPENED:
                     raise LeaseLost(str(lease.ref))
                 held.known = record
-                if entries:  # another write does not tell what became of those in doubt
-                    held.in_doubt = None
+                held.in_doubt.clear()  # this write was made from the record before all of them
                 return decision.message_ms if isinstance(decision, Next) else None
 
     async def claim_cleanup(
