@@ -170,7 +170,7 @@ class ServerState:
     name: str
     """The name of the back end."""
     is_up: bool
-    """Whether the server could be asked the last time."""
+    """Whether the last request to the server succeeded."""
     revision: str | None
     """The revision of the protocol that it speaks; `None` while that is unknown."""
     software: str | None
@@ -252,7 +252,7 @@ class Shared:
     """Whether a caller waits while this process starts, as on AWS Lambda. If so, `offer` asks no
     service but MCP servers, whose tools are known in no other way."""
     asks_servers: bool = True
-    """Whether MCP servers may be asked; not where a package for AWS Lambda is only tried."""
+    """Whether MCP servers may be asked. False while a package for AWS Lambda is tried."""
     secrets: Secrets = field(default_factory=Secrets)
     """The texts of credentials."""
 

@@ -308,7 +308,7 @@ class _Shelf(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """What back ends offer, in the order of the lists."""
+    """The offers of back ends, in the order of the lists."""
 
     backends: Sequence[NamedBackend] = ()
     offerings: Mapping[str, Offering] = field(default_factory=dict)

@@ -67,7 +67,7 @@ class Outgoing:
     headers: dict[str, str]
     body: bytes | None
     is_repeatable: bool = False
-    """Whether sending it twice changes no more than sending it once."""
+    """Whether sending the request twice changes no more than sending it once."""
     has_key: bool = False
     """Whether the request has a key by which the service recognizes a repetition."""
     wants: tuple[str, ...] = ()

@@ -56,7 +56,7 @@ class Repeatable(Protocol):
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether sending it twice changes no more than sending it once."""
+        """Whether sending the request twice changes no more than sending it once."""
 
     @property
     def has_key(self) -> bool:

@@ -93,7 +93,7 @@ class _Tools:
 
 @dataclass(slots=True)
 class _Condition:
-    """Whether the server could be asked the last time, and if not, why."""
+    """The outcome of the last request to the server, with the reason if it failed."""
 
     info: ServerInfo | None = None
     failures: int = 0
@@ -110,7 +110,7 @@ class _Seen:
 
 
 class McpBackend:
-    """One server and its tools."""
+    """A back end of the kind mcp: one server and its tools."""
 
     def __init__(self, config: McpBackendConfig, origin: Origin, shared: Shared) -> None:
         self.name = config.name
@@ -236,7 +236,7 @@ class McpBackend:
             self._wake()
 
     def state(self) -> ServerState:
-        """Return whether the server could be asked the last time, and what it offers."""
+        """Return whether the last request to the server succeeded, and the tools that it offers."""
         condition, tools = self._condition, self._tools
         info = condition.info
         return ServerState(

@@ -92,7 +92,7 @@ class _Answer:
 
 
 class Server:
-    """One server, in one event loop."""
+    """The connection to one server, for one event loop."""
 
     def __init__(
         self,
