@@ -71,6 +71,9 @@ VALUE: Final = 64
 KEEP_MS: Final = 600_000
 """Milliseconds for which the end of a hidden task is kept for a client that resumes its stream."""
 
+AddsEntries: TypeAlias = events.Checkpoint | events.Suspend | events.Release
+"""The events that add entries to the journal."""
+
 
 @dataclass(slots=True)
 class _Held:
@@ -705,10 +708,6 @@ class StoredTasks:
     async def aclose(self) -> None:
         """Close the connections."""
         await self.store.aclose()
-
-
-AddsEntries: TypeAlias = events.Checkpoint | events.Suspend | events.Release
-"""The events that add entries to the journal."""
 
 
 def _without(event: AddsEntries, written: Collection[bytes]) -> AddsEntries:

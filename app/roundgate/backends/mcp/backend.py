@@ -287,7 +287,9 @@ class McpBackend:
             return self._failed(self._reason(error))
         except Exception as error:
             fields = {"backend": self.name}
-            log.error("a server could not be looked at", exc_info=error, extra={"fields": fields})
+            log.error(
+                "the tools of a server could not be read", exc_info=error, extra={"fields": fields}
+            )
             return self._failed(type(error).__name__)
         self._attend()
         return self._taken(look)
