@@ -277,7 +277,7 @@ async def test_what_was_compensated_is_not_taken_up_again(
         assert await operator.found("--outcome", "step_failed") == [task_id]
         status, out, err = await operator("retry", ref(task_id))
     assert (status, out) == (1, "")
-    assert "release ran after charge had failed, perhaps because of the failure" in err
+    assert "release happened after charge had failed, perhaps because of the failure" in err
     assert CALLS == {"reserve": 1, "charge": 1, "release": 1}
 
 
