@@ -93,10 +93,10 @@ class _Held:
     """One write after another."""
 
     def number_of(self, entries: Sequence[bytes]) -> int:
-        """Return the number of a write that is about to be made: the same if it is made again."""
-        for number, doubted in self.in_doubt.items():
-            if doubted == entries:
-                return number
+        """Return the number of a write that is about to be made: the same if the last one is made
+        again. An older one gets a new number, since a later write may have happened without it."""
+        if self.in_doubt.get(self.number) == entries:
+            return self.number
         self.number += 1
         self.in_doubt[self.number] = entries
         return self.number
