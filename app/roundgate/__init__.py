@@ -1,4 +1,4 @@
-"""A stateless MCP gateway, and what a module of tools needs from it.
+"""A stateless MCP gateway, and the names that a module of tools uses.
 
 from roundgate import Context, ToolError, tool
 

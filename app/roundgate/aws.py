@@ -1,7 +1,8 @@
-"""Asynchronous calls of AWS services. boto3's client blocks, so each call runs in a thread. Temporary
-errors become `Unavailable`.
+"""Asynchronous calls of AWS services. boto3's client blocks, so each call runs in a thread.
+Temporary errors become `Unavailable`.
 
-Within `bounded` no call outlasts the deadline. A connection that a freeze has killed never answers:
+Within `bounded` no call outlasts the deadline. A connection that died during a freeze never
+answers:
 
     freeze ─ thaw ─ call ──▶ no answer ──▶ READ_S, another attempt ──▶ …
                                               └── the deadline: Unavailable, and no attempt after it
@@ -27,11 +28,11 @@ from roundgate.clock import Deadline
 from roundgate.errors import ConfigError, Problem, Unavailable
 
 MakeClient: TypeAlias = Callable[[], Any]
-"""Makes boto3's client; raises ConfigError if a setting is missing. Called once, by the first call or
-by `Aws.prepare`."""
+"""Makes boto3's client; raises ConfigError if a setting is missing. The first call or `Aws.prepare`
+calls it, once."""
 
 THREADS: Final = 32
-"""The limit on calls at once, and the size of the client's pool of connections."""
+"""The limit on concurrent calls, and the size of the client's connection pool."""
 
 CONNECT_S: Final = 1
 READ_S: Final = 3
@@ -45,8 +46,8 @@ PROMPT: Final[Mapping[str, Any]] = MappingProxyType(
         "tcp_keepalive": True,
     }
 )
-"""Options of `botocore.config.Config` for services that answer within milliseconds: with pauses, a
-call fails after at most 15 s. botocore's defaults are five attempts of a minute each."""
+"""Options of `botocore.config.Config` for services that answer within milliseconds: a call, with
+its pauses, fails after at most 15 s. botocore's defaults are five attempts of a minute each."""
 
 LATE: Final = "{} has not answered in the time that the request has"
 
@@ -55,8 +56,8 @@ _deadline: ContextVar[Deadline | None] = ContextVar("deadline of AWS calls", def
 
 @contextmanager
 def bounded(deadline: Deadline) -> Iterator[None]:
-    """Apply a deadline to the calls in this block, and in asyncio tasks that it starts. Do not
-    start tasks that outlive the block: the deadline would still apply to them."""
+    """Apply a deadline to the calls in this block, and in asyncio tasks started there. Do not start
+    tasks that outlive the block: the deadline would still apply to them."""
     token = _deadline.set(deadline)
     try:
         yield
@@ -65,14 +66,14 @@ def bounded(deadline: Deadline) -> Iterator[None]:
 
 
 def has_time(seconds: float) -> bool:
-    """Return whether a call that begins after so many seconds has time left (`bounded`)."""
+    """Return whether a call that begins after `seconds` begins before the deadline (`bounded`)."""
     deadline = _deadline.get()
     left_ms = None if deadline is None else deadline.remaining_ms()
     return left_ms is None or left_ms > seconds * 1000
 
 
 def heed_deadline(client: Any) -> None:
-    """Make boto3's client begin no attempt after the deadline. Its thread may outlive its caller."""
+    """Prevent boto3's client from starting an attempt after the deadline of `bounded`."""
     client.meta.events.register("before-send", _before_attempt)
 
 
@@ -96,16 +97,17 @@ NOT_NOW: Final = frozenset(
         "ThrottlingException",
     }
 )
-"""Codes of temporary errors, which botocore has retried already."""
+"""Codes of temporary errors, which botocore has already retried."""
 
 
-_making_clients = threading.Lock()  # a session must not make two at once
+_making_clients = threading.Lock()  # a botocore session is not thread-safe while it makes a client
 
 
 def client(service: str, *, region: str | None = None, **config: Any) -> Any:
-    """Return boto3's client of a service, made by botocore: importing boto3 takes 100 ms more.
+    """Return boto3's client of a service, made by botocore because importing boto3 takes 100 ms
+    more.
 
-    Its options are `PROMPT` and `config`. The default region is the environment's.
+    The options are `PROMPT`, overridden by `config`. The default region is the environment's.
 
     Raises:
         ConfigError: boto3 is not installed, or no region is set.
@@ -113,7 +115,7 @@ def client(service: str, *, region: str | None = None, **config: Any) -> Any:
     try:
         from botocore.config import Config  # a large extra
     except ImportError:
-        message = "is a service of AWS, and boto3 is not installed"
+        message = "is an AWS service, and boto3 is not installed"
         remedy = "pip install 'roundgate[aws]'"
         raise ConfigError([Problem("environment", service, message, remedy)]) from None
     with _making_clients:
@@ -131,7 +133,7 @@ def client(service: str, *, region: str | None = None, **config: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ToSign:
-    """The signed parts of a request."""
+    """The parts of a request that the signature covers."""
 
     method: str
     url: str
@@ -147,7 +149,7 @@ def signed_headers(request: ToSign, service: str, region: str | None) -> dict[st
     Args:
         request: the request with all its headers.
         service: AWS's name of the service in signatures, such as execute-api.
-        region: `None` for the environment's.
+        region: the region, or `None` for the environment's.
 
     Raises:
         ConfigError: botocore, the region or credentials are missing.
@@ -171,7 +173,7 @@ def signed_headers(request: ToSign, service: str, region: str | None) -> dict[st
         ) from None
     if credentials is None:
         raise _cannot_sign(
-            "needs credentials of AWS, and there are none",
+            "needs AWS credentials, and none were found",
             "give the process a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         )
     if not where:
@@ -200,11 +202,11 @@ class Refusal:
     """The failure of a call of boto3's client."""
 
     code: str
-    """The code of the service's error, such as `TooManyRequestsException`; else the name of
+    """The code of the service's error, such as `TooManyRequestsException`, or the name of
     botocore's exception."""
     message: str
     status: int | None = None
-    """The HTTP status; `None`: the service did not answer."""
+    """The HTTP status, or `None` if the service did not answer."""
     response: Mapping[str, Any] = field(default_factory=dict)
     """The service's error with its own members."""
     was_sent: bool = True
@@ -212,7 +214,8 @@ class Refusal:
 
 
 def refusal(error: Exception) -> Refusal | None:
-    """Return the failure that an exception of boto3's client means; `None` for others."""
+    """Return the failure that an exception of boto3's client represents, or `None` for other
+    exceptions."""
     from botocore import exceptions
 
     name = type(error).__name__
@@ -245,14 +248,14 @@ class Aws:
         """Return the result of an operation of the client.
 
         Raises:
-            Unavailable: the service throttles, fails or cannot be reached, or the deadline is over (see
-                `bounded`). A write may have happened although its answer was lost.
+            Unavailable: the service throttles, fails or cannot be reached, or the deadline is over
+                (see `bounded`). A write may have taken effect although its answer was lost.
         """
         return await self.do(lambda client: getattr(client, operation)(**arguments))
 
     async def do(self, work: Callable[[Any], Any], *, abandon: bool = False) -> Any:
-        """Run several calls in one thread; see `call`. With `abandon`, a cancellation does not wait
-        for the thread."""
+        """Run `work` with the client in one thread; see `call`. With `abandon`, a cancellation does
+        not wait for the thread."""
         run, deadline = partial(self._run, work), _deadline.get()
         remaining_ms = None if deadline is None else deadline.remaining_ms()
         if remaining_ms is None:
@@ -292,7 +295,7 @@ class Aws:
             raise Unavailable(f"{self._name} cannot be reached just now") from error
 
     def _made(self) -> Any:
-        with self._making:  # a client may be shared by threads, but not made by two
+        with self._making:  # threads may share a client, but must not make two
             if self._client is None:
                 self._client = self._make_client()
             return self._client

@@ -1,7 +1,7 @@
 """The clock, and the source of ids and random numbers.
 
-Code that decides by them takes a `Clock` (or a value made by one) as an argument, so that a test
-can skip hours and choose ids.
+Code that depends on time or randomness takes a `Clock`, or a value made by a clock, as an argument.
+A test can then skip hours and choose ids.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 
 
 def seed_after_restore() -> None:
-    """Seed `random` after a restore from a snapshot, because all processes of one snapshot would
+    """Seed `random` after a restore from a snapshot. Otherwise all processes of one snapshot would
     draw the same numbers, for instance for the ids of OpenTelemetry. The gateway's own ids come
     from the operating system."""
     if os.environ.get("AWS_LAMBDA_INITIALIZATION_TYPE") == "snap-start":
@@ -43,7 +43,7 @@ class Clock:
         return time.time_ns() // 1_000_000
 
     def monotonic_ms(self) -> float:
-        """Return milliseconds that never go back, since an arbitrary moment."""
+        """Return the milliseconds since an arbitrary moment; the value never decreases."""
         return time.monotonic_ns() / 1_000_000
 
     def new_id(self) -> str:
@@ -59,24 +59,24 @@ class Clock:
         await asyncio.sleep(seconds)
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Call a function after `seconds`, in the running event loop; return a handle that can
-        cancel it."""
+        """Call a function in the running event loop after `seconds`; return a handle that cancels
+        the callback."""
         return asyncio.get_running_loop().call_later(seconds, callback)
 
     def pass_time(self) -> bool:
-        """Advance a test's clock to its next timer, when handlers wait only for time; return
-        whether it moved. The real clock returns `False`."""
+        """Advance a test's clock to its next timer when handlers wait only for time; return whether
+        it advanced. The real clock returns `False`."""
         return False
 
     def deadline(self, in_ms: float | None) -> Deadline:
-        """Return a deadline that many milliseconds from now; `None` is no deadline."""
+        """Return a deadline `in_ms` milliseconds from now; `None` means no deadline."""
         return Deadline(self, None if in_ms is None else self.monotonic_ms() + in_ms)
 
 
 @dataclass(slots=True)
 class Deadline:
-    """The moment by which a call must be answered. `at_ms` is on the clock's monotonic scale;
-    `None` is no deadline."""
+    """The moment by which a call must be answered. `at_ms` is in milliseconds on the clock's
+    monotonic scale; `None` means no deadline."""
 
     clock: Clock
     at_ms: float | None
@@ -91,12 +91,13 @@ class Deadline:
 
 
 def iso(at_ms: int) -> str:
-    """Return a moment as ISO 8601 in UTC to the millisecond: `2026-11-21T22:06:42.123Z`."""
+    """Return a time, in milliseconds since the epoch, as ISO 8601 in UTC:
+    `2026-11-21T22:06:42.123Z`."""
     return f"{_iso_second(at_ms // 1000)}.{at_ms % 1000:03d}Z"
 
 
 @lru_cache(maxsize=4)
 def _iso_second(at_s: int) -> str:
-    """Return the second of a moment. Cached, because formatting takes 4 µs and many log lines share
-    a second."""
+    """Return a time in seconds as ISO 8601 without its zone. Cached, because formatting takes 4 µs
+    and many log lines share a second."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at_s))

@@ -1,6 +1,7 @@
 """gateway.yaml as a whole: its root model, and the validation of a file into settings or problems.
 
-file ──▶ plain values ──▶ `${…}` filled in ──▶ sections: `GatewayConfig` ──▶ ConfigFile, or every problem
+file ──▶ plain values ──▶ `${…}` filled in ──▶ sections: `GatewayConfig` ──▶ ConfigFile, or every
+problem
                                           └──▶ entries of `backends`: the models of their kinds
 """
 
@@ -48,8 +49,8 @@ _ENTRY: Final = re.compile(r"backends\[(\d+)\]")
 
 
 def _kind_of_auth(given: Any) -> str:
-    """Return the tag of a section `auth`, in angle brackets so that problems omit it from the
-    location."""
+    """Return the tag of a section `auth`. The tag is in angle brackets, so problems omit it from
+    their location."""
     match given:
         case AuthorizerConfig() | {"authorizer": _}:
             return "<authorizer>"
@@ -62,7 +63,7 @@ class GatewayConfig(Model):
     """The whole file. The entries of `backends` stay raw, because the registry reads them."""
 
     server: ServerConfig = Field(
-        ServerConfig.model_construct(), description="Who the gateway says it is."
+        ServerConfig.model_construct(), description="The gateway's description of itself."
     )
     http: HttpConfig = Field(HttpConfig.model_construct(), description="The HTTP edge.")
     limits: LimitsConfig = Field(LimitsConfig.model_construct(), description="Bounds on work.")
@@ -77,7 +78,7 @@ class GatewayConfig(Model):
         " authorizer in front has verified.",
     )
     state: StateConfig = Field(
-        StateConfig.model_construct(), description="What a call remembers between its rounds."
+        StateConfig.model_construct(), description="The state of a call between its rounds."
     )
     sessions: SessionsConfig = Field(
         SessionsConfig.model_construct(),
@@ -85,14 +86,14 @@ class GatewayConfig(Model):
     )
     fallback: FallbackConfig = Field(
         FallbackConfig.model_construct(),
-        description="Clients that cannot be asked, or know no tasks.",
+        description="Substitutes for clients that do not support questions or tasks.",
     )
     tasks: TasksConfig = Field(
         TasksConfig.model_construct(), description="Calls that outlive their request."
     )
     caching: CachingConfig = Field(CachingConfig.model_construct(), description="Caching hints.")
     backends: list[Any] = Field(
-        description="What is behind the gateway, in the order of the lists.",
+        description="The back ends, in the order of the lists.",
         min_length=1,
         repr=False,  # raw entries have secrets in plain text
     )
@@ -100,15 +101,16 @@ class GatewayConfig(Model):
         None, description="Search in place of the list of all tools."
     )
     views: list[ViewConfig] = Field(
-        [], description="Endpoints of their own for a part of what is behind the gateway."
+        [], description="Additional endpoints, each with a selection of the catalog."
     )
     env: dict[Annotated[str, AfterValidator(own_name)], str] = Field(
         {},
         description="Variables for tools and ${NAME}, unless the environment has them: texts, ${secret:NAME} or"
-        " ${ssm:NAME}. Parameters of the stack on AWS Lambda.",
+        " ${ssm:NAME}. On AWS Lambda, they are parameters of the stack.",
     )
     package: PackageConfig = Field(
-        PackageConfig.model_construct(), description="What `roundgate package` puts into functions."
+        PackageConfig.model_construct(),
+        description="The contents of `roundgate package`'s functions.",
     )
 
     @property
@@ -138,7 +140,7 @@ class GatewayConfig(Model):
                 raise ValueError(f"two views have the {member} {twice[0]!r}")
         for path in paths:
             if path == _HEALTH or f"{path}/".startswith((_WELL_KNOWN, _EVENTS)):
-                raise ValueError(f"the path {path!r} of a view is the gateway's own")
+                raise ValueError(f"the path {path!r} of a view is reserved for the gateway")
         operators = None if self.auth == "none" else self.auth.operator_scope
         if operators is not None and any(operators in view.scopes for view in self.views):
             raise ValueError("auth.operator_scope must not be one of a view's scopes")

@@ -2,7 +2,7 @@
 it otherwise unchanged.
 
 There is no registry: `backends.python` finds the records when it loads a module that gateway.yaml
-names. Only then are the values of options checked, so one run of `roundgate check` reports every
+names. It checks the values of options only then, so one run of `roundgate check` reports every
 mistake of a module.
 """
 
@@ -69,17 +69,18 @@ class ToolOptions(Options, total=False):
     scopes: Sequence[Scope]
     """The scopes that the caller's token must grant to see and call the tool."""
     once: bool
-    """Whether a round runs at most once: a client that repeats it because the answer was lost gets
-    the first outcome."""
+    """Whether a round runs at most once. A client that repeats the round because it lost the answer
+    gets the first outcome."""
     task: TaskMode
-    """Whether a call may outlive its request (`roundgate docs tasks`). With "optional", it may if
-    the client supports tasks; with "required", a client that does not gets error -32021. A
-    function that takes a `Context` becomes a task when it calls `ctx.continue_as_task()`, any
-    other at once."""
+    """Whether a call may outlive its request (`roundgate docs tasks`). With "optional", a call may
+    if the client supports tasks; with "required", other clients get error -32021. A function that
+    takes a `Context` becomes a task when it calls `ctx.continue_as_task()`; other functions become
+    tasks immediately."""
     unasked_answers: bool
-    """Whether to accept answers that a client sends before it is asked (`roundgate docs rounds`)."""
+    """Whether to accept answers that a client sends before it is asked (`roundgate docs
+    rounds`)."""
     approval: Text | None
-    """The text above the arguments when the user approves a call."""
+    """The text above the arguments when a user is asked to approve a call."""
 
 
 class PromptOptions(Options, total=False):
@@ -94,17 +95,17 @@ class ResourceOptions(Options, total=False):
     """The options of `@resource`, besides its URI."""
 
     mime_type: Text | None
-    """The media type of its contents."""
+    """The media type of the resource's contents."""
     size: Annotated[int, Field(ge=0)] | None
-    """The size of its contents in bytes, if known."""
+    """The size of the resource's contents in bytes, if known."""
     annotations: Annotations | None
-    """The audience and the importance of the resource."""
+    """The audience and priority of the resource."""
     complete: Mapping[str, Completer] | None
     """Completions for the template's variables, as for a prompt's arguments."""
 
 
 OPTIONS: Final = {"tool": ToolOptions, "prompt": PromptOptions, "resource": ResourceOptions}
-"""The options of each decorator."""
+"""The options of each decorator, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class Declaration:
     decorator: str
     options: Mapping[str, Any]
     place: tuple[str, int]
-    """File and line of the decorator."""
+    """The file and line of the decorator."""
     uri: str = ""
 
 
@@ -132,12 +133,12 @@ def _attaching(decorator: str, options: Mapping[str, Any], uri: str = "") -> Cal
     """Return a decorator that records a declaration on a function.
 
     Raises:
-        TypeError: the decorator does not have one of the options.
+        TypeError: an option does not exist.
     """
     names = list(OPTIONS[decorator].__annotations__)
     if unknown := sorted(options.keys() - set(names)):
         near = get_close_matches(unknown[0], names, 1)
-        meant = f": is {near[0]} meant?" if near else ""
+        meant = f": did you mean {near[0]}?" if near else ""
         raise TypeError(
             f"{decorator}() got an unexpected keyword argument {unknown[0]!r}{meant}"
             f" (@{decorator} takes {', '.join(names)})"
@@ -148,10 +149,10 @@ def _attaching(decorator: str, options: Mapping[str, Any], uri: str = "") -> Cal
     def attach(function: F) -> F:
         if isinstance(function, str):
             raise TypeError(
-                f"the name of a tool or prompt is given by name: write name={function!r}"
+                f"the name of a tool or prompt must be a keyword argument: write name={function!r}"
             )
         if not callable(function):
-            raise TypeError(f"a decorator of functions stands in front of {function!r}")
+            raise TypeError(f"the decorator needs a function, but precedes {function!r}")
         setattr(function, ATTRIBUTE, (*read_declarations(function), declaration))
         return function
 
@@ -159,7 +160,7 @@ def _attaching(decorator: str, options: Mapping[str, Any], uri: str = "") -> Cal
 
 
 def _place_of_decorator() -> tuple[str, int]:
-    """Return file and line of the innermost caller outside this module."""
+    """Return the file and line of the innermost caller outside this module."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
@@ -184,7 +185,7 @@ def tool(function: F | None = None, /, **options: Unpack[ToolOptions]) -> F | Ca
     """
     if options.get("unasked_answers") and options.get("once"):
         raise ValueError(
-            "unasked_answers and once exclude each other: what must happen once needs a question first"
+            "unasked_answers and once exclude each other: a tool that runs once must ask its questions first"
         )
     attach: Callable[[F], F] = _attaching("tool", options)
     return attach if function is None else attach(function)

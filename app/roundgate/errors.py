@@ -31,8 +31,8 @@ class GatewayError(RoundgateError):
 
 
 class Inside(RoundgateError):
-    """An error that the gateway raises and catches itself: its caller gets a result, a
-    `GatewayError`, or nothing but a line in the log."""
+    """An error that the gateway raises and catches itself. The caller sees its result, a
+    `GatewayError`, or only a line in the log."""
 
 
 # A request that cannot be served
@@ -47,8 +47,8 @@ class ParseError(ProtocolError):
 
 
 class InvalidRequest(ProtocolError):
-    """The body is JSON, but not one JSON-RPC 2.0 request or notification. `request_id` is its id,
-    if readable."""
+    """The body is JSON, but not a single JSON-RPC 2.0 request or notification. `request_id` is the
+    request's id, if readable."""
 
     def __init__(self, message: str, request_id: str | int | None = None) -> None:
         super().__init__(message)
@@ -56,8 +56,8 @@ class InvalidRequest(ProtocolError):
 
 
 class MethodNotFound(ProtocolError):
-    """The server does not serve the method. A client that tries `initialize` gets
-    `supported_versions`."""
+    """The server does not serve the method. For `initialize`, `supported_versions` lists the
+    revisions that the server speaks."""
 
     def __init__(self, message: str, supported_versions: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -69,7 +69,7 @@ class MethodNotFound(ProtocolError):
 
 
 class InvalidParams(ProtocolError):
-    """`params` or `params._meta` is malformed, or names something that does not exist."""
+    """`params` or `params._meta` is malformed, or names an entry that does not exist."""
 
 
 MAX_URI: Final = 200
@@ -81,7 +81,7 @@ class ResourceNotFound(InvalidParams):
 
     def __init__(self, uri: str) -> None:
         super().__init__(
-            f"Resource not found: {uri[:MAX_URI]}; resources/list and resources/templates/list say what can be read"
+            f"Resource not found: {uri[:MAX_URI]}; use resources/list and resources/templates/list to find resources"
         )
         self.uri = uri
 
@@ -101,12 +101,12 @@ class StateRefused(InvalidParams):
 
 
 class TaskNotFound(InvalidParams):
-    """The caller has no task with this id: it is unknown, expired, malformed, or another
-    caller's."""
+    """The caller has no task with this id: the id is unknown, expired or malformed, or belongs to
+    another caller."""
 
     def __init__(self) -> None:
         super().__init__(
-            "Unknown task: there is none with this id, it has expired, or it is not yours"
+            "Unknown task: the id does not exist, has expired, or belongs to another caller"
         )
 
 
@@ -115,12 +115,12 @@ class HeaderMismatch(ProtocolError):
 
 
 class MissingCapability(ProtocolError):
-    """The client lacks capabilities that a call needs. `missing` has exactly those, in the shape of
-    `ClientCapabilities`.
+    """The client lacks capabilities that a call needs. `missing` has exactly these capabilities, in
+    the shape of `ClientCapabilities`.
 
-    `what_for` names the caller that needs them; `has_substitute` is True if a `fallback` in the
-    configuration can replace them. The text includes all of this and the remedy, because many
-    clients show only the text.
+    `what_for` names the tool, prompt or method that needs them; `has_substitute` is True if a
+    `fallback` in the configuration can replace them. The text includes all of this and the remedy,
+    because many clients show only the text.
     """
 
     def __init__(
@@ -178,8 +178,8 @@ class UnsupportedVersion(ProtocolError):
 
 
 class TransportError(GatewayError):
-    """The HTTP request was refused before its body was read as JSON-RPC. `status` is the HTTP
-    status, `headers` are sent with it."""
+    """The gateway refused the HTTP request before it read the body as JSON-RPC. `status` is the
+    HTTP status, `headers` are sent with it."""
 
     def __init__(
         self, status: int, message: str, headers: Sequence[tuple[bytes, bytes]] = ()
@@ -190,7 +190,7 @@ class TransportError(GatewayError):
 
 
 class SessionNotFound(TransportError):
-    """404: no session of the caller has this id; the client has to open another."""
+    """404: the caller has no session with this id; the client must open another."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -201,29 +201,28 @@ class SessionNotFound(TransportError):
 
 class Unavailable(GatewayError):
     """A part that the answer needs is unavailable; a retry after `retry_s` seconds may succeed. A
-    write may have happened."""
+    write may have taken effect."""
 
     retry_s: ClassVar[int] = 5
 
 
 class QuotaExceeded(Unavailable):
-    """429: as much is stored for the caller as may be. Nothing of the write has happened. `most` is
-    the limit in bytes."""
+    """429: the caller's stored data has reached the limit of `most` bytes. Nothing was written."""
 
     retry_s: ClassVar[int] = 60
 
     def __init__(self, most: int) -> None:
         super().__init__(
             f"More than {most:,} bytes would be stored for you (limits.max_stored_bytes). Wait until "
-            "earlier tasks, long results and unfinished calls expire, store less in one, or ask the "
+            "earlier tasks, long results and unfinished calls expire, store less per call, or ask the "
             "operator of this server to raise the limit"
         )
         self.most = most
 
 
 class StoreAway(Unavailable):
-    """The rows of a session's calls were unavailable for several attempts. A client that returns
-    for its call may get it."""
+    """The rows of a session's calls were unavailable for several attempts. A client that asks for
+    its call again may get the result."""
 
 
 class AuthError(GatewayError):
@@ -252,8 +251,8 @@ class InsufficientScope(AuthError):
 
 
 class InternalError(GatewayError):
-    """A fault of the gateway or of a handler. The caller gets one sentence with the reference under
-    which the log has the details."""
+    """A fault of the gateway or of a handler. The caller gets one sentence with a reference; the
+    log has the details under this reference."""
 
     def __init__(self, reference: str, shown: str | None = None) -> None:
         """Make the error. `shown` is the cause as the caller sees it, in development only."""
@@ -350,7 +349,7 @@ class OutcomeUnknown(ToolError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"Step {name!r} was begun, and it is not known whether it took effect; find out before calling again"
+            f"Step {name!r} began, but its outcome is unknown; check whether it took effect before calling again"
         )
         self.name = name
 
@@ -360,7 +359,7 @@ class TaskTimeout(ToolError):
 
 
 class Declined(ToolError):
-    """The user declined or dismissed a question. It ends the call unless the handler catches it.
+    """The user declined or dismissed a question. Ends the call unless the handler catches it.
 
     `action` is "decline" or "cancel".
     """
@@ -384,8 +383,8 @@ class NotJson(GatewayError, TypeError):
 class NondeterminismError(GatewayError):
     """A handler diverged from an earlier run, or took a path that no later run could repeat.
 
-    `key` is the place, if known. If the journal holds something else there than the handler asks
-    for, `remembered` and `asked` are identities: a kind, a function, a digest of its arguments.
+    `key` is the place, if known. If the journal has another entry there than the handler asks for,
+    `remembered` and `asked` identify the two: a kind, a function, a digest of its arguments.
     """
 
     def __init__(
@@ -399,9 +398,9 @@ class NondeterminismError(GatewayError):
         """Make the error. `reason` replaces the sentence about `remembered` and `asked`."""
         if reason is None:
             reason = (
-                f"{key!r} is remembered as {remembered!r}, and the handler now asks for {asked!r} there: it went "
-                "another way than before. What it does must follow from its arguments, answers and steps alone: take "
-                "times, random values and ids from ctx.now, ctx.random and ctx.uuid, and run parts side by side with "
+                f"{key!r} is remembered as {remembered!r}, and the handler now asks for {asked!r} there: it took "
+                "another path than before. The path must depend only on arguments, answers and steps: take times, "
+                "random values and ids from ctx.now, ctx.random and ctx.uuid, and run parts concurrently with "
                 "ctx.map or ctx.branch"
             )
         elif key:
@@ -417,9 +416,9 @@ class HandlerVersionError(NondeterminismError):
 
     def __init__(self, key: str, name: str, version: int, oldest: int, newest: int) -> None:
         remedy = (
-            "serve the newer handler that the call has run before"
+            "serve the newer handler that already ran the call"
             if version > newest
-            else f"serve a handler that has a branch for version {version} and says so with oldest, "
+            else f"serve a handler that has a branch for version {version} and declares it with oldest, "
             "or cancel the call"
         )
         super().__init__(
@@ -450,8 +449,8 @@ class StepTimeout(StepFailed):
 
 
 class Suspend(BaseException):
-    """The end of a run that cannot continue now. It is no `Exception`, so that a handler does not
-    catch it by accident."""
+    """The end of a run that cannot continue now. Not an `Exception`, so `except Exception` in a
+    handler does not catch it."""
 
 
 class Diverged(RoundgateError, AssertionError):
@@ -459,7 +458,9 @@ class Diverged(RoundgateError, AssertionError):
     replaced by another version. `findings` has one line for each difference."""
 
     def __init__(self, tool: str, findings: Sequence[str]) -> None:
-        super().__init__("\n  - ".join([f"{tool} does not survive everything:", *findings]))
+        super().__init__(
+            "\n  - ".join([f"{tool} does not survive every crash or upgrade:", *findings])
+        )
         self.findings = list(findings)
 
 
@@ -474,7 +475,8 @@ class HistoriesDiverged(RoundgateError, AssertionError):
 
 
 class NothingGoesOn(RoundgateError, AssertionError):
-    """`roundgate.testing`: a test waits for a task that nothing will ever continue."""
+    """`roundgate.testing`: a test waits for a task that no worker, answer or timer will
+    continue."""
 
 
 # Configuration and command line
@@ -515,7 +517,7 @@ class UsageError(GatewayError):
 
 
 class Remedy(Enum):
-    """The remedy of an error, in code that uses the client and on the command line."""
+    """The remedy of an error, worded for code that uses the client and for the command line."""
 
     CREDENTIALS = (
         "give the client auth=",
@@ -526,16 +528,16 @@ class Remedy(Enum):
         "set ROUNDGATE_TOKEN to another token, or add --login",
     )
     REVISION = (
-        "if it is of an older revision, name that: versions=['2025-11-25']",
-        "if it is of an older revision, name that: --revision 2025-11-25",
+        "if the server speaks an older revision, select it: versions=['2025-11-25']",
+        "if the server speaks an older revision, select it: --revision 2025-11-25",
     )
     BROWSER = (
         "pass open_url=, a function that shows the user the URL",
-        "log in where there is one, or set ROUNDGATE_TOKEN to a bearer token",
+        "log in on a machine with a browser, or set ROUNDGATE_TOKEN to a bearer token",
     )
     REGISTERED_CLIENT = (
-        "give the login the client_id= that is registered there",
-        "name the client that is registered there: --client-id ID",
+        "give the login the client_id= that is registered at the authorization server",
+        "name the client that is registered at the authorization server: --client-id ID",
     )
 
     def __init__(self, in_code: str, on_command_line: str) -> None:
@@ -634,8 +636,8 @@ class Unanswered(ClientError):
 
 
 class AnswerInvalid(ClientError):
-    """An answer does not fit its question. `key` identifies the question, `problems` has a line for
-    each fault."""
+    """An answer does not match its question. `key` identifies the question, `problems` has a line
+    for each fault."""
 
     def __init__(self, key: str, problems: Sequence[str]) -> None:
         super().__init__(f"The answer to {key!r} does not fit its question: {'; '.join(problems)}")
@@ -648,14 +650,14 @@ class TooManyRounds(ClientError):
 
     def __init__(self, rounds: int) -> None:
         super().__init__(
-            f"The server still asks after {rounds} rounds; if it really needs more, raise max_rounds of the call"
+            f"The server still asks after {rounds} rounds; if the call needs more, raise its max_rounds"
         )
         self.rounds = rounds
 
 
 class TaskEnded(ClientError):
     """A task ended without a result. `status` is "failed" or "cancelled"; `error` is the error of a
-    failed one."""
+    failed task."""
 
     def __init__(self, status: str, message: str, error: RpcError | None = None) -> None:
         super().__init__(message)
@@ -671,17 +673,17 @@ class WrongHandle(ClientError):
 
 
 class CallCancelled(Inside):
-    """The client no longer wants an answer."""
+    """The client cancelled the call or closed its connection."""
 
 
 class CleanedUp(Inside):
-    """The work that a call had begun elsewhere was ended, or there was none; the text says
-    which."""
+    """The work that a call had started elsewhere was ended, or no such work was found; the text
+    says which."""
 
 
 class NotCancelled(Inside):
-    """A service did not accept the cancel of a job; a retry may succeed. The text says why. `job`
-    identifies the job; empty if unknown."""
+    """A service did not accept the cancellation of a job; a retry may succeed. The text has the
+    reason. `job` identifies the job; empty if unknown."""
 
     def __init__(self, message: str, job: str = "") -> None:
         super().__init__(message)
@@ -689,20 +691,20 @@ class NotCancelled(Inside):
 
 
 class NotRetryable(Inside):
-    """A call that a failed step ended cannot be retried at that step. The text gives the operator
-    the reason and the remedy."""
+    """The call cannot be retried at the step that failed. The text gives the operator the reason
+    and the remedy."""
 
 
 class NotServedHere(Inside):
-    """This worker cannot serve the task, another may. The text names the feature that it needs."""
+    """This worker cannot serve the task, but another may. The text names the missing feature."""
 
 
 class TaskGivenUp(Inside):
-    """The task fails now. The text is the reason, fit for a `statusMessage`."""
+    """The task fails now. The text is the reason, suitable for a `statusMessage`."""
 
 
 class UnreadableDocument(Inside):
-    """An OpenAPI document cannot be read; the text says why."""
+    """An OpenAPI document cannot be read. The text has the reason."""
 
 
 class UnresolvedReference(Inside):
@@ -726,11 +728,12 @@ class IndexOfAnotherVersion(UnusableIndex):
 
 
 class WorkerFault(Inside):
-    """A fault of the gateway rather than of the tool; the text is fit for a `statusMessage`."""
+    """A fault of the gateway rather than of the tool. The text is suitable for a
+    `statusMessage`."""
 
 
 class YamlTooCostly(Inside):
-    """A YAML text takes more time or memory to read than a legitimate one. The message continues
+    """A YAML text takes more time or memory to read than a legitimate text. The message continues
     the file's name."""
 
     def __init__(self, message: str, line: int) -> None:

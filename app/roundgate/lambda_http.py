@@ -41,22 +41,23 @@ Event: TypeAlias = dict[str, Any]
 Response: TypeAlias = dict[str, Any]
 
 MARGIN_MS: Final = 1_000
-"""The time kept after the deadline of a call, to seal, answer and log."""
+"""The milliseconds kept after the deadline of a call, to seal, answer and log."""
 AWS_MARGIN_MS: Final = 400
-"""The time kept after the deadline of calls of AWS, by which a call has written its state."""
+"""The milliseconds kept after the deadline of AWS calls; by then a call has written its state."""
 MAX_ANSWER_BYTES: Final = 6 * 1024 * 1024
-"""The limit on a response as JSON, in which each quotation mark of the body counts twice."""
+"""The limit on a response encoded as JSON, in which each quotation mark of the body takes two
+bytes."""
 FETCHABLE_BYTES: Final = 4_600_000
-"""Results up to this size can always be returned: base64 makes four bytes of three."""
+"""The largest result that can always be returned: base64 makes four bytes of three."""
 ENVELOPE_BYTES: Final = 20_000
-"""An upper bound for the rest of a response; API Gateway takes 10,240 bytes of headers."""
+"""An upper bound for the rest of a response; API Gateway accepts 10,240 bytes of headers."""
 
 
 def make_handler(environ: Mapping[str, str]) -> Function:
     """Return the handler that an environment describes.
 
     Raises:
-        ConfigError: every problem in it or in gateway.yaml; the function's log shows it.
+        ConfigError: lists every problem in the environment or in gateway.yaml. Lambda logs it.
     """
     with kept():
         using, file = startup.read_configuration(environ)
@@ -68,27 +69,27 @@ def make_handler(environ: Mapping[str, str]) -> Function:
 
 
 def _check_exposure(file: ConfigFile, using: Settings) -> None:
-    """Raise ConfigError if everybody could call and GATEWAY_ALLOW_ANONYMOUS is not set."""
+    """Raise ConfigError if there is no authentication and GATEWAY_ALLOW_ANONYMOUS is not set."""
     if file.config.auth == "none" and not using.allow_anonymous:
-        message = "there is no authentication, so everybody who knows the URL could call"
-        remedy = "configure auth, or deploy with AllowAnonymous=true (GATEWAY_ALLOW_ANONYMOUS=true) if that is meant"
+        message = "there is no authentication, so anyone who knows the URL could call"
+        remedy = "configure auth, or deploy with AllowAnonymous=true (GATEWAY_ALLOW_ANONYMOUS=true) if that is intended"
         raise ConfigError([file.origin.at("auth").problem(message, remedy)])
 
 
 def _check_results(file: ConfigFile) -> None:
-    """Raise ConfigError if results of tasks may be too long for a response."""
+    """Raise ConfigError if the result of a task may exceed the limit on a response."""
     limit = file.config.tasks.max_result_bytes
     if limit > FETCHABLE_BYTES:
         message = f"is {limit}, and AWS Lambda returns 6 MB of JSON or base64"
-        remedy = f"set it to {FETCHABLE_BYTES} at most"
+        remedy = f"set it to at most {FETCHABLE_BYTES}"
         raise ConfigError([file.origin.at("tasks", "max_result_bytes").problem(message, remedy)])
 
 
 class Function:
     """The handler that the Lambda runtime calls with each event.
 
-    The event loop and Mangum, which makes one too, are created at the first event, because a
-    snapshot must not hold sockets.
+    The event loop and Mangum's adapter are created at the first event, because a snapshot must not
+    hold sockets.
     """
 
     def __init__(self, app: _Hosted) -> None:
@@ -124,7 +125,8 @@ class Function:
 
 
 class _Hosted:
-    """Adds deadline and claims of the event to the scope, and strips stage and base path."""
+    """Middleware that adds the event's deadline and claims to the scope, and removes the stage and
+    the base path from the path."""
 
     def __init__(self, app: ASGIApp, endpoints: Iterable[str], clock: Clock, base: str) -> None:
         self._app = app
@@ -148,7 +150,7 @@ def _own_path(path: str, event: Event, served: Container[str], base: str) -> str
     a view could reach the endpoint of all tools.
     """
     at = path.find("/.well-known/")
-    if at >= 0:  # first of all, because the endpoint's path is the end of that of its metadata
+    if at >= 0:  # first, because the path of the metadata ends with that of the endpoint
         return path[at:]
     stage = f"/{event['requestContext'].get('stage')}"
     prefixes = (_before_resource(path, event), "", stage, base)
@@ -183,10 +185,14 @@ def _claims(event: Event) -> Mapping[str, Any] | None:
 def _check(event: Any) -> None:
     """Raise ValueError unless this function serves the event."""
     if not isinstance(event, dict) or not isinstance(event.get("requestContext"), dict):
-        kind = f"one with {sorted(event)[:8]}" if isinstance(event, dict) else type(event).__name__
+        kind = (
+            f"an object with {sorted(event)[:8]}"
+            if isinstance(event, dict)
+            else type(event).__name__
+        )
         raise ValueError(
             f"This function serves events of API Gateway and of Function URLs, not {kind};"
-            " queues and schedules belong to the worker function"
+            " send queues and schedules to the worker function"
         )
 
 
@@ -202,9 +208,9 @@ def _bad_request() -> Response:
 
 
 def _fitting(event: Event, response: Response) -> Response:
-    """Return the response, its base64 form or an error, whichever AWS Lambda can return."""
+    """Return the response, its base64 form or an error: the first that AWS Lambda can return."""
     body = response.get("body") or ""
-    if len(body) * 2 + ENVELOPE_BYTES <= MAX_ANSWER_BYTES // 6:  # whatever its characters
+    if len(body) * 2 + ENVELOPE_BYTES <= MAX_ANSWER_BYTES // 6:  # fits even if each needs an escape
         return response
     if (size := _size(response)) <= MAX_ANSWER_BYTES:
         return response
@@ -221,22 +227,22 @@ def _fitting(event: Event, response: Response) -> Response:
 
 
 def _size(response: Response) -> int:
-    """Return the bytes of a response as the runtime's JSON, which also escapes two line
+    """Return the size in bytes of a response as the runtime's JSON, which also escapes two line
     separators."""
     body = response.get("body") or ""
     return len(json.encode(response)) + 3 * (body.count("\u2028") + body.count("\u2029"))
 
 
 def _too_large(event: Event, size: int) -> Response:
-    """Return the error for a response that AWS would replace by a bare 502."""
+    """Return the error for a response that AWS would replace by a 502 without a body."""
     body = event.get("body") or ""
     asked = jsonrpc.parse(
         base64.b64decode(body) if event.get("isBase64Encoded") else body.encode("utf-8", "replace")
     )
     request_id = asked.id if isinstance(asked, Request) else None
     message = (
-        f"What was asked for was done, but its response has {size} bytes as JSON in JSON, and AWS Lambda"
-        f" returns {MAX_ANSWER_BYTES} at most, so ask for less at once"
+        f"The call succeeded, but its response has {size} bytes as JSON in JSON, and AWS Lambda"
+        f" returns at most {MAX_ANSWER_BYTES}; request less data per call"
     )
     answer = jsonrpc.error_response(request_id, -32603, message)
     headers = {"content-type": "application/json"}

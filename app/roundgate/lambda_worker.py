@@ -1,7 +1,8 @@
 """The worker as an AWS Lambda function: batches of the task queue, and the schedule of the sweep.
 
-    SQS event source mapping   {"Records": [{"messageId": …, "body": "owner.id", "eventSource": "aws:sqs"}, …]}
-    EventBridge                {"source": "aws.events", …}, or {"task": "sweep"} from a schedule's input
+    SQS event source mapping   {"Records": [{"messageId": …, "body": "owner.id", "eventSource":
+    "aws:sqs"}, …]} EventBridge                {"source": "aws.events", …}, or {"task": "sweep"}
+    from a schedule's input
 
 The response lists the ids of failed messages. SQS delivers these again, or moves them to the
 dead-letter queue. This module never imports FastAPI.
@@ -31,16 +32,18 @@ with kept():  # collecting garbage among all modules takes 4 % of a cold start
 Event: TypeAlias = dict[str, Any]
 
 MARGIN_MS: Final = 3_000
-"""The time kept after the end of a turn, to write its state and the log."""
+"""The milliseconds kept after the end of a turn, to write its state and the log."""
 AWS_MARGIN_MS: Final = 500
-"""The time kept after the deadline of calls of AWS."""
+"""The milliseconds kept after the deadline of AWS calls."""
 SWEEP_MS: Final = 50_000
-"""The limit on a sweep: the next one starts a minute after this one began, and continues it."""
+"""The limit on a sweep in milliseconds. The next sweep starts a minute after this one began, and
+continues it."""
 
 ALONE_MS: Final = 10_000
-"""The time that a suspect needs after the others of its batch; with less, its message is delivered again."""
+"""The milliseconds that a suspect needs after the others of its batch; with less, its message is
+delivered again."""
 LAST_MS: Final = 1_000
-"""The time before the end of a sweep in which it begins no further part."""
+"""The milliseconds before the end of a sweep in which no further part begins."""
 
 log = logging.getLogger("roundgate.tasks")
 
@@ -56,7 +59,7 @@ def make_handler(environ: Mapping[str, str]) -> Function:
     """Return the handler that an environment describes.
 
     Raises:
-        ConfigError: every problem in it or in gateway.yaml; the function's log shows it.
+        ConfigError: lists every problem in the environment or in gateway.yaml. Lambda logs it.
     """
     with kept():
         using, file = startup.read_configuration(environ)
@@ -70,8 +73,8 @@ def make_handler(environ: Mapping[str, str]) -> Function:
 
 
 class Function:
-    """The handler that the runtime calls with each event. The event loop is made at the first one,
-    because a snapshot must not hold sockets."""
+    """The handler that the Lambda runtime calls with each event. The event loop is created at the
+    first event, because a snapshot must not hold sockets."""
 
     def __init__(self, worker: Worker, sweep: Sweep, clock: Clock, metrics: Metrics) -> None:
         self._worker = worker
@@ -96,7 +99,8 @@ class Function:
             self._loop.close()
 
     async def handle(self, event: Any, remaining_ms: int) -> Any:
-        """Return the response to an event.
+        """Return the response to an event. `remaining_ms` is the time until Lambda stops the
+        function.
 
         Raises:
             ValueError: the event is of an unknown kind.
@@ -109,7 +113,11 @@ class Function:
                 within_ms = max(1, min(SWEEP_MS, remaining_ms - MARGIN_MS))
                 with aws.bounded(self._clock.deadline(within_ms)):
                     return await self._swept(within_ms)
-        kind = f"one with {sorted(event)[:8]}" if isinstance(event, dict) else type(event).__name__
+        kind = (
+            f"an object with {sorted(event)[:8]}"
+            if isinstance(event, dict)
+            else type(event).__name__
+        )
         raise ValueError(
             f"This function serves the task queue and the schedule of the sweep, not {kind}"
         )
@@ -136,12 +144,12 @@ class Function:
     async def _message(
         self, record: Event, deadline: Deadline, *, alone: bool = False
     ) -> Turn | None:
-        """Return how the turn ended; `None` if it failed, or there was none."""
+        """Return how the turn ended, or `None` if the message failed."""
         try:
             ref = TaskRef.parse(record.get("body", ""))
             turn = await self._worker.work(ref, deadline, alone=alone)
             if turn is Turn.SUSPECT:
-                # its message is hidden for long if this process dies before its turn
+                # if this process dies first, the message stays hidden until its visibility timeout
                 await self._worker.remind(ref)
             return turn
         except Exception as error:
@@ -153,8 +161,8 @@ class Function:
             return None
 
     async def _swept(self, within_ms: int) -> dict[str, float]:
-        """Return the delay of the most overdue task and the number of late tasks, without the
-        latter if time ran out."""
+        """Return the delay of the most overdue task in seconds and, if the sweep finished, the
+        number of late tasks."""
         # before the sweep, which hides late tasks by queueing them again
         fields = {"overdue_s": await self._sweep.overdue_s()}
         self._metrics.overdue(fields["overdue_s"])

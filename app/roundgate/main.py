@@ -1,4 +1,4 @@
-"""The composition root: makes a FastAPI app from settings and a configuration.
+"""The composition root: builds a FastAPI app from settings and a configuration.
 
     uvicorn --factory roundgate.main:create_app
 
@@ -7,8 +7,8 @@
     request ─▶ Guard ─▶ RequestMiddleware ─▶ MCP endpoints ─▶ FastAPI's router
 
 The MCP endpoints take and return raw bytes, so they are ASGI middleware in front of the router
-(docs/decisions/0002). An application that adds to the app uses FastAPI's own means: its middleware
-surrounds the layers above, its routes and dependencies lie behind them.
+(docs/decisions/0002). An application that extends the app uses FastAPI: its middleware runs before
+the layers above, its routes and dependencies after them.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from roundgate.settings import Settings
 from roundgate.tasks.external import Deliveries
 
 MAX_LEFT_OUT: Final = 20
-"""The most tools of a server that /healthz names as left out."""
+"""The limit on the tools of a server that /healthz lists as left out."""
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-"""`roundgate.observability.tracing` makes the spans: it knows methods and tools, FastAPI only
-paths."""
+"""Turns FastAPI's telemetry off: `roundgate.observability.tracing` makes the spans, because it
+knows methods and tools, and FastAPI only paths."""
 
 
 def create_app() -> FastAPI:
@@ -85,7 +85,7 @@ def build_app(
         using: the settings of the environment.
         clock: the clock of the gateway; the system's by default.
         stores: the stores; by default those that `using` names.
-        verifier: authenticates callers of all endpoints; by default the configured verifiers do.
+        verifier: authenticates callers of all endpoints; the configured verifiers by default.
         owns_process: whether the app may start child processes and end its own process.
 
     Raises:

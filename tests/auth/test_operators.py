@@ -269,7 +269,7 @@ def test_the_path_that_is_looked_at_is_the_one_that_is_routed(path: str, root: s
 @pytest.mark.parametrize(
     ("auth", "says"),
     [
-        ({"scopes": ["mcp"], "operator_scope": "mcp"}, "every caller has those"),
+        ({"scopes": ["mcp"], "operator_scope": "mcp"}, "every caller has"),
         ({"operator_scope": "two words"}, "operator_scope"),
         ({"operator_scope": ""}, "operator_scope"),
     ],

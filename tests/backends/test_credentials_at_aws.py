@@ -233,7 +233,8 @@ def test_no_other_setting_takes_what_is_kept_at_aws(tmp_path: Path, line: str) -
 
 @pytest.fixture
 def checked(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """moto recomputes the signature of each request, and asks IAM; the process is a user who may read one secret."""
+    """moto recomputes the signature of each request, and asks IAM; the process is a user who may
+    read one secret."""
     iam, user = boto3.client("iam"), f"u-{uuid.uuid4()}"
     may, may_not = (
         boto3.client("secretsmanager").describe_secret(SecretId=kept_secret(one))["ARN"]
@@ -333,7 +334,7 @@ async def test_without_credentials_of_aws_a_call_says_so(
     aws._session.cache_clear()
     credential = {"sigv4": "execute-api"}
     async with gateway_to(endpoint, signed_tool("who"), credential=credential) as gate:
-        assert "needs credentials of AWS, and there are none" in await gate.text("who", WHO)
+        assert "needs AWS credentials, and none were found" in await gate.text("who", WHO)
 
 
 async def test_a_session_token_goes_with_the_signature_and_is_not_shown(

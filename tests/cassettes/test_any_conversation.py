@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from roundgate.cassettes import RULES, Recorder, StandIn, Verifier, read
 from roundgate.cassettes.files import as_text
 from roundgate.cassettes.normalize import make_cassette
-from roundgate.cassettes.tape import Tape
+from roundgate.cassettes.recording import Recording
 from roundgate.client import Client
 from roundgate.json import encode
 from tests.support.scripted import STREAM_HEAD, Asked, event, modern, result, scripted, text
@@ -58,17 +58,19 @@ EXCHANGES = st.tuples(
 )
 
 
-def taped(said: list[Any]) -> Tape:
-    tape = Tape()
+def taped(said: list[Any]) -> Recording:
+    recording = Recording()
     for http, body, status, kind, parts, end in said:
-        exchange = tape.begin(http, [("Mcp-Param-X", "y")], body if http == "POST" else None)
+        exchange = recording.begin(http, [("Mcp-Param-X", "y")], body if http == "POST" else None)
         if status is not None:
-            tape.head(exchange, status, {"content-type": kind, "mcp-session-id": "s"})
+            recording.head(exchange, status, {"content-type": kind, "mcp-session-id": "s"})
             for part in parts:
                 is_stream = kind == "text/event-stream"
-                tape.arrived(exchange, b"id: e\ndata: " + part + b"\n\n" if is_stream else part)
-        tape.end(exchange, end)
-    return tape
+                recording.arrived(
+                    exchange, b"id: e\ndata: " + part + b"\n\n" if is_stream else part
+                )
+        recording.end(exchange, end)
+    return recording
 
 
 @settings(max_examples=40)

@@ -112,13 +112,13 @@ HEAD = "cassette: 1\ninteractions:\n  - request: {method: ping}\n    response:\n
 @pytest.mark.parametrize(
     ("text", "line", "what"),
     [
-        ("", None, "is no cassette"),
-        ("[]", 1, "is no cassette"),
+        ("", None, "is not a cassette"),
+        ("[]", 1, "is not a cassette"),
         ("cassette: 2\ninteractions: []\n", 1, "unknown version 2"),
         (HEAD + "      stat: 200\n", 5, "did you mean status?"),
         (HEAD + "      status: '200'\n", 5, "a whole number"),
         (HEAD + "      result: {1: x}\n", 5, "put it in quotes"),
-        (HEAD + "      result: {a: '${state'}\n", 5, "is no placeholder"),
+        (HEAD + "      result: {a: '${state'}\n", 5, "is not a valid placeholder"),
         (HEAD + "      after: 1\n", 5, "name a later interaction"),
         (HEAD + "      end: sometime\n", 5, "'server', 'client' or 'cut'"),
         ("cassette: 1\ninteractions:\n  - response: {}\n", 3, "has no request"),
@@ -128,7 +128,7 @@ HEAD = "cassette: 1\ninteractions:\n  - request: {method: ping}\n    response:\n
         (
             "cassette: 1\nrules: [{name: 'a b'}]\ninteractions: []\n",
             2,
-            "a name of letters and digits",
+            "a name of letters, digits, _ and -",
         ),
         ("cassette: 1\ninteractions:\n  - request: {http: PUT}\n", 3, "'POST', 'GET' or 'DELETE'"),
         (HEAD + "      status: 99\n", 5, "greater than or equal to 200"),

@@ -197,7 +197,7 @@ async def test_what_is_asked_and_was_never_recorded_is_refused_each_in_its_way()
     status, body = await said(stand_in, {"jsonrpc": "2.0", "id": "q", "result": {}})
     assert status == 400
     assert json.loads(body)["error"]["message"] == (
-        "Nothing like this was recorded: an answer to a question"
+        "This request was not recorded: an answer to a question"
     )
     assert (await said(stand_in, b""))[0] == 405
 
@@ -240,7 +240,9 @@ async def test_a_stream_whose_question_got_another_answer_ends_with_an_error() -
     no = {"action": "accept", "content": {"go": False}}
     assert (await said(stand_in, {"jsonrpc": "2.0", "id": "request-1", "result": no}))[0] == 400
     *_, last = (await asyncio.wait_for(stream, 30)).strip().split("data: ")
-    assert "content.go is true there, and false here" in json.loads(last)["error"]["message"]
+    assert (
+        "content.go was recorded as true and is now false" in json.loads(last)["error"]["message"]
+    )
 
 
 async def test_a_stream_goes_on_behind_the_event_that_is_named(tmp_path: Path) -> None:
@@ -396,7 +398,7 @@ def test_recordings_of_which_one_is_longer_say_what_is_new_and_what_is_gone() ->
     short = replace(short, interactions=short.interactions[:5])
     assert differences(whole, whole) == []
     assert differences(short, whole) == ["6: tools/call refund is new"]
-    assert differences(whole, short) == ["6: tools/call refund does not come any more"]
+    assert differences(whole, short) == ["6: tools/call refund is missing now"]
 
 
 def test_a_cassette_that_cannot_be_written_says_why_and_leaves_nothing(tmp_path: Path) -> None:

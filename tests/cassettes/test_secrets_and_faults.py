@@ -26,7 +26,7 @@ from roundgate.cassettes import (
 )
 from roundgate.cassettes.files import as_text
 from roundgate.cassettes.normalize import make_cassette
-from roundgate.cassettes.tape import Tape
+from roundgate.cassettes.recording import Recording
 from roundgate.client import Client, HttpRequest, Limits, Url
 from roundgate.errors import ConnectionLost, HttpRefused, RpcError, UsageError
 from tests.cassettes.conftest import HERE
@@ -136,13 +136,13 @@ async def test_no_secret_is_in_a_cassette_however_it_is_nested_and_written() -> 
 def test_schemas_of_a_server_that_refer_to_themselves_are_looked_at_with_an_end() -> None:
     members = {name: {"$ref": "#"} for name in "abcdefgh"}
     tool = {"name": "t", "inputSchema": {"properties": {**members, "pin": PASSWORD}}}
-    tape = Tape()
-    exchange = tape.begin("POST", [], b'{"method": "tools/list"}')
-    tape.head(exchange, 200, {"content-type": "application/json"})
-    tape.arrived(exchange, json.dumps({"result": {"tools": [tool]}}).encode())
+    recording = Recording()
+    exchange = recording.begin("POST", [], b'{"method": "tools/list"}')
+    recording.head(exchange, 200, {"content-type": "application/json"})
+    recording.arrived(exchange, json.dumps({"result": {"tools": [tool]}}).encode())
     call = {"method": "tools/call", "params": {"name": "t", "arguments": {"pin": "4711"}}}
-    tape.begin("POST", [], json.dumps(call).encode())
-    assert "4711" not in as_text(make_cassette(tape, RULES))
+    recording.begin("POST", [], json.dumps(call).encode())
+    assert "4711" not in as_text(make_cassette(recording, RULES))
 
 
 async def test_a_replay_takes_secrets_from_the_environment() -> None:
@@ -277,8 +277,8 @@ async def test_what_was_never_recorded_is_an_error_that_names_the_nearest() -> N
         with pytest.raises(RpcError) as caught:
             await client.call("refund", order=9)
         assert caught.value.message == (
-            'Nothing like this was recorded: tools/call refund {"order":9}; the nearest is interaction 5 '
-            "(tools/call refund): params.arguments.order is 7 there, and 9 here"
+            'This request was not recorded: tools/call refund {"order":9}; the nearest is interaction 5 '
+            "(tools/call refund): params.arguments.order was recorded as 7 and is now 9"
         )
         with pytest.raises(RpcError, match="no prompts/list was recorded"):
             await client.prompts()
@@ -318,7 +318,7 @@ async def test_in_order_nothing_is_answered_before_its_turn() -> None:
 async def test_a_cassette_has_as_many_requests_as_the_limit(
     monkeypatch: pytest.MonkeyPatch, calls: int, is_kept: bool
 ) -> None:
-    monkeypatch.setattr("roundgate.cassettes.tape.MAX_EXCHANGES", 2)
+    monkeypatch.setattr("roundgate.cassettes.recording.MAX_EXCHANGES", 2)
     async with scripted(lambda asked: http(204)) as server:
         recorder = Recorder(None, server.url)
         for _ in range(calls):
@@ -327,7 +327,7 @@ async def test_a_cassette_has_as_many_requests_as_the_limit(
         await recorder.close()
     if is_kept:
         assert recorder.cassette.interactions
-        assert len(recorder.tape.exchanges) == calls
+        assert len(recorder.recording.exchanges) == calls
     else:
         with pytest.raises(UsageError, match="record less"):
             _ = recorder.cassette
@@ -336,7 +336,7 @@ async def test_a_cassette_has_as_many_requests_as_the_limit(
 async def test_a_conversation_without_end_is_not_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("roundgate.cassettes.tape.MAX_TAPE", 1000)
+    monkeypatch.setattr("roundgate.cassettes.recording.MAX_RECORDED_BYTES", 1000)
     async with scripted(modern(lambda asked: result(asked, text("x" * 2000)))) as server:
         recorder = Recorder(tmp_path / "long.yaml", server.url)
         client = Client(server.url, transport=recorder, limits=Limits())

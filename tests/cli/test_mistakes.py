@@ -54,7 +54,7 @@ def check(
 
 
 WRONG = {
-    "misspelt argument": (function("def f()", "@tool(readonly=True)"), "is read_only meant?"),
+    "misspelt argument": (function("def f()", "@tool(readonly=True)"), "did you mean read_only?"),
     "unknown argument": (function("def f()", "@tool(xyz=True)"), "@tool takes name, title, "),
     "name in front": (function("def f()", '@tool("my_name")'), "write name='my_name'"),
     "prompt's name in front": (function("def f()", '@prompt("p")'), "write name='p'"),
@@ -107,7 +107,7 @@ WRONG = {
     "relative import": (f"from .other import x\n{FINE}", "by their names (import other)"),
     "circular import": (f"import other\n{FINE}", "cannot import name 'f'"),
     "module that is not installed": (f"import pandaz\n{FINE}", "install it and add it to your"),
-    "misspelt import": ("from roundgate import Tool\n", "is tool meant?"),
+    "misspelt import": ("from roundgate import Tool\n", "did you mean tool?"),
     "script": (f"{FINE}import sys\nsys.exit(0)\n", 'below `if __name__ == "__main__":`'),
     "tabs and blanks": (f"{FINE}def g():\n\tx = 1\n        y = 2\n", "TabError"),
     "line ends of Windows": (FINE.replace("\n", "\r\n"), None),
@@ -197,7 +197,7 @@ ODD_FILES = {
     "path variable with a misspelt argument": (
         FINE,
         HTTP.replace("/x", "/orders/{id}") + "        arguments: {idd: {in: query}}\n",
-        "is 'idd' meant?",
+        "did you mean 'idd'?",
     ),
 }
 
@@ -259,7 +259,7 @@ FILES = {
     "at sign": (f"server:\n  title: @x\n{PYTHON}", 'begins with @ in quotes: "@…"'),
     "open quotes": (f'server:\n  title: "x\n{PYTHON}', "close the open quotes"),
     "two documents": (f"{PYTHON}---\n{PYTHON}", "keep one document"),
-    "tag": (f"server: !x {{name: a}}\n{PYTHON}", "take out the word with !"),
+    "tag": (f"server: !x {{name: a}}\n{PYTHON}", "remove the word that begins with !"),
     "yes for a name": (f"server: {{name: yes}}\n{PYTHON}", "quote it"),
     "number for a version": (f"server: {{version: 1.0}}\n{PYTHON}", "quote it"),
     "yes for a switch": (f"{PYTHON}limits: {{strict: yes}}\n", None),
@@ -277,17 +277,17 @@ FILES = {
     "store": (f"{PYTHON}store: sqlite:///x\n", "set GATEWAY_STORE"),
     "file of a client": ("mcpServers: {x: {command: npx}}\n", "a gateway has `backends`"),
     "unit": (f"{PYTHON}limits: {{call_timeout_s: 5m}}\n", "write 300: it is a number of seconds"),
-    "unit left out": (f"{PYTHON}tasks: {{ttl: 5}}\n", "is ttl_s meant?"),
-    "camel case": (HTTP.replace("base_url", "baseUrl"), "is base_url meant?"),
-    "singular": (PYTHON.replace("backends", "backend"), "is backends meant?"),
-    "misspelt in a tool": (HTTP.replace("description", "descripton"), "is description meant?"),
-    "kind in capitals": (PYTHON.replace("python", "Python"), "is python meant?"),
+    "unit left out": (f"{PYTHON}tasks: {{ttl: 5}}\n", "did you mean ttl_s?"),
+    "camel case": (HTTP.replace("base_url", "baseUrl"), "did you mean base_url?"),
+    "singular": (PYTHON.replace("backends", "backend"), "did you mean backends?"),
+    "misspelt in a tool": (HTTP.replace("description", "descripton"), "did you mean description?"),
+    "kind in capitals": (PYTHON.replace("python", "Python"), "did you mean python?"),
     "mapping for a list": (
         "backends: {t: {kind: python, path: tools.py}}\n",
         "begins with a hyphen",
     ),
     "text for a mapping": (f"{PYTHON}search: true\n", "write a mapping"),
-    "path without a slash": (f"{PYTHON}http: {{path: mcp}}\n", "begin it with /"),
+    "path without a slash": (f"{PYTHON}http: {{path: mcp}}\n", "begin the path with /"),
     "host without a scheme": (HTTP.replace("https://", ""), "write the whole URL"),
     "method in small letters": (f"{HTTP}        method: post\n", "write POST"),
     "credential as text": (f"{HTTP}    credential: abc\n", '{bearer: "${TOKEN}"}'),

@@ -56,7 +56,9 @@ def test_a_module_that_cannot_do_with_it_is_told_which_variable_that_is(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = "PIN = int(os.environ['SHOP_PIN'])"
-    with pytest.raises(ConfigError, match=r"(?s)tools\.py.*SHOP_PIN cannot be had while packaging"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)tools\.py.*SHOP_PIN cannot be read while packaging"
+    ):
         planned(repository, line)
     assert "SHOP_PIN" not in os.environ
     monkeypatch.setenv("SHOP_PIN", "1234")

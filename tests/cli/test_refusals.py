@@ -43,13 +43,13 @@ def refusing(status: int, body: bytes, **headers: str) -> Iterator[str]:
 
 
 REFUSALS = {
-    "no token": (401, b"", {}, "", ["wants credentials", "ROUNDGATE_TOKEN", "--login"]),
+    "no token": (401, b"", {}, "", ["requires credentials", "ROUNDGATE_TOKEN", "--login"]),
     "an old token": (
         401,
         b"",
         {"WWW_Authenticate": EXPIRED},
         "t0ken-of-mine",
-        ["does not take the credentials", "The token has expired", "ROUNDGATE_TOKEN"],
+        ["rejected the credentials", "The token has expired", "ROUNDGATE_TOKEN"],
     ),
     "another host": (
         403,

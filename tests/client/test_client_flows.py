@@ -125,9 +125,9 @@ def test_a_server_that_never_stops_asking_is_stopped() -> None:
 @pytest.mark.parametrize(
     ("result", "complaint"),
     [
-        (asking(), "neither which"),
-        ({"resultType": "input_required", "inputRequests": []}, "no object"),
-        ({"resultType": "input_required", "requestState": 7}, "no text"),
+        (asking(), "neither questions"),
+        ({"resultType": "input_required", "inputRequests": []}, "not an object"),
+        ({"resultType": "input_required", "requestState": 7}, "not text"),
         (asking("x" * 51), "max_state"),
         (asking("s", a=FORM, b=FORM, c=FORM, d=FORM), "max_questions"),
         (asking("s", a={"method": "tools/list"}), "unknown method"),
@@ -207,7 +207,7 @@ def test_a_task_is_answered_once_for_each_key() -> None:
 
 @pytest.mark.parametrize(
     ("asks", "said"),
-    [({"inputRequests": {"a": FORM}}, r"has been answered \(a\)"), ({}, "not say")],
+    [({"inputRequests": {"a": FORM}}, r"were answered \(a\)"), ({}, "names no question")],
 )
 def test_a_task_that_asks_for_ever_what_it_was_answered_is_given_up(asks: Json, said: str) -> None:
     polled = [task("input_required", **asks)] * 10_000
@@ -341,7 +341,7 @@ def test_lists_are_read_page_after_page() -> None:
 @pytest.mark.parametrize(
     ("replies", "complaint"),
     [
-        ([{"tools": [], "nextCursor": "x"}] * 2, "circle"),
+        ([{"tools": [], "nextCursor": "x"}] * 2, "sent before"),
         ([{"tools": [], "nextCursor": str(n)} for n in range(3)], "max_pages"),
         ([{"tools": [{}] * 5}], "max_items"),
         ([{"tools": "all"}], "without a list"),

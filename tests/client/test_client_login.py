@@ -120,7 +120,7 @@ async def test_an_authorization_server_that_cannot_be_trusted_is_not_used(
 @pytest.mark.parametrize("resource", ["https://other.example/mcp", "http://127.0.0.1:1/mcp"])
 async def test_metadata_of_another_resource_is_not_used(resource: str) -> None:
     guarded = Guarded(resource=resource)
-    with pytest.raises(AuthorizationFailed, match="another resource"):
+    with pytest.raises(AuthorizationFailed, match="a resource other than"):
         await logged_in(guarded, BrowserLogin(open_url=guarded.browser()))
 
 

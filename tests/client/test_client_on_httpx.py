@@ -42,11 +42,11 @@ async def stops(_: Asked) -> AsyncGenerator[bytes, None]:
 @pytest.mark.parametrize(
     ("answers", "expected", "said"),
     [
-        (closes, ConnectionLost, "closed the connection before its answer was whole"),
-        (breaks_off, ConnectionLost, "closed the connection before its answer was whole"),
-        (babbles, BadAnswer, "does not answer in HTTP as it should"),
-        (is_silent, TimedOut, r"Nothing came .* \(limit idle_s\)"),
-        (stops, TimedOut, r"Nothing came .* \(limit idle_s\)"),
+        (closes, ConnectionLost, "closed the connection before its answer was complete"),
+        (breaks_off, ConnectionLost, "closed the connection before its answer was complete"),
+        (babbles, BadAnswer, "sent an invalid HTTP response"),
+        (is_silent, TimedOut, r"sent no data .* \(limit idle_s\)"),
+        (stops, TimedOut, r"sent no data .* \(limit idle_s\)"),
     ],
 )
 async def test_a_service_that_fails_is_told_as_on_a_client_of_our_own(

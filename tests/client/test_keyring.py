@@ -99,7 +99,7 @@ async def test_a_keyring_that_takes_no_more_costs_the_next_login_and_no_call(
     async with scripted(guarded) as server:
         guarded.origin = server.origin
         assert len(await called(guarded, server.url, SystemKeyring())) == 1
-    assert "not kept for the next process" in caplog.text
+    assert "not stored for the next process" in caplog.text
     assert "token-1" not in caplog.text
 
 

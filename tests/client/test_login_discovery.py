@@ -126,10 +126,10 @@ async def test_the_login_is_found_wherever_it_is_published(
         ({RESOURCE: resource(authorization_servers=[])}, "Bearer", "names no authorization server"),
         ({}, 'Bearer resource_metadata="https://mcp.example/there"', "that does not exist"),
         ({RESOURCE: 500}, "Bearer", "mcp.example answered with HTTP status 500"),
-        ({RESOURCE: b"<html>"}, "Bearer", "mcp.example answered with something that is no JSON"),
+        ({RESOURCE: b"<html>"}, "Bearer", "mcp.example answered without a JSON"),
         ({RESOURCE: resource()}, "Bearer", "as.example publishes no metadata"),
-        ({RESOURCE: resource(resource=7)}, "Bearer", "for another resource"),
-        ({RESOURCE: resource(authorization_servers=["as"])}, "Bearer", "issuer .* is no URL"),
+        ({RESOURCE: resource(resource=7)}, "Bearer", "for a resource other than"),
+        ({RESOURCE: resource(authorization_servers=["as"])}, "Bearer", "issuer .* is not a valid URL"),
         (
             {RESOURCE: resource(), ISSUER: {"issuer": "https://as.example"}},
             "Bearer",

@@ -94,14 +94,14 @@ REPEATED = b'{"jsonrpc":"2.0","id":3,"id":3,"result":{}}'
     ("script", "kind", "complaint"),
     [
         (lambda asked: http(200, b"<html>", kind="text/html"), BadAnswer, "text/html"),
-        (lambda asked: http(200, b"{"), BadAnswer, "no JSON"),
-        (lambda asked: http(200, b"[]"), BadAnswer, "no JSON-RPC"),
-        (lambda asked: http(200, REPEATED), BadAnswer, "no JSON"),
+        (lambda asked: http(200, b"{"), BadAnswer, "not JSON"),
+        (lambda asked: http(200, b"[]"), BadAnswer, "not a JSON-RPC"),
+        (lambda asked: http(200, REPEATED), BadAnswer, "not JSON"),
         (lambda asked: says({"jsonrpc": "2.0", "id": 999, "result": {}}), BadAnswer, "another request"),
-        (lambda asked: says({"jsonrpc": "2.0", "id": asked.message["id"], "result": 5}), BadAnswer, "no object"),
-        (lambda asked: says({"jsonrpc": "2.0", "id": asked.message["id"]}), BadAnswer, "no JSON-RPC response"),
+        (lambda asked: says({"jsonrpc": "2.0", "id": asked.message["id"], "result": 5}), BadAnswer, "not an object"),
+        (lambda asked: says({"jsonrpc": "2.0", "id": asked.message["id"]}), BadAnswer, "not a JSON-RPC response"),
         (lambda asked: says({"jsonrpc": "2.0", "id": asked.message["id"], "error": "no"}), BadAnswer, "without a code"),
-        (lambda asked: http(202), BadAnswer, "no JSON-RPC response"),
+        (lambda asked: http(202), BadAnswer, "not a JSON-RPC response"),
         (lambda asked: http(200, b"", kind="image/png"), BadAnswer, "instead of JSON"),
         (lambda asked: http(200, b"", Content_Encoding="gzip"), BadAnswer, "compressed"),
         (lambda asked: http(500, b"oops", kind="text/plain"), HttpRefused, "500"),
@@ -111,19 +111,19 @@ REPEATED = b'{"jsonrpc":"2.0","id":3,"id":3,"result":{}}'
         (lambda asked: result(asked, {}), BadAnswer, "without 'content'"),
         (lambda asked: result(asked, {**text("x"), "isError": "yes"}), BadAnswer, "'isError'"),
         (lambda asked: result(asked, text("x" * 30_000)), BadAnswer, "max_message"),
-        (lambda asked: result(asked, {"resultType": "input_required"}), BadAnswer, "neither which"),
+        (lambda asked: result(asked, {"resultType": "input_required"}), BadAnswer, "neither questions"),
         (lambda asked: result(asked, {"resultType": "input_required", "requestState": LONG}), BadAnswer, "max_state"),
         (lambda asked: result(asked, {"resultType": "input_required", "requestState": "on"}), TooManyRounds, "rounds"),
         (lambda asked: error(asked, -32603, "broken"), RpcError, "broken"),
-        (lambda asked: b"SSH-2.0-Open\r\n\r\n", BadAnswer, "does not answer in HTTP"),
-        (lambda asked: b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000, BadAnswer, "does not answer in HTTP"),
-        (lambda asked: b"HTTP/1.1 101 Switching\r\n\r\n", BadAnswer, "does not answer in HTTP"),
+        (lambda asked: b"SSH-2.0-Open\r\n\r\n", BadAnswer, "sent an invalid HTTP response"),
+        (lambda asked: b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000, BadAnswer, "sent an invalid HTTP response"),
+        (lambda asked: b"HTTP/1.1 101 Switching\r\n\r\n", BadAnswer, "sent an invalid HTTP response"),
         (lambda asked: None, ConnectionLost, "closed"),
         (a_stream(b"data: {", b""), ConnectionLost, "before its answer"),
         (a_stream(b": only comments\n\n"), ConnectionLost, "before its answer"),
         (a_stream(b"data: x" * 5_000), BadAnswer, "max_message"),
         (a_stream(event(QUESTION)), BadAnswer, "forbids"),
-        (replies({"resultType": "input_required", "inputRequests": [FORM]}), BadAnswer, "no object"),
+        (replies({"resultType": "input_required", "inputRequests": [FORM]}), BadAnswer, "not an object"),
         (replies({"resultType": "input_required", "inputRequests": {"q": 5}}), BadAnswer, "no request"),
         (replies(asking({"method": "tools/call"})), BadAnswer, "unknown method"),
         (replies(asking(VISIT)), BadAnswer, "no page to send a user to"),
@@ -210,7 +210,9 @@ async def test_a_circle_of_redirects_ends() -> None:
             await client.call("t")
 
 
-@pytest.mark.parametrize(("status", "given"), [(401, "wants credentials"), (403, "refuses access")])
+@pytest.mark.parametrize(
+    ("status", "given"), [(401, "requires credentials"), (403, "refuses access")]
+)
 async def test_a_refusal_without_credentials_says_what_to_give(status: int, given: str) -> None:
     async with scripted(lambda asked: http(status)) as server, Client(server.url) as client:
         with pytest.raises(AuthorizationFailed, match=given):
@@ -370,7 +372,7 @@ async def test_what_nobody_declared_is_not_answered(kind: str, asked: dict[str, 
         scripted(script) as server,
         Client(server.url, capabilities=declared, answers=answer) as client,
     ):
-        with pytest.raises(BadAnswer, match=f"{kind} that this client did not declare"):
+        with pytest.raises(BadAnswer, match=f"{kind}, which this client did not declare"):
             await client.call("t")
 
 
@@ -409,7 +411,7 @@ async def test_tools_that_break_the_rules_do_not_pile_up(
     [
         (a_stream(b""), ConnectionLost, "before the server confirmed"),
         (a_stream(event({"jsonrpc": "2.0", "method": "notifications/x"})), BadAnswer, "before it"),
-        (a_stream(event([1])), BadAnswer, "no JSON-RPC"),
+        (a_stream(event([1])), BadAnswer, "not a JSON-RPC"),
         (lambda asked: http(503, b"", "text/plain"), HttpRefused, "503"),
         (lambda asked: drops(), TimedOut, "request_s"),
     ],
@@ -473,7 +475,7 @@ async def test_a_subscription_that_the_server_ends_is_at_its_end() -> None:
     ("then", "kind", "said"),
     [
         ({"id": 1, "error": {"code": -32603, "message": "It is gone"}}, RpcError, "It is gone"),
-        ({"id": 1, "method": "ping"}, BadAnswer, "something else than notifications"),
+        ({"id": 1, "method": "ping"}, BadAnswer, "messages other than notifications"),
         ({"method": "notifications/x", "params": [1]}, BadAnswer, "something else than"),
     ],
 )

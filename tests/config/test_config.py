@@ -162,10 +162,10 @@ def test_what_a_variable_holds_is_not_looked_into_again(files: Files) -> None:
         ("${file:gone}", "gone: No such file or directory"),
         ("${file:.}", ".: Is a directory"),
         ("${file:bytes}", "bytes: is not text"),
-        ("${GONE:default}", "${ begins something that is not a reference"),
-        ("${GONE", "${ begins something that is not a reference"),
-        ("a ${} b", "${ begins something that is not a reference"),
-        ("${file:}", "${ begins something that is not a reference"),
+        ("${GONE:default}", "${ does not begin a valid reference"),
+        ("${GONE", "${ does not begin a valid reference"),
+        ("a ${} b", "${ does not begin a valid reference"),
+        ("${file:}", "${ does not begin a valid reference"),
     ],
 )
 def test_a_reference_to_nothing_is_a_problem_where_it_stands(
@@ -464,7 +464,7 @@ def bomb(use: str) -> str:
         ("a: " + "9" * 5_000, 1, "has a number of more than 400 characters; put it in quotes"),
         ("a: " + "1:" * 5_000 + "1.5", 1, "has a number of more than 400 characters"),
         ('a: !!int "' + "1:" * 5_000 + '1"', 1, "has a number of more than 400 characters"),
-        ("a: " + "1:" * 190 + "1.5", None, "has a value that cannot be read"),
+        ("a: " + "1:" * 190 + "1.5", None, "has a date or number that Python cannot represent"),
         (bomb("[*{0}, *{0}]"), 14, "has aliases (*a12) that repeat more than 50,000"),
         (bomb("{{<<: [*{0}, *{0}]}}"), 14, "has aliases (*a12) that repeat more than"),
         ("a: " + "[" * 5000, None, "is n"),

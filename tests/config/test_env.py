@@ -85,7 +85,7 @@ def test_what_aws_keeps_is_read_here_and_from_a_parameter_of_the_stack(
     [
         ("${secret:shop/gone}", "shop/gone cannot be read from AWS: ResourceNotFoundException"),
         ("${secret:shop/key#pin}", "not a JSON object with the member pin"),
-        ("Bearer ${ssm:/shop/pin}", "has to be the whole value"),
+        ("Bearer ${ssm:/shop/pin}", "must be the whole value"),
     ],
 )
 def test_what_cannot_be_read_is_a_problem_of_its_line_without_the_secret(

@@ -164,20 +164,20 @@ def test_every_problem_is_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("GATEWAY_STORE", "postgres://x", "names no store we have"),
-        ("GATEWAY_STORE", "postgresql://user:pass/word@host/db", "names no store we have"),
-        ("GATEWAY_STORE", "postgresql://user:pass@word@host/db", "names no store we have"),
-        ("GATEWAY_STORE", "postgresql://user:word@host:port/db", "names no store we have"),
-        ("GATEWAY_STORE", "postgresql://user:word@host", "names no store we have"),
+        ("GATEWAY_STORE", "postgres://x", "is not a supported store"),
+        ("GATEWAY_STORE", "postgresql://user:pass/word@host/db", "is not a supported store"),
+        ("GATEWAY_STORE", "postgresql://user:pass@word@host/db", "is not a supported store"),
+        ("GATEWAY_STORE", "postgresql://user:word@host:port/db", "is not a supported store"),
+        ("GATEWAY_STORE", "postgresql://user:word@host", "is not a supported store"),
         ("GATEWAY_STORE_CONNECTIONS", "0", "is not a number of connections"),
         ("GATEWAY_STORE_CONNECTIONS", "ten", "is not a number of connections"),
-        ("GATEWAY_STORE", "sqlite:///", "names no store we have"),
-        ("GATEWAY_STORE", "dynamodb://a", "names no store we have"),
-        ("GATEWAY_QUEUE", "sqs://", "names no queue we have"),
-        ("GATEWAY_QUEUE", "rabbit", "names no queue we have"),
-        ("GATEWAY_RELOAD", "yes", "is 'yes'"),
-        ("GATEWAY_ALLOW_ANONYMOUS", "TRUE", "is 'TRUE'"),
-        ("GATEWAY_WORKER", "maybe", "is 'maybe'"),
+        ("GATEWAY_STORE", "sqlite:///", "is not a supported store"),
+        ("GATEWAY_STORE", "dynamodb://a", "is not a supported store"),
+        ("GATEWAY_QUEUE", "sqs://", "is not a supported queue"),
+        ("GATEWAY_QUEUE", "rabbit", "is not a supported queue"),
+        ("GATEWAY_RELOAD", "yes", "does not accept 'yes'"),
+        ("GATEWAY_ALLOW_ANONYMOUS", "TRUE", "does not accept 'TRUE'"),
+        ("GATEWAY_WORKER", "maybe", "does not accept 'maybe'"),
     ],
 )
 def test_a_value_that_cannot_be_says_what_can(name: str, value: str, said: str) -> None:
@@ -275,7 +275,8 @@ PLACES: dict[type[Model], str] = {
     HttpJobConfig: "| setting of a job",
     HttpCancelConfig: "| setting of a cancel",
 }
-"""Where docs/configuration.md describes the settings of a model: from here to the next heading or table of its own."""
+"""Where docs/configuration.md describes the settings of a model: from here to the next heading or
+table of its own."""
 
 
 def part(start: str) -> str:
@@ -285,7 +286,8 @@ def part(start: str) -> str:
 
 
 def own_settings(model: type[Model]) -> dict[str, FieldInfo]:
-    """The settings of a model under their names in the file, without `kind` and those of its base."""
+    """The settings of a model under their names in the file, without `kind` and those of its
+    base."""
     base = BackendConfig.model_fields.keys() if model is not BackendConfig else set()
     inherited = base | {"kind"} if issubclass(model, BackendConfig) else set()
     inherited |= Selector.model_fields.keys() if model is ViewSelector else set()

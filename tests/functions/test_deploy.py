@@ -415,12 +415,12 @@ AUTHORIZER = (
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["GatewayTimout=20"], "There is no parameter GatewayTimout; GatewayTimeout?"),
+        (["GatewayTimout=20"], "There is no parameter GatewayTimout; did you mean GatewayTimeout?"),
         (["Quux=1"], "There is no parameter Quux. There are PublicUrl, "),
         ([*DOMAIN, "PublicUrl=https://mcp.example.com/tools"], "mapped to the root of mcp.example"),
-        (["DomainName=*.example.com", DOMAIN[1]], "Say PublicUrl=https://"),
-        (["AuthorizerIssuer=https://other.example", AUTHORIZER[1]], "the other refuses"),
-        (["AuthorizerIssuer=https://issuer.example/", AUTHORIZER[1]], "the slash at the end"),
+        (["DomainName=*.example.com", DOMAIN[1]], "Pass PublicUrl=https://"),
+        (["AuthorizerIssuer=https://other.example", AUTHORIZER[1]], "no token is valid for both"),
+        (["AuthorizerIssuer=https://issuer.example/", AUTHORIZER[1]], "a slash at the end"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -464,7 +464,7 @@ def test_algorithms_that_an_http_apis_authorizer_does_not_take_are_refused(
     ):
         guarded_config.write_text(whole.replace("keys'}", f"keys', algorithms: {algorithms}}}"))
         said = refusal(guarded_config, *AUTHORIZER)
-        assert ("takes tokens that are signed with RSA" not in said) is fits, said
+        assert ("accepts only tokens signed with RSA" not in said) is fits, said
         assert refusal(guarded_config) == ""
 
 
@@ -477,7 +477,7 @@ def test_an_authorizer_and_a_configuration_that_relies_on_one_need_each_other(
     behind = "auth: {authorizer: api-gateway, issuer: 'https://issuer.example'}\n"
     open_config.write_text(behind + open_config.read_text())
     assert refusal(open_config, *AUTHORIZER) == ""
-    assert "nobody could" in refusal(open_config)
+    assert "no caller would be accepted" in refusal(open_config)
 
 
 @pytest.mark.parametrize(
@@ -540,12 +540,14 @@ def test_workers_leave_half_of_the_accounts_functions_to_the_gateway(
     if fits:
         check(one, {}, executions)
     else:
-        with pytest.raises(UsageError, match=r"(?s)10 functions at once.*Set it to 5 at most"):
+        with pytest.raises(
+            UsageError, match=r"(?s)10 functions at once.*Set WorkerConcurrency to at most 5"
+        ):
             check(one, {}, executions)
 
 
 def test_an_override_that_is_none_is_refused() -> None:
-    with pytest.raises(UsageError, match="takes NAME=VALUE, not 'Name'"):
+    with pytest.raises(UsageError, match="needs NAME=VALUE, not 'Name'"):
         deploy_options.read_options("stack", ["file", deploy_options.OVERRIDES, "Name"])
 
 
@@ -649,7 +651,7 @@ def test_the_quota_of_functions_is_known_or_its_check_is_left_out(
         assert capsys.readouterr().err == ""
         stub.add_client_error("get_account_settings", "AccessDenied", "not authorized")
         assert deploy.concurrency_limit(client) is None
-        assert "is not checked" in capsys.readouterr().err
+        assert "was not checked" in capsys.readouterr().err
     client.close()
 
 

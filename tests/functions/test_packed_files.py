@@ -133,7 +133,7 @@ def test_a_name_that_secrets_have_refuses_whoever_asks_for_it(tmp_path: Path, na
     found = gathered(tmp_path, files | {"gateway.yaml": text})
     assert set(found.files) == {"tools.py", "data/prices.csv"}
     exact = written(tmp_path, {"gateway.yaml": f"{GATEWAY}package: {{include: ['data/{name}']}}\n"})
-    with pytest.raises(ConfigError, match="has the name of a secret"):
+    with pytest.raises(ConfigError, match="is named like a secret"):
         contents.gather(load(exact))
 
 
@@ -168,12 +168,12 @@ def test_secrets_in_a_package_are_left_out_and_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("include", "says"),
     [
-        ("key.pem", "has the name of a secret"),
+        ("key.pem", "is named like a secret"),
         ("../other", "is outside of"),
         ("linked.txt", "is outside of"),
         ("nothing.csv", "there is no nothing.csv"),
-        ("data/*.xml", "nothing here is data/"),
-        ("/etc/*", "is no pattern of files here"),
+        ("data/*.xml", "no file matches data/"),
+        ("/etc/*", "is not a valid pattern"),
     ],
 )
 def test_what_cannot_be_included_is_an_error_at_its_line(
@@ -193,7 +193,7 @@ def test_what_cannot_be_included_is_an_error_at_its_line(
 def test_a_file_whose_text_is_a_secret_is_not_packed(tmp_path: Path) -> None:
     server = "server: {instructions: '${file:token.key}'}\n"
     path = written(tmp_path, {"gateway.yaml": server + GATEWAY, "token.key": "t"})
-    with pytest.raises(ConfigError, match=r"token\.key has the name of a secret"):
+    with pytest.raises(ConfigError, match=r"token\.key is named like a secret"):
         contents.gather(load(path))
 
 
@@ -274,7 +274,7 @@ def test_the_ignore_file_may_begin_with_a_byte_order_mark_and_has_to_be_utf_8(
     (tmp_path / ".roundgateignore").write_text("*.csv\n", "utf-8-sig")
     assert "shop/a.csv" not in contents.gather(load(path)).files
     (tmp_path / ".roundgateignore").write_text("*.csv\n", "utf-16")
-    with pytest.raises(ConfigError, match="is no UTF-8 text"):
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
         contents.gather(load(path))
 
 
@@ -287,7 +287,9 @@ def test_a_link_to_a_secret_is_one_whatever_it_is_called(tmp_path: Path) -> None
     assert set(found.files) == {"tools.py", "shop/__init__.py"}
     assert found.refused == ["shop/settings.txt"]
     path.write_text(GATEWAY + "package: {include: [tables.csv]}\n")
-    with pytest.raises(ConfigError, match=r"tables\.csv has the name of a secret, or links to one"):
+    with pytest.raises(
+        ConfigError, match=r"tables\.csv is named like a secret, or links to such a file"
+    ):
         contents.gather(load(path))
 
 
@@ -341,7 +343,7 @@ def test_a_package_in_src_has_to_be_moved_beside_gateway_yaml(tmp_path: Path) ->
     module = "backends: [{kind: python, name: shop, module: shop.tools}]\n"
     with pytest.raises(ConfigError, match=r"src/shop is not beside gateway\.yaml") as raised:
         gathered(tmp_path, {"gateway.yaml": module, **files})
-    assert raised.value.problems[0].remedy == "move src/shop there"
+    assert raised.value.problems[0].remedy == "move src/shop beside gateway.yaml"
     found = gathered(tmp_path, {"gateway.yaml": GATEWAY, "tools.py": "import shop"})
     (tmp_path / "staging").mkdir()
     (tmp_path / "staging" / "tools.py").write_text("import shop")

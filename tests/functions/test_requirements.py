@@ -135,7 +135,7 @@ def test_a_wheel_that_the_repositorys_own_lock_does_not_know_is_refused(
 ) -> None:
     wheel(index, "slow", "py3-none-any")
     wanted = Requirements(Path("uv.lock"), ("slow",), (), {"slow": frozenset({SHA})})
-    with pytest.raises(ConfigError, match="is not the file whose hash is in it"):
+    with pytest.raises(ConfigError, match="does not have a hash that the file allows"):
         locking.for_repository(wanted, tmp_path, "arm64")
 
 

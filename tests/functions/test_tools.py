@@ -1,5 +1,5 @@
-"""What `roundgate stack` and `deploy` install for themselves: once, whole or not at all. pip and npm
-are real or stand for themselves; the packages are small ones of ours."""
+"""What `roundgate stack` and `deploy` install for themselves: once, whole or not at all. pip and
+npm are real or stand for themselves; the packages are small ones of ours."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_emulator_is_taken_out_of_sam_and_runs_functions_in_a_python_of_thei
     monkeypatch.setattr(machine, "interpreter", lambda: None)
     assert machine.emulator() == (rie, python)  # it is there
     (cache / "lambda/.stamp").unlink()
-    with pytest.raises(UsageError, match=r"functions run on Python 3\.\d+, which is not installed"):
+    with pytest.raises(UsageError, match=r"functions need Python 3\.\d+; install it"):
         machine.emulator()
 
 

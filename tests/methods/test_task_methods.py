@@ -277,7 +277,7 @@ async def test_an_id_that_we_never_gave_out_is_unknown(
     assert (status, error["code"]) == (400, -32602)
     assert (
         error["message"]
-        == "Unknown task: there is none with this id, it has expired, or it is not yours"
+        == "Unknown task: the id does not exist, has expired, or belongs to another caller"
     )
     assert "data" not in error
 

@@ -424,7 +424,7 @@ async def test_a_version_that_is_not_supported_any_more_ends_in_an_error_that_sa
     assert isinstance(error, HandlerVersionError)
     assert str(error) == (
         "'version:change': the call has version 1 of 'change', and its handler supports 2 to 2: "
-        "serve a handler that has a branch for version 1 and says so with oldest, or cancel the "
+        "serve a handler that has a branch for version 1 and declares it with oldest, or cancel the "
         "call"
     )
     assert not error.is_newer

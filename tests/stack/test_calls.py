@@ -95,7 +95,7 @@ async def test_an_answer_that_aws_lambda_would_not_return_is_an_error_that_says_
 ) -> None:
     status, error = await mcp.error("tools/call", {"name": "talk", "arguments": {"megabytes": 7}})
     assert (status, error["code"]) == (200, -32603)
-    assert "AWS Lambda returns 6291456 at most" in error["message"]
+    assert "AWS Lambda returns at most 6291456" in error["message"]
 
 
 async def test_an_answer_that_only_its_escaping_makes_too_large_arrives(mcp: Client) -> None:

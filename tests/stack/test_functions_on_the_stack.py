@@ -23,7 +23,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def patient(stack: Deployed) -> AsyncIterator[Client]:
-    """A client of gateways with the time of deployed ones: megabytes take seconds on a busy machine."""
+    """A client of gateways with the time of deployed ones: megabytes take seconds on a busy
+    machine."""
     deployment = replace(stack.stack.deployment, times=replace(TIMES, gateway_s=29, api_s=30))
     with closing(deployment.gateways(1, "Patient")) as pool:
         async with to_api(deployment, pool) as http:
@@ -59,8 +60,8 @@ async def test_what_a_function_just_may_answer_arrives_unless_the_gateway_itself
     asked = {"name": "write", "arguments": {"bytes": 3_146_000}}
     status, error = await patient.error("tools/call", asked)
     assert (status, error["code"]) == (200, -32603)
-    assert error["message"].startswith("What was asked for was done, but its response has 6292")
-    assert "AWS Lambda returns 6291456 at most, so ask for less at once" in error["message"]
+    assert error["message"].startswith("The call succeeded, but its response has 6292")
+    assert "AWS Lambda returns at most 6291456; request less data per call" in error["message"]
     over = error_of(await patient.call("write", {"bytes": 6_292_000}))
     assert over.startswith("The function desk answered more than AWS Lambda returns")
 

@@ -83,7 +83,7 @@ async def test_a_handler_that_goes_another_way_each_time_is_found() -> None:
             Diverged, match="when charge is remembered, and its process dies"
         ) as caught:
             await gateway.call("odd", crash="everywhere")
-        assert "went another way than before" in str(caught.value)
+        assert "took another path than before" in str(caught.value)
 
 
 async def test_a_handler_whose_result_is_not_remembered_is_found() -> None:

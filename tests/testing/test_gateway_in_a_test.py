@@ -131,7 +131,7 @@ async def test_time_passes_when_the_test_says_so() -> None:
 
 async def test_a_task_that_waits_for_nothing_is_no_endless_test() -> None:
     async with Gateway(stuck) as gateway:
-        with pytest.raises(NondeterminismError, match="went another way than before"):
+        with pytest.raises(NondeterminismError, match="took another path than before"):
             await gateway.call("stuck")
 
 

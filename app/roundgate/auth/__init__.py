@@ -1,4 +1,4 @@
-"""The identification of callers. It depends on no MCP methods, tools or HTTP frameworks."""
+"""Authentication of callers. Depends on no MCP methods, tools or HTTP frameworks."""
 
 from __future__ import annotations
 

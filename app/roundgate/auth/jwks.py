@@ -1,7 +1,7 @@
 """The public keys of an issuer, cached (RFC 7517).
 
-Stale keys stay in use while the issuer cannot be reached. Whatever `kid` callers send, the issuer
-is asked at most once in `RETRY_MS`.
+Stale keys stay in use while the issuer is unreachable. The gateway asks the issuer at most once per
+`RETRY_MS`, whatever `kid` callers send.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ class KeySet:
             KeysUnavailable: the keys have never been read.
         """
         is_known = kid in self._keys
-        # while one call reads the keys, the others use stale ones: a slow issuer delays only one
-        # call
+        # while one call reads the keys, others use the stale keys, so a slow issuer delays one call
         if not is_known or (self._age_ms(self._read_ms) > FRESH_MS and not self._lock.locked()):
             await self._refresh()
         if self._read_ms is None:
@@ -63,14 +62,14 @@ class KeySet:
     async def _refresh(self) -> None:
         async with self._lock:
             if self._age_ms(self._asked_ms) < RETRY_MS:
-                return  # another call has just asked
+                return  # another call asked recently
             self._asked_ms = self.clock.monotonic_ms()
             try:
-                # httpx's timeout is for each read, and a server could send single bytes
+                # httpx's timeout applies to each read, and a server could send single bytes
                 async with asyncio.timeout(self.timeout_s):
                     self._keys = _parse(await self.fetch(self.url))
                 self._read_ms = self.clock.monotonic_ms()
-            except Exception as error:  # after any error the earlier keys stay in use
+            except Exception as error:  # on any error the earlier keys stay in use
                 reason = str(error)[:200] or type(error).__name__
                 log.warning(
                     "JWKS could not be read", extra={"fields": {"url": self.url, "reason": reason}}
@@ -88,19 +87,19 @@ def _parse(document: bytes) -> dict[str, PyJWK]:
             # skip secrets and encryption keys
             if entry["kty"] != "oct" and entry.get("use", "sig") == "sig":
                 keys[entry["kid"]] = PyJWK(entry)
-        except Exception:  # noqa: S112  one unusable key must not cost the others
+        except Exception:  # noqa: S112  an unusable key must not invalidate the others
             continue
     if not keys:
-        raise ValueError("no usable key in the document")
+        raise ValueError("the document has no usable key")
     return keys
 
 
 async def fetch(url: str) -> bytes:
-    """Read a URL, with `TIMEOUT_S` for each read and at most `MAX_BYTES`.
+    """Return the content of a URL, with `TIMEOUT_S` for each read and at most `MAX_BYTES`.
 
     Raises:
         ValueError: the document is too large or compressed.
-        httpx.HTTPError: it cannot be read.
+        httpx.HTTPError: the document cannot be read.
     """
     from roundgate.net.http import make_client
 
@@ -108,7 +107,7 @@ async def fetch(url: str) -> bytes:
     async with client, client.stream("GET", url) as response:
         response.raise_for_status()
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise ValueError("the document is packed, although that was not asked for")
+            raise ValueError("the document is compressed, but compression was not requested")
         body = b""
         async for chunk in response.aiter_raw():
             body += chunk

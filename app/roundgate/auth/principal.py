@@ -1,4 +1,4 @@
-"""The caller that records, tokens and answers are bound to, and the port that identifies it."""
+"""The caller to which records, tokens and answers are bound, and the port that identifies it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any, Final, Protocol
 from roundgate.json import digest
 
 MAX_NAME: Final = 1_024
-"""The most characters of a subject or client, which are part of keys and rows."""
+"""The limit on the characters of a subject or client, which are parts of keys and rows."""
 LOCAL_ISSUER: Final = "local"
-"""The issuer of the only subject in a gateway without authentication."""
+"""The issuer of the single subject in a gateway without authentication."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """An authenticated subject: the issuer that vouches for it, its client, and its scopes."""
+    """An authenticated subject: its issuer, its client, and its scopes."""
 
     issuer: str
     subject: str
     client_id: str = ""
     scopes: frozenset[str] = frozenset()
     expires_at_s: float | None = field(default=None, compare=False)
-    """When its token expires, in seconds since the epoch; not part of its identity."""
+    """When the caller's token expires, in seconds since the epoch; not part of the identity."""
 
     @property
     def identity(self) -> tuple[str, str, str]:
@@ -33,8 +33,8 @@ class Principal:
 
     @property
     def names(self) -> dict[str, str]:
-        """Return the caller's identity as members of a log line. There is no issuer without
-        authentication."""
+        """Return the caller's identity as members of a log line. Without authentication, the issuer
+        is omitted."""
         names = {"subject": self.subject}
         if self.issuer != LOCAL_ISSUER:
             names["issuer"] = self.issuer
@@ -44,8 +44,8 @@ class Principal:
 
 
 def task_owner(principal: Principal, view: str = "") -> str:
-    """Return the owner of what is stored for a caller: a digest of its issuer, subject and client,
-    and of the view called.
+    """Return the owner of the rows stored for a caller: a digest of its issuer, subject and client,
+    and of the called view.
 
     The owner begins with a letter, so a command line never mistakes `OWNER.ID` for an option.
     """
@@ -55,7 +55,7 @@ def task_owner(principal: Principal, view: str = "") -> str:
 
 def is_name(claim: Any) -> bool:
     """Return whether a claim can name a subject or a client: text of at most `MAX_NAME` characters
-    that UTF-8 can encode. A lone surrogate (`"\\ud800"`) fits in no key or row."""
+    that UTF-8 can encode. Keys and rows cannot store a lone surrogate (`"\\ud800"`)."""
     return isinstance(claim, str) and len(claim) <= MAX_NAME and _is_unicode(claim)
 
 
@@ -68,7 +68,8 @@ def _is_unicode(text: str) -> bool:
 
 
 def parse_scopes(granted: Any) -> frozenset[str]:
-    """Return scopes from a claim: a list, or text separated by blanks (RFC 9068 section 2.2.3)."""
+    """Return the scopes in a claim: a list, or text with spaces between them (RFC 9068 section
+    2.2.3)."""
     named = granted.split() if isinstance(granted, str) else granted
     return (
         frozenset(scope for scope in named if isinstance(scope, str) and _is_unicode(scope))
@@ -78,8 +79,8 @@ def parse_scopes(granted: Any) -> frozenset[str]:
 
 
 def parse_moment(claim: Any) -> float | None:
-    """Return a date of a claim in seconds since the epoch (RFC 7519 section 2), a number or its
-    text; `None` if it is neither."""
+    """Return a claim's date in seconds since the epoch (RFC 7519 section 2), or `None` if the claim
+    is neither a number nor the text of a number."""
     try:
         moment = float(claim)
     except (TypeError, ValueError, OverflowError):
@@ -88,7 +89,7 @@ def parse_moment(claim: Any) -> float | None:
 
 
 LOCAL: Final = Principal(issuer=LOCAL_ISSUER, subject="local")
-"""The one subject of a gateway without authentication: a fixed name, never a wildcard."""
+"""The single subject of a gateway without authentication."""
 
 
 class Verifier(Protocol):
@@ -97,16 +98,16 @@ class Verifier(Protocol):
     async def principal(
         self, authorization: bytes | None, claims: Mapping[str, Any] | None = None
     ) -> Principal:
-        """Return the caller that an Authorization header identifies, or the claims of an
+        """Return the caller identified by an Authorization header, or by the claims of an
         authorizer in front.
 
         Raises:
-            Unauthenticated: there is no valid token.
+            Unauthenticated: the request has no valid token.
         """
 
 
 class LocalVerifier:
-    """The verifier of `auth: none`: every caller is the one local subject."""
+    """The verifier for `auth: none`, which returns the same local subject for every caller."""
 
     async def principal(
         self, authorization: bytes | None, claims: Mapping[str, Any] | None = None

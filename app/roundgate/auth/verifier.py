@@ -1,8 +1,8 @@
-"""The verification of callers: a bearer token → `Principal`.
+"""Authentication of callers: a bearer token → `Principal`.
 
-Tokens are JWTs as in RFC 9068. Their signature is by a key of the issuer, with an algorithm from
-the configuration and not from the token; issuer, audience and expiry are checked. Errors have
-OAuth's codes (RFC 6750 section 3.1) and never repeat the token.
+Tokens are JWTs as in RFC 9068, signed with a key of the issuer. The configuration, not the token,
+selects the allowed algorithms; issuer, audience and expiry are checked. Errors have OAuth's codes
+(RFC 6750 section 3.1) and never repeat the token.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from roundgate.errors import InsufficientScope, Unauthenticated, Unavailable
 from roundgate.settings import AuthorizerConfig, JwtAuthConfig
 
 _TYPES: Final = ("at+jwt", "application/at+jwt", "jwt", None)
-"""The accepted `typ` values: RFC 9068 section 4, and those of earlier servers. With the same keys
-an issuer signs logout tokens, DPoP proofs and perhaps ID tokens, all of which are refused."""
+"""The accepted `typ` values: RFC 9068 section 4, and those of earlier servers. Logout tokens, DPoP
+proofs and explicitly typed ID tokens, which an issuer may sign with the same keys, are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +81,14 @@ class JwtVerifier:
             TypeError,
             ValueError,
             OverflowError,
-        ):  # not every version of PyJWT wraps the errors of odd dates
+        ):  # some versions of PyJWT do not wrap the errors of malformed dates
             raise Unauthenticated("invalid_token", "The token is not valid") from None
         return claims
 
 
 def _check_type(header: Mapping[str, Any]) -> None:
-    """Raise Unauthenticated unless the token is an access token without `crit`: no critical
-    extension is supported (RFC 7515 section 4.1.11)."""
+    """Raise Unauthenticated unless the token is an access token without `crit`. The gateway
+    supports no critical extensions (RFC 7515 section 4.1.11)."""
     kind = header.get("typ")
     if (kind.lower() if isinstance(kind, str) else kind) not in _TYPES or "crit" in header:
         raise Unauthenticated(
@@ -101,7 +101,7 @@ def _bearer(authorization: bytes | None) -> str:
     if scheme.lower() != "bearer" or not token.strip():
         # RFC 6750 section 3.1: no error code if the request has no token or another scheme
         raise Unauthenticated(
-            None, "A bearer token is needed; the Authorization header must be: Bearer TOKEN"
+            None, "A bearer token is needed; send the header Authorization: Bearer TOKEN"
         )
     return token.strip()
 
@@ -112,14 +112,15 @@ def _principal(claims: Mapping[str, Any]) -> Principal:
     issuer, subject = claims["iss"], claims["sub"]
     if not subject or not all(map(is_name, (issuer, subject, client_id))):
         raise Unauthenticated(
-            "invalid_token", "The token's sub and client_id must be strings, sub not empty"
+            "invalid_token",
+            "The token's sub and client_id must be strings, and sub must not be empty",
         )
     return Principal(issuer, subject, client_id, scopes, parse_moment(claims["exp"]))
 
 
 @dataclass(frozen=True, slots=True)
 class AuthorizerVerifier:
-    """The verifier of callers that an authorizer in front of the gateway has authenticated.
+    """The verifier of callers already authenticated by an authorizer in front of the gateway.
 
     API Gateway's JWT authorizer checks signature, issuer, audience and expiry before the function
     is invoked. The claims arrive in the event, beside the request, so no client can send them.
@@ -130,23 +131,23 @@ class AuthorizerVerifier:
     async def principal(
         self, authorization: bytes | None, claims: Mapping[str, Any] | None = None
     ) -> Principal:
-        """Return the caller that the claims identify. The token itself is not read.
+        """Return the caller that the claims identify, without reading the token.
 
         Raises:
-            Unauthenticated: there are no claims, or they have another issuer, no subject, or an
-                invalid client.
+            Unauthenticated: there are no claims, or the claims have another issuer, no subject, or
+                an invalid client.
             InsufficientScope: the token lacks scopes that every call needs.
         """
         if claims is None:
             raise Unauthenticated(
-                None, "The request came past the authorizer that has to stand in front"
+                None, "The request did not pass the authorizer; call the gateway through its API"
             )
         config = self.config
         subject = _name(claims.get(config.subject_claim))
         client_id = _name(claims.get(config.client_claim) or claims.get("azp") or "")
         if claims.get("iss", config.issuer) != config.issuer or not subject or client_id is None:
             raise Unauthenticated(
-                "invalid_token", f"The authorizer's claims need iss and {config.subject_claim}"
+                "invalid_token", f"The authorizer's claims must have iss and {config.subject_claim}"
             )
         scopes, expires_at_s = (
             _scopes(claims.get(config.scope_claim)),
@@ -159,14 +160,15 @@ class AuthorizerVerifier:
 
 
 def _name(claim: Any) -> str | None:
-    """Return a claim that names a subject or a client. Lambda authorizers may send a number."""
+    """Return a claim that names a subject or a client, or `None`. Lambda authorizers may send
+    numbers."""
     if isinstance(claim, str):
         return claim if is_name(claim) else None
     return str(claim) if isinstance(claim, int) and not isinstance(claim, bool) else None
 
 
 def _scopes(granted: Any) -> frozenset[str]:
-    """Return scopes from an authorizer's claim. An HTTP API writes a list as text in brackets."""
+    """Return the scopes in an authorizer's claim. An HTTP API writes a list as text in brackets."""
     return parse_scopes(
         granted.strip("[]").replace(",", " ") if isinstance(granted, str) else granted
     )

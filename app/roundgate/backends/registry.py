@@ -211,7 +211,7 @@ def _own_model(name: Any, origin: Origin) -> type[BackendConfig]:
         place = _own_place(str(name))
     except LookupError:
         near = get_close_matches(str(name).lower(), names, 1)
-        remedy = "use one of the kinds named" + (f": is {near[0]} meant?" if near else "")
+        remedy = "use one of the kinds named" + (f": did you mean {near[0]}?" if near else "")
         message = f"there is no kind {name!r}; there are {', '.join(map(repr, names))}"
         raise ConfigError([origin.problem(message, remedy)]) from None
     prepend_path(origin.base_dir)

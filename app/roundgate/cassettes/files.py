@@ -1,5 +1,5 @@
-"""Reading and writing of cassette files: YAML, or JSON if the name ends in `.json`. Members with their
-default values are omitted."""
+"""Reading and writing of cassette files: YAML, or JSON if the name ends in `.json`. Members with
+their default values are omitted."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ def read(path: FilePath) -> Cassette:
 
 
 def parse_document(document: Any) -> tuple[Cassette | None, list[Found]]:
-    """Return the cassette in a document, and its problems. Without a cassette there are always
-    problems."""
+    """Return the cassette in a document, and its problems. Without a cassette there is at least one
+    problem."""
     if not isinstance(document, dict) or "cassette" not in document:
-        return None, [((), "is no cassette", f"a cassette begins with 'cassette: {VERSION}'")]
+        return None, [((), "is not a cassette", f"begin the file with 'cassette: {VERSION}'")]
     version = document["cassette"]
     if version != VERSION or isinstance(version, bool):
         remedy = (
@@ -105,13 +105,13 @@ def parse_document(document: Any) -> tuple[Cassette | None, list[Found]]:
 
 
 _REMEDIES: Final = {
-    "string_type": "it has to be text: put it in quotes",
-    "int_type": "it has to be a whole number",
-    "bool_type": "it has to be true or false",
-    "dict_type": "it has to be a mapping",
-    "tuple_type": "it has to be a list",
-    "dataclass_type": "it has to be a mapping",
-    "string_pattern_mismatch": "give the rule a name of letters and digits",
+    "string_type": "write text: put it in quotes",
+    "int_type": "write a whole number",
+    "bool_type": "write true or false",
+    "dict_type": "write a mapping",
+    "tuple_type": "write a list",
+    "dataclass_type": "write a mapping",
+    "string_pattern_mismatch": "give the rule a name of letters, digits, _ and -",
 }
 _NAMES: Final = {
     *MESSAGE,
@@ -130,11 +130,11 @@ def _found(detail: Any) -> Found:
         case "unexpected_keyword_argument":
             near = get_close_matches(name, _NAMES, 1)
             remedy = f"did you mean {near[0]}?" if near else "remove it"
-            return at, "is not known here", remedy
+            return at, "is unknown", remedy
         case "missing":
             return at[:-1], f"has no {name}", f"add '{name}:'"
         case "value_error":
-            return at, str(detail["ctx"]["error"]), "correct it"
+            return at, str(detail["ctx"]["error"]), "correct the value"
     return at, f"is {detail['input']!r:.60}", _REMEDIES.get(detail["type"], detail["msg"])
 
 
@@ -148,7 +148,7 @@ def _broken_values(value: Any, at: Path) -> Iterator[Found]:
                 try:
                     parse(item)
                 except ValueError as error:
-                    yield path, str(error), "write ${kind:1}, or $${ for a literal one"
+                    yield path, str(error), "write ${kind:1}, or $${ for a literal ${"
             case dict():
                 for key in item:
                     if not isinstance(key, str):
@@ -167,7 +167,7 @@ def _contradictions(content: Json, cassette: Cassette) -> Iterator[Found]:
         at: Path = ("interactions", index)
         document, request = content["interactions"][index], interaction.request
         if request.http == "POST" and request.message is None and request.text is None:
-            yield (*at, "request"), "sends nothing", "give it a method, with params"
+            yield (*at, "request"), "sends nothing", "add a method, with params"
         yield from _two_messages(document["request"], (*at, "request"))
         response = interaction.response
         if response is None:
@@ -183,13 +183,13 @@ def _contradictions(content: Json, cassette: Cassette) -> Iterator[Found]:
 
 def _two_messages(document: Json, at: Path) -> Iterator[Found]:
     if "message" in document and not MESSAGE.keys().isdisjoint(document):
-        yield (*at, "message"), "is there beside a message", "keep one of them"
+        yield (*at, "message"), "stands beside other members of a message", "keep one of them"
 
 
 def _after(after: int | None, number: int, at: Path) -> Iterator[Found]:
     if after is not None and after <= number:
-        remedy = "name a later interaction by its number, or leave it out"
-        yield (*at, "after"), f"is {after}, and this is {number}", remedy
+        remedy = "write the number of a later interaction, or remove it"
+        yield (*at, "after"), f"is {after}, but this is interaction {number}", remedy
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -205,8 +205,8 @@ def write(cassette: Cassette, path: FilePath) -> None:
     text = as_text(cassette, is_json=path.suffix == ".json").encode()
     if len(text) > yaml_file.MAX_BYTES:
         raise UsageError(
-            f"{path}: the conversation takes {len(text)} bytes, and a cassette has at most "
-            f"{yaml_file.MAX_BYTES}"
+            f"{path}: the conversation has {len(text)} bytes, and the limit of a cassette is "
+            f"{yaml_file.MAX_BYTES}; record a shorter conversation"
         )
     beside: FilePath | None = None
     try:
@@ -230,7 +230,7 @@ def to_document(cassette: Cassette) -> Json:
 
 
 def _entry(part: Any) -> Any:
-    """Return a part of a cassette for a document: fields in order, without default values."""
+    """Return a part of a cassette for a document: the fields in order, without default values."""
     match part:
         case tuple():
             return [_entry(item) for item in part]
@@ -248,8 +248,8 @@ def _entry(part: Any) -> Any:
 
 
 def _message(message: Any) -> Json:
-    """Return a message for a document: its own members if it is a plain JSON-RPC message, else the
-    member `message`."""
+    """Return a message for a document: the members of a plain JSON-RPC message, or the member
+    `message`."""
     if message is None:
         return {}
     if isinstance(message, dict) and message and not message.keys() - MESSAGE.keys():
@@ -278,8 +278,8 @@ def _lines(cassette: Cassette) -> Iterator[str]:
         yield from dump([entry], 2)
 
 
-# PyYAML is not used for writing: it does not escape characters that reorder text, and the bytes of a
-# cassette must be the same on every version of Python.
+# PyYAML is not used for writing, because it does not escape characters that reorder text, and a
+# cassette must have the same bytes on every version of Python.
 
 _WIDTH: Final = 96
 _PLAIN: Final = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*(?: [A-Za-z0-9_./-]+)*")
@@ -291,8 +291,8 @@ _HIDDEN: Final = re.compile(
     "[\\x00-\\x1f\\x7f-\\x9f\\xad\\u061c\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f"
     "\\ud800-\\udfff\\ufeff\\ufff9-\\ufffb\\ufffe\\uffff\\U000e0000-\\U000e007f]"
 )
-"""Control characters, and characters that hide or reorder text. `str.isprintable` is not used because
-it differs between versions of Python."""
+"""The pattern of control characters, and of characters that hide or reorder text.
+`str.isprintable` differs between versions of Python."""
 
 
 def dump(value: Any, indent: int = 0) -> Iterator[str]:
@@ -324,8 +324,8 @@ def _dump_entry(head: str, value: Any, indent: int) -> Iterator[str]:
 
 
 def _inline(value: Any, room: int) -> str | None:
-    """Return a value in the form that fits on the line of its key, or `None` if it takes lines of its
-    own."""
+    """Return a value in the form that fits on the line of its key, or `None` if it needs lines of
+    its own."""
     if isinstance(value, str):
         return None if "\n" in value and _is_block(value) else _scalar(value)
     if not isinstance(value, (Mapping, list)):
@@ -390,8 +390,8 @@ def _char(char: str) -> str:
 
 
 def differences(recorded: Cassette, now: Cassette) -> list[str]:
-    """Return the differences of a new recording as lines of a report. Different numbers of
-    placeholders are no difference."""
+    """Return the differences of a new recording as lines of a report, ignoring the numbers of
+    placeholders."""
     return list(_differences(recorded, now))
 
 
@@ -402,7 +402,7 @@ def _differences(recorded: Cassette, now: Cassette) -> Iterator[str]:
         if before is None or after is None:
             other = before or after
             title = "" if other is None else other.title
-            yield f"{number}: {title} {'is new' if before is None else 'does not come any more'}"
+            yield f"{number}: {title} {'is new' if before is None else 'is missing now'}"
             continue
         differing = compare(_entry(before), _literal(_entry(after)), bindings, (), recorded.ignore)
         for count, difference in enumerate(differing):

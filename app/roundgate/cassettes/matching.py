@@ -1,9 +1,9 @@
 """Placeholders in texts, paths into messages, and the comparison of a recorded message with a new
 one, which binds placeholders to values.
 
-Placeholders are `${kind}`, `${kind:1}` and `${secret:NAME}`. A literal `${` has an additional `$` in
-front. Paths such as `result.content[0].text`, `items[*].id` and `pin` select values to ignore or to
-redact. A path matches every place that ends with its steps: `pin` is any member of that name.
+Placeholders are `${kind}`, `${kind:1}` and `${secret:NAME}`. A literal `${` has an additional `$`
+in front. Paths such as `result.content[0].text`, `items[*].id` and `pin` select values to ignore or
+to redact. A path matches every place that ends with its steps: `pin` is any member of that name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from roundgate.settings.yaml_file import dotted
 Path: TypeAlias = tuple[str | int, ...]
 
 _LONGEST: Final = 300
-"""The maximum number of characters of a value in a report."""
+"""The limit on the characters of a value in a report."""
 _MISSING: Final = object()
 
 # -- paths -----------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ def steps(text: str) -> Path:
     malformed."""
     matched = list(_STEP.finditer(text))
     if not matched or "".join(step[0] for step in matched) != text:
-        raise ValueError(f"{text!r} is no path: write it as arguments.items[0].pin, or pin")
+        raise ValueError(f"{text!r} is not a path: write it as arguments.items[0].pin, or pin")
     return tuple(
         step[2] if step[2] is not None else "*" if step[1] == "*" else int(step[1])
         for step in matched
@@ -47,7 +47,7 @@ def steps(text: str) -> Path:
 
 
 def check_paths(option: str, paths: Sequence[str]) -> Sequence[str]:
-    """Return the paths of a command-line option. Raise `UsageError` if one is malformed."""
+    """Return the paths of a command-line option. Raise `UsageError` if a path is malformed."""
     for path in paths:
         try:
             steps(path)
@@ -82,8 +82,8 @@ _INSIDE: Final = re.compile(r"([A-Za-z][\w-]*)(?::([\w.-]+))?\}")
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A placeholder. `key` is the text after the colon; `None` if values of the kind are not told
-    apart."""
+    """A placeholder. `key` is the text after the colon; `None` if values of the kind are not
+    distinguished."""
 
     kind: str
     key: str | None = None
@@ -93,7 +93,7 @@ class Slot:
 
 
 def escape(text: str) -> str:
-    """Return a literal text as it is written in a cassette, with `${` escaped."""
+    """Return a literal text as a cassette contains it, with `${` escaped."""
     return _MARK.sub(lambda mark: f"${mark[0]}", text) if "${" in text else text
 
 
@@ -113,7 +113,9 @@ def parse(text: str) -> tuple[str | Slot, ...]:
             continue
         inside = _INSIDE.match(text, mark.end())
         if inside is None:
-            raise ValueError(f"{text[mark.start() : mark.start() + 30]!r} is no placeholder")
+            raise ValueError(
+                f"{text[mark.start() : mark.start() + 30]!r} is not a valid placeholder"
+            )
         pieces += [plain] if plain else []
         pieces.append(Slot(inside[1], inside[2]))
         plain, at = "", inside.end()
@@ -122,7 +124,7 @@ def parse(text: str) -> tuple[str | Slot, ...]:
 
 
 def only_slot(text: str) -> Slot | None:
-    """Return the placeholder if it is the whole text, else `None`."""
+    """Return the placeholder if it is the whole text, or `None`."""
     match parse(text):
         case [Slot() as slot]:
             return slot
@@ -130,8 +132,8 @@ def only_slot(text: str) -> Slot | None:
 
 
 def fill(recorded: Any, value_of: Callable[[Slot], Any]) -> Any:
-    """Return a recorded value with its placeholders replaced. A placeholder that is a whole text may
-    have a value of any type.
+    """Return a recorded value with its placeholders replaced. A placeholder that is a whole text
+    may have a value of any type.
 
     Raises:
         UnboundPlaceholder: `value_of` has no value for a placeholder.
@@ -171,8 +173,8 @@ class Bindings:
         self.values: dict[Slot, Any] = dict(values or {})
 
     def learn(self, slot: Slot, value: Any) -> str | None:
-        """Bind a placeholder to a value, or return the expected value in words if the placeholder has
-        another value or another placeholder of its kind has this one."""
+        """Bind a placeholder to a value. If the placeholder has another value, or another
+        placeholder of its kind has this value, return a description of the expected value."""
         if slot in self.values:
             bound = self.values[slot]
             return None if bound == value else f"{slot}, which is {shown(bound)}"
@@ -180,7 +182,7 @@ class Bindings:
             return None
         for other, bound in self.values.items():
             if other.kind == slot.kind and bound == value:
-                return f"{slot}, another value than {other}"
+                return f"{slot}, a different value from {other}"
         self.values[slot] = value
         return None
 
@@ -218,8 +220,8 @@ def shown(value: Any) -> str:
 def compare(
     recorded: Any, now: Any, bindings: Bindings, path: Path = (), ignore: Sequence[str] = ()
 ) -> Iterator[Difference]:
-    """Yield the differences between a recorded value and a new one, and bind the placeholders in the
-    recorded value. Paths in `ignore` are not compared."""
+    """Yield the differences between a recorded value and a new one, and bind the placeholders in
+    the recorded value. Paths in `ignore` are not compared."""
     if ignore and any_matches(ignore, path):
         return
     if isinstance(recorded, str):
@@ -266,7 +268,7 @@ def _compare_text(recorded: str, now: Any, bindings: Bindings, path: Path) -> It
 def _split(
     pieces: Sequence[str | Slot], text: str, bindings: Bindings
 ) -> list[tuple[Slot, str]] | None:
-    """Return the value of each unbound placeholder in a text, or `None` if the literal parts differ.
+    """Return the value of each placeholder in a text, or `None` if the literal parts differ.
 
     In one pass, each placeholder matches as few characters as possible, but at least one.
     """

@@ -26,11 +26,14 @@ ENVELOPE: Final = ("protocolVersion", "clientInfo", "clientCapabilities")
 """The members of `_meta`, without the prefix `io.modelcontextprotocol/`, that a client repeats in
 each request."""
 MESSAGE: Final[Mapping[str, Any]] = {
-    "id": {"type": ["string", "integer", "null"], "description": "If not that of the request."},
-    "method": {"type": "string", "description": "Of a request or a notification."},
+    "id": {
+        "type": ["string", "integer", "null"],
+        "description": "The id, unless it is the request's.",
+    },
+    "method": {"type": "string", "description": "The method of a request or a notification."},
     **dict.fromkeys(("params", "result", "error"), True),
 }
-"""The members of a message that stand beside those of the exchange in a file, with their schemas."""
+"""The members of a message that a file has beside those of the exchange, with their schemas."""
 _LONGEST_PATTERN: Final = 200
 
 
@@ -38,9 +41,9 @@ def _check_pattern(pattern: str) -> str:
     try:
         is_usable = len(pattern) <= _LONGEST_PATTERN and not re.compile(pattern).match("")
     except re.error as error:
-        raise ValueError(f"is no regular expression: {error}") from None
+        raise ValueError(f"is not a valid regular expression: {error}") from None
     if not is_usable:
-        raise ValueError("is too long, or matches nothing at all: write a narrower pattern")
+        raise ValueError("is too long, or matches an empty text: write a narrower pattern")
     return pattern
 
 
@@ -50,7 +53,7 @@ def _check_path(path: str) -> str:
 
 
 def _gathered(entry: Any) -> Any:
-    """Return an entry of a file with its members of a message gathered in `message`."""
+    """Return an entry of a file with the members of a message moved into `message`."""
     if not isinstance(entry, dict) or MESSAGE.keys().isdisjoint(entry):
         return entry
     message = {name: entry[name] for name in MESSAGE if name in entry}
@@ -62,17 +65,19 @@ _WITH_MESSAGE: Final = ConfigDict(
     extra="forbid", json_schema_extra=lambda schema: schema["properties"].update(MESSAGE)
 )
 _Paths: TypeAlias = tuple[Annotated[str, AfterValidator(_check_path)], ...]
-_Text: TypeAlias = Annotated[str | None, Field(description="A body that is no JSON.")]
-_Message: TypeAlias = Annotated[Any, Field(description="A batch, or no message of JSON-RPC.")]
+_Text: TypeAlias = Annotated[str | None, Field(description="A body that is not JSON.")]
+_Message: TypeAlias = Annotated[
+    Any, Field(description="A batch, or JSON that is not a JSON-RPC message.")
+]
 _After: TypeAlias = Annotated[
     StrictInt | None,
-    Field(description="The number of the later interaction that had begun when this came."),
+    Field(description="The number of the later interaction that had begun when this arrived."),
 ]
 
 
 @dataclass(frozen=True, slots=True, config=_FORBID)
 class Rule:
-    """A rule for values that differ from run to run. They are written as ${name:1}, numbered by first
+    """A rule for values that differ from run to run. They become ${name:1}, numbered by first
     appearance, and are selected by names of members or headers, or by a pattern in any text."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
@@ -80,7 +85,7 @@ class Rule:
     headers: tuple[str, ...] = ()
     pattern: Annotated[str, AfterValidator(_check_pattern)] | None = None
     numbered: Annotated[
-        StrictBool, Field(description="Whether one value is told from another.")
+        StrictBool, Field(description="Whether different values get different numbers.")
     ] = True
 
 
@@ -101,20 +106,20 @@ RULES: Final = (
     ),
     Rule("uuid", pattern=r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"),
 )
-"""The default rules of a new cassette. In addition, ids of a server's requests become `${request:1}`,
-and its origin becomes `${server}`."""
+"""The default rules of a new cassette. In addition, ids of a server's requests become
+`${request:1}`, and its origin becomes `${server}`."""
 
 
 @dataclass(frozen=True, slots=True, config=_WITH_MESSAGE)
 class Request:
-    """A request of the client: a POST with a message or a batch, a GET for a stream, or a DELETE of a
-    session. Headers that follow from the message and the session are omitted."""
+    """A request of the client: a POST with a message or a batch, a GET for a stream, or a DELETE of
+    a session. Headers that follow from the message and the session are omitted."""
 
     http: Literal["POST", "GET", "DELETE"] = "POST"
     headers: dict[str, str] = field(default_factory=dict)
     own_envelope: Annotated[
         StrictBool,
-        Field(description="Whether _meta is in params as it was, instead of what `client` says."),
+        Field(description="Whether params contain their own _meta instead of that in `client`."),
     ] = False
     message: _Message = None
     text: _Text = None
@@ -145,14 +150,15 @@ class Response:
     text: _Text = None
     events: tuple[Event, ...] | None = None
     end: Annotated[
-        Literal["server", "client", "cut"], Field(description="Who ended it, or nobody.")
+        Literal["server", "client", "cut"],
+        Field(description="The side that ended the response, or cut."),
     ] = "server"
 
     _gather = model_validator(mode="before")(_gathered)
 
     @property
     def pieces(self) -> Sequence[Event]:
-        """Return the events of a stream, or the message of another response as the only event."""
+        """The events of a stream, or the message of another response as the only event."""
         if self.events is not None:
             return self.events
         return () if self.message is None else (Event(message=self.message, after=self.after),)
@@ -167,14 +173,14 @@ class Interaction:
 
     @property
     def title(self) -> str:
-        """Return a title of a few words, such as `tools/call refund`."""
+        """A title of a few words, such as `tools/call refund`."""
         message = self.request.message
         if self.request.http == "GET":
             return "open a stream"
         if self.request.http == "DELETE":
             return "end the session"
         if not isinstance(message, dict):
-            return "a batch" if isinstance(message, list) else "no JSON"
+            return "a batch" if isinstance(message, list) else "a body that is not JSON"
         if "method" not in message:
             return f"answer {message.get('id')}"
         return f"{message['method']} {read_subject(message)}".strip()
@@ -185,7 +191,8 @@ class Cassette:
     """A recorded conversation with an MCP server."""
 
     interactions: Annotated[
-        tuple[Interaction, ...], Field(description="In the order in which the requests began.")
+        tuple[Interaction, ...],
+        Field(description="The interactions in the order of their requests."),
     ]
     rules: Annotated[tuple[Rule, ...], Field(description="The rules of normalization.")] = RULES
     ignore: Annotated[_Paths, Field(description="Paths that are not compared.")] = ()
@@ -199,7 +206,7 @@ class Cassette:
 
 
 def read_subject(message: Any) -> str:
-    """Return the name of the tool or prompt, the URI, or the task id in a request, else ""."""
+    """Return the name of the tool or prompt, the URI, or the task id in a request, or ""."""
     params = params_of(message)
     return str(next((params[name] for name in ("name", "uri", "taskId") if name in params), ""))
 
@@ -217,7 +224,7 @@ def result_of(message: Any) -> Json | None:
 
 
 def read_method(message: Any) -> str | None:
-    """Return the method of a request or notification, else `None`."""
+    """Return the method of a request or notification, or `None`."""
     method = message.get("method") if isinstance(message, dict) else None
     return method if isinstance(method, str) else None
 
@@ -228,8 +235,8 @@ def without(message: Mapping[str, Any], *names: str) -> Json:
 
 
 def read_envelope(message: Any) -> Json:
-    """Return the envelope (`ENVELOPE`) of a request of the modern era, without the prefix of its
-    names."""
+    """Return the envelope (`ENVELOPE`) of a request of the modern era; its names lack the
+    prefix."""
     meta = params_of(message).get("_meta")
     if not isinstance(meta, dict):
         return {}
@@ -251,8 +258,8 @@ def with_envelope(message: Json, client: Mapping[str, Any]) -> Json:
 
 
 class Course:
-    """The state of a conversation: era, revision and session. A conversation is of the older era
-    once the client sends `initialize`, which also begins each new session."""
+    """The state of a conversation: era, revision and session. A conversation belongs to the older
+    era once the client sends `initialize`, which also begins each new session."""
 
     def __init__(self) -> None:
         self.is_older = False

@@ -1,11 +1,11 @@
 """Normalization of a recording into a cassette that does not depend on timing.
 
 Failed attempts that the client repeated (after a lost connection, a redirect, a login) are omitted.
-So are polls of a task that is working or has not changed, because their number depends on the clock.
+Polls of a working or unchanged task are also omitted, because their number depends on the clock.
 
 Values that differ from run to run become placeholders, numbered in the order of their first
-appearance. A value that the client sends becomes one only if the server sent it before, because a
-replay could not know it otherwise. Progress tokens and ids of requests are exceptions.
+appearance. A value that the client sends becomes a placeholder only if the server sent it before,
+because a replay could not know it otherwise. Progress tokens and ids of requests are exceptions.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from roundgate.cassettes.model import (
     without,
     without_envelope,
 )
-from roundgate.cassettes.tape import Exchange, Hidden, Secrets, Tape, TapeEvent
+from roundgate.cassettes.recording import Exchange, Hidden, RecordedEvent, Recording, Secrets
 from roundgate.settings.redacting import Redactor, split
 
-# the statuses of failed attempts; None: there was no response
+# the statuses of failed attempts; None means that there was no response
 _TRIED_AGAIN: Final = frozenset({None, 301, 302, 303, 307, 308, 401, 403, 429, 502, 503, 504})
 _MADE_BY_CLIENTS: Final = frozenset({"token"})
 _WHOLE_ONLY: Final = frozenset({"state", "cursor", "token", "id"})
-"""The kinds of values that are not searched for within other texts."""
+"""The kinds of values that are not replaced within other texts."""
 _SHORTEST_WITHIN: Final = 8
-"""The minimum length of a value to search for within other texts."""
+"""The minimum number of characters of a value to replace within other texts."""
 
 # -- names -----------------------------------------------------------------------------------------
 
@@ -56,9 +56,10 @@ class Namer:
         fixed: Mapping[str, str] | None = None,
         redactor: Redactor | None = None,
     ) -> None:
-        """Name values by `rules`.
+        """Assign placeholders by `rules`.
 
         Args:
+            rules: the rules, which select values.
             fixed: the placeholders of values that are known in advance.
             redactor: replaces secrets.
         """
@@ -89,17 +90,17 @@ class Namer:
         return self._known[key]
 
     def known(self, kind: str, value: Any) -> str | None:
-        """Return the placeholder of a value that was named before, else `None`."""
+        """Return the placeholder of a value that already has a placeholder, or `None`."""
         return self._known.get((kind, value))
 
     def header(self, name: str, value: str, *, is_sent: bool) -> str:
-        """Return the value of a header with placeholders."""
+        """Return the value of a header with placeholders inserted."""
         rule = self._headers.get(name)
         named = None if rule is None else self._by_rule(rule, value, is_sent=is_sent)
         return self.text(value, is_sent=is_sent) if named is None else named
 
     def value(self, value: Any, *, is_sent: bool) -> Any:
-        """Return a JSON value of a message with placeholders."""
+        """Return a JSON value of a message with placeholders inserted."""
         match value:
             case str():
                 return self.text(value, is_sent=is_sent)
@@ -138,7 +139,7 @@ class Namer:
         return self.name(rule.name, value, is_numbered=rule.numbered)
 
     def text(self, text: str, *, is_sent: bool) -> str:
-        """Return a text with placeholders."""
+        """Return a text with placeholders inserted."""
         if isinstance(text, Hidden):
             return str(text)
         pieces = self._redactor.pieces(text)
@@ -151,7 +152,7 @@ class Namer:
         )
 
     def _mentions(self) -> re.Pattern[str]:
-        """Return a pattern of the known values as whole words, the longest first."""
+        """Return a pattern of the known values as whole words, longest first."""
         if self._regex is None:
             longest_first = sorted(self._within, key=lambda value: (-len(value), value))
             self._regex = re.compile("|".join(map(_as_whole_word, longest_first)))
@@ -180,12 +181,16 @@ def _as_whole_word(value: str) -> str:
 
 
 def make_cassette(
-    tape: Tape, rules: Sequence[Rule], ignore: Sequence[str] = (), redact: Sequence[str] = ()
+    recording: Recording,
+    rules: Sequence[Rule],
+    ignore: Sequence[str] = (),
+    redact: Sequence[str] = (),
 ) -> Cassette:
-    """Return the cassette of the exchanges recorded so far. `redact` are paths of secret values."""
-    secrets = Secrets(tape, redact)
-    namer = Namer(rules, dict(_server_names(tape)), secrets.elsewhere())
-    exchanges = _without_chance(tape.exchanges)
+    """Return the cassette of the exchanges recorded so far. `redact` has the paths of secret
+    values."""
+    secrets = Secrets(recording, redact)
+    namer = Namer(rules, dict(_server_names(recording)), secrets.elsewhere())
+    exchanges = _without_chance(recording.exchanges)
     writer = _Writer(secrets, namer, exchanges)
     return Cassette(
         tuple(writer.interaction(exchange) for exchange in exchanges),
@@ -196,8 +201,8 @@ def make_cassette(
     )
 
 
-def _server_names(tape: Tape) -> Iterator[tuple[str, str]]:
-    for origin in tape.origins:
+def _server_names(recording: Recording) -> Iterator[tuple[str, str]]:
+    for origin in recording.origins:
         yield origin, "${server}"
         authority = origin.partition("://")[2]
         if ":" in authority:
@@ -225,8 +230,8 @@ def _without_chance(exchanges: Sequence[Exchange]) -> list[Exchange]:
 
 
 def _has_news(exchange: Exchange, states: dict[str, Any]) -> bool:
-    """Return False for a poll of a working or unchanged task, and for another GET stream without
-    events. `states` holds the last state of each task."""
+    """Return False for a poll of a working or unchanged task, and for a further GET stream without
+    events. `states` holds the last state of each task, and is updated."""
     if exchange.http == "GET":
         is_first = "(stream)" not in states
         states["(stream)"] = True
@@ -290,8 +295,8 @@ class _Writer:
         )
 
     def _without_envelope(self, message: Json) -> tuple[Json, bool]:
-        """Return a request without the conversation's envelope, and whether the request keeps another
-        envelope."""
+        """Return a request without the conversation's envelope, and whether the request keeps
+        another envelope."""
         method, own = str(message.get("method", "notifications/")), read_envelope(message)
         if self._course.is_older or not self._envelope or method.startswith("notifications/"):
             return message, bool(own)
@@ -333,7 +338,7 @@ class _Writer:
             end=_end(exchange),  # type: ignore[arg-type]  # validated
         )
 
-    def _event(self, event: TapeEvent, exchange: Exchange) -> Event:
+    def _event(self, event: RecordedEvent, exchange: Exchange) -> Event:
         message = None if event.message is None else self._received(event.message, exchange)
         event_id = event.event_id
         if event_id:
@@ -360,8 +365,9 @@ class _Writer:
     def _after(self, exchange: Exchange, number: int) -> int | None:
         """Return the last interaction that had to begin before a message of an exchange, or `None`.
 
-        Only an answer or cancellation has to, except that on a GET or `subscriptions/listen` stream
-        every exchange counts. `number` exchanges had begun when the message arrived.
+        Only an answer or a cancellation had to begin first, except that on a GET or
+        `subscriptions/listen` stream every exchange counts. `number` exchanges had begun when the
+        message arrived.
         """
         waits = exchange.http == "GET" or read_method(exchange.message) == "subscriptions/listen"
         between = [
@@ -376,7 +382,7 @@ def _end(exchange: Exchange) -> str:
     for message in exchange.responses():
         is_response = isinstance(message, dict) and "method" not in message
         if is_response and message.get("id") == exchange.own_id:
-            return "server"  # the client has the response: a later hang-up makes no difference
+            return "server"  # the client has the response, so a later hang-up is irrelevant
     if exchange.events is None and not exchange.body and exchange.end == "client":
         return "server"  # there was nothing to read
     return exchange.end or "client"
@@ -398,8 +404,8 @@ def _key(value: Any) -> Any:
 
 
 def _mentions(exchange: Exchange) -> Iterator[Any]:
-    """Yield the request ids that messages of an exchange mention, except in the response to its own
-    request."""
+    """Yield the request ids that messages of an exchange mention, except the id in the response to
+    the exchange's own request."""
     for message in (exchange.message, *exchange.responses()):
         if not isinstance(message, dict):
             continue

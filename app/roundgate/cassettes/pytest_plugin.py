@@ -6,7 +6,7 @@
 
 The cassette is `cassettes/<file>/<test>.yaml` beside the test. `--cassettes` has four modes:
 
-    once     record if there is no cassette, else replay (the default)
+    once     record if there is no cassette, otherwise replay (the default)
     replay   replay; a test without a cassette fails (for CI)
     record   record again
     verify   call the server, and fail if its responses differ from the recording
@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cassettes",
         choices=MODES,
         default="once",
-        help="what becomes of the fixture cassette (default: once: recorded if there is none)",
+        help="how to use the fixture cassette: record, replay, verify or once (default: record only without a file)",
     )
 
 
@@ -53,27 +53,27 @@ class CassetteOfTest:
 
     @property
     def needs_server(self) -> bool:
-        """Return whether the test calls the server."""
+        """Whether the test calls the server."""
         return self._mode != "replay"
 
     def transport(self, url: str) -> Transport:
         """Return a transport that records the server, or replays its recording.
 
         Raises:
-            RuntimeError: the test has made another client that records.
+            RuntimeError: another client of the test already records.
         """
         from roundgate.cassettes import Player, Recorder
 
         if not self.needs_server:
             if not self.path.exists():
                 pytest.fail(
-                    f"{self.path} is not there: run the test with --cassettes=record, and commit "
-                    "it",
+                    f"{self.path} does not exist: run the test with --cassettes=record, and commit "
+                    "the file",
                     pytrace=False,
                 )
             return Player(self.path)
         if self._recorder is not None:
-            raise RuntimeError("a cassette holds one conversation: one client for each test")
+            raise RuntimeError("a cassette holds one conversation: make one client for each test")
         self._recorder = Recorder(
             None, url, redact=self.redact, ignore=self.ignore, secrets=self.secrets
         )
@@ -95,7 +95,10 @@ class CassetteOfTest:
             write(self._recorder.cassette, self.path)
             return
         if not self.path.exists():
-            pytest.fail(f"{self.path} is not there: record it first", pytrace=False)
+            pytest.fail(
+                f"{self.path} does not exist: run the test with --cassettes=record",
+                pytrace=False,
+            )
         lines = differences(read(self.path), self._recorder.cassette)
         if lines:
             text = "\n".join([f"{self.path}: the server does not answer as recorded", *lines])

@@ -10,7 +10,7 @@ from typing import Final
 from roundgate.cassettes.files import write
 from roundgate.cassettes.model import RULES, Cassette, Rule
 from roundgate.cassettes.normalize import make_cassette
-from roundgate.cassettes.tape import Exchange, Tape, decoded
+from roundgate.cassettes.recording import Exchange, Recording, decoded
 from roundgate.cassettes.web import IncomingRequest, Reply, refusal
 from roundgate.client import HttpRequest, HttpResponse, HttpxTransport, Limits, Transport, Url
 from roundgate.errors import ClientError, ConnectionLost, UsageError
@@ -27,14 +27,18 @@ _FOLLOWED: Final = (307, 308)
 
 
 class Recorder:
-    """A transport that sends through another one, and writes a cassette when it is closed.
+    """A transport that sends through another transport, and writes a cassette when it is closed.
 
-    Only requests to the endpoint are recorded, not a login at another address. Of the headers, only
-    those of MCP and Retry-After are recorded.
+    Only requests to the endpoint are recorded, not a login at another address. The only recorded
+    headers are those of MCP and Retry-After.
 
     Args:
-        path: the file to write, if any.
-        redact: paths of members whose values are secrets.
+        path: the file to write; `None` writes no file.
+        url: the endpoint.
+        transport: the transport to send through.
+        rules: the rules of normalization.
+        ignore: the paths that a replay does not compare.
+        redact: the paths of members whose values are secrets.
         secrets: secret values by the names of their environment variables.
     """
 
@@ -55,44 +59,44 @@ class Recorder:
         self._transport = transport or HttpxTransport(Limits())
         self._rules, self._ignore, self._redact = tuple(rules), tuple(ignore), tuple(redact)
         self._is_closed = False
-        self.tape = Tape()
-        self.tape.origins.append(endpoint.root)
-        self.tape.secrets |= {value: name for name, value in (secrets or {}).items() if value}
+        self.recording = Recording()
+        self.recording.origins.append(endpoint.root)
+        self.recording.secrets |= {value: name for name, value in (secrets or {}).items() if value}
 
     @property
     def cassette(self) -> Cassette:
-        """Return the recording so far. Raise `UsageError` if it is too large for a cassette."""
-        if self.tape.is_over_limit:
+        """The recording so far. Raise `UsageError` if it is too large for a cassette."""
+        if self.recording.is_over_limit:
             raise UsageError(
-                "The conversation is longer than a cassette may be (32 MB, 20,000 requests): "
-                "record less in one"
+                "The conversation exceeds the limits of a cassette (32 MB, 20,000 requests): "
+                "record a shorter conversation"
             )
-        return make_cassette(self.tape, self._rules, self._ignore, self._redact)
+        return make_cassette(self.recording, self._rules, self._ignore, self._redact)
 
     async def send(self, request: HttpRequest) -> HttpResponse:
-        """Send a request, and record it if it goes to the endpoint.
+        """Send a request; record it if it goes to the endpoint.
 
         Raises:
-            ClientError: the underlying transport raised it.
+            ClientError: see the underlying transport.
         """
         if str(request.url) not in self._endpoints:
             return await self._transport.send(request)
-        exchange = self.tape.begin(request.method, request.headers, request.body)
+        exchange = self.recording.begin(request.method, request.headers, request.body)
         try:
             response = await self._transport.send(request)
         except ClientError:
-            self.tape.end(exchange, "cut")
+            self.recording.end(exchange, "cut")
             raise
         except BaseException:
-            self.tape.end(exchange, "client")
+            self.recording.end(exchange, "client")
             raise
-        self.tape.head(exchange, response.status, response.headers)
+        self.recording.head(exchange, response.status, response.headers)
         if response.status in _FOLLOWED:
-            # the client follows a redirect within the origin: record its next request, too
+            # the client follows a redirect within the origin, so record its next request, too
             target = _redirect_target(request.url, response.headers.get("location", ""))
             if target is not None:
                 self._endpoints.add(str(target))
-        return _Recorded(self.tape, exchange, response)
+        return _Recorded(self.recording, exchange, response)
 
     async def close(self) -> None:
         """Close the connections, and write the cassette.
@@ -107,7 +111,7 @@ class Recorder:
 
 
 def _redirect_target(url: Url, location: str) -> Url | None:
-    """Return the target of a redirect within the server's origin, else `None`."""
+    """Return the target of a redirect within the server's origin, or `None`."""
     is_path = location.startswith("/") and not location.startswith("//")
     try:
         target = Url.parse(f"{url.root}{location}" if is_path else location)
@@ -119,8 +123,8 @@ def _redirect_target(url: Url, location: str) -> Url | None:
 class _Recorded:
     """A response whose body is recorded as the client reads it."""
 
-    def __init__(self, tape: Tape, exchange: Exchange, response: HttpResponse) -> None:
-        self._tape = tape
+    def __init__(self, recording: Recording, exchange: Exchange, response: HttpResponse) -> None:
+        self._recording = recording
         self._exchange = exchange
         self._response = response
 
@@ -135,26 +139,26 @@ class _Recorded:
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         try:
             async for data in self._response.chunks():
-                self._tape.arrived(self._exchange, data)
+                self._recording.arrived(self._exchange, data)
                 yield data
         except ClientError:
-            self._tape.end(self._exchange, "cut")
+            self._recording.end(self._exchange, "cut")
             raise
         except BaseException:
-            self._tape.end(self._exchange, "client")
+            self._recording.end(self._exchange, "client")
             raise
-        self._tape.end(self._exchange, "server")
+        self._recording.end(self._exchange, "server")
 
     async def close(self) -> None:
-        self._tape.end(self._exchange, "client")
+        self._recording.end(self._exchange, "client")
         await self._response.close()
 
 
 class Proxy:
     """A proxy that forwards requests to a server through a recorder.
 
-    The proxy passes on redirects within the server's origin and refuses others: the conversation and
-    its credentials would go to a server that is not recorded.
+    The proxy passes on redirects within the server's origin and refuses others, because the
+    conversation and its credentials would go to a server that is not recorded.
     """
 
     def __init__(self, url: str, recorder: Recorder) -> None:
@@ -163,16 +167,16 @@ class Proxy:
 
     @property
     def path(self) -> str:
-        """Return the path of the endpoint, which is the same at the server and the proxy."""
+        """The path of the endpoint, which is the same at the server and the proxy."""
         return self._url.target
 
     def listens_at(self, origin: str) -> None:
         """Record the origin of the proxy as `${server}`, like that of the server."""
-        self._recorder.tape.origins.append(origin)
+        self._recorder.recording.origins.append(origin)
 
     async def answer(self, request: IncomingRequest) -> Reply | None:
-        """Return the server's response; 502 if the server cannot be reached or redirects to another
-        origin; `None` if the connection was lost after sending."""
+        """Return the server's response, or a 502 if the server cannot be reached or redirects to
+        another origin. Return `None` if the connection was lost after sending."""
         url = Url(self._url.scheme, self._url.host, self._url.port, request.target)
         headers = [*_end_to_end(request.headers).items(), ("accept-encoding", "identity")]
         body = request.body if request.method in ("POST", "PUT", "PATCH") else None
@@ -180,7 +184,7 @@ class Proxy:
             response = await self._recorder.send(HttpRequest(request.method, url, headers, body))
         except (ClientError, ValueError) as error:
             if isinstance(error, ConnectionLost) and error.was_sent:
-                return None  # drop the client's connection, too: the server may have acted
+                return None  # drop the client's connection too, because the server may have acted
             return _bad_gateway(request, f"The server could not be reached: {error}")
         if response.status not in _REDIRECTS:
             return await _reply(response)
@@ -189,12 +193,13 @@ class Proxy:
         if target is not None:
             return Reply(response.status, {"location": target.target})
         return _bad_gateway(
-            request, "The server redirects to another host, which is not followed: record that one"
+            request, "The server redirects to another host, which is not followed: record that host"
         )
 
 
 def _bad_gateway(request: IncomingRequest, text: str) -> Reply:
-    """Return a 502 with a JSON-RPC error for the id of the request, so that clients show the text."""
+    """Return a 502 with a JSON-RPC error for the id of the request, so that clients show the
+    text."""
     message, _ = decoded(request.body)
     return refusal(message.get("id") if isinstance(message, dict) else None, -32603, text, 502)
 

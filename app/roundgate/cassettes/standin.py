@@ -1,16 +1,16 @@
 """Replay of a cassette as a server: each request gets its recorded response, with the client's ids.
 
-A request is matched by its method, name, arguments, answers and state, and thus by its round, in the
-order of the cassette or in any order. A repeated call is played again once no unplayed interaction
-matches it. A request that was not recorded gets an error that names the nearest recorded one.
+A request is matched by its method, name, arguments, answers and state (and thus by its round), in
+the order of the cassette or in any order. A repeated call is replayed once no unplayed interaction
+matches it. A request that was not recorded gets an error that names the nearest recorded request.
 
-    client ─ tools/call ──▶ 2 matched, its question goes out, event 3 waits (after: 3)
-    client ─ the answer ──▶ 3 matched ─────────────────────────▶ the result follows on the stream of 2
+    client ─ tools/call ──▶ 2 matched, its question goes out, event 3 waits (after: 3) client ─ the
+    answer ──▶ 3 matched ─────────────────────────▶ the result follows on the stream of 2
 
 `--fault` and `faults=` inject faults into a replay:
 
     lost:2       the response to interaction 2 is lost; the client sends the request again
-    twice:2      request 2 is sent twice, and both responses are compared (only when verifying)
+    twice:2      request 2 is sent twice, and both responses are compared (only in verification)
     cut:2        the response to interaction 2 breaks off in the middle; cut:2:3 after three events
     delay:2:0.5  interaction 2 begins half a second late
 """
@@ -56,13 +56,13 @@ _INVALID: Final = -32602
 _NOT_FOUND: Final = -32601
 _PARSE: Final = -32700
 _OF_CLIENTS: Final = frozenset({"id", "token"})
-"""The kinds of placeholders whose values only the client can determine."""
+"""The kinds of placeholders whose values only the client determines."""
 _BEGINNINGS: Final = frozenset(
     {"initialize", "tools/call", "prompts/get", "resources/read", "subscriptions/listen"}
 )
 """The methods whose repetition replays an interaction and all later ones again."""
 _ANY_PARAMS: Final = frozenset({"initialize", "server/discover"})
-"""The methods that are matched whatever their params are."""
+"""The methods that are matched whatever their params."""
 
 # -- faults ----------------------------------------------------------------------------------------
 
@@ -72,8 +72,8 @@ _MAX_AMOUNTS: Final = {"delay": (60, "seconds"), "cut": (10_000, "events")}
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault at one interaction. `amount` is the number of events before a cut, or the seconds of a
-    delay."""
+    """A fault at one interaction. `amount` is the number of events before a cut, or the seconds of
+    a delay."""
 
     kind: str
     number: int
@@ -81,14 +81,15 @@ class Fault:
 
 
 class Faults:
-    """The faults of one replay. Each happens once, except that a delay happens at each repetition."""
+    """The faults of one replay. Each happens once, except that a delay happens at each
+    repetition."""
 
     def __init__(self, faults: Iterable[Fault] = ()) -> None:
         self.all = tuple(faults)
         self._left = list(self.all)
 
     def take(self, kind: str, number: int) -> bool:
-        """Return whether a fault is still to happen at an interaction, and remove it."""
+        """Return whether an interaction still has a fault of a kind, and remove this fault."""
         fault = next(
             (fault for fault in self._left if (fault.kind, fault.number) == (kind, number)), None
         )
@@ -97,8 +98,8 @@ class Faults:
         return fault is not None
 
     def amount(self, kind: str, number: int) -> float:
-        """Return the total amount of a kind of fault at an interaction, including faults that were
-        taken."""
+        """Return the total amount of a kind of fault at an interaction, including removed
+        faults."""
         return sum(
             fault.amount for fault in self.all if (fault.kind, fault.number) == (kind, number)
         )
@@ -131,7 +132,9 @@ def _parse_fault(text: str, interactions: int, kinds: Sequence[str]) -> Fault:
     most, unit = _MAX_AMOUNTS.get(kind, (0, ""))
     if not 0 <= amount <= most or (kind == "cut" and not amount.is_integer()):
         whole = "a whole number, " if kind == "cut" else ""
-        raise UsageError(f"--fault {text}: {whole}at most {most} {unit}, at least 0")
+        raise UsageError(
+            f"--fault {text}: the amount must be {whole}at least 0 and at most {most} {unit}"
+        )
     return Fault(kind, int(number), amount)
 
 
@@ -145,11 +148,12 @@ class _Played:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     is_used: bool = False
     failure: str | None = None
-    """The reason why a call that waits for this interaction fails."""
+    """The reason for the failure of a call that waits for this interaction."""
 
 
 class StandIn:
-    """A server that answers requests from a cassette. The clock only determines values of `${time}`."""
+    """A server that answers requests from a cassette. The clock only sets the values of
+    `${time}`."""
 
     def __init__(
         self,
@@ -199,8 +203,8 @@ class StandIn:
         return None
 
     def _candidates(self, message: Any) -> Iterator[int]:
-        """Yield the interactions to match, unplayed ones first. A poll of a task does not skip other
-        requests about the task."""
+        """Yield the interactions to match, unplayed ones first. A poll of a task does not skip
+        other requests about the task."""
         unused = [index for index, played in enumerate(self._played) if not played.is_used]
         used = [index for index, played in enumerate(self._played) if played.is_used]
         if self._in_order:
@@ -265,7 +269,7 @@ class StandIn:
             return Reply(405 if http == "GET" else 200, {})
         request_id = message.get("id") if isinstance(message, dict) else None
         method = read_method(message)
-        text = f"Nothing like this was recorded: {_title(message)}{self._nearest(message)}"
+        text = f"This request was not recorded: {_title(message)}{self._nearest(message)}"
         if method is None:
             self._fail_waiting(text)
         elif method.startswith("notifications/"):
@@ -293,13 +297,14 @@ class StandIn:
             return ""
         _, index, differences = nearest
         if not differences:
-            return f"; interaction {index + 1} is like it, and it is not its turn"
+            return f"; interaction {index + 1} matches, but earlier interactions are still due"
         difference = differences[0]
-        what = f"{difference.path} is {difference.expected} there, and {difference.actual} here"
+        what = f"{difference.path} was recorded as {difference.expected} and is now {difference.actual}"
         return f"; the nearest is interaction {index + 1} ({self._all[index].title}): {what}"
 
     def _fail_waiting(self, failure: str) -> None:
-        """Fail the call that waits for the next recorded answer, after the client sent another one."""
+        """Fail the call that waits for the next recorded answer, because the client sent
+        another."""
         for index, interaction in enumerate(self._all):
             sent, played = interaction.request.message, self._played[index]
             if isinstance(sent, dict) and "method" not in sent and not played.is_used:
@@ -310,8 +315,8 @@ class StandIn:
     # -- the reply ---------------------------------------------------------------------------------
 
     def _created_task(self, message: Any) -> Reply | None:
-        """Return the state of a task at its creation, for a poll that was not recorded; `None` for
-        other requests."""
+        """Return the state of a task at its creation, for a poll that was not recorded, or `None`
+        for other requests."""
         if read_method(message) != "tasks/get":
             return None
         for interaction, played in zip(self._all, self._played, strict=True):
@@ -329,10 +334,10 @@ class StandIn:
         return None
 
     def _value_of(self, slot: Slot) -> Any:
-        """Return the value of a placeholder: learnt from the client, or made up once.
+        """Return the value of a placeholder: bound by the client, or generated once.
 
         Raises:
-            UnboundPlaceholder: only the client can determine the value.
+            UnboundPlaceholder: only the client determines the value.
         """
         values = self._bindings.values
         if slot.kind == "time":
@@ -346,7 +351,7 @@ class StandIn:
         return values[slot]
 
     def _value_or_own(self, slot: Slot) -> Any:
-        """Return the value of a placeholder; make one up even if only the client can determine it."""
+        """Return the value of a placeholder; generate it even if only the client determines it."""
         try:
             return self._value_of(slot)
         except UnboundPlaceholder:
@@ -372,7 +377,8 @@ class StandIn:
         return Reply(response.status, headers, body, None, is_cut)
 
     async def _failure_before(self, after: int | None) -> str | None:
-        """Wait until a later interaction begins. Return the reason why the call fails, or `None`."""
+        """Wait until a later interaction begins. Return the reason for the call's failure, or
+        `None`."""
         if after is None or after > len(self._played):
             return None
         played = self._played[after - 1]
@@ -398,7 +404,7 @@ class StandIn:
             try:
                 data = self._event(event, request_id)
             except UnboundPlaceholder:
-                continue  # progress, which this client has not asked for
+                continue  # progress that this client did not request
             if number == last:
                 yield data[: len(data) // 2]
                 return
@@ -413,8 +419,8 @@ class StandIn:
 
 
 def wire(message: Any, request_id: Any) -> Any:
-    """Return a filled message of a cassette in the form that is sent: with `jsonrpc`, and in a response
-    the id of its request."""
+    """Return a filled message of a cassette in the form in which it is sent: with `jsonrpc` and, in
+    a response, the id of its request."""
     if not isinstance(message, dict):
         return message
     if "jsonrpc" in message:
@@ -520,7 +526,8 @@ class Player:
         reply = await self._stand_in.answer(request.method, headers, request.body or b"")
         if reply is None:
             raise ConnectionLost(
-                "The response was lost, as recorded in the cassette", was_sent=True
+                "The response was lost, as recorded in the cassette or set by a fault",
+                was_sent=True,
             )
         return PlayedResponse(reply)
 
@@ -548,7 +555,8 @@ class PlayedResponse:
                 await stream.aclose()
         if self._reply.is_cut:
             raise ConnectionLost(
-                "The response was cut off, as recorded in the cassette", was_sent=True
+                "The response was cut off, as recorded in the cassette or set by a fault",
+                was_sent=True,
             )
 
     async def close(self) -> None:

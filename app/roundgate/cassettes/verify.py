@@ -1,11 +1,12 @@
-"""Replay of a cassette as a client: the recorded requests are sent again in order, and each response
-is compared with the recorded one.
+"""Replay of a cassette as a client: the recorded requests are sent again in order, and each
+response is compared with the recorded one.
 
-Values that the server makes up (states, tasks, sessions) are replaced by the new ones. A request is
-sent once all messages that preceded it have arrived again. A task is polled until it reaches its
+Values that the server generates (states, tasks, sessions) are replaced by the new values. A request
+is sent once all messages that preceded it have arrived again. A task is polled until it reaches its
 recorded state or ends.
 
-    2 sent ──▶ stream of 2: its question, learnt ──▶ 3, the answer, sent ──▶ stream of 2: the result, compared
+    2 sent ──▶ stream of 2: its question, bound ──▶ 3, the answer, sent ──▶ stream of 2: the result,
+    compared
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from roundgate.cassettes.model import (
     with_envelope,
     without,
 )
+from roundgate.cassettes.recording import decoded
 from roundgate.cassettes.standin import Faults, is_poll, wire
-from roundgate.cassettes.tape import decoded
 from roundgate.client import (
     Auth,
     Client,
@@ -65,7 +66,7 @@ _MAX_MESSAGE: Final = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of one interaction, without differences if the server still answers as recorded."""
+    """The outcome of one interaction; without differences, the server answers as recorded."""
 
     number: int
     title: str
@@ -74,7 +75,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Live:
-    """A request that was sent, and its response as far as it has arrived."""
+    """A request that was sent, and the part of its response that has arrived."""
 
     number: int
     recorded: Interaction
@@ -111,7 +112,7 @@ class _Live:
 
     def has_received(self, wanted: int) -> bool:
         """Return whether `wanted` messages have arrived. Return False for a poll and for a response
-        without messages: their end is awaited instead."""
+        without messages, whose end is awaited instead."""
         response = self.recorded.response
         if response is None:
             return True
@@ -185,7 +186,7 @@ class Verifier:
         try:
             request = await self._request(live)
         except UnboundPlaceholder as error:
-            live.failure = f"it cannot be sent: the server has not said {error} yet"
+            live.failure = f"it cannot be sent: the server has not yet sent a value for {error}"
             live.is_over = True
             return
         if self._faults.take("twice", number):
@@ -196,14 +197,13 @@ class Verifier:
         live.task = asyncio.create_task(self._converse(live, request))
 
     async def _send_before(self, live: _Live, request: HttpRequest) -> None:
-        """Send a request an additional time, before it is sent as recorded, and compare the response
-        as well."""
+        """Send a request once more before it is sent as recorded, and compare both responses."""
         values = dict(self._bindings.values)
         first = _Live(live.number, live.recorded, request_id=live.request_id)
         first.task = asyncio.create_task(self._converse(first, request))
         await self._receive(first, first.expected_before(live.number + 1))
         await first.stop()
-        self._bindings.values = values  # the second response may have different states
+        self._bindings.values = values  # the second response may have different values
         again = "when it was sent the first time: "
         live.differences += [
             Difference(again + difference.path, difference.expected, difference.actual)
@@ -211,8 +211,8 @@ class Verifier:
         ]
 
     async def _lose(self, request: HttpRequest, *, is_read: bool) -> None:
-        """Send a request and hang up once the response begins; with `is_read`, after the first chunk
-        of its body."""
+        """Send a request and hang up once the response begins; with `is_read`, after the first
+        chunk of its body."""
         with suppress(ClientError):
             response = await self._transport.send(request)
             if is_read:
@@ -313,8 +313,8 @@ class Verifier:
             await live.notify()
 
     def _poll_again_s(self, live: _Live) -> float | None:
-        """Return the seconds until the next poll of a task; `None` once it has ended, reached its
-        recorded state, or failed to answer."""
+        """Return the seconds until the next poll of a task, or `None` once it has ended, reached
+        its recorded state, or failed to answer."""
         response = live.recorded.response
         if not is_poll(live.recorded) or response is None or not live.received:
             return None
@@ -335,7 +335,7 @@ class Verifier:
         return min(max(interval_ms, 20), 5_000) / 1_000
 
     async def _receive(self, live: _Live, wanted: int) -> None:
-        """Wait until `wanted` messages have arrived or the timeout has passed, and compare them."""
+        """Wait for `wanted` messages or the timeout, and compare the messages."""
         try:
             async with asyncio.timeout(self._timeout_s), live.changed:
                 await live.changed.wait_for(
@@ -348,7 +348,8 @@ class Verifier:
         self._compare(live, wanted)
 
     def _compare(self, live: _Live, wanted: int) -> None:
-        """Compare the first `wanted` messages unless they were compared before; bind placeholders."""
+        """Compare the first `wanted` messages unless they were compared before; bind
+        placeholders."""
         response = live.recorded.response
         if response is None:
             return
@@ -379,8 +380,8 @@ class Verifier:
         yield from compare(piece.message, now, self._bindings, path, self._ignore)
 
     async def _finish(self, live: _Live) -> None:
-        """Compare the rest of a response. If the server ended the recorded response, wait for the end
-        and report additional messages."""
+        """Compare the rest of a response. If the server ended the recorded response, wait for the
+        end and report additional messages."""
         response = live.recorded.response
         if response is None:
             await live.stop()
@@ -409,7 +410,7 @@ def _secret(slot: Slot, environment: Mapping[str, str]) -> str:
     value = environment.get(slot.key or "")
     if not value:
         raise UsageError(
-            f"The cassette needs a secret: give it in the environment variable {slot.key}"
+            f"The cassette needs a secret: set the environment variable {slot.key} to it"
         )
     return value
 
@@ -447,7 +448,7 @@ class _Call:
     answers: Json = field(default_factory=dict)
     """The answers, by the texts of their questions."""
     end: Json = field(default_factory=dict)
-    """The result or error."""
+    """The result or error that ended the call."""
 
 
 async def in_another_era(
@@ -492,7 +493,7 @@ def _compared(result: Json) -> Json:
 
 
 def _calls(cassette: Cassette) -> list[_Call]:
-    """Return the calls that ended without a task; other revisions have no tasks."""
+    """Return the calls that ended without a task, because other revisions have no such tasks."""
     calls: list[_Call] = []
     latest: dict[str, _Call] = {}
     texts: dict[str, str] = {}
@@ -538,7 +539,8 @@ def _question_texts(message: Any) -> dict[str, str]:
 
 
 def _end(message: Any) -> Json | None:
-    """Return the compared parts of a result or error that ends a call; `None` for another message."""
+    """Return the compared parts of a result or error that ends a call, or `None` for other
+    messages."""
     error = message.get("error") if isinstance(message, dict) else None
     if isinstance(error, dict):
         return {"error": {"code": error.get("code"), "message": error.get("message")}}

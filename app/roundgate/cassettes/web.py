@@ -1,7 +1,7 @@
 """A small HTTP/1.1 server for a replay or a recording proxy, with one request per connection and
 limits on size, time and connections.
 
-To imitate faults, it can close a connection without a response or in the middle of one.
+To imitate faults, it can close a connection without a response or in the middle of a response.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class IncomingRequest:
 
 @dataclass(slots=True)
 class Reply:
-    """An HTTP response. `None` in place of a reply means that the connection is closed without a
-    response."""
+    """An HTTP response. `None` in place of a reply closes the connection without a response."""
 
     status: int
     headers: Mapping[str, str]
@@ -57,7 +56,7 @@ class Reply:
 
     @property
     def sent_body(self) -> bytes:
-        """Return the part of the body that is sent: the first half if the response is cut."""
+        """The part of the body that is sent: the first half if the response is cut."""
         return self.body[: len(self.body) // 2] if self.is_cut else self.body
 
 
@@ -75,13 +74,13 @@ def address(text: str) -> tuple[str, int]:
     """Parse `127.0.0.1:0` into host and port. Raise `UsageError` if it is malformed."""
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise UsageError(f"--listen {text}: give host and port, such as 127.0.0.1:8100")
+        raise UsageError(f"--listen {text}: write host and port, such as 127.0.0.1:8100")
     return host.strip("[]"), int(port)
 
 
 @asynccontextmanager
 async def serving(answer: Answerer, host: str, port: int) -> AsyncGenerator[int, None]:
-    """Serve until the block ends, and yield the port. Port 0 is a free port.
+    """Serve until the block ends; yield the port. Port 0 selects a free port.
 
     Raises:
         UsageError: the address cannot be bound.
@@ -115,7 +114,7 @@ class _Server:
             else:
                 await self._converse(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the client hung up, or took too long
+            pass  # the client hung up or was too slow
         finally:
             self._open.discard(task)
             writer.close()
@@ -126,8 +125,8 @@ class _Server:
         await asyncio.gather(*self._open, return_exceptions=True)
 
     def _refuse_foreign(self, request: IncomingRequest) -> None:
-        """Raise `RequestMalformed` if a web page of a non-local origin sent the request. A server at a
-        local address also checks the Host header, against DNS rebinding."""
+        """Raise `RequestMalformed` if a web page of a non-local origin sent the request. At a local
+        address, also check the Host header, against DNS rebinding."""
         origin, host = request.headers.get("origin"), request.headers.get("host")
         is_foreign = origin is not None and _host_in(origin) not in _HERE
         if self._is_local and host is not None:
@@ -182,7 +181,7 @@ async def _read(reader: asyncio.StreamReader) -> IncomingRequest:
     method, _, rest = first.partition(" ")
     target, _, version = rest.partition(" ")
     if not version.startswith("HTTP/1.") or not target.startswith("/"):
-        raise RequestMalformed(400, "this is no HTTP/1.1 request")
+        raise RequestMalformed(400, "this is not an HTTP/1.1 request")
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")

@@ -1,5 +1,5 @@
-"""`roundgate new`, `schema`, `keys` and `docs`: a new repository of tools, JSON Schemas for editors,
-keys for requestState, and the documents of this version."""
+"""`roundgate new`, `schema`, `keys` and `docs`: a new repository of tools, JSON Schemas for
+editors, keys for requestState, and the documents of this version."""
 
 from __future__ import annotations
 
@@ -198,7 +198,8 @@ def _or_reference(setting: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rotated(stage: int) -> str:
-    """Return GATEWAY_STATE_KEYS for a stage of a rotation (`roundgate docs runbooks/rotate-keys`)."""
+    """Return GATEWAY_STATE_KEYS for a stage of a rotation (`roundgate docs
+    runbooks/rotate-keys`)."""
     current = os.environ.get("GATEWAY_STATE_KEYS", "")
     if not current:
         raise UsageError("set GATEWAY_STATE_KEYS to the current keys")
@@ -226,7 +227,7 @@ def _print_page(page: str | None) -> None:
     wanted = page.removeprefix("docs/").partition("#")[0].removesuffix(".md")
     if wanted not in all_pages:
         near = get_close_matches(wanted, all_pages, 3)
-        meant = f"is {' or '.join(near)} meant?" if near else "`roundgate docs` lists them"
+        meant = f"did you mean {' or '.join(near)}?" if near else "`roundgate docs` lists them"
         raise UsageError(f"there is no page {wanted!r}: {meant}")
     print(all_pages[wanted].read_text("utf-8"), end="")
 

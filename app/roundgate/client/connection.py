@@ -1,5 +1,5 @@
-"""The connection of a client to one server: negotiated revision, cached results, listed tools. It
-runs the generators of `flows`.
+"""The connection of a client to one server: negotiated revision, cached results, listed tools. Runs
+the generators of `flows`.
 
 The revision is negotiated before the first request, and again if an older server has forgotten the
 session.
@@ -81,8 +81,8 @@ class Connection:
         listens: bool = True,
     ) -> None:
         """Prepare the connection without sending anything. `info` and `capabilities` describe the
-        client. It may speak `versions`, newest first. `answers` is tried after the answers of a
-        call. `listens` opens the stream of an older server's session."""
+        client. `versions` are the revisions that it may speak, newest first. `answers` is used
+        after the answers of a call. `listens` opens the stream of an older server's session."""
         self.link = link
         self.limits = link.limits
         self.server: ServerInfo | None = None
@@ -102,8 +102,7 @@ class Connection:
         self._connecting = asyncio.Lock()
 
     async def connect(self) -> ServerInfo:
-        """Negotiate the revision, unless it is known, and return the server's description of
-        itself."""
+        """Negotiate the revision, unless it is known, and return the server's description."""
         if self.server is None:
             async with self._connecting:
                 if self.server is None:
@@ -128,8 +127,8 @@ class Connection:
         on_task: Callable[[TaskState], Any] | None = None,
     ) -> T:
         """Run a flow and return its value. `listener` handles notifications and questions during
-        requests, `answers` is tried before the client's, and `on_task` receives each state of the
-        task that the flow follows. Raise the `ClientError` that the flow does not catch."""
+        requests, `answers` is used before the client's answers, and `on_task` receives each state
+        of the task that the flow follows. Raise a `ClientError` that the flow does not catch."""
         outcome: Any = None
         error: Exception | None = None
         try:
@@ -161,7 +160,7 @@ class Connection:
         return (await self.listing(method, name)).items
 
     async def listing(self, method: str, name: str) -> Listing:
-        """Return all pages of a list, and how long they are fresh."""
+        """Return all pages of a list, and the time for which they are fresh."""
         await self.connect()
         return await self.drive(whole_list(method, name, self.limits))
 
@@ -193,14 +192,14 @@ class Connection:
     async def exchange(
         self, method: str, params: Json, listener: Listener, *, may_repeat: bool
     ) -> Json:
-        """Send one request and return its result as the server sent it, which may ask for input or
-        be a task.
+        """Send one request and return its result as the server sent it. The result may ask for
+        input or be a task.
 
-        If the server has forgotten the session, send the request once more in a new one: a server
-        that answers 404 to a session has not processed the request.
+        If the server has forgotten the session, send the request again in a new session. This is
+        safe, because a server that answers 404 to a session has not processed the request.
 
         Raises:
-            BadAnswer: the server forgets the new session as well, or broke the protocol.
+            BadAnswer: the server also forgets the new session, or violated the protocol.
             ClientError: see `Link.request`.
         """
         await self.connect()
@@ -212,7 +211,7 @@ class Connection:
         try:
             return await self.link.request(method, params, may_repeat=False, listener=listener)
         except SessionOver:
-            raise BadAnswer("The server forgets each session as soon as it has begun") from None
+            raise BadAnswer("The server forgets each new session immediately") from None
 
     async def _renew(self, session_id: str | None) -> None:
         """Open a new session in place of `session_id`, unless another request has done so."""
@@ -228,8 +227,8 @@ class Connection:
         self.link.version = None
 
     async def negotiate_again(self, server: ServerInfo) -> None:
-        """Negotiate the revision anew before the next request, unless that was done since `server`
-        was read."""
+        """Negotiate the revision anew before the next request, unless it was negotiated since
+        `server` was read."""
         async with self._connecting:
             if self.server is server:
                 await self._forget()
@@ -239,7 +238,7 @@ class Connection:
     async def _answer(
         self, questions: Sequence[Question], answers: AnswersLike, request_state: str | None = None
     ) -> dict[str, Json]:
-        """Return responses by key, from the answers of a call or else of the client. Raise
+        """Return responses by key, from the answers of a call, then of the client. Raise
         `BadAnswer` if the client did not declare a question's kind."""
         for question in questions:
             self._refuse_undeclared(question)
@@ -249,8 +248,8 @@ class Connection:
     def _refuse_undeclared(self, question: Question) -> None:
         if not question.is_declared_in(self._capabilities):
             raise BadAnswer(
-                f"The server asks {question.key[:80]!r}, which is of the kind {question.kind}"
-                " that this client did not declare"
+                f"The server asks {question.key[:80]!r}, a question of the kind {question.kind},"
+                " which this client did not declare"
             )
 
     def listener(self, options: CallOptions, target: str, headers: Headers = ()) -> Listener:
@@ -307,8 +306,8 @@ def _progress(params: Json) -> Progress:
 
 
 async def within(work: Coroutine[Any, Any, T], timeout_s: float | None, what: str) -> T:
-    """Return the result of `work`. Raise `TimedOut`, which names `what`, after `timeout_s` seconds;
-    `None` sets no limit."""
+    """Return the result of `work`. Raise `TimedOut`, with `what` as its subject, after `timeout_s`
+    seconds; `None` sets no limit."""
     if timeout_s is None:
         return await work
     try:
@@ -331,7 +330,7 @@ class Cache:
         self._results: OrderedDict[tuple[str, bytes], tuple[float, Json]] = OrderedDict()
 
     def get(self, method: str, params: Json) -> Json | None:
-        """Return a cached result; `None` if there is none or it has expired."""
+        """Return a cached result, or `None` if there is none or it has expired."""
         if method not in _CACHEABLE:
             return None
         key = method, encode(params)
@@ -345,8 +344,8 @@ class Cache:
         return result
 
     def put(self, method: str, params: Json, result: Json) -> None:
-        """Keep a result for its `ttlMs`, at most 24 h. The result of a request with answers or a
-        state is never kept."""
+        """Cache a result for its `ttlMs`, at most 24 h. Never cache the result of a request with
+        answers or a state."""
         ttl_ms = result.get("ttlMs")
         if (
             method not in _CACHEABLE
@@ -402,7 +401,8 @@ class ToolList:
         return list(tools.values())
 
     async def read_once(self) -> None:
-        """Read the list, unless it was read before. A server that refuses to list has no tools."""
+        """Read the list, unless it was read before. A server that refuses the request has no
+        tools."""
         if self._tools is None:
             try:
                 await self.read()
@@ -415,7 +415,7 @@ class ToolList:
         await self.read()
 
     def known(self, name: str) -> Tool | None:
-        """Return a tool from the latest list; `None` if it is not listed. Raise `ClientError` if
+        """Return a tool from the latest list, or `None` if it is not listed. Raise `ClientError` if
         the tool must not be used."""
         tool = (self._tools or {}).get(name)
         if tool is None and name in self.rejected:

@@ -1,9 +1,9 @@
-"""Functions for calls in rounds, for programs that send the requests themselves.
+"""Functions for calls in rounds, for programs that send the requests by themselves.
 
     envelope ─▶ recognize_input_required ─▶ collect_responses ─▶ build_retry_params ─▶ next request
 
 Names and rules follow mcptest's page on elicitation, which was written before the revision was
-final. The page's form of a round (requests and responses as arrays, without `resultType`) is
+final. The page's own form of a round (requests and responses as arrays, without `resultType`) is
 recognized, but produced only with `dialect=ARRAY`.
 """
 
@@ -28,7 +28,7 @@ ARRAY: Final = "array"
 
 InputResponseFixture: TypeAlias = Mapping[str, Any]
 """Answers by the id of their request, in a form that `response_to` accepts; in the array dialect,
-bare values."""
+plain values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,11 @@ def recognize_input_required(
     envelope: Any,
     limits: Limits = Limits(),  # noqa: B008 — frozen
 ) -> InputRequiredResult | None:
-    """Return the round in a JSON-RPC response; `None` if the response does not ask for input, or
+    """Return the round in a JSON-RPC response, or `None` if the response does not ask for input or
     has an incomplete round of the array dialect.
 
     Raises:
-        BadAnswer: the response has `resultType: "input_required"` and breaks the protocol.
+        BadAnswer: the response has `resultType: "input_required"` and violates the protocol.
     """
     result = envelope.get("result") if isinstance(envelope, Mapping) else None
     if not isinstance(result, dict):
@@ -115,7 +115,7 @@ def collect_responses(
 
     Raises:
         Unanswered: a required answer is missing.
-        AnswerInvalid: an answer does not fit its question.
+        AnswerInvalid: an answer does not match its question.
     """
     missing = [request for request in requests if request.required and request.id not in fixture]
     if missing:
@@ -139,8 +139,8 @@ def build_retry_params(
 ) -> Json:
     """Return the params of the next request: the `original` params, the answers, and the state.
 
-    Answers and state of an earlier round are removed. An `original` that is not a mapping counts as
-    empty.
+    Answers and state of an earlier round are removed. An `original` that is not a mapping is
+    treated as empty.
     """
     params: Json = dict(original) if isinstance(original, Mapping) else {}
     for name in ("inputResponses", "requestState"):
@@ -163,13 +163,13 @@ async def run_elicitation_chain(
     *,
     dialect: Dialect = STANDARD,
 ) -> Any:
-    """Answer rounds from a fixture, and return the first response that asks for no input.
+    """Answer rounds from a fixture, and return the first response that does not ask for input.
     `next_response` sends params and returns the response.
 
     Raises:
         TooManyRounds: the server still asks after `max_rounds` rounds.
         BadAnswer: a round is malformed, or in another dialect.
-        Unanswered, AnswerInvalid: as `collect_responses`; also if there is no `next_response`.
+        Unanswered, AnswerInvalid: see `collect_responses`. Also raised without `next_response`.
     """
     response = initial_response
     for _ in range(max_rounds):
@@ -178,13 +178,13 @@ async def run_elicitation_chain(
             return response
         if required.dialect != dialect:
             raise BadAnswer(
-                f"The server asks in the {required.dialect} dialect, and {dialect} was expected; "
+                f"The server asks in the {required.dialect} dialect, but {dialect} was expected; "
                 "the array dialect is not part of the protocol, and is answered only with "
                 "dialect='array'"
             )
         if next_response is None:
             raise Unanswered(
-                "The server asks, and there is no next_response to send the answers", ()
+                "The server asks, but next_response is missing, so the answers cannot be sent", ()
             )
         responses = collect_responses(required.input_requests, fixture)
         params = build_retry_params(initial_params, required.request_state, responses, dialect)

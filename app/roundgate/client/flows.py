@@ -91,7 +91,7 @@ Flow: TypeAlias = Generator[Effect, Any, T]
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A finished call: its result, the number of its rounds, and its task if it became one."""
+    """A finished call: its result, the number of its rounds, and its task, if any."""
 
     result: Json
     rounds: int
@@ -110,17 +110,17 @@ class InputRequired:
 
 
 def read_input_required(result: Json, limits: Limits) -> InputRequired | None:
-    """Return the questions and the state in a result; `None` if it does not ask for input. Raise
-    `BadAnswer` if both are missing, or if one is malformed or beyond a limit."""
+    """Return the questions and the state in a result, or `None` if it does not ask for input. Raise
+    `BadAnswer` if both are missing, or if one is malformed or exceeds a limit."""
     if result.get("resultType", "complete") != "input_required":
         return None
     requests, state = result.get("inputRequests"), result.get("requestState")
     if not isinstance(requests, dict | None) or not isinstance(state, str | None):
         problem = (
-            "for input with inputRequests that is no object, or a requestState that is no text"
+            "for input with inputRequests that is not an object, or a requestState that is not text"
         )
     elif not requests and state is None:
-        problem = "for input and says neither which (inputRequests) nor how to go on (requestState)"
+        problem = "for input with neither questions (inputRequests) nor a state (requestState)"
     elif len(requests or ()) > limits.max_questions:
         problem = f"more than {limits.max_questions} questions at once (limit max_questions)"
     elif state is not None and len(state) > limits.max_state:
@@ -142,15 +142,15 @@ def call(
     max_rounds: int | None = None,
     detach: bool = False,
 ) -> Flow[Finished]:
-    """Send a request, through its rounds (basic/patterns/mrtr), and follow its task if it becomes
-    one.
+    """Send a request, with all its rounds (basic/patterns/mrtr), and follow its task if it becomes
+    a task.
 
-    Each round sends the original params with the answers and the state of the last round only. With
-    `detach`, a task is returned as it was created, with an empty result.
+    Each round sends the original params, with the answers and the state of the last round only.
+    With `detach`, a task is returned immediately, with an empty result.
 
     Raises:
         TooManyRounds: the server still asks after `max_rounds` rounds.
-        TaskEnded, BadAnswer: as `follow`.
+        TaskEnded, BadAnswer: see `follow`.
     """
     rounds = max_rounds or limits.max_rounds
     round_params: Json = params
@@ -185,12 +185,12 @@ def call(
 _SHORTEST_POLL_MS: Final = 20
 _USUAL_POLL_MS: Final = 1_000
 _PATIENCE_MS: Final = 120_000
-"""How long a task may repeat answered questions: a server may acknowledge answers before it
-processes them."""
+"""The milliseconds for which a task may repeat answered questions, because a server may acknowledge
+answers before it processes them."""
 
 
 def poll_ms(task: TaskState, limits: Limits) -> float:
-    """Return the time until a task's next poll, in ms: the server's interval, within bounds."""
+    """Return the milliseconds until a task's next poll: the server's interval, within bounds."""
     interval_ms = _USUAL_POLL_MS if task.poll_interval_ms is None else task.poll_interval_ms
     return min(max(interval_ms, _SHORTEST_POLL_MS), limits.max_poll_s * 1_000)
 
@@ -202,7 +202,7 @@ def follow(
 
     Raises:
         TaskEnded: the task failed or was cancelled.
-        BadAnswer: the server broke the protocol, or ignores answers.
+        BadAnswer: the server violated the protocol, or ignores answers.
     """
     answered: set[str] = set()
     ignored_ms = 0.0
@@ -228,7 +228,7 @@ def follow(
                 )
             questions = [Question.read(key, request, target) for key, request in new.items()]
             responses = yield Ask(questions, None)
-            # Repeating the answers is safe: the server ignores keys that were answered.
+            # Repeating the answers is safe: the server ignores keys that are already answered.
             yield Send("tasks/update", {"taskId": task_id, "inputResponses": responses}, True)
             answered |= new.keys()
             ignored_ms = 0.0
@@ -238,9 +238,9 @@ def follow(
 
 def _ignored_answers(task: TaskState) -> str:
     if not task.requests:
-        return "The task waits for input (input_required), and the server does not say which"
+        return "The task waits for input (input_required), but the server names no question"
     keys = ", ".join(key[:80] for key in list(task.requests)[:5])
-    return f"The task goes on to ask what it has been answered ({keys})"
+    return f"The task repeats questions that were answered ({keys})"
 
 
 def _outcome(task: TaskState) -> Json:
@@ -252,7 +252,7 @@ def _outcome(task: TaskState) -> Json:
     """
     if task.status == "completed":
         if task.result is None:
-            raise BadAnswer("The server says that the task completed, and sends no result")
+            raise BadAnswer("The server reports a completed task without a result")
         return task.result
     if task.status == "cancelled":
         raise _cancelled(task)
@@ -294,7 +294,7 @@ def has_older_tasks(server: ServerInfo) -> bool:
 
 
 def wants_older_task(tool: Tool | None, *, detach: bool) -> bool:
-    """Return whether to call a tool as a task: if the tool requires it, or allows it and the caller
+    """Return whether to call a tool as a task: the tool requires it, or it allows it and the caller
     does not wait (`detach`)."""
     execution = tool.raw.get("execution") if tool is not None else None
     support = execution.get("taskSupport") if isinstance(execution, dict) else None
@@ -303,15 +303,15 @@ def wants_older_task(tool: Tool | None, *, detach: bool) -> bool:
 
 def read_older_task(raw: Json, task_id: str | None = None) -> TaskState:
     """Read the `task` of a created task, or the result of `tasks/get`. Raise `BadAnswer` if it is
-    malformed or has another id than `task_id`."""
+    malformed or its id is not `task_id`."""
     renamed = {"pollIntervalMs": raw.get("pollInterval"), "ttlMs": raw.get("ttl")}
     state = {key: value for key, value in raw.items() if key not in ("result", "error")}
     return TaskState.read({**state, **renamed, "inputRequests": None}, task_id)
 
 
 def call_as_older_task(params: Json, limits: Limits, *, detach: bool) -> Flow[Finished]:
-    """Call a tool as a task and follow the task to its end. With `detach`, the task is returned as
-    it was created. Raise as `follow_older`."""
+    """Call a tool as a task and follow the task to its end. With `detach`, return the task
+    immediately. See `follow_older` for the errors raised."""
     created: Json = yield Send("tools/call", {**params, "task": {}}, False)
     task = read_older_task(member(created, "task", dict, "a task that was created"))
     outcome = {} if detach else (yield from follow_older(task.task_id, limits, task))
@@ -319,11 +319,11 @@ def call_as_older_task(params: Json, limits: Limits, *, detach: bool) -> Flow[Fi
 
 
 def follow_older(task_id: str, limits: Limits, known: TaskState | None = None) -> Flow[Json]:
-    """Poll a task until it ends or asks, and return the result of its call.
+    """Poll a task until it ends or asks a question, and return the result of its call.
 
     Raises:
         TaskEnded: the task failed or was cancelled.
-        BadAnswer: the server broke the protocol.
+        BadAnswer: the server violated the protocol.
     """
     params = {"taskId": task_id}
     task = known or read_older_task((yield Send("tasks/get", params, True)), task_id)
@@ -363,7 +363,7 @@ def negotiate(
     the server's description. Raise `NoCommonVersion` if the server speaks none of `versions`.
 
     `silent_is_older` continues with `initialize` if `server/discover` is not answered in time, as
-    the stdio transport says ("Backward Compatibility").
+    the stdio transport specifies ("Backward Compatibility").
     """
     modern = [version for version in versions if is_modern(version)]
     legacy = [version for version in versions if not is_modern(version)]
@@ -383,8 +383,8 @@ def negotiate(
             if not _is_of_older_servers(error.status):
                 raise
         except BadAnswer:
-            pass  # not a message of this revision; the older handshake fails with a better error
-        except TimedOut as error:  # an older server may leave an unknown request unanswered
+            pass  # not a message of this revision; the older handshake reports a better error
+        except TimedOut as error:  # an older server may not answer an unknown request
             if not error.was_sent:
                 raise
             if not silent_is_older:
@@ -403,7 +403,8 @@ def negotiate(
 
 
 def _is_of_older_servers(status: int) -> bool:
-    """Return whether an HTTP status can mean that an older server does not know the request."""
+    """Return whether an HTTP status may come from an older server that does not know the
+    request."""
     return status == 501 or (400 <= status < 500 and status not in (401, 403, 407, 408, 429))
 
 
@@ -416,8 +417,8 @@ def _initialize(
         result: Json = yield Send("initialize", params, True, version)
     except RpcError as error:
         raise NoCommonVersion(
-            f"The server speaks neither revision {LATEST} nor takes part in an older handshake: it "
-            f"answered {error}",
+            f"The server speaks neither revision {LATEST} nor an older one: its answer to initialize "
+            f"was {error}",
             _versions(error.details, "supported"),
         ) from None
     chosen = result.get("protocolVersion")
@@ -448,8 +449,8 @@ _LONGEST_CURSOR: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A whole list, and the shortest time in milliseconds for which one of its pages is fresh;
-    `None` if the server does not say."""
+    """A whole list, and the shortest time in milliseconds for which its pages are fresh, or `None`
+    if the server states no time."""
 
     items: list[Json]
     ttl_ms: int | None
@@ -490,7 +491,7 @@ def whole_list(method: str, name: str, limits: Limits) -> Flow[Listing]:
         if not isinstance(cursor, str) or len(cursor) > _LONGEST_CURSOR:
             raise BadAnswer(f"The server answered {method} with an invalid cursor")
         if cursor in cursors:
-            raise BadAnswer(f"The server answered {method} with a cursor that leads in a circle")
+            raise BadAnswer(f"The server answered {method} with a cursor that it sent before")
         cursors.add(cursor)
         params = {"cursor": cursor}
     raise BadAnswer(

@@ -1,7 +1,7 @@
 """Tasks and streams of changes, which outlive a request.
 
-The handle of a task is the server's URL followed by `#task=` and the task's id. It is not secret:
-using it takes the credentials of the caller who started the task.
+The handle of a task is the server's URL followed by `#task=` and the task's id. It is not secret,
+because using it requires the credentials of the caller who started the task.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Task:
 
     @property
     def handle(self) -> str | None:
-        """The argument of `Client.resume`, in this process or another; `None` if the call ended
-        without a task."""
+        """The handle for `Client.resume` in any process; `None` if the call ended without a
+        task."""
         return handle_of(self._url, self.id) if self.id else None
 
     @property
@@ -86,11 +86,11 @@ class Task:
         on_task: Callable[[TaskState], Any] | None = None,
     ) -> CallResult:
         """Wait for the task's end and return its result. Questions are answered from `answers`,
-        then from the client's.
+        then from the client's answers.
 
         Raises:
             TaskEnded: the task failed or was cancelled.
-            Unanswered: a question has no answer. The task keeps waiting.
+            Unanswered: a question has no answer. The task continues to wait.
             TimedOut: `timeout_s` seconds passed. The task continues.
         """
         if self._result is None:
@@ -110,7 +110,7 @@ class Task:
             self.state = state
             return on_task(state) if on_task is not None else None
 
-        # Do not start from a state with questions: they may have been answered since.
+        # Do not start from a state with questions, because they may have been answered since.
         known = None if self.state and self.state.status == "input_required" else self.state
         listener = connection.listener(CallOptions(answers), self._target)
         if is_older:
@@ -131,11 +131,11 @@ class Task:
         return self.state
 
     async def update(self, answers: Mapping[str, Any]) -> None:
-        """Send answers by key, in forms that `response_to` accepts; unknown keys are sent
-        unchanged.
+        """Send answers by key, in forms that `response_to` accepts. Answers with unknown keys are
+        sent unchanged.
 
         Raises:
-            AnswerInvalid: an answer does not fit its question.
+            AnswerInvalid: an answer does not match its question.
         """
         state = self.state if self.state is not None and self.state.requests else await self.get()
         responses = {
@@ -148,8 +148,8 @@ class Task:
         await self._connection.request("tasks/update", params)
 
     async def cancel(self) -> None:
-        """Ask the server to cancel the task. The server may refuse: `wait` or `get` tell how the
-        task ended."""
+        """Ask the server to cancel the task. The server may refuse; use `wait` or `get` to learn
+        how the task ended."""
         await self._connection.request("tasks/cancel", {"taskId": self.id})
 
     def __repr__(self) -> str:
@@ -219,11 +219,10 @@ class Subscription:
                 first = await anext(self._changes, None)
         except TimeoutError:
             raise TimedOut(
-                f"The server did not say within {limit:g} s which changes it tells (limit "
-                "request_s)"
+                f"The server did not confirm the subscription within {limit:g} s (limit request_s)"
             ) from None
         if first is not None and first.method != _ACKNOWLEDGED:
-            raise BadAnswer("The server tells changes before it says which it will tell")
+            raise BadAnswer("The server sent a change before it confirmed the subscription")
 
     async def __aexit__(self, *raised: object) -> None:
         await self._changes.aclose()
@@ -278,7 +277,7 @@ class Subscription:
         params = message.get("params", {})
         if not isinstance(params, dict) or "id" in message:
             raise BadAnswer(
-                "The server sent something else than notifications on the stream of a subscription"
+                "The server sent messages other than notifications on the stream of a subscription"
             )
         if message["method"] == _ACKNOWLEDGED:
             agreed = params.get("notifications")
@@ -302,6 +301,6 @@ class Subscription:
                 except TimeoutError:
                     continue
                 yield self._change(message, was_interrupted=False)
-            raise HttpRefused(405, "The server has no stream on which it would tell changes")
+            raise HttpRefused(405, "The server has no stream that could report changes")
         finally:
             stream.taps.discard(tap)

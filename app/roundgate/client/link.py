@@ -1,7 +1,7 @@
 """JSON-RPC requests to one server over Streamable HTTP, in revisions with and without sessions.
 
-`Link` formats requests for each revision, sends lost requests again, and keeps the session of an
-older server. `Connection` decides which requests to send.
+`Link` formats requests for each revision, resends lost requests, and keeps the session of an older
+server. `Connection` decides which requests to send.
 
 An older server asks questions on the stream of a request (`OlderRequest`) or on the stream of the
 session (`SessionStream`), which not every server has. A broken stream resumes after the last event
@@ -45,7 +45,7 @@ _FIRST_WAIT_S: Final = 0.25
 _LONGEST_WAIT_S: Final = 30.0
 _MAX_ANSWERING: Final = 32
 _MAX_SILENT: Final = 2
-"""The most streams in a row that may end without an event; one more fails the request."""
+"""The limit on consecutive streams that end without an event. Beyond it, the request fails."""
 
 
 class Link:
@@ -96,16 +96,16 @@ class Link:
     ) -> Json:
         """Send a request and return its result.
 
-        A lost request is sent again, at most twice and with a new id, if the server cannot have
-        received it or if `may_repeat`. With `may_repeat`, so is a request that the server asks to
-        retry later.
+        A lost request is resent, at most twice and with a new id, if the server cannot have
+        received it or if `may_repeat` is true. A request that the server asks to retry later is
+        resent only if `may_repeat` is true.
 
         Raises:
             RpcError: the server answered with an error.
             HttpRefused: the server answered without a JSON-RPC message.
             SessionOver: the server has forgotten the session.
-            BadAnswer: the server broke the protocol.
-            ConnectionLost, TimedOut: no whole answer arrived.
+            BadAnswer: the server violated the protocol.
+            ConnectionLost, TimedOut: no complete answer arrived.
         """
         spoken = version or self._version()
         for retry in range(_RETRIES + 1):
@@ -159,9 +159,9 @@ class Link:
         is_open: asyncio.Event | None = None,
         idle: IdleLimit | None = None,
     ) -> AsyncGenerator[ServerEvent, None]:
-        """Yield the events of the session's stream, or with `last_id`, the later events of the
-        stream that had this event. `is_open` is set once the server has begun to answer. Raise
-        `HttpRefused` if the server offers no stream."""
+        """Yield the events of the session's stream or, with `last_id`, the events after this event
+        on its stream. `is_open` is set once the server begins to answer. Raise `HttpRefused` if the
+        server offers no stream."""
         headers = [("Accept", "text/event-stream"), _IDENTITY]
         if last_id is not None:
             # in UTF-8, as browsers send it (WHATWG HTML, "Server-sent events")
@@ -171,7 +171,7 @@ class Link:
             if not is_stream(response):
                 raise HttpRefused(
                     response.status,
-                    f"The server offers no stream: it answered GET with {response.status}",
+                    f"The server offers no stream: it answered GET with HTTP status {response.status}",
                 )
             if is_open is not None:
                 is_open.set()
@@ -218,8 +218,8 @@ class Link:
             raise TimedOut(f"No answer to {what} within {limit:g} s (limit request_s)") from None
 
     async def _deliver(self, message: Json, version: str, what: str) -> None:
-        """Send a message whose answer is only a status. Raise `HttpRefused` unless the status is
-        2xx."""
+        """Send a message that is answered only by a status. Raise `HttpRefused` unless the status
+        is 2xx."""
         async with self._in_time(what):
             response = await self.post(message, version, NO_LISTENER)
             is_accepted = 200 <= response.status < 300
@@ -254,8 +254,8 @@ class Link:
     async def json_result(
         self, response: HttpResponse, request_id: Any, session_id: str | None = None
     ) -> Json:
-        """Return the result in a response that is one JSON object; see `Reader.json_result`. The
-        request was sent in the session `session_id`, which may have been replaced since."""
+        """Return the result in a response that is one JSON object; see `Reader.json_result`.
+        `session_id` is the session in which the request was sent."""
         in_session = session_id is not None
         return await self.reader.json_result(
             response, request_id, in_session=in_session, sent=self._sender.sent
@@ -291,10 +291,10 @@ class SessionStream:
         self._link = link
         self._reading: asyncio.Task[None] | None = None
         self.taps: set[asyncio.Queue[Json]] = set()
-        """Queues that receive each notification; a full queue loses it."""
+        """Queues that receive each notification. A full queue drops it."""
         self.standing: list[OlderRequest] = []
-        """Calls of several requests, oldest first. The newest answers the questions on this stream,
-        before `Link.pending` does."""
+        """The running calls with several requests, oldest first. The newest answers the questions
+        on this stream, in preference to `Link.pending`."""
 
     @property
     def is_open(self) -> bool:
@@ -302,7 +302,7 @@ class SessionStream:
         return self._reading is not None and not self._reading.done()
 
     async def open(self) -> None:
-        """Start to read, and wait until the stream is open: earlier questions on it may be lost.
+        """Start to read, and wait until the stream is open, so later questions on it are not lost.
 
         The wait ends after 1 s, because some servers send no response head before the first event.
         """
@@ -350,14 +350,14 @@ class SessionStream:
         elif message["method"] == "ping":
             await self._link.answer(message["id"], {"result": {}})
         else:
-            error = {"code": -32601, "message": "Nobody is here to answer"}
+            error = {"code": -32601, "message": "No call is running that could answer"}
             await self._link.answer(message["id"], {"error": error})
 
 
 class OlderRequest:
-    """A request to an older server, or work that consists of several. It answers questions on
-    streams and resumes broken streams. Its limits `request_s` and `idle_s` are suspended while a
-    question is open, because a person may be thinking."""
+    """A request to an older server, or a group of requests. It answers questions on streams and
+    resumes broken streams. Its limits `request_s` and `idle_s` are suspended while a question is
+    open, because a person may need time to answer."""
 
     def __init__(self, link: Link, listener: Listener, time_limit: asyncio.Timeout) -> None:
         self._link = link
@@ -426,9 +426,9 @@ class OlderRequest:
                 text = "The stream of the request ended before its answer"
                 raise ConnectionLost(text, was_sent=True)
             if silent > _MAX_SILENT:
-                text = "The stream of the request ended, and does not go on"
+                text = "The stream of the request ended, and resuming it brought no events"
                 raise ConnectionLost(text, was_sent=True)
-            # Wait as long as `retry` asks for: servers count an earlier request as an error.
+            # Wait as long as `retry` asks for: servers treat an earlier request as an error.
             await asyncio.sleep(min(self._retry_ms, 60_000) / 1_000)
             events = self._link.resumed_stream(self._last_id, idle=self._idle)
 
@@ -454,7 +454,7 @@ class OlderRequest:
         if not isinstance(request_id, str | int) or isinstance(request_id, bool):
             problem = "sent a request whose id is neither text nor a number"
         elif request_id in self._asked:
-            return  # a resumed stream may repeat it
+            return  # a resumed stream may repeat a question
         elif len(self._answering) >= _MAX_ANSWERING:
             problem = f"asks more than {_MAX_ANSWERING} questions at once"
         elif len(self._asked) >= limits.max_questions * limits.max_rounds:

@@ -44,11 +44,11 @@ _NAMED_BY: Final = {
 
 
 class SessionOver(Inside):
-    """A server of an older revision has forgotten the session."""
+    """The server of an older revision has forgotten the session."""
 
 
 class TryLater(Inside):
-    """A server cannot answer its client now; `wait_s` is the pause in seconds before the next
+    """The server cannot answer at the moment. `wait_s` is the pause in seconds before the next
     attempt."""
 
     def __init__(self, status: int, wait_s: float, reason: str = "") -> None:
@@ -84,8 +84,8 @@ def message(method: str, params: Mapping[str, Any], request_id: int | str, meta:
 
 
 def headers_of(message: Json) -> list[tuple[str, str]]:
-    """Return the headers of a request, except `Mcp-Param-*` (see `of_arguments`) and those that any
-    HTTP client adds."""
+    """Return the headers of a request, except `Mcp-Param-*` (see `of_arguments`) and the headers
+    that every HTTP client adds."""
     params = message["params"]
     version: str = params["_meta"][META + "protocolVersion"]
     return [ACCEPT_BOTH, SENDS_JSON, *of_request(message["method"], params, version)]
@@ -120,8 +120,9 @@ def of_arguments(tool: Tool, arguments: Mapping[str, Any]) -> Headers:
 @dataclass(frozen=True, slots=True)
 class Listener:
     """The handlers and additions of a request. `on_request` answers an older server's questions.
-    `meta` is added to `_meta`, for example a progress token; `headers` to the HTTP headers.
-    `capabilities` replace the client's own in this request, in revisions without sessions."""
+    `meta` is added to `_meta`, for example a progress token; `headers` are added to the HTTP
+    headers. `capabilities` replaces the client's own in this request, in revisions without
+    sessions."""
 
     on_notification: Callable[[str, Json], Any] | None = None
     on_request: Callable[[Any, str, Json], Awaitable[Json]] | None = None
@@ -207,7 +208,7 @@ class EventReader:
                 return []
             self._has_started = True
             data, self._start = self._start.removeprefix(_BOM), b""
-        # A carriage return ends its line at once; the line feed behind it may be in the next piece.
+        # A carriage return ends its line at once; a line feed after it may be in the next piece.
         if self._ended_with_cr and data:
             data = data.removeprefix(b"\n")
             self._ended_with_cr = False
@@ -319,7 +320,7 @@ class Reader:
             raise SessionOver
         if answer is None or not _is_response(answer, any_error=is_success):
             if is_success:
-                raise BadAnswer("The server answered with JSON that is no JSON-RPC response")
+                raise BadAnswer("The server answered with JSON that is not a JSON-RPC response")
             raise _no_message(response, reason_in(body, response, sent, self._redact))
         return result_of(answer, request_id)
 
@@ -333,7 +334,7 @@ class Reader:
                     yield event
 
     def message(self, data: bytes, status: int | None = None) -> Json | None:
-        """Return the message in the data of a body or an event; `None` if the data is empty.
+        """Return the message in the data of a body or an event, or `None` if the data is empty.
         `status` is the HTTP status of a body. Raise `BadAnswer` if the data is not a JSON
         object."""
         if not data.strip():
@@ -341,9 +342,9 @@ class Reader:
         try:
             decoded = decode(data if self._redact is None else self._redact(data))
         except ParseError as error:
-            raise BadAnswer(f"The server sent something that is no JSON: {error}") from None
+            raise BadAnswer(f"The server sent text that is not JSON: {error}") from None
         if not isinstance(decoded, dict):
-            raise BadAnswer("The server sent JSON that is no JSON-RPC message")
+            raise BadAnswer("The server sent JSON that is not a JSON-RPC message")
         if self._observer is not None:
             self._observer("received", decoded, status)
         return decoded
@@ -366,7 +367,7 @@ def result_of(message: Json, request_id: Any) -> Json:
         raise BadAnswer("The server answered with the id of another request")
     result = message.get("result")
     if not isinstance(result, dict):
-        raise BadAnswer("The server answered with a result that is no object")
+        raise BadAnswer("The server answered with a result that is not an object")
     return result
 
 
@@ -376,16 +377,16 @@ def is_stream(response: HttpResponse) -> bool:
 
 
 def _is_response(message: Json, *, any_error: bool) -> bool:
-    """Return whether a message is a JSON-RPC response. `any_error` accepts every form of `error`.
-    Otherwise a malformed `error` may come from a proxy and does not count."""
+    """Return whether a message is a JSON-RPC response. With `any_error`, every form of `error`
+    counts. Otherwise a malformed `error` does not, because it may come from a proxy."""
     if "method" in message:
         return False
     return "result" in message or ("error" in message and (any_error or is_error(message["error"])))
 
 
 def _is_session_refused(status: int, answer: Json | None) -> bool:
-    """Return whether a server refuses a request because it does not know the session. Servers made
-    after the examples of the TypeScript SDK answer 400 in place of 404."""
+    """Return whether a server refuses a request because it does not know the session. Servers based
+    on the examples of the TypeScript SDK answer 400 instead of 404."""
     error: Any = None if answer is None else answer.get("error")
     is_refusal = status == 400 and is_error(error) and error["code"] == _NO_SESSION
     return is_refusal and "session" in error["message"].lower()
@@ -410,12 +411,14 @@ def _refusal(status: int, reason: str) -> HttpRefused:
 
 
 def read_session_id(response: HttpResponse) -> str | None:
-    """Return the id of a new session; `None` if the server keeps no session. Raise `BadAnswer` if
+    """Return the id of a new session, or `None` if the server has no sessions. Raise `BadAnswer` if
     the id is not visible ASCII (2025-11-25, "Session Management") or too long."""
     session_id = response.headers.get("mcp-session-id")
     if session_id is None:
         return None
     is_visible = session_id.isascii() and session_id.isprintable() and " " not in session_id
     if not session_id or not is_visible or len(session_id) > _LONGEST_SESSION_ID:
-        raise BadAnswer("The server began a session whose id is no visible ASCII, or too long")
+        raise BadAnswer(
+            "The server began a session with an id that is not visible ASCII, or too long"
+        )
     return session_id

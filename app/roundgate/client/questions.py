@@ -13,8 +13,8 @@ an answer against the schema of the question and turns it into the result to sen
 The argument `answers=` of a client or a call is one of these, and becomes an `Answers`:
 
     {"confirm": {"go": True}}            by a question's key, else by the names of a form's fields
-    lambda question: …                   a function, plain or async; `None` is no answer
-    [first, second]                      sources; the first that has an answer counts
+    lambda question: …                   a function, plain or async; `None` means no answer
+    [first, second]                      sources; the first one with an answer counts
     by_schema({"type": "boolean"}, True) every form field whose schema has these members
     defaults                             forms whose required fields all have defaults
 """
@@ -75,12 +75,12 @@ class Question:
 
     @property
     def url(self) -> str | None:
-        """The page that a URL question sends the user to; `None` for other questions."""
+        """The page to which a URL question sends the user; `None` for other questions."""
         return self.params["url"] if self.kind is Kind.URL else None
 
     @property
     def host(self) -> str | None:
-        """The host that a URL question sends the user to, as a browser reads it; `None` for other
+        """The host to which a URL question sends the user, as a browser reads it; `None` for other
         questions."""
         return page_host(self.params["url"]) if self.kind is Kind.URL else None
 
@@ -99,7 +99,7 @@ class Question:
 
     @property
     def required(self) -> list[str]:
-        """The names of the fields that a form needs."""
+        """The names of a form's required fields."""
         names = self.schema.get("required")
         return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
@@ -111,8 +111,8 @@ class Question:
         }
 
     def problems(self, content: Any) -> list[str]:
-        """Return the problems of a form's content, one sentence each; empty if the content fits.
-        Raise `BadAnswer` if the question's schema cannot be used."""
+        """Return the problems of a form's content, one sentence each; empty if the content is
+        valid. Raise `BadAnswer` if the question's schema cannot be used."""
         from roundgate.protocol import Schema
 
         try:
@@ -142,7 +142,7 @@ class Question:
         params = request.get("params", {}) if isinstance(request, dict) else None
         if not isinstance(method, str) or not isinstance(params, dict):
             raise BadAnswer(
-                f"The server sent the input request {key[:80]!r}, which is no request object"
+                f"The server sent the input request {key[:80]!r}, which is not a request object"
             )
         return cls(key, _kind(key, method, params), params, target, round_)
 
@@ -168,7 +168,7 @@ def _kind(key: str, method: str, params: Json) -> Kind:
         try:
             page_host(params.get("url"))
         except ValueError as error:
-            raise BadAnswer(f"{asks} for a visit to a page that is not opened: {error}") from None
+            raise BadAnswer(f"{asks} to open a page with an unusable URL: {error}") from None
         return Kind.URL
     if mode != "form" or not isinstance(params.get("requestedSchema", {}), dict):
         raise BadAnswer(f"{asks} in an unknown way: neither a form with a schema nor a URL")
@@ -182,7 +182,7 @@ def response_to(question: Question, answer: Any) -> Json:
     """Return the result to send as the answer to a question.
 
     Raises:
-        AnswerInvalid: the answer does not fit its question.
+        AnswerInvalid: the answer does not match its question.
     """
     if question.kind is Kind.SAMPLING:
         return _sampled(question, answer)
@@ -200,7 +200,7 @@ def response_to(question: Question, answer: Any) -> Json:
         return {"action": answer.value}
     if question.kind is Kind.URL:
         if answer is not ACCEPT and not isinstance(answer, bool):
-            problem = "a URL is answered by true once it was opened, or declined"
+            problem = "answer a URL with true once the page was opened, or decline it"
             raise AnswerInvalid(question.key, [problem])
         return {"action": "accept" if answer else "decline"}
     return {"action": "accept", "content": _content(question, answer)}
@@ -229,7 +229,7 @@ def _sampled(question: Question, answer: Any) -> Json:
         return {"role": "assistant", "content": content, **model}
     if isinstance(answer, Mapping) and {"role", "content", "model"} <= answer.keys():
         return dict(answer)
-    problem = "a sample is text, or an object with role, content and model"
+    problem = "a sample must be text, or an object with role, content and model"
     raise AnswerInvalid(question.key, [problem])
 
 
@@ -237,13 +237,13 @@ def _roots(question: Question, answer: Any) -> Json:
     if isinstance(answer, Mapping) and isinstance(answer.get("roots"), list):
         answer = answer["roots"]
     if not isinstance(answer, (list, tuple)):
-        raise AnswerInvalid(question.key, ["roots are a list of file:// URIs"])
+        raise AnswerInvalid(question.key, ["roots must be a list of file:// URIs"])
     roots = [{"uri": root} if isinstance(root, str) else root for root in answer]
     if not all(
         isinstance(root, Mapping) and str(root.get("uri", "")).startswith("file://")
         for root in roots
     ):
-        problem = "each root is a file:// URI, or an object with such a `uri`"
+        problem = "each root must be a file:// URI, or an object with a file:// URI as `uri`"
         raise AnswerInvalid(question.key, [problem])
     return {"roots": [dict(root) for root in roots]}
 
@@ -267,7 +267,7 @@ class Answers:
 
     @property
     def unused(self) -> list[str]:
-        """The keys of mappings that no question asked for."""
+        """The keys of mappings that matched no question."""
         return [
             key
             for source in self._sources
@@ -276,7 +276,7 @@ class Answers:
         ]
 
     async def __call__(self, question: Question) -> Any:
-        """Return the answer of the first source that has one; `None` if no source has one."""
+        """Return the answer of the first source that has an answer, or `None`."""
         for source in self._sources:
             answer = source(question)
             if inspect.isawaitable(answer):
@@ -293,11 +293,11 @@ def _source(source: Any) -> Answerer:
         return source  # type: ignore[no-any-return]
     if isinstance(source, Iterable) and not isinstance(source, (str, bytes)):
         return Answers(*source)
-    raise TypeError("answers are a mapping, a function, or a list of these")
+    raise TypeError("answers must be a mapping, a function, or a list of these")
 
 
 class _ByKey:
-    """Answers by the key of a question, else by the names of a form's fields."""
+    """Answers by the key of a question, or by the names of a form's fields."""
 
     def __init__(self, answers: Mapping[str, Any]) -> None:
         self._answers = answers
@@ -330,7 +330,7 @@ def _fills(question: Question, values: Json) -> bool:
 
 def by_schema(pattern: Mapping[str, Any], value: Any) -> Answerer:
     """Return a source that answers forms: `value` for each field whose schema has all members of
-    `pattern`. It does not answer if another required field has no default."""
+    `pattern`. The source has no answer if another required field has no default."""
 
     def answer(question: Question) -> Json | None:
         if question.kind is not Kind.FORM:
@@ -355,8 +355,9 @@ async def answer_all(
     """Return a response to each question, by key.
 
     Raises:
-        Unanswered: a question has no answer. The error has all open questions and `request_state`.
-        AnswerInvalid: an answer does not fit its question.
+        Unanswered: a question has no answer. The error holds all open questions and
+            `request_state`.
+        AnswerInvalid: an answer does not match its question.
     """
     responses: dict[str, Json] = {}
     for question in questions:
@@ -367,6 +368,6 @@ async def answer_all(
         texts = [(question.key, question.message[:200]) for question in unanswered[:5]]
         listed = "; ".join(f"{key}: {message}" if message else key for key, message in texts)
         raise Unanswered(
-            f"The server asks, and no answer was given ({listed})", unanswered, request_state
+            f"The server asks questions without an answer ({listed})", unanswered, request_state
         )
     return responses

@@ -1,8 +1,8 @@
 """HTTP requests to one server: credentials, redirects, refusals and their reasons.
 
 The reason of a refusal comes from a JSON-RPC error, from the JSON of frameworks and OAuth, from
-plain text, or from the challenge. It is one short line. It is withheld if it repeats a request
-header that may be a credential, or eight consecutive letters and digits of one; other characters
+plain text, or from the challenge, as one short line. It is withheld if it repeats a request header
+that may be a credential, or eight consecutive letters and digits of such a header; other characters
 between them are ignored.
 """
 
@@ -37,7 +37,7 @@ _READ_S: Final = 5
 _LONGEST_REASON: Final = 300
 _SHORTEST_SECRET: Final = 6
 _LONGEST_QUOTE: Final = 8
-"""A text that repeats so many consecutive letters and digits of a credential is secret: servers
+"""The number of consecutive letters and digits of a credential that make a text secret. Servers
 often quote the beginning or end of a key."""
 _MEMBERS: Final = (
     "error_description",
@@ -69,7 +69,7 @@ class Sender:
         redact: Redact | None = None,
     ) -> None:
         """Prepare to send to `url`, with the user's `headers` and the credentials of `auth`.
-        `redact` removes the credentials that `transport` adds from the reasons of refusals."""
+        `redact` removes credentials that `transport` adds, from the reasons of refusals."""
         self.sent: Headers = ()
         """The headers of the last request, which errors must not repeat."""
         self._url = url
@@ -81,12 +81,12 @@ class Sender:
     async def send(
         self, method: str, headers: Headers, body: bytes | None, idle: IdleLimit | None = None
     ) -> HttpResponse:
-        """Send a request and return its response. A request with refused credentials is sent again
-        with new ones; redirects within the server are followed. See `HttpRequest` for `idle`.
+        """Send a request and return its response. Resend a request with refused credentials if new
+        ones can be obtained; follow redirects within the server. See `HttpRequest` for `idle`.
 
         Raises:
             AuthorizationFailed: the server refuses access.
-            HttpRefused: the server redirects to another one, or in a circle.
+            HttpRefused: the server redirects to another server, or in a circle.
             ClientError: a header of the request is invalid.
             ConnectionLost, TimedOut, BadAnswer: see `Transport.send`.
         """
@@ -123,7 +123,7 @@ class Sender:
             raise ClientError(f"The request cannot be sent: {error}") from None
 
     async def _refused(self, response: HttpResponse, attempt: int, sent: Headers) -> None:
-        """Return if the request should be sent again; otherwise raise `AuthorizationFailed`."""
+        """Return if the request should be resent; otherwise raise `AuthorizationFailed`."""
         reason = await reason_of(response, sent, self._redact)
         await response.close()
         if self._auth is not None and attempt < _MAX_AUTH_ATTEMPTS:
@@ -137,9 +137,9 @@ class Sender:
         if response.status == 403:
             raise AuthorizationFailed(403, f"The server refuses access (403){reason}")
         if self._auth is not None:
-            fact, remedy = "does not take the credentials", Remedy.OTHER_CREDENTIALS
+            fact, remedy = "rejected the credentials", Remedy.OTHER_CREDENTIALS
         else:
-            fact, remedy = "wants credentials", Remedy.CREDENTIALS
+            fact, remedy = "requires credentials", Remedy.CREDENTIALS
         raise AuthorizationFailed(401, f"The server {fact} (401){reason}", remedy)
 
 
@@ -161,7 +161,8 @@ def _redirected(response: HttpResponse, url: Url, redirects: int) -> Url:
 
 
 def redirect_target(url: Url, location: str) -> Url | None:
-    """Return the URL of a `Location` header in a response from `url`; `None` if it is malformed."""
+    """Return the URL of a `Location` header in a response from `url`, or `None` if it is
+    malformed."""
     try:
         return Url.parse(f"{url.root}{location}" if location.startswith("/") else location)
     except ClientError:
@@ -179,7 +180,8 @@ async def reason_of(
 def reason_in(
     body: bytes, response: HttpResponse, sent: Headers = (), redact: Redact | None = None
 ) -> str:
-    """Return ": " and the server's reason as in `reason_of`, from a body that has been read."""
+    """Return ": " and the server's reason, or "", from a body that has been read. See
+    `reason_of`."""
     challenge = response.headers.get("www-authenticate", "")
     if redact is not None:
         body, challenge = redact(body), redact(challenge.encode()).decode("utf-8", "replace")
@@ -232,7 +234,7 @@ def _reason_in_json(value: Any) -> str:
 
 
 def _repeats_a_secret(line: str, sent: Headers) -> bool:
-    """Return whether a line repeats a credential or a usable part of one."""
+    """Return whether a line repeats a credential or a usable part of a credential."""
     line_letters = _letters_and_digits(line)
     for secret in _secrets(sent):
         letters = _letters_and_digits(secret)

@@ -62,10 +62,10 @@ _HEADER_MISMATCH: Final = -32020
 class Client:
     """A client of one server. Nothing is sent before the first request.
 
-    `auth` is an `Auth` of `roundgate.client.auth`, or a bearer token as text. `answers` is tried
+    `auth` is an `Auth` of `roundgate.client.auth`, or a bearer token as text. `answers` is used
     after the answers of a call. `versions` are the revisions that the client may speak, newest
-    first. `http` is an `httpx.AsyncClient` to send through instead of the client's own. `observer`
-    is called with every message. Several asyncio tasks may share one client.
+    first. `http` is an `httpx.AsyncClient` that replaces the client's own. `observer` receives
+    every message. Several asyncio tasks may share one client.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Client:
 
     @property
     def server(self) -> ServerInfo | None:
-        """The server's description of itself; `None` until `connect` or the first request."""
+        """The server's description; `None` until `connect` or the first request."""
         return self._connection.server
 
     @property
@@ -138,8 +138,7 @@ class Client:
     # -- the server --------------------------------------------------------------------------------
 
     async def connect(self) -> ServerInfo:
-        """Negotiate the revision, unless it is known, and return the server's description of
-        itself."""
+        """Negotiate the revision, unless it is known, and return the server's description."""
         return await self._connection.connect()
 
     async def request(self, method: str, params: Mapping[str, Any] | None = None) -> Json:
@@ -147,8 +146,8 @@ class Client:
         return await self._connection.request(method, dict(params or {}))
 
     async def ping(self) -> float:
-        """Return the time of a round trip in milliseconds. In revisions without `ping`, it is
-        measured with `server/discover`."""
+        """Return the time of a round trip in milliseconds. Revisions without `ping` are measured
+        with `server/discover`."""
         server = await self.connect()
         start_ms = self._clock.monotonic_ms()
         method = "server/discover" if server.is_modern else "ping"
@@ -158,7 +157,7 @@ class Client:
     # -- lists -------------------------------------------------------------------------------------
 
     async def tools(self) -> list[Tool]:
-        """Return all usable tools. The others are logged and listed in `rejected`."""
+        """Return all usable tools. Other tools are logged and listed in `rejected`."""
         return await self._connection.tools.read()
 
     async def tool(self, name: str) -> Tool:
@@ -203,11 +202,11 @@ class Client:
         input_responses: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> CallResult:
-        """Call a tool and return its result, after its rounds and its task if it becomes one.
-        Arguments are keywords or a mapping.
+        """Call a tool and return its result, after its rounds and, if it becomes a task, after its
+        task. Pass arguments as keywords or as a mapping.
 
-        `timeout_s` limits the whole call, including the time in which people think.
-        `request_state` (of `Unanswered`, for example) and `input_responses` continue a call that
+        `timeout_s` limits the whole call in seconds, including the time that people need to answer.
+        `request_state` (for example of `Unanswered`) and `input_responses` continue a call that
         another process began. Cancelling the call closes its stream; if it has become a task, the
         task continues.
 
@@ -240,9 +239,7 @@ class Client:
         **more: Any,
     ) -> Task:
         """Call a tool and return as soon as the call is a task. Earlier questions are answered from
-        `answers`.
-
-        If the server answers without a task, the returned task is already over.
+        `answers`. If the server answers without a task, the returned task is already over.
         """
         options = CallOptions(answers, max_rounds, timeout_s, on_progress, on_log, log_level)
         params: Json = {"name": tool, "arguments": {**(arguments or {}), **more}}
@@ -253,7 +250,7 @@ class Client:
         return Task(self._connection, self.url, result=result, target=tool)
 
     def resume(self, handle: str) -> Task:
-        """Return a task that was started earlier, by its handle or its id.
+        """Return a task that was started earlier, given its handle or its id.
 
         Raises:
             WrongHandle: the handle is malformed or belongs to another server.
@@ -263,7 +260,7 @@ class Client:
             url, task_id = split_handle(handle)
             theirs, ours = Url.parse(url), Url.parse(self.url)
             if str(theirs) != str(ours):
-                raise WrongHandle(f"The task belongs to {theirs}, and this client talks to {ours}")
+                raise WrongHandle(f"The task belongs to {theirs}, but this client is for {ours}")
         return Task(self._connection, self.url, task_id=task_id)
 
     async def prompt(

@@ -3,11 +3,11 @@
 
 A `StdioLink` is one process, from its start to its end. All messages share one channel:
 
-    a response                      to the request with its id
-    notifications/progress          to the request with its token
-    a notification of a stream      to the stream with its subscription id; without one, to `taps`
-    notifications/message           to `on_line`: the channel does not say which request it belongs to
-    a request (older revisions)     to the newest pending request's listener
+    a response                      to the request with its id notifications/progress          to
+    the request with its token a notification of a stream      to the stream with its subscription
+    id; without one, to `taps` notifications/message           to `on_line`: the channel does not
+    say which request it belongs to a request (older revisions)     to the newest pending request's
+    listener
 """
 
 from __future__ import annotations
@@ -42,24 +42,26 @@ from roundgate.json import encode
 T = TypeVar("T")
 
 PROBE_S: Final = 10.0
-"""Seconds within which a server must answer `server/discover`, before it counts as older."""
+"""The seconds within which a server must answer `server/discover`; otherwise it counts as older."""
 STOP_S: Final = 2.0
-"""Seconds that a process gets to end after its input was closed, and again after SIGTERM."""
+"""The seconds that a process gets to end after its input was closed, and again after SIGTERM."""
 EXIT_POLL_S: Final = 0.2
-"""Seconds between two looks whether a process has ended."""
+"""The seconds between two checks whether a process has ended."""
 MAX_NOISE: Final = 1_000
-"""The most lines in a row that are no JSON-RPC message; with one more the process is stopped."""
+"""The limit on consecutive lines that are not JSON-RPC messages. Beyond it, the process is
+stopped."""
 MAX_LINE_OF_STDERR: Final = 16_000
-"""The most bytes of a line that `on_line` gets; more than is logged, so that secrets are whole."""
+"""The limit on the bytes of a line that `on_line` receives. It exceeds the limit of the log, so
+secrets in the line are complete and can be redacted."""
 MAX_WAITING: Final = 1_000
-"""The most notifications that wait for the reader of a stream; further ones are dropped."""
+"""The limit on the notifications that wait for the reader of a stream; further ones are dropped."""
 MAX_UNWRITTEN: Final = 16 * 1024 * 1024
-"""The most bytes that wait for a process which does not read its input."""
+"""The limit on the bytes that wait for a process to read its input."""
 INHERITED: Final = (
     *("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"),
     *("APPDATA", "LOCALAPPDATA", "SYSTEMDRIVE", "SYSTEMROOT", "TEMP", "USERNAME", "USERPROFILE"),
 )
-"""Variables of this process's environment that a server gets. The others may be secrets."""
+"""The variables of this process that a server inherits. Other variables may be secrets."""
 
 _KILL: Final = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL
 
@@ -93,7 +95,7 @@ class Program:
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "a NUL character in it"
+            reason = error.strerror if isinstance(error, OSError) else "it contains a NUL character"
             raise ConnectionLost(
                 f"The program {self.command[0]!r} cannot be started: {reason}", was_sent=False
             ) from None
@@ -106,7 +108,7 @@ class StdioLink:
     """
 
     session_id: None = None
-    """A process keeps no session that could be lost without it."""
+    """The session id: always `None`, because stdio has no sessions."""
 
     def __init__(
         self,
@@ -120,13 +122,14 @@ class StdioLink:
         on_line: Callable[[str], None] | None = None,
         is_patient: bool = True,
     ) -> None:
-        """Prepare the link without starting the process. `is_patient` gives it time to end."""
+        """Prepare the link without starting the process. `is_patient` gives the process time to end
+        before it is killed."""
         self.limits = limits
         self.version: str | None = None
         """The negotiated revision; `None` before the negotiation."""
         self.session_stream = self
         self.taps: set[asyncio.Queue[Json]] = set()
-        """Queues that receive each notification of no stream; a full queue loses it."""
+        """Queues that receive each notification outside a stream. A full queue drops it."""
         self._program = program
         self._speaker = Speaker(info, capabilities)
         self._reader = Reader(limits, observer, redact)
@@ -142,7 +145,7 @@ class StdioLink:
         self._failure: ClientError | None = None
         self._noise = 0
         self.ended = asyncio.Event()
-        """Set once the process has ended or was stopped."""
+        """An event set once the process has ended or was stopped."""
 
     @property
     def is_open(self) -> bool:
@@ -161,12 +164,13 @@ class StdioLink:
         version: str | None = None,
         listener: Listener = NO_LISTENER,
     ) -> Json:
-        """Send a request and return its result. A request whose caller is cancelled or out of time
-        is cancelled at the server. `may_repeat` has no effect: a lost process loses its requests.
+        """Send a request and return its result. If the caller is cancelled or the time limit
+        passes, cancel the request at the server. `may_repeat` has no effect, because requests are
+        lost with their process.
 
         Raises:
             RpcError: the server answered with an error.
-            BadAnswer: the server broke the protocol.
+            BadAnswer: the server violated the protocol.
             ConnectionLost, TimedOut: no answer arrived.
         """
         spoken = self._version() if version is None else version
@@ -176,7 +180,9 @@ class StdioLink:
         try:
             return await self._answer_to(message, pending)
         except TimeoutError:
-            raise TimedOut(f"No answer to {method} came for {limit_s:g} s (limit idle_s)") from None
+            raise TimedOut(
+                f"No answer to {method} arrived within {limit_s:g} s (limit idle_s)"
+            ) from None
 
     async def _answer_to(self, message: Json, pending: _Pending) -> Json:
         request_id: int = message["id"]
@@ -223,8 +229,7 @@ class StdioLink:
         return await work
 
     async def end_session(self) -> None:
-        """Stop the process: close its input, and end its process group if it does not end by
-        itself."""
+        """Stop the process: close its input, and kill its process group if it does not end."""
         process, self._process = self._process, None
         if process is not None:
             self._fail(ConnectionLost("The server's process was stopped", was_sent=True))
@@ -233,7 +238,7 @@ class StdioLink:
     async def _stop(self, process: Process) -> None:
         if process.stdin is not None:
             process.stdin.close()
-        if process.returncode is not None:  # its id may be another group's: `_watch_end` signals
+        if process.returncode is not None:  # its id may be reused, so only `_watch_end` signals
             await asyncio.sleep(EXIT_POLL_S)
             await self._stop_reading()
             return
@@ -257,10 +262,10 @@ class StdioLink:
         return self.version
 
     async def _write(self, message: Json) -> None:
-        """Start the process, if it has not been started, and write a message to it.
+        """Start the process if necessary, and write a message to it.
 
         Raises:
-            ConnectionLost: there is no process, or it does not read.
+            ConnectionLost: the process has ended or cannot be started, or does not read its input.
         """
         stdin = (await self._running()).stdin
         assert stdin is not None
@@ -269,7 +274,7 @@ class StdioLink:
         if self._observer is not None:
             self._observer("sent", message, None)
         try:
-            stdin.write(encode(message) + b"\n")  # whole, however the wait below ends
+            stdin.write(encode(message) + b"\n")  # complete even if the wait below is cancelled
             await stdin.drain()
         except OSError:
             raise self._failure or ConnectionLost("The server's process has ended") from None
@@ -285,7 +290,7 @@ class StdioLink:
         return self._process
 
     def _cancel(self, request_id: int) -> None:
-        """Tell the server that nobody waits for a request; ignore a process that has ended."""
+        """Notify the server that a request is cancelled; ignore a process that has ended."""
         if not self.is_open or self._process is None or self._process.stdin is None:
             return
         params = {"requestId": request_id, "reason": "The caller no longer waits"}
@@ -303,7 +308,7 @@ class StdioLink:
             while line := await process.stdout.readline():
                 await self._take(line)
             self._fail(_ended(await process.wait()))
-        except ValueError:  # of `readline`
+        except ValueError:  # raised by `readline`
             limit = self.limits.max_message
             self._fail(
                 BadAnswer(f"The server sent a line of more than {limit} bytes (limit max_message)")
@@ -311,7 +316,7 @@ class StdioLink:
         except ClientError as error:
             self._fail(error)
         finally:
-            self._fail(ConnectionLost("The server's process is no longer read"))
+            self._fail(ConnectionLost("The client no longer reads the server's process"))
             if process.returncode is None:
                 _signal_group(process, _KILL)
 
@@ -320,27 +325,27 @@ class StdioLink:
         while True:
             try:
                 line = await process.stderr.readline()
-            except ValueError:  # longer than any line of a log; the rest follows
+            except ValueError:  # the line exceeds the limit; skip its beginning
                 continue
             if not line:
                 return
             self._on_line(line[:MAX_LINE_OF_STDERR].decode("utf-8", "replace").rstrip("\r\n"))
 
     async def _watch_end(self, process: Process) -> None:
-        """End the children that a process leaves behind. Processes that hold its output open keep
-        `wait` (in Python 3.11 to 3.13) and `_read` from returning, so both are not waited for."""
-        while process.returncode is None:  # noqa: ASYNC110 - no event says so
+        """Kill the children that a process leaves behind. While they hold its output open, `wait`
+        (in Python 3.11 to 3.13) and `_read` do not return, so poll for the end instead."""
+        while process.returncode is None:  # noqa: ASYNC110 - asyncio offers no event for this
             await asyncio.sleep(EXIT_POLL_S)
         _signal_group(process, _KILL)
         await asyncio.sleep(STOP_S)  # for the rest of its output
         self._fail(_ended(process.returncode))
 
     async def _take(self, line: bytes) -> None:
-        """Handle a line of output. Lines that are no message are skipped: many servers print a
+        """Handle a line of output. Skip lines that are not messages, because many servers print a
         greeting.
 
         Raises:
-            BadAnswer: there were more than `MAX_NOISE` such lines.
+            BadAnswer: more than `MAX_NOISE` consecutive lines are not messages.
         """
         try:
             message = self._reader.message(line)
@@ -348,7 +353,7 @@ class StdioLink:
             self._noise += 1
             if self._noise > MAX_NOISE:
                 raise
-            log.debug("a line of a server is no message", exc_info=error)
+            log.debug("a server's line is not a message", exc_info=error)
             return
         if message is None:
             return
@@ -387,7 +392,8 @@ class StdioLink:
                     tap.put_nowait(message)
 
     async def _take_request(self, message: Json) -> None:
-        """Answer a request of an older server. Newer revisions have none, and no responses."""
+        """Answer a request of an older server. Newer revisions forbid such requests, so ignore
+        them."""
         if self.version is not None and is_modern(self.version):
             return
         params, request_id = message.get("params", {}), message["id"]
@@ -402,7 +408,7 @@ class StdioLink:
         await self._write({"jsonrpc": "2.0", "id": request_id, **answer})
 
     def _fail(self, error: ClientError) -> None:
-        """End all requests and streams with an error, unless one has ended them."""
+        """End all requests and streams with an error, unless an earlier error ended them."""
         if self._failure is not None:
             return
         self._failure = error
@@ -416,11 +422,9 @@ class StdioLink:
 
 
 class _Pending:
-    """A request that waits for its response. Each progress notification gives it the whole limit
-    again.
+    """A request that waits for its response. Each progress notification restarts its time limit.
 
-    Progress is passed on by the request's own task, so a caller that does not read it holds up no
-    other caller.
+    The request's own task passes progress on, so a slow handler delays no other request.
     """
 
     def __init__(self, listener: Listener, limit_s: float) -> None:
@@ -432,7 +436,7 @@ class _Pending:
         return token is not None and (self.listener.meta or {}).get("progressToken") == token
 
     def put(self, received: Json | ClientError) -> None:
-        """Take the response, or the error that ends the request."""
+        """Receive the response, or the error that ends the request."""
         self._received.put_nowait(received)
 
     def put_progress(self, message: Json) -> None:
@@ -440,10 +444,10 @@ class _Pending:
             self._received.put_nowait(message)
 
     async def answer(self) -> Json:
-        """Return the response.
+        """Return the response; pass progress notifications to the listener.
 
         Raises:
-            TimeoutError: nothing came for the limit.
+            TimeoutError: nothing arrived within the time limit.
             ClientError: the process has ended.
         """
         while True:

@@ -1,7 +1,7 @@
 """HTTP requests to a server, and the transport that sends them through httpx.
 
-A transport sends one HTTP request and returns the response while its body arrives. It follows no
-redirect, keeps no cookies, unpacks no compressed body and reads no proxies from the environment.
+A transport sends one HTTP request and returns the response while its body arrives. It does not
+follow redirects, keep cookies, decompress bodies, or read proxies from the environment.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Limits:
     """Limits of one client: sizes in bytes (`max_state` in characters), times in seconds. An error
     names the limit that caused it.
 
-    `idle_s` is how long a request may wait for the head of its response, and then for more data.
-    `request_s` limits the whole request. Both exclude the time in which people think about
+    `idle_s` limits the wait for the head of a response, and then each wait for more data.
+    `request_s` limits the whole request. Both exclude the time that people need to answer
     questions.
-    `keep_alive_s` is how long an idle connection is reused. It is less than 5 s, because common
-    servers then close an idle connection, possibly while a request is being sent.
+    `keep_alive_s` limits the reuse of an idle connection. It is below 5 s, because common servers
+    then close an idle connection, possibly while a request is being sent.
     """
 
     connect_s: float = 10.0
@@ -64,7 +64,7 @@ class Url:
     @classmethod
     def parse(cls, text: str) -> Url:
         """Parse an absolute http or https URL; drop its fragment. Raise `ClientError` if the URL is
-        malformed, or has a user name or password in it."""
+        malformed, or contains a user name or password."""
         try:
             parts = urlsplit(text)
             port = parts.port
@@ -72,11 +72,11 @@ class Url:
             raise ClientError("The URL is malformed: write it as https://host/path") from None
         if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
             raise ClientError(
-                "The URL of a server starts with http:// or https:// and names a host"
+                "The URL of a server must start with http:// or https:// and name a host"
             )
         if parts.username is not None or parts.password is not None:
             raise ClientError(
-                "Leave user name and password out of the URL, which logs and histories keep",
+                "Remove the user name and password from the URL, which logs and histories record",
                 Remedy.CREDENTIALS,
             )
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -102,8 +102,8 @@ class Url:
 
     @property
     def is_confidential(self) -> bool:
-        """Whether requests are safe from being read on the network: https, or this machine by one
-        of its usual names. Other spellings of loopback are not trusted with credentials."""
+        """Whether requests cannot be read on the network: the scheme is https, or the host is this
+        machine by a usual name. Credentials are not sent to other spellings of loopback."""
         return self.scheme == "https" or self.host in ("localhost", "127.0.0.1", "::1")
 
     def __str__(self) -> str:
@@ -119,7 +119,7 @@ def _ascii_host(name: str) -> str:
         host = ""
     labels = host.removesuffix(".").split(".") if ":" not in host else [host]
     if any(not label or len(label) > _LONGEST_LABEL for label in labels) or not is_plain_host(host):
-        raise ClientError("The URL names a host that cannot be: write it as https://host/path")
+        raise ClientError("The URL has an invalid host: write it as https://host/path")
     return host
 
 
@@ -142,13 +142,13 @@ class IdleLimit:
                 self._timeout = None
 
     def start(self) -> None:
-        """Start to wait for data."""
+        """Start the wait for data."""
         if self._suspensions == 0:
             self._reschedule(asyncio.get_running_loop().time() + self._limit_s)
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Suspend the limit. Afterwards the request may again wait for the whole limit."""
+        """Suspend the limit until the block ends, then restart it."""
         self._suspensions += 1
         self._reschedule(None)
         try:
@@ -164,8 +164,8 @@ class IdleLimit:
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One request; `body` is `None` for a GET or DELETE. `idle` replaces the transport's own limit
-    `idle_s` on the wait for data."""
+    """An HTTP request. `body` is `None` for a GET or DELETE. `idle` replaces the transport's own
+    limit `idle_s` on the wait for data."""
 
     method: str
     url: Url
@@ -175,19 +175,19 @@ class HttpRequest:
 
 
 class HttpResponse(Protocol):
-    """A response whose body has not been read yet."""
+    """A response whose body is not yet read."""
 
     @property
     def status(self) -> int: ...
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers; names in lower case."""
+        """The headers, with names in lower case."""
 
     def chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the body as it arrives.
 
         Raises:
-            ConnectionLost: the body ended too early.
+            ConnectionLost: the body ended before it was complete.
             TimedOut: no data arrived for `idle_s` seconds.
         """
 
@@ -202,7 +202,7 @@ class Transport(Protocol):
         """Send a request and return its response once the head has arrived.
 
         Raises:
-            ConnectionLost: there is no connection, or it ended too early.
+            ConnectionLost: there is no connection, or it ended before the head arrived.
             TimedOut: `connect_s` or `idle_s` passed.
             BadAnswer: the response is not valid HTTP.
         """
@@ -212,7 +212,8 @@ class Transport(Protocol):
 
 
 def read_media_type(response: HttpResponse) -> str:
-    """Return the content type without parameters, such as `application/json`; "" without one."""
+    """Return the content type without parameters, such as `application/json`, or "" if it is
+    missing."""
     return response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -224,7 +225,7 @@ def refuse_compressed(response: HttpResponse) -> None:
     """Raise `BadAnswer` if a body is compressed: a few bytes could unpack to any size."""
     if is_compressed(response):
         raise BadAnswer(
-            "The server compressed its answer, although the client takes none that is compressed"
+            "The server compressed its answer, but the client accepts only uncompressed answers"
         )
 
 
@@ -233,7 +234,7 @@ async def read_body(response: HttpResponse, limit: int) -> bytes:
 
     Raises:
         BadAnswer: the body has more than `limit` bytes, or is compressed.
-        ConnectionLost, TimedOut: the body did not arrive whole.
+        ConnectionLost, TimedOut: the body did not arrive completely.
     """
     refuse_compressed(response)
     parts: list[bytes] = []
@@ -256,7 +257,7 @@ async def _send_as_built(client: httpx.AsyncClient, request: httpx.Request) -> h
 
 
 class HttpxTransport:
-    """A transport through httpx. It closes its own client, but not a client that it was given."""
+    """A transport that uses httpx. It closes its own client, but not the client in `http`."""
 
     def __init__(
         self,
@@ -267,14 +268,12 @@ class HttpxTransport:
         send: SendThrough | None = None,
     ) -> None:
         """Prepare the transport without opening a connection.
-
-        Args:
-            limits: limits of time, connections and sizes.
-            tls: TLS settings; `None` trusts the authorities of certifi, or of the file that
-                `SSL_CERT_FILE` names.
-            http: the client to send through, for proxies, HTTP/2 or an app in this process.
-            send: sends a request through the client and returns the response unread, to
-                authenticate requests by more than headers.
+        limits: the limits on time, connections and sizes.
+        tls: the TLS settings; `None` trusts the authorities of certifi, or of the file that
+            `SSL_CERT_FILE` names.
+        http: a client to send through, for proxies, HTTP/2 or an app in this process.
+        send: sends a request through the client and returns the response unread; for
+            authentication that needs more than headers.
         """
         self._limits = limits
         self._send_through = send or _send_as_built
@@ -283,7 +282,7 @@ class HttpxTransport:
         self._is_own = http is None
 
     async def send(self, request: HttpRequest) -> HttpResponse:
-        """See `Transport`."""
+        """Send a request and return its response once the head has arrived. See `Transport`."""
         import httpx
 
         idle_s, idle = self._limits.idle_s, request.idle
@@ -379,26 +378,24 @@ def _translated(error: Exception, url: Url, limits: Limits) -> ClientError:
                 was_sent=False,
             )
         case httpx.TimeoutException() | TimeoutError():
-            return TimedOut(
-                f"Nothing came from {url.authority} for {limits.idle_s:g} s (limit idle_s)"
-            )
+            return TimedOut(f"{url.authority} sent no data for {limits.idle_s:g} s (limit idle_s)")
         case httpx.ConnectError():
             kind = "secure connection" if url.scheme == "https" else "connection"
             text = f"No {kind} to {url.authority}{_cause_of(error)}"
             return ConnectionLost(text, was_sent=False)
-        case httpx.LocalProtocolError():  # its text has the header, which may be a credential
+        case httpx.LocalProtocolError():  # its text quotes the header, which may be a credential
             return ClientError("The request cannot be sent: a header has a forbidden character")
         case httpx.RemoteProtocolError() | httpx.InvalidURL() | UnicodeError():
             # httpx also reports a closed connection as a protocol error: only the text differs.
             if "disconnected" not in str(error) and "closed" not in str(error):
-                return BadAnswer(f"{url.authority} does not answer in HTTP as it should")
+                return BadAnswer(f"{url.authority} sent an invalid HTTP response")
     return ConnectionLost(
-        f"{url.authority} closed the connection before its answer was whole", was_sent=True
+        f"{url.authority} closed the connection before its answer was complete", was_sent=True
     )
 
 
 def _cause_of(error: BaseException) -> str:
-    """Return ": " and the reason that the operating system or TLS gives for a failure."""
+    """Return ": " and the reason for a failure given by the operating system or TLS, or ""."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLError):

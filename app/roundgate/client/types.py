@@ -55,7 +55,7 @@ def objects(raw: Mapping[str, Any], name: str, what: str) -> list[Json]:
     items: list[Any] = member(raw, name, list, what)
     if not is_object_list(items):
         raise BadAnswer(
-            f"The server sent {what} whose {name!r} has something else than objects in it"
+            f"The server sent {what} whose {name!r} contains values that are not objects"
         )
     return items
 
@@ -136,7 +136,7 @@ class Tool:
 
         Raises:
             BadAnswer: the name or the input schema is missing, or a member has another type.
-            ValueError: an `x-mcp-header` annotation breaks the rules, so the tool must not be used.
+            ValueError: an `x-mcp-header` annotation is invalid, so the tool must not be used.
         """
         schema: Json = member(raw, "inputSchema", dict, "a tool")
         return cls(
@@ -152,7 +152,7 @@ class Tool:
 
 
 def _mirrored_arguments(schema: Json) -> Sequence[ParamHeader]:
-    if b'"x-mcp-header"' not in encode(schema):  # as in most schemas
+    if b'"x-mcp-header"' not in encode(schema):  # most schemas have none
         return ()
     from roundgate.protocol.v2026_07_28.requests import mirrored_arguments
 
@@ -207,7 +207,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """A tool's result. `rounds` is the number of rounds: 1 if the tool asked nothing."""
+    """A tool's result. `rounds` is the number of rounds: 1 if the tool asked no questions."""
 
     content: list[Json]
     structured: Any
@@ -232,7 +232,7 @@ class CallResult:
 
     @property
     def value(self) -> Any:
-        """The structured result if there is one, else the text."""
+        """The structured result, or the text if there is none."""
         return self.structured if "structuredContent" in self.raw else self.text
 
 
@@ -283,9 +283,7 @@ class Completion:
         completion: Json = member(raw, "completion", dict, "a completion")
         values: list[Any] = member(completion, "values", list, "a completion")
         if not all(isinstance(value, str) for value in values):
-            raise BadAnswer(
-                "The server sent a completion with something else than text in its values"
-            )
+            raise BadAnswer("The server sent a completion with values that are not text")
         total: int | None = optional(completion, "total", int, "a completion")
         return cls(values, total, completion.get("hasMore") is True, raw)
 
@@ -293,7 +291,7 @@ class Completion:
 @dataclass(frozen=True, slots=True)
 class TaskState:
     """The state of a task. `requests` are its open questions by key; `result` or `error` is its
-    outcome."""
+    outcome. Times are in milliseconds."""
 
     task_id: str
     status: str
@@ -311,18 +309,17 @@ class TaskState:
 
     @property
     def lacks_outcome(self) -> bool:
-        """Whether the task ended and its outcome must still be requested: `CreateTaskResult` has no
-        member for it."""
+        """Whether the task ended and its outcome must be requested, because `CreateTaskResult` does
+        not contain it."""
         return self.is_over and self.status != "cancelled" and self.result is self.error is None
 
     @classmethod
     def read(cls, raw: Json, task_id: str | None = None) -> TaskState:
         """Read a `CreateTaskResult`, a result of `tasks/get`, or the params of
-        `notifications/tasks`. Raise `BadAnswer` if it is malformed or has another id than
-        `task_id`."""
+        `notifications/tasks`. Raise `BadAnswer` if it is malformed or its id is not `task_id`."""
         own_id: str = member(raw, "taskId", str, "a task")
         if not 0 < len(own_id) <= _LONGEST_TASK_ID or task_id not in (None, own_id):
-            raise BadAnswer("The server answered with another task than the one that was asked for")
+            raise BadAnswer("The server answered with another task than the requested one")
         status: str = member(raw, "status", str, "a task")
         if status not in _TASK_STATUSES:
             raise BadAnswer(f"The server sent a task with the unknown status {status[:40]!r}")

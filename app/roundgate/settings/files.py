@@ -10,8 +10,8 @@ from typing import Final, TypeAlias
 OWNERS_ALONE: Final = 0o600
 
 Stamp: TypeAlias = tuple[int, int, int] | None
-"""The time of the last write in nanoseconds, the size, and the inode, which changes when an editor
-renames a new file into place. `None` if the file does not exist."""
+"""The time of the last write in nanoseconds, the size in bytes, and the inode, which changes when
+an editor renames a new file into place. `None` if the file does not exist."""
 
 
 def stamp(file: Path) -> Stamp:

@@ -1,5 +1,5 @@
-"""Conversion of a model's validation errors into problems of gateway.yaml: the place, the fact, and
-the remedy."""
+"""Conversion of a model's validation errors into problems of gateway.yaml, each with a place, a
+fact and a remedy."""
 
 from __future__ import annotations
 
@@ -16,39 +16,40 @@ from roundgate.settings.references import Deferred
 from roundgate.settings.yaml_file import Origin
 
 _IS_PYDANTICS: Final = re.compile(r"<|(literal|dict|list|tuple|function-\w+)\[")
-"""Steps that pydantic adds to a location for the alternatives of a type. The file does not have
-them."""
+"""The steps that pydantic adds to a location for the alternatives of a type; the file has no such
+steps."""
 _ANYWHERE: Final = "see `roundgate docs configuration`, or `roundgate schema` for your editor"
 _MAPPING: Final = "write a mapping: `name: value`, each on a line of its own, indented"
 _BY_TYPE: Final = {
     "missing": "add it",
-    "string_pattern_mismatch": "see `roundgate docs configuration` for what it may be",
+    "string_pattern_mismatch": "see `roundgate docs configuration` for the accepted values",
     "list_type": "write a list: each entry on a line of its own that begins with a hyphen, `- …`",
     "model_type": _MAPPING,
     "dict_type": _MAPPING,
     "credential": 'write it as a mapping: {bearer: "${TOKEN}"}',
 }
 _ELSEWHERE: Final = {
-    "port": "take it out: the port is an option, `roundgate serve --port 8000`",
-    "host": "take it out: the address is an option, `roundgate serve --host 0.0.0.0`",
-    "log_level": "take it out: set GATEWAY_LOG_LEVEL, or `roundgate serve --log-level debug`",
-    "store": "take it out: set GATEWAY_STORE",
-    "mcpServers": "take it out: clients list servers there; a gateway has `backends`",
+    "port": "remove it: the port is an option, `roundgate serve --port 8000`",
+    "host": "remove it: the address is an option, `roundgate serve --host 0.0.0.0`",
+    "log_level": "remove it: set GATEWAY_LOG_LEVEL, or `roundgate serve --log-level debug`",
+    "store": "remove it: set GATEWAY_STORE",
+    "mcpServers": "remove it: clients list servers there; a gateway has `backends`",
 }
-"""Settings that users expect in the file, with the place where they are set."""
+"""The remedies for settings that users expect in the file but must set elsewhere."""
 _BY_PATTERN: Final = (
     ("^https?://", "write the whole URL, such as https://api.example.com"),
-    ("^/", "begin it with /"),
+    ("^/", "begin the path with /"),
     ("^[A-Za-z0-9_.-]{1,", "use at most {most} letters, digits, _ . and -"),
 )
-"""Remedies by the beginning of a setting's pattern."""
+"""The remedies by the beginning of a setting's pattern."""
 _SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], origin: Origin) -> list[Problem]:
-    """Return the problems that `model` has found at `origin`, one for each place.
+    """Return the problems that `model` reported at `origin`, one for each place.
 
-    A place that matches none of several alternatives gets one problem, with a message for each.
+    A value that matches none of several alternatives gets one problem, with a message for each
+    alternative.
     """
     problems: dict[tuple[str, int | None], Problem] = {}
     for detail in error.errors(include_url=False):
@@ -66,7 +67,7 @@ def problems_of(error: ValidationError, model: type[BaseModel], origin: Origin) 
 
 
 def misplaced(place: Origin) -> Problem:
-    """Return the problem of a reference to AWS in a setting that does not accept one."""
+    """Return the problem of a reference to AWS in a setting that does not accept references."""
     return place.problem(
         "may not be a reference to AWS",
         "use ${secret:…} and ${ssm:…} in `credential`, `credentials` and `headers` of a back end;"
@@ -106,11 +107,11 @@ def _remedy_for_unknown(loc: Sequence[str | int], model: type[BaseModel]) -> str
         model_here for place in _models_at(loc[:-1], model) for model_here in place.model_fields
     }
     near = get_close_matches(snake, names, 1, 0.7)
-    return "remove it, or correct its spelling" + (f": is {near[0]} meant?" if near else "")
+    return "remove it, or correct its spelling" + (f": did you mean {near[0]}?" if near else "")
 
 
 def _models_at(loc: Sequence[str | int], model: type[BaseModel]) -> Sequence[type[BaseModel]]:
-    """Return the models that the setting at `loc`, below `model`, may have."""
+    """Return the possible models of the setting at `loc` below `model`."""
     models: Sequence[type[BaseModel]] = (model,)
     for step in loc:
         fields = [
@@ -138,7 +139,7 @@ def _remedy_for_pattern(pattern: str) -> str:
 
 
 def _seconds(loc: Sequence[str | int], value: Any) -> float | None:
-    """Return the seconds in a text such as `5m`; `None` if the setting is not in seconds."""
+    """Return the seconds in a text such as `5m`, or `None` if the setting is not in seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(ms|s|min|m|h|d)", str(value))
     if match is None or not str(loc[-1]).endswith("_s"):
         return None

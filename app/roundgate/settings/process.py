@@ -1,7 +1,7 @@
 """The settings of a process: environment variables, read once at start-up.
 
-gateway.yaml says what is served. A variable is for a setting that differs between deployments of
-the same file.
+gateway.yaml defines the content that is served. A variable is for a setting that differs between
+deployments of the same file.
 """
 
 from __future__ import annotations
@@ -35,22 +35,23 @@ _CHOICES: Final[Mapping[str, Sequence[str]]] = {
 }
 _HOST: Final = r"(?:[\w.%-]*|\[[\dA-Fa-f:]+\])(?::\d+)?"
 _POSTGRESQL: Final = rf"postgres(?:ql)?://(?:[^@:/?#\s]+(?::[^@:/?#\s]*)?@)?{_HOST}(?:,{_HOST})*/[^@/?#\s]+(?:\?[^#\s]*)?"
-"""A URL as libpq takes it. What a driver would say of another could have a part of the password."""
+"""The pattern of a URL that libpq accepts. A driver's error about another URL could quote a part of
+the password."""
 _PATTERNS: Final = {
     "store": (
         rf"sqlite:///.+|dynamodb://[A-Za-z0-9_.-]{{3,255}}|{_POSTGRESQL}",
-        "names no store we have",
+        "is not a supported store",
         "use sqlite:///path, postgresql://user:password@host:5432/database or dynamodb://table; in a user or "
         "password write @ : / ? # % as %40 %3A %2F %3F %23 %25",
     ),
     "store_connections": (r"[1-9]\d{0,3}", "is not a number of connections", "use 1 to 9999"),
     "queue": (
         r"local|sqs://\S+",
-        "names no queue we have",
+        "is not a supported queue",
         "use local, or sqs:// and the URL of the queue without https://",
     ),
 }
-"""A pattern, a message and a remedy by field."""
+"""The pattern, message and remedy of each field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,8 @@ class Settings:
     """GATEWAY_STORE_CONNECTIONS: the maximum number of connections of a process to PostgreSQL, not
     counting the one that listens."""
     queue: str = "local"
-    """GATEWAY_QUEUE: the queue that tells workers of tasks: local (a table of a SQLite file, or of
-    the PostgreSQL database that is the store) or sqs://url."""
+    """GATEWAY_QUEUE: the queue that notifies workers of tasks: local (a table of a SQLite file, or
+    of the PostgreSQL database that is the store) or sqs://url."""
     worker: Mode = "auto"
     """GATEWAY_WORKER: whether the serving process also runs tasks. auto: with a local queue, except
     on AWS Lambda."""
@@ -99,7 +100,7 @@ class Settings:
     """GATEWAY_RELOAD: whether to watch gateway.yaml and the files that it loads, and serve their
     changes."""
     on_lambda: bool = False
-    """Whether this is an AWS Lambda function (AWS_LAMBDA_FUNCTION_NAME is set there)."""
+    """Whether the process is an AWS Lambda function (AWS_LAMBDA_FUNCTION_NAME is set)."""
     on_function: str = ""
     """The name of the AWS Lambda function; empty elsewhere."""
     on_demand: bool = False
@@ -108,8 +109,8 @@ class Settings:
 
     @property
     def sqlite_path(self) -> Path:
-        """The SQLite file, relative to the folder of gateway.yaml; meaningless with PostgreSQL. With
-        a DynamoDB table, the file of the local queue and keys, under the table's name."""
+        """The SQLite file, relative to the folder of gateway.yaml; meaningless with PostgreSQL.
+        With a DynamoDB table, the file for the local queue and keys, named after the table."""
         table = self.dynamodb_table
         name = self.store.removeprefix(SQLITE)
         if table is not None:
@@ -133,12 +134,13 @@ class Settings:
 
     @property
     def names_state_keys(self) -> bool:
-        """Return whether the environment names the state keys, rather than a file of this machine."""
+        """Whether a variable names the state keys; otherwise a file on this machine has them."""
         return any((self.state_keys, self.state_keys_secret, self.state_keys_kms))
 
     @property
     def sqs_url(self) -> str | None:
-        """The URL of the SQS queue, or `None`; https unless `queue` is `sqs://http://…`."""
+        """The URL of the SQS queue, or `None`. The scheme is https unless `queue` is
+        `sqs://http://…`."""
         if not self.queue.startswith(SQS):
             return None
         url = self.queue.removeprefix(SQS)
@@ -158,7 +160,7 @@ class Settings:
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:
-    """Return the settings in environment variables; an empty variable counts as unset.
+    """Return the settings in environment variables. An empty variable counts as unset.
 
     Raises:
         ConfigError: lists every invalid variable, with its possible values.
@@ -190,9 +192,9 @@ def _variable(field_name: str) -> str:
 
 
 def _problem(name: str, value: str) -> Problem | None:
-    """Return the problem of a field's text, or `None`."""
+    """Return the problem with a field's text, or `None`."""
     if name in _CHOICES and value not in _CHOICES[name]:
-        message, remedy = f"is {value!r}", f"use one of {', '.join(_CHOICES[name])}"
+        message, remedy = f"does not accept {value!r}", f"use one of {', '.join(_CHOICES[name])}"
     elif name in _PATTERNS and not re.fullmatch(_PATTERNS[name][0], value):
         _, message, remedy = _PATTERNS[name]
     elif name == "public_url" and not _is_origin(value):

@@ -10,13 +10,14 @@ from typing import TypeAlias
 from roundgate.settings.spellings import in_base64, in_escapes, in_json, spellings
 
 Piece: TypeAlias = tuple[str, bool]
-"""A part of a text, and whether this part is a placeholder."""
+"""A part of a text, and whether the part is a placeholder."""
 _Pattern: TypeAlias = tuple[str, re.Pattern[str], Callable[[str], str]]
-"""A text that each match contains (may be empty), the pattern, and the placeholder of a match."""
+"""A text that each match contains (may be empty), a pattern, and a function that makes the
+placeholder of a match."""
 
 
 class Redactor:
-    """A redactor, which replaces secrets by placeholders, longer secrets first."""
+    """A replacer of secrets by placeholders. Longer secrets are replaced first."""
 
     def __init__(self) -> None:
         self._placeholders: dict[str, str] = {}
@@ -24,8 +25,8 @@ class Redactor:
         self._patterns: list[_Pattern] | None = None
 
     def add(self, secret: str, placeholder: str) -> None:
-        """Replace a secret from now on: plain, escaped for JSON (once or twice), URLs, HTML or
-        Python, in hexadecimal digits, and in base64."""
+        """Add a secret to replace: plain, escaped for JSON (once or twice), URLs, HTML or Python,
+        in hexadecimal digits, and in base64."""
         if secret in self._placeholders:
             return
         self._placeholders[secret] = placeholder
@@ -71,8 +72,8 @@ def _always(placeholder: str) -> Callable[[str], str]:
 def split(
     pieces: list[Piece], pattern: re.Pattern[str], placeholder_of: Callable[[str], str | None]
 ) -> list[Piece]:
-    """Return the parts of a text, with a placeholder for each match that `placeholder_of` gives
-    one."""
+    """Split a text into parts, replacing each match for which `placeholder_of` returns a
+    placeholder."""
     result: list[Piece] = []
     for text, is_placeholder in pieces:
         at = 0

@@ -1,10 +1,10 @@
 """The references `${…}` in configurations, and the secrets that they stand for.
 
     ${NAME}   ${NAME:-default}            a variable of the environment; ${env:NAME} is the same
-    ${file:PATH}                          the text of a file
-    ${secret:NAME}   ${secret:NAME#KEY}   a secret of AWS Secrets Manager; KEY is a member of its JSON object
-    ${ssm:NAME}      ${ssm:NAME#KEY}      a parameter of AWS Systems Manager, decrypted
-    $${                                   a plain ${
+    ${file:PATH}                          the text of a file ${secret:NAME}   ${secret:NAME#KEY}   a
+    secret of AWS Secrets Manager; KEY is a member of its JSON object ${ssm:NAME}
+    ${ssm:NAME#KEY}      a parameter of AWS Systems Manager, decrypted $${
+    a plain ${
 
 `parts` parses the references of gateway.yaml and its section `env`, of suites, and of the stack's
 parameters. `Resolver.fill_in` resolves variables and files in gateway.yaml. A value that may change
@@ -44,16 +44,16 @@ class Expression(NamedTuple):
     """A reference `${…}`."""
 
     source: str
-    """`env`, `file`, `secret` or `ssm`; empty for `${NAME}`."""
+    """The source: `env`, `file`, `secret` or `ssm`; empty for `${NAME}`."""
     name: str
     default: str | None
 
     @property
     def kept(self) -> Reference | None:
-        """The reference to AWS; `None` for other sources.
+        """The reference to AWS, or `None` for other sources.
 
         Raises:
-            UnresolvedReference: the text is not a name or `NAME#KEY`, or has a default.
+            UnresolvedReference: the text is neither a name nor `NAME#KEY`, or has a default.
         """
         if self.source not in ("secret", "ssm"):
             return None
@@ -88,7 +88,7 @@ def _not_a_reference() -> UnresolvedReference:
         "write ${NAME}, ${NAME:-default}, ${file:path}, ${secret:NAME} or ${ssm:NAME}, or $${ for"
         " a plain ${"
     )
-    message = "${ begins something that is not a reference"
+    message = "${ does not begin a valid reference"
     return UnresolvedReference(message, remedy, is_syntax=True)
 
 
@@ -104,7 +104,7 @@ def expressions(value: Any) -> Iterator[Expression]:
 
 
 def kept_at_aws(value: Any) -> Iterator[Reference]:
-    """Yield the references to AWS in all strings of a value; skip malformed ones."""
+    """Yield the references to AWS in all strings of a value; skip malformed references."""
     for expression in expressions(value):
         try:
             if (reference := expression.kept) is not None:
@@ -123,13 +123,13 @@ def is_kept_at_aws(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A reference to a text that is read when it is needed."""
+    """A reference to a text that the gateway reads on demand."""
 
     kept: Kept
     name: str
-    """The name or ARN; for a file, the path."""
+    """The name or ARN; for a file, its path."""
     key: str | None = None
-    """The member to take, if the text is a JSON object."""
+    """The member of the JSON object to use; `None` for the whole text."""
 
     def __str__(self) -> str:
         return f"{self.kept}:{self.name}{'' if self.key is None else f'#{self.key}'}"
@@ -141,13 +141,13 @@ Parts: TypeAlias = tuple[str | Reference, ...]
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A string of gateway.yaml with references that are not read yet; only a `Secret` accepts
+    """A string of gateway.yaml with references that are not yet read. Only a `Secret` accepts
     it."""
 
     parts: Parts = field(repr=False)
     problem: Problem | None = field(default=None, repr=False)
-    """The problem of a file that could not be read. The back end with this `Secret` reports it;
-    others are served."""
+    """The problem of a file that could not be read. The back end with this `Secret` reports the
+    problem; other back ends are served."""
 
 
 class FromFiles(str):
@@ -160,13 +160,13 @@ class FromFiles(str):
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A setting that only a service may read."""
+    """A setting that is redacted in logs and dumps, such as a credential for a service."""
 
     parts: Parts = field(repr=False)
     check: Callable[[str], None] = field(default=lambda _: None, repr=False, compare=False)
     """Raises ValueError for an unusable text."""
     first: str | None = field(default=None, repr=False, compare=False)
-    """The contents of files as the configuration was read, until they are checked."""
+    """The contents of files when the configuration was read; `None` once they are checked."""
 
     @property
     def text(self) -> str | None:
@@ -212,8 +212,8 @@ def _secret_from(value: Any) -> Secret:
 
 
 def checked(check: Callable[[str], None]) -> Callable[[Secret], Secret]:
-    """Return a function for `pydantic.AfterValidator` that checks a known text immediately, and any
-    other when it is read."""
+    """Return a function for `pydantic.AfterValidator` that checks a known text immediately and any
+    other text when it is read."""
 
     def fit(secret: Secret) -> Secret:
         current = secret.text if secret.first is None else secret.first
@@ -225,7 +225,7 @@ def checked(check: Callable[[str], None]) -> Callable[[Secret], Secret]:
 
 
 def settings_of(value: Any, loc: Loc = ()) -> Iterator[tuple[Loc, Any]]:
-    """Yield each setting that has no members, in a part of the configuration, with its place."""
+    """Yield each setting without members in a part of the configuration, with its location."""
     match value:
         case BaseModel():
             for name, about in type(value).model_fields.items():
@@ -245,16 +245,16 @@ def settings_of(value: Any, loc: Loc = ()) -> Iterator[tuple[Loc, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """A resolver of the references of one gateway.yaml."""
+    """A resolver for the references of one gateway.yaml."""
 
     environ: Mapping[str, str]
     placeholder: str | None
-    """Replaces references that cannot be resolved here, which are then no problems, and references
-    to AWS."""
+    """A replacement for references to AWS and for references that cannot be resolved here, which
+    then cause no problem. `None` reports them."""
     problems: list[Problem]
-    """Receives a problem for each reference that cannot be resolved."""
+    """A list that receives a problem for each reference that cannot be resolved."""
     files: set[Path] = field(default_factory=set)
-    """Receives the files that references name."""
+    """A set that receives the files that references name."""
 
     def fill_in(self, value: Any, origin: Origin) -> Any:
         """Return a part of the file with its references filled in.
@@ -290,8 +290,8 @@ class Resolver:
                 if isinstance(filled, Deferred) and filled.problem is not None:
                     self.problems.append(filled.problem)
             elif not is_kept_at_aws(text):
-                remedy = "write nothing beside it"
-                message = "a reference to AWS has to be the whole value"
+                remedy = "remove the text around it"
+                message = "a reference to AWS must be the whole value"
                 self.problems.append(place.problem(message, remedy))
             else:
                 values[name] = self.placeholder or self._read_now(references[0], place)
@@ -331,8 +331,8 @@ class Resolver:
         return filled_text
 
     def _now(self, expression: Expression, origin: Origin) -> tuple[str, Reference | None]:
-        """Return the text of a reference, and a `Reference` if the text may change or is not read
-        here.
+        """Return the text of a reference, and a `Reference` if the text may change later or is not
+        yet read.
 
         Raises:
             UnresolvedReference: the reference cannot be resolved.
@@ -368,13 +368,13 @@ class Resolver:
             self.problems.append(place.problem(f"{name} {complaint}", remedy))
         except Exception as error:  # boto3 makes most of its exception classes at run time
             code = getattr(error, "response", {}).get("Error", {}).get("Code", type(error).__name__)
-            remedy = "correct its name or the region, create it, or allow to read it; here, set the variable"
+            remedy = "correct its name or the region, create it, or permit the role to read it; here, set the variable"
             self.problems.append(place.problem(f"{name} cannot be read from AWS: {code}", remedy))
         return ""
 
 
 class StoreAtAws(NamedTuple):
-    """A service of AWS that keeps texts under names."""
+    """An AWS service that stores texts under names."""
 
     service: str
     title: str
@@ -383,9 +383,10 @@ class StoreAtAws(NamedTuple):
     """The IAM action that a role needs."""
     operation: str
     arguments: Callable[[str], dict[str, Any]]
-    """Makes the operation's arguments from the name of a text."""
+    """A function that makes the operation's arguments from the name of a text."""
     text: Callable[[Any], str]
-    """Returns the text in the operation's answer; raises KeyError if it has none."""
+    """A function that returns the text in the operation's answer; raises KeyError if it has
+    none."""
 
 
 STORES_AT_AWS: Final[Mapping[str, StoreAtAws]] = {
@@ -406,7 +407,7 @@ STORES_AT_AWS: Final[Mapping[str, StoreAtAws]] = {
         lambda answer: str(answer["Parameter"]["Value"]),
     ),
 }
-"""The services, by the source of a reference."""
+"""The AWS services by the source of a reference."""
 
 
 def _of_file(expression: Expression, origin: Origin) -> Reference:
@@ -428,14 +429,14 @@ def read_file(file: Path, name: str) -> str:
 
 
 def own_name(name: str) -> str:
-    """Return the name of a variable that gateway.yaml declares, unchanged.
+    """Return the name of a variable that gateway.yaml declares, if the name is valid.
 
     Raises:
         ValueError: `name` is not a variable's name, or is reserved for the gateway or AWS.
     """
     if _OWN_NAME.fullmatch(name) is None:
         raise ValueError(
-            "a variable of your own has letters, digits and _, and begins with none of"
-            " _, GATEWAY_, AWS_ and LAMBDA_"
+            "use letters, digits and _, at most 80 characters; begin with a letter, but not with"
+            " GATEWAY_, AWS_ or LAMBDA_"
         )
     return name

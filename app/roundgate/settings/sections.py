@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
-"""Whether a tool's call becomes a task: never; if the client supports tasks; or always, and other
-clients are refused."""
+"""Whether a tool's call becomes a task: never; if the client supports tasks; or always, refusing
+other clients."""
 
 WithoutTasks: TypeAlias = Literal["none", "wait", "tools"]
-"""The substitute for clients that do not support tasks: none; the result, for which the call waits;
-or a handle, and tools that take it."""
+"""The substitute for clients that do not support tasks: none; a result after waiting; or a handle
+and tools that accept it."""
 
 
 Count: TypeAlias = Annotated[int, Field(ge=1)]
@@ -36,10 +36,10 @@ class ServerConfig(Model):
         "roundgate", description="Name in serverInfo, for display and logs.", min_length=1
     )
     version: str = Field(
-        "0.0.0", description="Version in serverInfo: that of your deployment.", min_length=1
+        "0.0.0", description="Version of your deployment in serverInfo.", min_length=1
     )
     title: str | None = Field(None, description="Name for people.")
-    description: str | None = Field(None, description="What this server is for.")
+    description: str | None = Field(None, description="Purpose of this server.")
     website_url: str | None = Field(None, description="URL for people.")
     instructions: str | None = Field(
         None, description="Guidance for models on how to use the tools; sent by server/discover."
@@ -61,7 +61,7 @@ class HttpConfig(Model):
         description="Origins to serve with CORS headers, or *. Unset: those on loopback and of GATEWAY_PUBLIC_URL.",
     )
     max_body_bytes: Size = Field(
-        4_000_000, description="Larger request bodies, or answers to one batch, get 413."
+        4_000_000, description="Largest request body or answer to a batch; larger ones get 413."
     )
     keep_alive_s: Seconds = Field(
         15, description="Seconds between comments on an idle subscriptions/listen stream."
@@ -69,7 +69,7 @@ class HttpConfig(Model):
     max_streams: Count = Field(
         1000, description="Open subscriptions/listen streams in one process; more get 503."
     )
-    max_streams_per_caller: Count = Field(100, description="Of these, those of one caller.")
+    max_streams_per_caller: Count = Field(100, description="Streams of one caller; more get 503.")
     max_json_nodes: int = Field(
         100_000, description="Values and keys in a request body; more get 413.", ge=1_000
     )
@@ -87,29 +87,29 @@ class HttpConfig(Model):
     )
     max_connections_per_address: Count | None = Field(
         None,
-        description="Connections that one address (IPv6: a /64) keeps when there are no more. Unset: an eighth.",
+        description="Connections that one address (IPv6: a /64) keeps when the limit is reached. Unset: an eighth.",
     )
     idle_timeout_s: int = Field(
         75,
-        description="Seconds for which a connection without a request stays open; longer than the balancer in front.",
+        description="Seconds for which an idle connection stays open; set it longer than the balancer in front.",
         ge=1,
         le=3_600,
     )
     head_timeout_s: Seconds = Field(
-        10, description="Seconds within which a request's head has to arrive."
+        10, description="Seconds within which a request's headers must arrive."
     )
     body_timeout_s: Seconds = Field(
-        60, description="Seconds within which a request's body has to arrive."
+        60, description="Seconds within which a request's body must arrive."
     )
     send_timeout_s: Seconds = Field(
-        30, description="Seconds within which a client has to take 64 KB of an answer."
+        30, description="Seconds within which a client must accept 64 KB of an answer."
     )
     max_events_per_s: Count = Field(
-        100, description="Requests to /events in a second, in one process; more get 429."
+        100, description="Requests to /events per second in one process; more get 429."
     )
     docs: bool = Field(
         False,
-        description="Serve operators FastAPI's pages /docs and /openapi.json of the other routes.",
+        description="Serve FastAPI's pages /docs and /openapi.json of the other routes to operators.",
     )
 
 
@@ -126,15 +126,15 @@ class LimitsConfig(Model):
         60, description="Seconds after which a call ends with an error."
     )
     threads: UpToAThousand = Field(
-        40, description="Plain (not async) functions running at once in one process."
+        40, description="Plain (not async) functions that one process runs concurrently."
     )
     strict: bool = Field(
         False,
-        description="Whether a back end that cannot be served keeps the gateway from starting.",
+        description="Whether a back end that cannot be served prevents the gateway from starting.",
     )
     page_size: int | None = Field(
         None,
-        description="Entries on a page. Unset: all are on one, as many clients read only the first.",
+        description="Entries per page. Unset: one page, because many clients read only the first.",
         ge=1,
         le=10_000,
     )
@@ -151,7 +151,7 @@ class LimitsConfig(Model):
     )
     max_kept_results: int = Field(
         100,
-        description="Long results of one caller that are kept at once, in a view.",
+        description="Long results kept at once for one caller in a view.",
         ge=1,
         le=10_000,
     )
@@ -161,11 +161,9 @@ class StateConfig(Model):
     """Settings of requestState, the sealed journal of a call that travels through the client
     between rounds."""
 
-    lifetime_s: UpToADay = Field(
-        900, description="Seconds within which the next round has to come."
-    )
+    lifetime_s: UpToADay = Field(900, description="Seconds within which the next round must begin.")
     max_bytes: int = Field(
-        64_000, description="Bytes that one call may remember.", ge=1024, le=1_000_000
+        64_000, description="Bytes of state that one call may store.", ge=1024, le=1_000_000
     )
     audience: str = Field(
         "roundgate",
@@ -184,7 +182,7 @@ class SessionsConfig(Model):
         604_800, description="Seconds after which a session ends.", ge=60, le=31_536_000
     )
     answer_timeout_s: float = Field(
-        300, description="Seconds within which a client has to answer a question.", ge=1, le=86_400
+        300, description="Seconds within which a client must answer a question.", ge=1, le=86_400
     )
     continue_tool: str = Field(
         "continue_call",
@@ -194,25 +192,25 @@ class SessionsConfig(Model):
 
 
 class FallbackConfig(Model):
-    """Substitutes for clients that cannot be asked or do not support tasks; `override` sets them
-    for one tool."""
+    """Substitutes for clients that do not support questions or tasks. `override` sets them for one
+    tool."""
 
     ask_in_words: bool = Field(
         False,
-        description="Whether a question becomes text for clients that cannot be asked; never an approval.",
+        description="Whether clients without elicitation get a question as text; never an approval.",
     )
     without_tasks: WithoutTasks = Field(
         "none",
-        description="For tools with task: none; wait, the result after waiting; tools, a handle that tools take.",
+        description="none: refuse the call; wait: wait for the result; tools: return a handle that tools accept.",
     )
     answer_tool: str = Field(
         "answer",
-        description="Name of the tool that takes answers to such questions.",
+        description="Name of the tool that accepts answers to questions asked as text.",
         pattern=r"^[A-Za-z0-9_.-]{1,64}$",
     )
     task_tool_prefix: str = Field(
         "task_",
-        description="Prefix of status, result, answer and cancel, the tools that take handles.",
+        description="Prefix of status, result, answer and cancel, the tools that accept handles.",
         pattern=r"^[A-Za-z0-9_.-]{1,50}$",
     )
 
@@ -228,13 +226,13 @@ class TasksConfig(Model):
     )
     poll_interval_ms: int = Field(
         1_000,
-        description="How often clients are asked to poll, and watched tasks are read.",
+        description="Milliseconds between polls of clients, and between reads of watched tasks.",
         ge=100,
     )
-    concurrency: UpToAThousand = Field(16, description="Tasks that one process works on at once.")
+    concurrency: UpToAThousand = Field(16, description="Tasks that one process runs concurrently.")
     lease_s: float = Field(
         30,
-        description="Seconds after which another worker takes a dead worker's task.",
+        description="Seconds after which another worker claims the task of a dead worker.",
         ge=1,
         le=900,
     )
@@ -242,30 +240,30 @@ class TasksConfig(Model):
         30, description="Seconds after which a waiting task is queued again.", ge=1, le=3_600
     )
     requeue_at_most_s: float = Field(
-        900, description="The longest pause before it is queued once more.", ge=1, le=86_400
+        900, description="Longest pause in seconds before a task is queued again.", ge=1, le=86_400
     )
     sweep_every_s: float = Field(
-        5, description="Seconds between two searches for late tasks.", gt=0, le=3_600
+        5, description="Seconds between two sweeps for late tasks.", gt=0, le=3_600
     )
     clock_skew_s: float | None = Field(
         None,
-        description="Difference of workers' clocks, added to lease_s. Unset: 5 with SQLite, 60 with DynamoDB.",
+        description="Seconds by which clocks may differ, added to lease_s. Unset: 5 with SQLite, 60 with DynamoDB.",
         ge=0,
         le=900,
     )
     shards: UpToAThousand = Field(
         8,
-        description="Parts of DynamoDB's index of open tasks, for 1,000 writes a second each; never lower it.",
+        description="Partitions of DynamoDB's index of open tasks, each for 1,000 writes a second; never lower it.",
     )
     max_attempts: Count = Field(
-        5, description="Turns in a row that the gateway's faults ended, after which a task fails."
+        5, description="Consecutive turns ended by faults of the gateway after which a task fails."
     )
     max_deaths: Count = Field(
-        3, description="Workers that died while they ran only one task, after which the task fails."
+        3, description="Workers that died while they ran only this task, after which it fails."
     )
     stop_grace_s: float | None = Field(
         None,
-        description="Seconds for steps to end when the process stops. Unset: 10 for serve, 25 for worker.",
+        description="Seconds that running steps get when the process stops. Unset: 10 for serve, 25 for worker.",
         ge=0,
         le=3_600,
     )
@@ -282,35 +280,35 @@ class TasksConfig(Model):
         le=2_592_000,
     )
     max_result_bytes: Size = Field(
-        4_500_000, description="Largest result; at most 4,600,000 on AWS Lambda."
+        4_500_000, description="Largest result in bytes; at most 4,600,000 on AWS Lambda."
     )
     max_open_per_owner: Count = Field(
-        1_000, description="Open tasks of one caller; a call that needs more is a tool error."
+        1_000, description="Open tasks of one caller; a further task is a tool error."
     )
     max_call_bytes: Size = Field(
-        256_000, description="Largest call: its arguments and its client's description of itself."
+        256_000, description="Largest call in bytes: its arguments and the client's description."
     )
     max_journal_bytes: int = Field(
         3_000_000,
-        description="Largest journal of one task, with its answers and events.",
+        description="Largest journal of one task in bytes, with its answers and events.",
         ge=1_024,
         le=100_000_000,
     )
     max_open_events: UpToAThousand = Field(
-        100, description="External events that one task waits for at once."
+        100, description="External events that one task may await at once."
     )
     max_event_bytes: int = Field(
-        64_000, description="Largest payload of an external event.", ge=1_024, le=1_000_000
+        64_000, description="Largest payload of an event in bytes.", ge=1_024, le=1_000_000
     )
 
     @property
     def share(self) -> int:
-        """The most tasks of one owner that a process runs at once."""
+        """The limit on the tasks of one owner that a process runs at once."""
         return max(1, self.concurrency // 2)
 
     def skew_ms(self, of_store_s: float) -> int:
-        """Return the allowed difference of clocks in milliseconds; by default `of_store_s`, in
-        seconds."""
+        """Return the allowed difference of clocks in milliseconds. `of_store_s` is the store's
+        default in seconds."""
         return int((of_store_s if self.clock_skew_s is None else self.clock_skew_s) * 1000)
 
 
@@ -330,18 +328,18 @@ class CallersConfig(Model):
     @model_validator(mode="after")
     def _operators_are_few(self) -> CallersConfig:
         if self.operator_scope in self.scopes:
-            raise ValueError("operator_scope must not be one of scopes: every caller has those")
+            raise ValueError("operator_scope must not be one of scopes, which every caller has")
         return self
 
 
 class JwtAuthConfig(CallersConfig):
     """Bearer JWTs of one authorization server."""
 
-    issuer: str = Field(description="The `iss` of its tokens.", min_length=1)
+    issuer: str = Field(description="The `iss` of the server's tokens.", min_length=1)
     audience: str | None = Field(
         None, description="The `aud` of tokens. Unset: GATEWAY_PUBLIC_URL with the endpoint's path."
     )
-    jwks_url: str = Field(description="URL of its public keys.", pattern=r"^https?://")
+    jwks_url: str = Field(description="URL of the server's public keys.", pattern=r"^https?://")
     algorithms: list[Algorithm] = Field(
         ["RS256", "ES256"], description="Accepted signature algorithms.", min_length=1
     )
@@ -355,14 +353,14 @@ class AuthorizerConfig(CallersConfig):
         description="The verifier of tokens: the authorizer of the API."
     )
     issuer: str = Field(
-        description="The `iss` of its tokens; callers get a token there.", min_length=1
+        description="The `iss` of the tokens; callers get a token there.", min_length=1
     )
     subject_claim: str = Field("sub", description="The claim that names the subject.", min_length=1)
     client_claim: str = Field(
-        "client_id", description="The claim that names the client; azp stands in for it."
+        "client_id", description="The claim that names the client; azp replaces it if missing."
     )
     scope_claim: str = Field(
-        "scope", description="The claim that has the scopes: a list, or text with blanks."
+        "scope", description="The claim with the scopes: a list, or text separated by spaces."
     )
 
 
@@ -393,7 +391,7 @@ class CachingConfig(Model):
     @model_validator(mode="before")
     @classmethod
     def _keep_the_rest(cls, value: Any) -> Any:
-        """Keep a field's own default for the half of a hint that is not given, so `read` stays
+        """Keep the field's default for a half of a hint that is not set, so `read` stays
         private."""
         if not isinstance(value, dict):
             return value

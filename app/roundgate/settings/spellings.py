@@ -1,5 +1,5 @@
-"""The spellings of a secret wherever it may be repeated: in JSON, URLs, HTML, hexadecimal digits
-and base64.
+"""The spellings under which a secret may appear: in JSON, URLs, HTML, hexadecimal digits and
+base64.
 
 Reports, cassettes and services' answers are searched for these spellings. Only a whole secret is
 redacted.
@@ -17,15 +17,15 @@ from typing import Final
 from urllib.parse import quote, quote_plus
 
 MIN_CHARS_CODED: Final = 8
-"""The shortest secret to search for in hexadecimal digits and base64, where shorter ones would
-match by chance."""
+"""The shortest secret to search for in hexadecimal digits and base64. Shorter secrets would match
+by chance."""
 _CHARACTER: Final = r"(?:[A-Za-z0-9+/_-]|%2[BbFf])?"
 """The pattern of an optional base64 character, plain or escaped in a URL."""
 _PADDING: Final = r"(?:=|%3[Dd]){0,2}"
 
 
 def spellings(secret: str) -> set[str]:
-    """Return the secret plain, in JSON, in URLs and in hexadecimal digits. `in_base64` and
+    """Return the secret in plain text, JSON, URLs and hexadecimal digits. `in_base64` and
     `in_escapes` return patterns for its other spellings."""
     return {secret, *in_json(secret), *in_urls(secret), *in_digits(secret)}
 
@@ -50,11 +50,12 @@ def in_digits(secret: str) -> set[str]:
 
 
 def in_base64(secret: str) -> Iterator[tuple[str, str]]:
-    """Yield texts of which the base64 of any data with the secret contains one, each with a pattern
-    that includes the characters at its ends. Secrets shorter than `MIN_CHARS_CODED` have none.
+    """Yield texts and patterns that find the secret in the base64 of any data. The base64 contains
+    one of the texts; its pattern also matches the characters around the text. Yields nothing for
+    secrets shorter than `MIN_CHARS_CODED`.
 
     Base64 encodes three bytes as four characters. The text depends on the secret's offset within
-    three bytes, and characters at its ends depend on neighbouring bytes, too (`?`):
+    three bytes, and the characters at its ends (`?`) also depend on neighbouring bytes:
 
         secret at byte 0   SSSS SSSS SS??     at 1   ?SSS SSSS S???     at 2   ??SS SSSS SSSS
     """
@@ -73,8 +74,8 @@ _URL_SAFE: Final = str.maketrans("+/", "-_")
 
 
 def in_escapes(secret: str) -> str:
-    """Return a pattern that matches a secret with any of its characters escaped, once or
-    repeatedly, for JSON, URLs or HTML."""
+    """Return a pattern that matches a secret even if characters are escaped, once or repeatedly,
+    for JSON, URLs or HTML."""
     spelt = "".join(f"(?:{'|'.join(_spelt(character))})" for character in secret)
     # the lookahead rejects most positions of a text quickly
     first = "+ " if secret[0] == " " else re.escape(secret[0])
@@ -100,8 +101,8 @@ class Escaped:
 
 
 def _signs(secrets: str) -> list[tuple[bytes, re.Pattern[bytes]]]:
-    """Return fast patterns, each with its first byte. Any text with an escaped character of a
-    secret matches one of them."""
+    """Return patterns that quickly exclude most texts, each with its first byte. Any text with an
+    escaped character of a secret matches one of them."""
     characters = sorted({*secrets, *"\\%&"})
     units = "|".join(_hex(character.encode("utf-16-be", "replace")[:2]) for character in characters)
     bytes_ = "|".join(_hex(character.encode("utf-8", "replace")[:1]) for character in characters)

@@ -35,7 +35,7 @@ class Located:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A place in a configuration file. Makes problems at this place."""
+    """A place in a configuration file."""
 
     located: Located
     loc: Loc = ()
@@ -62,7 +62,7 @@ _REMEDY: Final = "give the path of a gateway.yaml: roundgate serve PATH, or GATE
 MAX_BYTES: Final = 32 * 1024 * 1024
 MAX_VALUES: Final = 5_000_000
 MAX_ALIASED: Final = 50_000
-"""The most values that the aliases of one file may repeat."""
+"""The limit on the values that the aliases of one file may repeat."""
 
 
 def read(
@@ -77,7 +77,7 @@ def read(
     Args:
         path: the file; JSON if it ends with `.json`, otherwise YAML.
         remedy: the remedy to report if the file cannot be opened.
-        repeated: receives problems of duplicate keys, which are then no error; the last value
+        repeated: receives the problems of duplicate keys. They are then not errors; the last value
             counts.
         has_aliases: whether the file may repeat a value (`*name`).
 
@@ -122,15 +122,18 @@ def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None, max_aliased
         check_cost(text, max_values=MAX_VALUES, max_aliased=max_aliased)
         loader = Loader(text)
         node = loader.get_single_node()
-        # before construct_document, which copies the mapping that `<<` refers to into the nodes
+        # before construct_document, which copies the mappings of `<<` into the nodes
         places = list(_places((), node, 1)) if node is not None else []
         value = {} if node is None else loader.construct_document(node)
     except YamlTooCostly as error:
-        remedy = "write the value out where it is used" if "alias" in str(error) else "write less"
+        remedy = "replace the alias with the value" if "alias" in str(error) else "shorten the file"
         raise ConfigError([Problem(str(path), "(file)", str(error), remedy, error.line)]) from None
     except (ValueError, OverflowError):  # a date or number that Python cannot represent
         problem = Problem(
-            str(path), "(file)", "has a value that cannot be read", "correct the syntax"
+            str(path),
+            "(file)",
+            "has a date or number that Python cannot represent",
+            "put it in quotes",
         )
         raise ConfigError([problem]) from None
     except yaml.YAMLError as error:
@@ -156,7 +159,7 @@ def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None, max_aliased
 
 
 def _mending(text: bytes, complaint: str, mark: Any) -> str:
-    """Return the remedy for a syntax error, from the parser's message and its mark."""
+    """Return the remedy for a syntax error, given the parser's message and mark."""
     if "cannot start any token" in complaint:
         lines = text.decode("utf-8", "replace").splitlines()
         sign = lines[mark.line][mark.column : mark.column + 1] if mark.line < len(lines) else ""
@@ -170,8 +173,8 @@ def _mending(text: bytes, complaint: str, mark: Any) -> str:
 
 _SYNTAX: Final = {
     "mapping values are not allowed": 'quote the text with the colon: "My shop: the best"',
-    "another document": "keep one document: take out the line `---` and what follows it",
-    "constructor for the tag": "take out the word with !",
+    "another document": "keep one document: remove the line `---` and the text below it",
+    "constructor for the tag": "remove the word that begins with !",
     "unacceptable character": "save the file as UTF-8",
     "unexpected end of stream": "close the open quotes or bracket",
 }
@@ -201,7 +204,8 @@ def dotted(loc: Sequence[str | int]) -> str:
 
 MAX_DEPTH: Final = 200
 MAX_NUMBER: Final = 400
-"""The most characters of a number: the time to read it grows with the square of its length."""
+"""The limit on the characters of a number: the time to parse it grows with the square of its
+length."""
 _NUMBER: Final = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F_]+|[0-9_.:eE+-]+)")
 
 
@@ -214,7 +218,7 @@ def check_cost(text: bytes, *, max_values: int, max_aliased: int) -> None:
         max_aliased: the limit on values and keys that aliases repeat; 0 forbids aliases.
 
     Raises:
-        YamlTooCostly: the text exceeds a limit, contains itself, or has a very long number.
+        YamlTooCostly: the text exceeds a limit, contains itself, or has a number that is too long.
         yaml.YAMLError: the text is not YAML.
     """
     import yaml
@@ -225,7 +229,7 @@ def check_cost(text: bytes, *, max_values: int, max_aliased: int) -> None:
 
 
 class _Counter:
-    """A counter of a text's values. It takes the parser's events one by one."""
+    """A counter of a text's values, fed with the parser's events."""
 
     def __init__(self, max_values: int, max_aliased: int) -> None:
         self._max_values = max_values

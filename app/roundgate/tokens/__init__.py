@@ -1,7 +1,7 @@
-"""Sealed tokens: state that leaves the gateway and that only its owner can bring back, for the
-request it belongs to.
+"""Sealed tokens: state that travels outside the gateway and that only its owner can return, for the
+request to which it belongs.
 
-This package depends on neither MCP methods nor handlers: it seals bytes.
+This package seals bytes and depends on neither MCP methods nor handlers.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Ids that are sealed tokens: every process with the keys can open them, for their owner alone, and
-nothing about them is stored. The owner of an event's token is whoever has it.
+"""Ids that are sealed tokens. Every process with the keys can open them, but only for their owner;
+nothing about them is stored. An event's token belongs to whoever presents it.
 
 `Mcp-Session-Id`      the facts that a client stated when it opened its session
 id of a question      its session, the hidden task that asks, and the name of the question in it
@@ -24,12 +24,11 @@ from roundgate.tokens.sealed import KeyRing, Refusals, SealBroken
 
 _SESSION: Final = "session"
 MAX_SESSION_CHARS: Final = 4_096
-"""The most characters of a session id that is opened; the gateway's own have a few hundred."""
+"""The limit on the characters of a session id to open. The gateway's own ids have a few hundred."""
 
 
 MAX_OPENED: Final = 1_000
-"""The most opened sessions that a process keeps; beyond that it forgets the one opened longest
-ago."""
+"""The limit on the opened sessions that a process caches. Beyond it, the oldest is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +37,11 @@ class SessionFacts:
 
     id: str
     revision: str
-    """The version of the session's revision."""
+    """The protocol revision of the session."""
     requested: str
-    """The version that the client asked for, which decides how it can use a stream."""
+    """The revision that the client requested, which determines how it can use a stream."""
     capabilities: Mapping[str, Any]
-    """The capabilities that the server may use to ask the client, shaped as
-    `ClientCapabilities`."""
+    """The client's capabilities to answer questions, shaped as `ClientCapabilities`."""
     client_info: Mapping[str, str]
     expires_ms: int
     """When the session ends, in milliseconds since the epoch."""
@@ -57,9 +55,9 @@ class SessionSealer:
     clock: Clock
     lifetime_s: float
     leeway_s: float = field(default=5)
-    """The most seconds by which the clocks of two replicas may differ."""
+    """The allowed difference between the clocks of two replicas, in seconds."""
     _opened: dict[tuple[str, tuple[str, str, str]], SessionFacts] = field(default_factory=dict)
-    """The sessions opened here, by token and owner. Invalid tokens are never kept."""
+    """The sessions opened here, by token and owner. Invalid tokens are never cached."""
     refusals: Refusals = field(default_factory=lambda: Refusals(of_sessions=True))
 
     def seal(
@@ -85,11 +83,11 @@ class SessionSealer:
         return self.ring.seal(json.encode(claims), owner)
 
     def open(self, token: str, owner: Principal) -> SessionFacts:
-        """Return the session that an id identifies.
+        """Return the facts of the session with an id.
 
         Raises:
-            SessionNotFound: always with the same text; the log has the reason, once per caller and
-                minute.
+            SessionNotFound: the id is invalid; the text is always the same. The log has the reason,
+                once per caller and minute.
         """
         try:
             return self._open(token, owner)
@@ -138,8 +136,8 @@ class SessionSealer:
 _QUESTION: Final = "question"
 _CALL: Final = "call"
 MAX_STREAM_CHARS: Final = 8_192
-"""The most characters of a question's id that is opened; the gateway's own are shorter, and not
-every server accepts headers of this length."""
+"""The limit on the characters of a question's or event's id to open. The gateway's own ids are
+shorter; some servers reject headers of this length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +162,8 @@ class StreamIds:
         return self.ring.seal(json.encode(claims), owner)
 
     def open_question(self, token: Any, session: str, owner: Principal) -> QuestionId | None:
-        """Return the question of an answer, or `None` if this session was never asked it."""
+        """Return the question that an id identifies, or `None` if this session was never asked
+        it."""
         match self._opened(token, owner):
             case [str(purpose), str(asked), str(task), str(name)] if (
                 purpose == _QUESTION and asked == session
@@ -173,11 +172,11 @@ class StreamIds:
         return None
 
     def seal_call(self, session: str, facts: Any, owner: Principal) -> str:
-        """Return a token that holds the facts for continuing a call, which are any JSON value."""
+        """Return a token with the facts for continuing a call; `facts` is any JSON value."""
         return self.ring.seal(json.encode([_CALL, session, facts]), owner)
 
     def open_call(self, token: Any, session: str, owner: Principal) -> Any:
-        """Return the facts of a call of this session, or `None` if the token has none."""
+        """Return the facts of a call of this session, or `None` if the token is invalid."""
         match self._opened(token, owner):
             case [str(purpose), str(of), facts] if purpose == _CALL and of == session:
                 return facts
@@ -194,7 +193,7 @@ class StreamIds:
 
 _TASK: Final = "task"
 MAX_TASK_CHARS: Final = 2_048
-"""The most characters of a task id that is opened; the gateway's own are shorter."""
+"""The limit on the characters of a task id to open; the gateway's own ids are shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +203,7 @@ class TaskPlace:
     backend: str
     """The name of the back end that has the task."""
     tool: str
-    """The tool that was called, by the name under which it was served."""
+    """The called tool, by the name under which the gateway served it."""
     id: str
     """The service's own id of the task."""
 
@@ -216,14 +215,15 @@ class TaskIds:
         self._ring = ring
 
     def seal(self, place: TaskPlace, owner: Principal) -> str:
-        """Return the id of a task for its owner. Two calls for one place return different ids."""
+        """Return the id of a task for its owner. Two calls for the same place return different
+        ids."""
         return self._ring.seal(json.encode([_TASK, place.backend, place.tool, place.id]), owner)
 
     def open(self, task_id: str, owner: Principal) -> TaskPlace | None:
         """Return the place of a task, or `None` if the id was not sealed for this caller.
 
         Raises:
-            Unavailable: the keys cannot be read now.
+            Unavailable: the keys cannot be read at the moment.
         """
         if len(task_id) > MAX_TASK_CHARS:
             return None
@@ -236,14 +236,15 @@ class TaskIds:
 
 _EVENT: Final = "event"
 _SERVICES: Final = Principal("roundgate:events", "any service")
-"""The owner of the tokens of events: a service that posts one authenticates by nothing else."""
+"""The owner of all event tokens. The token is the only credential of a service that posts an
+event."""
 MAX_EVENT_CHARS: Final = 2_048
-"""The most characters of a token of an event that is opened; the gateway's own are shorter."""
+"""The limit on the characters of an event's token to open; the gateway's own tokens are shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventPlace:
-    """An external event: its task and its name there."""
+    """An external event: its task, and its name in the task's record."""
 
     owner: str
     """The digest of the task's owner."""
@@ -253,20 +254,20 @@ class EventPlace:
 
 @dataclass(frozen=True, slots=True)
 class EventTokens:
-    """The sealer of event places. Whoever has a token may deliver the event once."""
+    """The sealer of event places. A service with a token may deliver the event once."""
 
     ring: KeyRing
 
     def seal(self, place: EventPlace) -> str:
-        """Return a token of an event. Two calls for one event return different tokens."""
+        """Return a token for an event. Two calls for the same event return different tokens."""
         claims = [_EVENT, place.owner, place.task_id, place.name]
         return self.ring.seal(json.encode(claims), _SERVICES)
 
     def open(self, token: str) -> EventPlace | None:
-        """Return the place of an event, or `None` if the gateway never sealed such a token.
+        """Return the place of an event, or `None` if the token is invalid.
 
         Raises:
-            Unavailable: the keys cannot be read now.
+            Unavailable: the keys cannot be read at the moment.
         """
         if len(token) > MAX_EVENT_CHARS:
             return None

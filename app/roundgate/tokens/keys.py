@@ -27,12 +27,12 @@ T = TypeVar("T")
 
 REFRESH_MS: Final = 300_000
 UNPADDED: Final = 43
-"""The number of base64 characters of a key without its `=` padding."""
+"""The number of base64 characters of a key without padding."""
 
 log = logging.getLogger("roundgate.tokens")
 
 Client: TypeAlias = Callable[[str], Any]
-"""Returns boto3's client for a service, by its name."""
+"""Returns boto3's client of the named service."""
 
 
 def new_key() -> str:
@@ -73,8 +73,8 @@ def _unusable(
 
 
 def from_file(path: Path) -> list[Key]:
-    """Read the keys in a file. A missing file is created with one new key, readable by its owner
-    alone.
+    """Read the keys in a file. Create a missing file with one new key and access for its owner
+    only.
 
     Raises:
         ConfigError: the file can be neither read nor created, or a key is invalid.
@@ -84,13 +84,13 @@ def from_file(path: Path) -> list[Key]:
             _make_file(path)
         return parse(path.read_text("latin-1"), str(path))
     except OSError as error:
-        message = f"state key file: {error.strerror or 'cannot be used'}"
+        message = f"the state key file cannot be used: {error.strerror or 'unknown error'}"
         raise _unusable(str(path), message, "set GATEWAY_STATE_KEYS instead") from None
 
 
 def _make_file(path: Path) -> None:
-    """Write the file under another name, then link it: only one of several processes succeeds, and
-    none reads half a key."""
+    """Write the file under a temporary name, then link it. Only one of several processes succeeds,
+    and no process reads a part of a key."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # created with mode 0600
     number, draft = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
@@ -120,10 +120,10 @@ def from_secrets_manager(secret_id: str, client: Client) -> list[Key]:
 
 
 class Refreshed(Sequence[Key]):
-    """Keys that are read on first use, and again once they are `REFRESH_MS` old.
+    """Keys that are read on first use, and read again when they are `REFRESH_MS` old.
 
-    Before the first use the process holds no keys. If reading them again fails, the earlier keys
-    stay in use; if the first reading fails, `Unavailable` is raised.
+    If reading them again fails, the earlier keys stay in use. If the first reading fails,
+    `Unavailable` is raised.
     """
 
     def __init__(self, load: Callable[[], Sequence[Key]], clock: Clock) -> None:
@@ -156,7 +156,7 @@ class Refreshed(Sequence[Key]):
 
 
 def from_kms(ciphertexts: str, client: Client) -> list[Key]:
-    """Return the keys that AWS KMS decrypts.
+    """Decrypt keys with AWS KMS.
 
     Raises:
         ConfigError: AWS refused, or a key is invalid.
@@ -180,20 +180,19 @@ def _ask_aws(source: str, ask: Callable[[], T]) -> T:
         raise
     except Exception as error:  # boto3 makes most of its exception classes at run time
         message = f"{type(error).__name__}: {error}"
-        remedy = "check its name, the region, and what the role may do"
+        remedy = "check its name, the region, and the permissions of the role"
         raise _unusable(source, message, remedy) from error
 
 
 def rotate(keys: Sequence[str], stage: int, fresh: str | None = None) -> list[str]:
-    """Return the ring for the next stage of a rotation. Between two stages every replica must be
-    restarted.
+    """Return the ring for the next stage of a rotation. Restart every replica between two stages.
 
-    1  adds a new key at the end, so that every replica can open its tokens
-    2  moves it to the front: it seals from now on, the old keys still open
+    1  adds a new key at the end, so every replica can open its tokens
+    2  moves the new key to the front: it seals from now on, the old keys still open
     3  removes the old keys, once their tokens have expired
 
     Raises:
-        ValueError: there is no such stage.
+        ValueError: `stage` is not 1, 2 or 3.
     """
     match stage:
         case 1:

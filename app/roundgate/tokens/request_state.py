@@ -1,10 +1,9 @@
 """`requestState`: the journal of a call on its way through the client
 (basic/patterns/mrtr, "Server Requirements").
 
-The token contains claims that tie it to one call: when it was issued and when it expires, the
-method and the name or URI that was called, a digest of the arguments, the round, and an id. All of
-them are compared when it comes back. A refusal is always the same sentence; the reason goes to the
-log, once per caller and minute.
+The token contains claims that tie it to one call: its issue and expiry times, the method, the name
+or URI, a digest of the arguments, the round, and an id. The gateway compares all of them when the
+token returns. Every refusal has the same text; the log has the reason, once per caller and minute.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from roundgate.tokens.sealed import KeyRing, Refusals, SealBroken
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The call that a token is tied to: its method, its name or URI, the digest of its
+    """The call that a token is bound to: its method, its name or URI, and the digest of its
     arguments."""
 
     method: str
@@ -32,25 +31,24 @@ class Binding:
 
     @classmethod
     def of(cls, method: str, target: str, arguments: Mapping[str, Any]) -> Binding:
-        """Return the binding of a call. The order of the arguments and the spelling of numbers (1.0
-        or 1) do not matter."""
+        """Return the binding of a call, independent of the order of the arguments and the spelling
+        of numbers (1.0 or 1)."""
         return cls(method, target, digest(arguments))
 
 
 @dataclass(frozen=True, slots=True)
 class FixedTask:
-    """The task that a call becomes, if that is decided: by the client's key, or because its write
-    is in doubt."""
+    """The task that a call must become, because the client sent a key or the task's write is in
+    doubt."""
 
     task_id: str
     ended: Any = None
-    """The outcome of the call when its row could not be written, as JSON; `None` if it had not
-    ended."""
+    """The outcome of the call as JSON, if the call ended but its row could not be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The contents of a valid token: its id, the round that it ended (1 for the first), the trace
+    """The contents of a valid token: its id, the round that it ended (counted from 1), the trace
     context in which the call began, and the journal as JSON."""
 
     id: str
@@ -71,7 +69,7 @@ class StateSealer:
     lifetime_s: float = 900
     max_bytes: int = 64_000
     leeway_s: float = field(default=5)
-    """The most seconds by which the clocks of two replicas may differ."""
+    """The allowed difference between the clocks of two replicas, in seconds."""
     refusals: Refusals = field(default_factory=Refusals)
 
     def seal(
@@ -90,14 +88,14 @@ class StateSealer:
         Args:
             payload: the journal as JSON.
             owner: the only caller that can use the token.
-            binding: the call that the token belongs to.
-            round_: the number of the round that ends, 1 for the first.
+            binding: the call that the token is bound to.
+            round_: the number of the round that ends, counted from 1.
             origin: the trace context in which the call began.
-            fixed_task: the task that the call becomes, if that is decided.
+            fixed_task: the task that the call must become, if any.
             call_id: the id of the call in the log.
 
         Raises:
-            StateTooLarge: payload and claims together are over `max_bytes`.
+            StateTooLarge: payload and claims together exceed `max_bytes`.
         """
         now_ms = self.clock.now_ms()
         claims = [
@@ -122,7 +120,7 @@ class StateSealer:
         """Return the contents of a token.
 
         Raises:
-            StateRefused: the token is not valid for this call; always with the same text.
+            StateRefused: the token is not valid for this call. The text is always the same.
         """
         try:
             return self._open(token, owner, binding)
@@ -135,7 +133,7 @@ class StateSealer:
         return StateRefused()
 
     def _open(self, token: Any, owner: Principal, binding: Binding) -> Opened:
-        # base64 makes 4 characters of 3 bytes: a longer token cannot be one of ours
+        # base64 makes 4 characters of 3 bytes: the gateway's own tokens are never longer
         if not isinstance(token, str) or len(token) > self.max_bytes * 2:
             raise SealBroken("not a string, or too long")
         try:

@@ -2,12 +2,12 @@
 
     token  = "v1." key-id "." base64url(nonce ‖ AES-256-GCM(plaintext))
     key    = HKDF-SHA256(ring key, info = "mcp-gateway/v1" ‖ issuer ‖ subject ‖ client)     RFC 5869
-    bound  = version ‖ key-id ‖ audience ‖ view, if there is one, as associated data
+    bound  = version ‖ key-id ‖ audience ‖ view (if any), as associated data
 
-The key is derived for the caller, so one caller's token cannot be opened for another, even if the
-calling code forgets to compare them. No derived key comes near the 2³² messages that random nonces
-allow (NIST SP 800-38D section 8.3). Nothing is compressed, because the length of a token would then
-reveal something of its content.
+The key is derived for the caller, so a token of one caller cannot be opened for another, even if
+the calling code forgets to compare them. No derived key comes near the 2³² messages that random
+nonces allow (NIST SP 800-38D section 8.3). Nothing is compressed, because the length of a
+compressed token would reveal information about its content.
 """
 
 from __future__ import annotations
@@ -28,22 +28,20 @@ from roundgate.errors import Inside
 from roundgate.json import digest
 
 if TYPE_CHECKING:
-    # imported when the first state is sealed or opened: a cold start whose first call asks
-    # nothing is 30 ms faster
+    # imported when the first state is sealed or opened, which makes other cold starts 30 ms faster
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 VERSION: Final = "v1"
 KEY_BYTES: Final = 32
 _INFO: Final = "mcp-gateway/v1"
 _KEY_ID: Final = b"mcp-gateway key id"
-"""Labels with an earlier name of the project: with other labels no existing token could be
-opened."""
+"""Labels with an earlier name of the project. Changing them would invalidate all tokens."""
 _NONCE_BYTES: Final = 12
 _TAG_BYTES: Final = 16
 
 
 class SealBroken(Inside):
-    """A token cannot be opened. The reason is for the log; the sender is told nothing."""
+    """A token cannot be opened. The reason is for the log and is never sent to the caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +63,18 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """Keys in order: the first seals, all open.
+    """Keys in order: the first key seals, all keys open.
 
-    `audience` separates deployments that share keys, `view` the endpoints of one gateway: a token
-    of one cannot be opened at another."""
+    `audience` separates deployments that share keys, `view` the endpoints of one gateway. A token
+    sealed for one audience or view cannot be opened for another."""
 
     keys: Sequence[Key]
     audience: str = "roundgate"
     view: str = ""
-    """The name of a view; empty for the endpoint that serves everything."""
+    """The name of a view; empty for the endpoint of all tools."""
 
     def __post_init__(self) -> None:
-        # other sequences, such as `keys.Refreshed`, are read on first use
+        # do not test other sequences: `keys.Refreshed` reads its keys on first use
         if isinstance(self.keys, (list, tuple)) and not self.keys:
             raise ValueError("a key ring needs at least one key; make one: roundgate keys new")
 
@@ -90,7 +88,7 @@ class KeyRing:
         """Return the sealed bytes.
 
         Raises:
-            SealBroken: the token is malformed, altered or another caller's, or its key is retired.
+            SealBroken: the token is malformed, altered or another caller's, or its key was removed.
         """
         from cryptography.exceptions import InvalidTag
 
@@ -111,7 +109,7 @@ class KeyRing:
             ) from None
 
     def of_view(self, view: str) -> KeyRing:
-        """Return the same keys for one view."""
+        """Return a ring with the same keys for one view."""
         return replace(self, view=view)
 
     def _bound(self, key_id: str) -> bytes:
@@ -130,7 +128,7 @@ def _cipher(secret: bytes, owner: Principal) -> AESGCM:
 
 
 def _joined(*parts: str) -> bytes:
-    """Join parts, each after its length, so that no two lists of parts make the same bytes."""
+    """Join parts, each after its length, so that different lists of parts make different bytes."""
     encoded = [part.encode() for part in parts]
     return b"".join(len(part).to_bytes(4, "big") + part for part in encoded)
 
@@ -140,10 +138,10 @@ def _encode(data: bytes) -> str:
 
 
 def _decode(text: str) -> bytes:
-    """Decode base64url strictly: each value has only one spelling.
+    """Decode base64url strictly, accepting only the canonical spelling.
 
     Raises:
-        SealBroken: the text has another spelling.
+        SealBroken: the text is not canonical base64url.
     """
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
@@ -156,7 +154,7 @@ def _decode(text: str) -> bytes:
 
 EVERY_MS: Final = 60_000
 MAX_CALLERS: Final = 1_000
-"""The most callers that are remembered; beyond that the one logged longest ago is forgotten."""
+"""The limit on the callers in `Refusals`. Beyond it, the caller logged longest ago is dropped."""
 
 log = logging.getLogger("roundgate.tokens")
 
@@ -169,15 +167,15 @@ class _Told:
 
 @dataclass(slots=True)
 class Refusals:
-    """The refusals logged last, by caller. `of_sessions` is True for session ids, False for
-    states."""
+    """A limiter of log lines about refusals, per caller. `of_sessions` is True for session ids,
+    False for states."""
 
     of_sessions: bool = False
     _told: OrderedDict[str, _Told] = field(default_factory=OrderedDict)
 
     def note(self, reason: str, owner: Principal, at_ms: float) -> None:
-        """Log a refusal, unless one of this caller was logged within `EVERY_MS`; `at_ms` is
-        monotonic."""
+        """Log a refusal, unless a refusal of this caller was logged within `EVERY_MS`. `at_ms` is
+        on the clock's monotonic scale, in milliseconds."""
         caller = digest([owner.issuer, owner.subject, owner.client_id])
         before = self._told.get(caller)
         if before is not None and at_ms - before.at_ms < EVERY_MS:

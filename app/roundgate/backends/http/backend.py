@@ -171,7 +171,7 @@ def remarks(
         for name in dict.fromkeys(PATH_VARIABLE.findall(tool.path)):
             if tool.arguments and name not in described:
                 near = get_close_matches(name, tool.arguments, 1, cutoff=0.5)
-                meant = f"is {near[0]!r} meant? " if near else ""
+                meant = f"did you mean {near[0]!r}? If so, " if near else ""
                 problems.append(
                     origin.at("tools", number, "path").problem(
                         f"no argument fills {{{name}}}: the tool gets a text argument {name!r} without a description",

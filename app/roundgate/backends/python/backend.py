@@ -430,7 +430,7 @@ def remedy_for(error: BaseException, config: PythonBackendConfig, base: Path) ->
         case ImportError(name="roundgate") if match := re.match(r".*?name '(\w+)'", message):
             near = get_close_matches(match[1].lower(), _exported_names(), 1)
             return (
-                f"is {near[0]} meant?"
+                f"did you mean {near[0]}?"
                 if near
                 else "see `roundgate docs reference` for what there is"
             )

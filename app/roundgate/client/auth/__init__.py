@@ -1,4 +1,4 @@
-"""Ways to authenticate: a bearer token, client credentials, a login in the browser, and proofs of
+"""Authentication: a bearer token, client credentials, a login in the browser, and proofs of
 possession (DPoP)."""
 
 from __future__ import annotations

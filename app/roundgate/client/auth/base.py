@@ -1,5 +1,5 @@
-"""The parts that all ways to authenticate share: the interface, challenges, token storage, and
-proofs of possession. Also the simplest way, a bearer token."""
+"""The parts that all kinds of authentication share: the interface, challenges, token storage, and
+proofs of possession; and the simplest kind, a bearer token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 _PARAMETER: Final = re.compile(
     r"""(?<![A-Za-z_])([A-Za-z_]++)[ \t]*+=[ \t]*+(?:"((?:[^"\\]|\\.)*+)"|([^\s,"]++))"""
 )
-"""A parameter of a challenge. Matching never backtracks, so it takes linear time."""
+"""The pattern of a challenge's parameter. Matching never backtracks, so it takes linear time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Refusal:
     """A request that the server refused with 401 or 403.
 
     `challenge` is the `WWW-Authenticate` header, `nonce` the `DPoP-Nonce` header; `attempt` counts
-    from 1 for each request. The transport is for requests to the authorization server; no secret
-    goes through it to `server`.
+    from 1 for each request. `transport` is for requests to the authorization server; do not send
+    secrets through it to `server`.
     """
 
     status: int
@@ -48,8 +48,8 @@ class Auth(Protocol):
         """Return the headers that authenticate a request; empty until credentials are available."""
 
     async def renew(self, refusal: Refusal) -> bool:
-        """Return whether to send a refused request again, with other credentials. Raise
-        `AuthorizationFailed` with the reason if other credentials cannot be obtained."""
+        """Return whether to resend a refused request with new credentials. Raise
+        `AuthorizationFailed` with the reason if new credentials cannot be obtained."""
 
 
 class Bearer:
@@ -59,7 +59,7 @@ class Bearer:
     def __init__(self, token: str, *, allow_http: bool = False) -> None:
         if not token or not token.isascii() or not token.isprintable() or " " in token:
             raise ClientError(
-                "The bearer token is empty, or has characters that cannot stand in a header"
+                "The bearer token is empty, or contains characters that a header cannot hold"
             )
         self._token = token
         self._allow_http = allow_http
@@ -85,8 +85,8 @@ def refuse_plain(url: Url) -> None:
 
 
 def challenge_parameters(challenge: str) -> dict[str, str]:
-    """Return the parameters of a `WWW-Authenticate` header by lower-case name. The first value of a
-    repeated parameter counts."""
+    """Return the parameters of a `WWW-Authenticate` header by lower-case name. For a repeated
+    parameter, return the first value."""
     parameters: dict[str, str] = {}
     for name, quoted, bare in _PARAMETER.findall(challenge[:8_192]):
         parameters.setdefault(name.lower(), re.sub(r"\\(.)", r"\1", quoted) or bare)
@@ -152,23 +152,23 @@ class SystemKeyring:
             await self._in_thread(lambda: self._keyring.delete_password(self._service, key))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Run `work` in a thread, because a keyring may prompt its user.
+        """Run `work` in a thread, because a keyring may prompt the user.
 
         Raises:
             ClientError: there is no keyring, or it failed. The error omits the keyring's own text,
-                which may hold a secret.
+                which may contain a secret.
         """
         if not self.works:
             raise ClientError(
-                "No keyring works on this machine: leave out storage=SystemKeyring(), and tokens "
-                "are kept for as long as the process lives; or name another with "
+                "This machine has no usable keyring: omit storage=SystemKeyring() to keep tokens in "
+                "memory, or name another keyring with "
                 "PYTHON_KEYRING_BACKEND"
             )
         try:
             return await asyncio.to_thread(work)
         except Exception as error:
             raise ClientError(
-                f"The system's keyring does not work: {type(error).__name__}. Is it locked?"
+                f"The system's keyring failed ({type(error).__name__}): unlock it and try again"
             ) from None
 
 
@@ -176,8 +176,8 @@ class SystemKeyring:
 
 
 class ProofKey:
-    """A key pair for DPoP (RFC 9449), and the latest nonce of each server. A token that is bound to
-    the key is useless without it."""
+    """A key pair for DPoP (RFC 9449), and the latest nonce of each server. A token bound to the key
+    cannot be used without it."""
 
     def __init__(self, clock: Clock, pem: str | None = None) -> None:
         from cryptography.hazmat.primitives.asymmetric import ec
@@ -185,14 +185,14 @@ class ProofKey:
 
         key: Any = load_pem_private_key(pem.encode(), None) if pem else None
         if key is not None and not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise ValueError("the key of a DPoP token is no EC key")
+            raise ValueError("the key of a DPoP token is not an EC key")
         self._key = key or ec.generate_private_key(ec.SECP256R1())
         self._clock = clock
         self.nonces: dict[tuple[str, str, int], str] = {}
 
     @property
     def pem(self) -> str:
-        """The private key in PEM, to be stored with the token that is bound to it."""
+        """The private key in PEM, to store with the token that is bound to it."""
         from cryptography.hazmat.primitives import serialization
 
         pem: bytes = self._key.private_bytes(
@@ -203,7 +203,7 @@ class ProofKey:
         return pem.decode()
 
     def proof(self, method: str, url: Url, token: str | None = None) -> str:
-        """Return a DPoP proof for one request, with `token` if there is one."""
+        """Return a DPoP proof for one request, bound to `token` unless it is `None`."""
         import jwt
         from jwt.algorithms import ECAlgorithm
 

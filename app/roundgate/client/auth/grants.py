@@ -48,8 +48,8 @@ class ClientCredentials(OAuth):
     (`private_key_jwt`).
 
     `issuer` is the authorization server that registered the client. The secret is sent to no other
-    server, even if the MCP server names one. `None` trusts the first issuer that the MCP server
-    names; use it only if that server may hold the secret itself.
+    server, even if the MCP server names another. `None` trusts the first issuer that the MCP server
+    names; use it only if that server may receive the secret.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ClientCredentials(OAuth):
     ) -> None:
         super().__init__(issuer, client_id, client_secret, **options)
         if (client_secret is None) == (private_key is None):
-            raise ClientError("Client credentials are either a client_secret or a private_key")
+            raise ClientError("Client credentials need either a client_secret or a private_key")
         self._private_key = private_key
         self._algorithm = algorithm
 
@@ -120,9 +120,9 @@ class WorkloadIdentity(OAuth):
 
 
 class EnterpriseIdentity(OAuth):
-    """The credentials of a user from an enterprise's identity provider. The provider exchanges its
-    ID token for an assertion, and the authorization server the assertion for an access token.
-    `issuer` is as for `ClientCredentials`."""
+    """The credentials of a user from an enterprise's identity provider. The provider exchanges the
+    user's ID token for an assertion, and the authorization server exchanges the assertion for an
+    access token. `issuer` is as for `ClientCredentials`."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class EnterpriseIdentity(OAuth):
         try:
             granted = await fetch.post_form(self._idp, exchange)
         except OAuthRefused as error:
-            raise failed(f"The identity provider vouches for nobody: {error.error}") from None
+            raise failed(f"The identity provider issued no assertion: {error.error}") from None
         assertion = text_member(granted, "access_token", "an identity assertion")
         form = {"grant_type": _JWT_BEARER, "assertion": assertion}
         return await self._token(fetch, server, stored, form)
@@ -173,9 +173,9 @@ class BrowserLogin(OAuth):
     """The credentials of a user who logs in with a browser. `open_url` opens a URL in the user's
     browser; `login_s` limits the login, in seconds.
 
-    The client is identified by its `client_id`, else by its metadata document
-    (`client_metadata_url`) if the authorization server supports that, else by a dynamic
-    registration.
+    The client identifies itself by its `client_id`, by its metadata document
+    (`client_metadata_url`) if the authorization server supports this, or by a dynamic
+    registration, in this order.
     """
 
     _wants_refresh = True
@@ -247,17 +247,18 @@ class BrowserLogin(OAuth):
                 while True:
                     answer = await queries.get()
                     # Any program on this machine can call the callback, but only the answer to
-                    # this login has its state.
+                    # this login contains its state.
                     if hmac.compare_digest(answer.get("state", "").encode(), state.encode()):
                         return answer
         except TimeoutError:
-            raise failed(f"Nobody logged in within {self._login_s:g} s (login_s)") from None
+            raise failed(
+                f"The login was not completed within {self._login_s:g} s (login_s)"
+            ) from None
 
     async def _identify(
         self, fetch: Fetcher, server: Server, stored: Stored, redirect: str, port: int
     ) -> None:
-        """Set the client's registration. A dynamic registration is used again on the same port
-        only."""
+        """Set the client's registration. A dynamic registration is reused only on the same port."""
         has_documents = server.document.get("client_id_metadata_document_supported") is True
         if self._client_id is not None:
             stored.registration = {"client_id": self._client_id, "client_secret": self._secret}
@@ -270,7 +271,7 @@ class BrowserLogin(OAuth):
         endpoint = server.endpoint("registration_endpoint")
         if endpoint is None:
             raise AuthorizationFailed(
-                401, "The authorization server registers no clients", Remedy.REGISTERED_CLIENT
+                401, "The authorization server does not register clients", Remedy.REGISTERED_CLIENT
             )
         methods: Any = server.document.get("token_endpoint_auth_methods_supported")
         is_public = not isinstance(methods, list) or "none" in methods or not methods
@@ -310,9 +311,9 @@ def _code(answer: dict[str, str], server: Server) -> str:
     issuer = answer.get("iss")
     names_issuer = server.document.get("authorization_response_iss_parameter_supported") is True
     if issuer is None and names_issuer:
-        raise failed("The login's answer does not say its issuer, although the server promises to")
+        raise failed("The login's answer lacks the issuer that the server promises to send")
     if issuer not in (None, server.issuer):
-        raise failed("The login's answer comes from another authorization server; it is not used")
+        raise failed("The login's answer names another authorization server, so it is not used")
     if "error" in answer:
         reason = f"{answer['error'][:100]} {answer.get('error_description', '')[:300]}".strip()
         raise failed(f"The login was refused: {reason}")
@@ -326,7 +327,7 @@ async def _open_browser(url: str) -> None:
 
     # In a thread, because a text browser blocks until it ends, and the callback must answer it.
     if not await asyncio.to_thread(webbrowser.open, url):
-        raise ClientError("There is no browser here", Remedy.BROWSER)
+        raise ClientError("No browser could be opened on this machine", Remedy.BROWSER)
 
 
 @asynccontextmanager
@@ -359,7 +360,7 @@ async def _callback(
         finally:
             writer.close()
 
-    # On the last port, the last registration can be used again.
+    # On the last port, the last registration can be reused.
     for choice in (port or (last_port if isinstance(last_port, int) else 0), port):
         try:
             server = await asyncio.start_server(serve, "127.0.0.1", choice, limit=_MAX_HEAD)

@@ -47,7 +47,7 @@ _OFFLINE: Final = "offline_access"
 
 
 class OAuthRefused(Inside):
-    """An OAuth endpoint refused a request: the HTTP status, OAuth's `error` and
+    """An OAuth endpoint refused a request. Holds the HTTP status, OAuth's `error` and
     `error_description`, and a DPoP nonce, if any."""
 
     def __init__(self, status: int, body: Mapping[str, Any], nonce: str | None) -> None:
@@ -72,7 +72,7 @@ class Fetcher:
     transport: Transport
 
     async def get(self, url: Url) -> Json | None:
-        """Return a JSON document; `None` for a status 4xx. Raise `AuthorizationFailed` for any
+        """Return a JSON document, or `None` for a status 4xx. Raise `AuthorizationFailed` for any
         other failure."""
         try:
             return await self._send("GET", url)
@@ -106,7 +106,7 @@ class Fetcher:
             nonce = response.headers.get("dpop-nonce")
             raise OAuthRefused(response.status, document or {}, nonce)
         if document is None:
-            raise failed(f"{url.authority} answered with something that is no JSON object")
+            raise failed(f"{url.authority} answered without a JSON object")
         return document
 
 
@@ -125,14 +125,14 @@ class Server:
     issuer: str
     resource: str
     scopes: tuple[str, ...]
-    """`scopes_supported` of the resource."""
+    """The `scopes_supported` of the resource."""
     document: Json
     is_near: bool
-    """Whether the MCP server is on this machine, so that its authorization server may be, too."""
+    """Whether the MCP server is on this machine, so its authorization server may also be."""
 
     def endpoint(self, name: str) -> Url | None:
-        """Return an endpoint; `None` if the server has none. Raise `AuthorizationFailed` if its URL
-        is not safe (`safe_url`)."""
+        """Return an endpoint, or `None` if the server has none. Raise `AuthorizationFailed` if its
+        URL is not safe (`safe_url`)."""
         value = self.document.get(name)
         return safe_url(value, name, self.is_near) if isinstance(value, str) else None
 
@@ -143,17 +143,18 @@ class Server:
 
 
 def safe_url(value: str, name: str, is_near: bool = True) -> Url:
-    """Return a URL that secrets may be sent to. Raise `AuthorizationFailed` if it is malformed,
-    plain http to another machine, or on this machine although the server is not (`is_near`)."""
+    """Return a URL to which secrets may be sent. Raise `AuthorizationFailed` if the URL is
+    malformed, plain http to another machine, or on this machine although the server is not
+    (`is_near`)."""
     subject = f"The {name} of the authorization server is"
     try:
         url = Url.parse(value)
     except ClientError:
-        raise failed(f"{subject} no URL") from None
+        raise failed(f"{subject} not a valid URL") from None
     if not url.is_confidential:
         raise failed(f"{subject} plain http, so nothing is sent to it")
     if is_this_machine(str(url)) and not is_near:
-        raise failed(f"{subject} on this machine, and the server is not")
+        raise failed(f"{subject} on this machine, but the server is not")
     return url
 
 
@@ -195,8 +196,8 @@ async def _resource_metadata(
 
 
 def _checked_resource(document: Json, server: Url) -> str:
-    """Return the resource that tokens are for. Raise `AuthorizationFailed` unless it contains the
-    server's endpoint."""
+    """Return the resource for which to request tokens. Raise `AuthorizationFailed` unless it
+    contains the server's endpoint."""
     resource = document.get("resource")
     try:
         url = Url.parse(resource) if isinstance(resource, str) else None
@@ -204,7 +205,7 @@ def _checked_resource(document: Json, server: Url) -> str:
         url = None
     if url is None or url.origin != server.origin or not _contains(url, server):
         raise failed(
-            f"The server's metadata is for another resource than {server}, so it is not used"
+            f"The server's metadata is for a resource other than {server}, so it is not used"
         )
     return str(resource)
 
@@ -227,13 +228,13 @@ async def _issuer_metadata(fetch: Fetcher, issuer: str, is_near: bool) -> Json:
         if document is None:
             continue
         if document.get("issuer") != issuer:
-            raise failed(f"The metadata at {place} is another issuer's, so it is not used")
+            raise failed(f"The metadata at {place} names another issuer, so it is not used")
         return document
     raise failed(f"The authorization server {url.authority} publishes no metadata")
 
 
 def text_member(document: Json, name: str, what: str) -> str:
-    """Return a required text. Raise `BadAnswer` if it is missing, empty or no text."""
+    """Return a required text. Raise `BadAnswer` if it is missing, empty or not text."""
     value: Any = document.get(name)
     if not isinstance(value, str) or not value:
         raise BadAnswer(f"The authorization server sent {what} without {name!r}")
@@ -253,7 +254,7 @@ class Stored:
     expires_at_ms: int | None = None
     refresh_token: str | None = None
     scopes: list[str] = field(default_factory=list)
-    """All scopes that were ever requested, so that a step-up loses none."""
+    """All scopes requested so far, so a step-up keeps the earlier scopes."""
     registration: Json = field(default_factory=dict)
     proof_key: str | None = None
 
@@ -267,8 +268,8 @@ class Stored:
 
 
 class OAuth:
-    """The base class of the grants. `dpop` is whether to bind tokens to a key; `None` binds them if
-    the authorization server supports that."""
+    """The base class of the grants. `dpop` sets whether to bind tokens to a key; `None` binds them
+    if the authorization server supports it."""
 
     _wants_refresh = False
 
@@ -294,13 +295,14 @@ class OAuth:
         self._lock = asyncio.Lock()
         self._is_loaded = False
         self._issuer = issuer
-        """The authorization server that the credentials are for, once it is known."""
+        """The authorization server to which the credentials belong, once it is known."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(…)"
 
     async def headers(self, method: str, url: Url) -> Headers:
-        """See `Auth`."""
+        """Return the headers that authenticate a request; empty without a valid token. See
+        `Auth`."""
         refuse_plain(url)
         if not self._is_loaded:
             await self._load(url)
@@ -313,13 +315,13 @@ class OAuth:
         return [("Authorization", f"DPoP {stored.access_token}"), ("DPoP", proof)]
 
     async def renew(self, refusal: Refusal) -> bool:
-        """See `Auth`."""
+        """Obtain or renew the token; return whether to retry the request. See `Auth`."""
         challenge = challenge_parameters(refusal.challenge)
         refused = self._stored and self._stored.access_token
         async with self._lock:
             stored = self._stored
             if stored is not None and stored.access_token != refused:
-                return True  # another request was refused as well, and renewed the token
+                return True  # another request was also refused, and renewed the token
             if challenge.get("error") == "use_dpop_nonce" and refusal.nonce and stored is not None:
                 self._key(stored).nonces[refusal.server.origin] = refusal.nonce
                 return True
@@ -328,7 +330,7 @@ class OAuth:
             return await self._authorize(refusal, challenge)
 
     async def forget(self, server: str) -> None:
-        """Delete the tokens for a server from this machine."""
+        """Delete the stored tokens for a server."""
         self._stored = None
         await self._storage.delete(str(Url.parse(server)))
 
@@ -349,21 +351,21 @@ class OAuth:
         return secret_authentication(server, self._client_id, self._secret)
 
     def _pin(self, server: Server) -> None:
-        """Bind the credentials to an authorization server, unless they are bound already. Raise
+        """Bind the credentials to an authorization server, unless they are already bound. Raise
         `AuthorizationFailed` if they are bound to another server."""
         if self._issuer not in (None, server.issuer):
             raise failed(
-                f"The server names the authorization server {server.issuer[:200]!a}, and the "
-                f"credentials are for {self._issuer!r}: if both are the same, give its issuer in "
-                "this spelling"
+                f"The server names the authorization server {server.issuer[:200]!a}, but the "
+                f"credentials are for {self._issuer!r}; if both are the same server, spell its issuer "
+                "as the server does"
             )
         self._issuer = server.issuer
 
     async def _token(
         self, fetch: Fetcher, server: Server, stored: Stored, form: dict[str, str]
     ) -> Json:
-        """Request a token for the resource, with the client's authentication and, if the token is
-        to be bound to a key, a DPoP proof. Return the response."""
+        """Request a token for the resource; return the response. Authenticate the client, and add a
+        DPoP proof if the token is to be bound to a key."""
         endpoint = server.endpoint("token_endpoint")
         if endpoint is None:
             raise failed("The authorization server has no token endpoint")
@@ -393,7 +395,7 @@ class OAuth:
         scopes = self._scopes(server, challenge, stored)
         is_step_up = refusal.status == 403
         if is_step_up and refusal.attempt > 1 and set(scopes) <= set(stored.scopes):
-            text = f"The server still wants the scope {' '.join(scopes)!r}, which was asked for"
+            text = f"The server still needs the scope {' '.join(scopes)!r}, which was requested"
             raise failed(text, 403)
         try:
             response = None if is_step_up else await self._refreshed(fetch, server, stored)
@@ -403,7 +405,7 @@ class OAuth:
         except OAuthRefused as error:
             reason = f": {error.error} {error.description}".rstrip() if error.error else ""
             status = f" (HTTP status {error.status})"
-            text = f"The authorization server gave no token{reason or status}"
+            text = f"The authorization server granted no token{reason or status}"
             raise failed(text) from None
         self._take(stored, response)
         self._stored = stored
@@ -412,13 +414,13 @@ class OAuth:
 
     def _scopes(self, server: Server, challenge: dict[str, str], stored: Stored) -> list[str]:
         """Return the scopes to request (authorization, "Scope Selection Strategy"), including all
-        that were requested before."""
+        earlier ones."""
         needed = challenge.get("scope", "").split() or self._wanted or server.scopes
         scopes = dict.fromkeys([*stored.scopes, *self._wanted, *needed])
         if scopes and self._wants_refresh and server.supports("scopes_supported", _OFFLINE):
             scopes[_OFFLINE] = None
         if len(scopes) > _MAX_SCOPES:
-            raise failed(f"The server wants more than {_MAX_SCOPES} scopes", 403)
+            raise failed(f"The server requires more than {_MAX_SCOPES} scopes", 403)
         return list(scopes)
 
     async def _refreshed(self, fetch: Fetcher, server: Server, stored: Stored) -> Json | None:
@@ -429,13 +431,13 @@ class OAuth:
             return await self._token(fetch, server, stored, form)
         except OAuthRefused:
             stored.refresh_token = None
-            return None  # the refresh token has expired too: a new grant is needed
+            return None  # the refresh token has also expired, so a new grant is needed
 
     def _take(self, stored: Stored, response: Json) -> None:
         stored.access_token = text_member(response, "access_token", "a token")
         stored.token_type = str(response.get("token_type", "Bearer"))
         if stored.token_type.lower() not in ("bearer", "dpop"):
-            raise failed("The authorization server gave a token of an unknown type")
+            raise failed("The authorization server returned a token of an unknown type")
         if self._dpop and not stored.is_bound:
             raise failed("The authorization server did not bind the token to the key (DPoP)")
         life_s = response.get("expires_in")
@@ -475,8 +477,8 @@ class OAuth:
     async def _save(self, server: Url, stored: Stored) -> None:
         try:
             await self._storage.save(str(server), json.dumps(asdict(stored)))
-        except ClientError as error:  # the token is still good for this process
-            log.warning("tokens are not kept for the next process: %s", error)
+        except ClientError as error:  # the token is still valid in this process
+            log.warning("tokens are not stored for the next process: %s", error)
 
 
 def secret_authentication(

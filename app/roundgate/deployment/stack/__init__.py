@@ -1,4 +1,4 @@
-"""The deployed stack on this machine: `template.yaml` from the built zips, with the real parts.
+"""The deployed stack on this machine: `template.yaml` and the built zips, run by local services.
 
 curl ──▶ events (API Gateway) ──▶ functions (Runtime Interface Emulator, awslambdaric, the zips)
                                       │ services: DynamoDB Local, SQS and Secrets Manager of moto
@@ -7,8 +7,8 @@ curl ──▶ events (API Gateway) ──▶ functions (Runtime Interface Emula
 
 Differences from AWS:
 
-    scaling       AWS adds environments with the load, and polls less after failures; here both are fixed
-    init phase    AWS ends it after 10 s and begins it before the invocation; here it is part of the first one
-    memory, CPU   bounded by MemorySize at AWS; here by the machine
-    permissions   IAM is not evaluated; tests compare the template's policies with the calls in the code
+    scaling       AWS adds environments with the load, and polls less after failures; here both are
+    fixed init phase    AWS ends it after 10 s and begins it before the invocation; here it is part
+    of the first one memory, CPU   bounded by MemorySize at AWS; here by the machine permissions
+    IAM is not evaluated; tests compare the template's policies with the calls in the code
 """

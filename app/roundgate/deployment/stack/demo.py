@@ -1,5 +1,5 @@
-"""`roundgate stack --demo`: one call with two rounds and one task with a question, replica by
-replica. The tools are in demo_tools.py."""
+"""`roundgate stack --demo`: one call with two rounds and one task with a question, showing the
+replica of each step. The tools are in demo_tools.py."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BOLD, DIM, GREEN, YELLOW, RED, PLAIN = (
 
 @dataclass
 class Stage:
-    """The stack, and the lines that the audience reads."""
+    """The stack, and the lines that the demonstration prints."""
 
     stack: Stack
     begun: float = field(default_factory=time.monotonic)
@@ -41,7 +41,7 @@ class Stage:
         print(f"{DIM}{seconds}{PLAIN}  {color}{who:18}{PLAIN} {what}", flush=True)
 
     def observe(self, direction: str, message: Any, status: int | None) -> None:
-        """Show a request of a call, and the replica that answered it."""
+        """Show a request of a call, or the replica that answered it."""
         method = message.get("method", "")
         if direction == "sent" and method in ("tools/call", "tasks/update"):
             state = message["params"].get("requestState")
@@ -52,7 +52,7 @@ class Stage:
             self.say(self.stack.gateways.recent[-1], f"HTTP {status}, {kind}", GREEN)
 
     def answer(self, question: Question) -> dict[str, Any]:
-        """Show a question, kill the next replica, and answer."""
+        """Show a question, kill the next replica, and return the answer."""
         self.say("", f"asks {question.key!r}: {question.message}", YELLOW)
         victim = self.stack.gateways.environments[self.killed]
         self.killed = (self.killed + 1) % len(self.stack.gateways.environments)
@@ -61,7 +61,7 @@ class Stage:
         return ANSWERS[question.key]
 
     def follow(self, state: TaskState) -> None:
-        """Show a task when it changes, and the worker that ran it last."""
+        """Show a task if it changed, and the worker that ran it last."""
         if (now := (state.status, state.message)) != self.seen:
             self.seen = now
             workers = self.stack.workers.recent
@@ -70,24 +70,26 @@ class Stage:
 
 
 async def show(stack: Stack) -> int:
-    """Run the demonstration on a stack; return an exit status."""
+    """Run the demonstration on a stack; return the exit status."""
     stage = Stage(stack)
     async with (
         httpx.AsyncClient(trust_env=False, timeout=40) as http,
         Client(stack.url, http=http, observer=stage.observe, answers=stage.answer) as client,
     ):
         print(
-            f"\n{BOLD}A call with two rounds.{PLAIN} Nothing is kept between them: any replica goes on.\n"
+            f"\n{BOLD}A call with two rounds.{PLAIN} No replica keeps its state: any replica continues it.\n"
         )
         booked = await client.call("book")
         stage.say("result", booked.text, GREEN)
         print(
-            f"\n{BOLD}A task with a question.{PLAIN} A worker carries it, and is free while it sleeps and asks.\n"
+            f"\n{BOLD}A task with a question.{PLAIN} A worker runs it, and is free while the task sleeps and asks.\n"
         )
         travelled = await client.call("travel", city="Porto", on_task=stage.follow)
         stage.say("result", travelled.text, GREEN)
     texts = booked.text, travelled.text
     is_right = texts == ("a room in Lisbon, 240 EUR", "Ada goes to Porto for 200 EUR")
-    verdict = "all as it should be" if is_right else "that is not right"
+    verdict = (
+        "both results are as expected" if is_right else "a result differs from the expected one"
+    )
     print(f"\n{GREEN if is_right else RED}{verdict}{PLAIN}")
     return 0 if is_right else 1

@@ -1,5 +1,5 @@
-"""The tools of the demonstration: a booking that asks twice, and a trip that is a task and asks on
-the way."""
+"""The tools of the demonstration: a booking that asks twice, and a trip that is a task with a
+question."""
 
 import asyncio
 

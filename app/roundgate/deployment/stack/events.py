@@ -1,10 +1,12 @@
-"""The sources that invoke the functions: API Gateway, the event source mapping of the queue, the schedule.
+"""The event sources that invoke the functions: API Gateway, the queue's event source mapping, the
+schedule.
 
 API Gateway is an HTTP API with payload format 2.0. It changes requests and responses as AWS does:
-header names in lower case, repeated ones joined; `Transfer-Encoding` and the like do not pass;
-`WWW-Authenticate` of a response becomes `x-amzn-Remapped-WWW-Authenticate`. Its own responses: 431
-above 10 KB of headers, 413 above 10 MB of body or 6 MB of event, 503 after 30 s, while the function
-continues, or if it is throttled, 500 if it fails or has answered more than 6 MB of JSON.
+header names become lower case, repeated headers are joined; `Transfer-Encoding` and similar headers
+are removed; `WWW-Authenticate` of a response becomes `x-amzn-Remapped-WWW-Authenticate`. Its own
+responses are 431 above 10 KB of headers, 413 above 10 MB of body or 6 MB of event, 503 after 30 s
+(the function continues) or if the function is throttled, and 500 if the function fails or returns
+more than 6 MB of JSON.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from roundgate.deployment.stack.functions import (
 INTEGRATION_S: Final = 30
 MAX_REQUEST_BYTES: Final = 10 * 1024 * 1024
 MAX_HEADER_BYTES: Final = 10_240
-"""The limit on the request line and all header values."""
+"""The limit on the path and all header values, in bytes."""
 NOT_PASSED: Final = {
     "connection",
     "content-length",
@@ -54,7 +56,7 @@ REMAPPED: Final = {"www-authenticate": "x-amzn-remapped-www-authenticate"}
 
 
 class Front:
-    """Routes of the template to one function."""
+    """An HTTP API: the template's routes to one function."""
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class Front:
         )
         self._stage = stage
         self.counts: Counter[str] = Counter()
-        """Requests, and answers with a 5xx status."""
+        """The number of requests, and of answers with a 5xx status."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
@@ -147,8 +149,8 @@ class Front:
 
 
 def _generality(route: tuple[str, list[str]]) -> tuple[bool, ...]:
-    """Return a key that sorts routes as API Gateway tries them: the exact path first, then one with
-    variables, then a greedy one, then the default."""
+    """Return a key that sorts routes in API Gateway's order: exact paths, then paths with
+    variables, then greedy paths, then the default."""
     method, pattern = route
     has_variables = any(part.startswith("{") for part in pattern)
     return method == DEFAULT, pattern[-1].endswith("+}"), has_variables, method == "ANY"
@@ -188,19 +190,21 @@ def _response(answer: Mapping[str, Any]) -> Response:
 
 
 Invoke: TypeAlias = Callable[..., Awaitable[Any]]
-"""Invokes a function with an event and the trace header of its cause. Raises InvocationFailed."""
+"""Invokes a function with an event and the trace header of the event's cause. Raises
+InvocationFailed."""
 
 THROTTLED_S = 1.0
-"""The pause of the event source after a throttled invocation."""
+"""The pause in seconds of the event source after a throttled invocation."""
 
 
 @dataclass
 class Poller:
     """The event source mapping: passes batches of the queue to the function, and deletes the
-    messages that it does not report as failed.
+    messages that the function does not report as failed.
 
-    SQS shows the others again after the queue's time-out, and moves them to the dead-letter queue
-    after `maxReceiveCount` of its redrive policy, also those of a function that died.
+    SQS delivers the other messages again after the queue's visibility timeout, and moves them to
+    the dead-letter queue after `maxReceiveCount` of its redrive policy. The same applies if the
+    function died.
     """
 
     sqs: Any
@@ -210,9 +214,9 @@ class Poller:
     concurrency: int
     arn: str
     reports_failures: bool = True
-    """Whether the mapping has ReportBatchItemFailures; without it results are ignored."""
+    """Whether the mapping has ReportBatchItemFailures; without it, results are ignored."""
     dead_letters: str = ""
-    """The URL of the queue for messages of chains that are too long."""
+    """The URL of the queue for messages of chains that exceed the limit."""
     allows_loops: bool = False
     """Whether the function has `RecursiveLoop: Allow`."""
     counts: Counter[str] = field(default_factory=Counter)
@@ -234,7 +238,7 @@ class Poller:
                 await self._deliver(messages)
 
     async def _without_loops(self, messages: list[Any]) -> list[Any]:
-        """Return the messages that AWS Lambda would pass on; the others become dead letters."""
+        """Return the messages that AWS Lambda would pass on. The others become dead letters."""
         passed = []
         for message in messages:
             if self.allows_loops or _count(message) <= MOST_IN_CHAIN:
@@ -303,14 +307,14 @@ def _trace(message: Mapping[str, Any]) -> str | None:
 
 
 def _count(message: Mapping[str, Any]) -> int:
-    """Return which invocation of its chain a message would be, from 1."""
+    """Return the number, counted from 1, that a message's invocation would have in its chain."""
     return invocations_in(_trace(message)) + 1
 
 
 def failures(answer: Any, batch: Set[Any]) -> Set[Any]:
     """Return the ids of failed messages in the result of a function with ReportBatchItemFailures.
 
-    No result means that none failed. Anything but a list of ids of this batch means that all did.
+    No result means that no message failed. A malformed result means that all messages failed.
     """
     reported = answer.get("batchItemFailures") if isinstance(answer, dict) else None
     if answer is None or (isinstance(answer, dict) and reported is None):
@@ -327,14 +331,14 @@ def failures(answer: Any, batch: Set[Any]) -> Set[Any]:
 
 @dataclass
 class Schedule:
-    """A rule with a fixed rate and a constant input."""
+    """A schedule rule with a fixed rate and a constant input."""
 
     invoke: Invoke
     every_s: float
     event: Any
 
     async def run(self) -> None:
-        """Call `invoke` every `every_s` seconds until cancelled, also after an invocation failed."""
+        """Call `invoke` every `every_s` seconds until cancelled, even after a failed invocation."""
         while True:
             await asyncio.sleep(self.every_s)
             try:
@@ -347,7 +351,7 @@ class Schedule:
 
 
 class _QuietServer(uvicorn.Server):
-    """A server that leaves signals to the stack."""
+    """A server that leaves signal handling to the stack."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

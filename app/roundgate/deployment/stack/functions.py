@@ -1,18 +1,19 @@
-"""Lambda functions: execution environments under the Runtime Interface Emulator.
+"""Lambda functions: execution environments that run under the Runtime Interface Emulator.
 
 An environment runs one invocation at a time, to its end, even if its caller stops waiting. A dead
-environment is restarted when it is needed again, as AWS does it. All functions share the account's
-executions; an invocation beyond them is throttled. Unlike at AWS, an invocation waits for a free
+environment is restarted for the next invocation, as at AWS. All functions share the account's
+concurrency; an invocation beyond it is throttled. Unlike at AWS, an invocation waits for a free
 environment, and memory is not limited.
 
-The trace header of an invocation counts how often a chain of messages has invoked the same
-function, for AWS Lambda's detection of recursive loops:
+The trace header of an invocation counts the invocations of the same function in a chain of
+messages, for AWS Lambda's detection of recursive loops:
 
-    invocation ──▶ _X_AMZN_TRACE_ID ──boto3──▶ X-Amzn-Trace-Id of SendMessage ──SQS──▶ AWSTraceHeader of the message
+    invocation ──▶ _X_AMZN_TRACE_ID ──boto3──▶ X-Amzn-Trace-Id of SendMessage ──SQS──▶
+    AWSTraceHeader of the message
         ▲                                                                                   │
         └──────────────── X-Amzn-Trace-Id with a Lineage one higher ◀──── event source ─────┘
 
-boto3 passes the header on by itself. The emulator and moto's SQS do not: `runtime.py` and
+boto3 passes the header on by itself. The emulator and moto's SQS do not, so `runtime.py` and
 `services` do.
 https://docs.aws.amazon.com/lambda/latest/dg/invocation-recursion.html
 """
@@ -46,18 +47,19 @@ from roundgate.errors import Inside
 
 START_S = 20
 MAX_PAYLOAD_BYTES = 6 * 1024 * 1024
-"""Of an event, as JSON; the emulator itself refuses answers of 100 bytes more, as AWS does."""
+"""The limit on an event as JSON, in bytes. The emulator itself limits answers to 100 bytes more, as
+AWS does."""
 RUNTIME = Path(__file__).with_name("runtime.py")
 INVOCATION = "/2015-03-31/functions/function/invocations"
 MOST_IN_CHAIN: Final = 16
-"""After so many invocations in one chain AWS Lambda invokes the function no more, unless it has
-`RecursiveLoop: Allow`: the message goes to the dead-letter queue."""
+"""The invocations in one chain after which AWS Lambda stops invoking the function and moves the
+message to the dead-letter queue, unless the function has `RecursiveLoop: Allow`."""
 _LINEAGE: Final = re.compile(r"(?:^|;)Lineage=[0-9a-f]+:(\d+)")
 
 
 class InvocationFailed(Inside):
-    """A function of the local stack raised, timed out, or its environment died. `said` is the
-    response of AWS to its invoker."""
+    """A function of the local stack raised an error, timed out, or its environment died. `said` is
+    AWS's response to the invoker."""
 
     def __init__(self, message: str, said: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -69,7 +71,7 @@ class PayloadTooLarge(InvocationFailed):
 
 
 class Throttled(InvocationFailed):
-    """The limit of concurrent functions is reached; nothing was invoked."""
+    """The account's concurrency limit is reached; nothing was invoked."""
 
 
 def new_trace() -> str:
@@ -78,31 +80,31 @@ def new_trace() -> str:
 
 
 def invocations_in(trace: str | None) -> int:
-    """Return how often the chain of a trace header has invoked the function."""
+    """Return the number of invocations of the function in the chain of a trace header."""
     match = _LINEAGE.search(trace or "")
     return int(match[1]) if match else 0
 
 
 def with_count(trace: str | None, number: int) -> str:
-    """Return the trace header of the nth invocation in a chain."""
+    """Return the trace header of invocation `number` in a chain."""
     begun = _LINEAGE.sub("", trace) if trace else new_trace()
     return f"{begun};Lineage=0f0f0f0f:{number}"
 
 
 @dataclass
 class Account:
-    """The executions that the functions of an account share."""
+    """The concurrency that the functions of an account share."""
 
     executions: int
     running: int = 0
     most: int = 0
-    """The most that ran at once."""
+    """The highest number of concurrent executions."""
 
     @contextmanager
     def execution(self) -> Iterator[None]:
-        """Take an execution until the block ends; raise Throttled if none is free."""
+        """Use an execution until the block ends; raise Throttled if none is free."""
         if self.running >= self.executions:
-            raise Throttled(f"{self.executions} functions run already")
+            raise Throttled(f"{self.executions} functions are already running")
         self.running += 1
         self.most = max(self.most, self.running)
         try:
@@ -138,14 +140,14 @@ class Environment:
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
-        """Start the process; the emulator begins the init phase with the first invocation.
+        """Start the process. The emulator begins the init phase with the first invocation.
 
         Raises:
-            InvocationFailed: it was ended meanwhile, or cannot be started.
+            InvocationFailed: the environment was ended meanwhile, or cannot be started.
         """
         with self._ending, self.log.open("ab") as sink:
             if self.is_ended:
-                raise InvocationFailed(f"{self.name} is not to be started again")
+                raise InvocationFailed(f"{self.name} was ended and is not started again")
             self.process = subprocess.Popen(
                 [*self._emulator(), str(self.tools.python), str(RUNTIME), self.function.handler],
                 cwd=self.code,
@@ -199,7 +201,7 @@ class Environment:
             self.process.wait()
 
     def end(self) -> None:
-        """Stop the environment for good, even while another thread starts it."""
+        """Stop the environment permanently, even while another thread starts it."""
         with self._ending:
             self.is_ended = True
             self._ports.close()
@@ -215,16 +217,16 @@ class Tools:
 
     @classmethod
     def find(cls) -> Tools:
-        """Return the programs, installed once.
+        """Return the programs; install them if necessary.
 
         Raises:
-            UsageError: one cannot be installed.
+            UsageError: a program cannot be installed.
         """
         return cls(*machine.emulator())
 
 
 def why_not() -> str | None:
-    """Return the reason why functions cannot be run here, or None."""
+    """Return the reason why functions cannot run on this machine, or `None`."""
     if machine.interpreter() is None:
         return f"the functions need Python {machine.PYTHON}"
     return None if shutil.which("java") else "DynamoDB Local needs Java 17"
@@ -255,7 +257,7 @@ class Pool:
     http: httpx.AsyncClient
     account: Account
     counts: Counter[str] = field(default_factory=Counter)
-    """Invocations, Errors and Throttles, as AWS counts them."""
+    """The metrics Invocations, Errors and Throttles, as AWS counts them."""
     _free: asyncio.Queue[Environment] = field(default_factory=asyncio.Queue)
     _running: set[asyncio.Task[Any]] = field(default_factory=set)
     recent: deque[str] = field(default_factory=lambda: deque(maxlen=1000))
@@ -272,10 +274,12 @@ class Pool:
         Args:
             event: the payload, to be encoded as JSON.
             trace: the trace header of the event's cause.
-            client_context: JSON.
+            client_context: the client context as JSON.
 
         Raises:
-            PayloadTooLarge, Throttled, InvocationFailed
+            PayloadTooLarge: the event is too large.
+            Throttled: the account's concurrency limit is reached.
+            InvocationFailed: the function failed.
         """
         payload = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
         if len(payload) > MAX_PAYLOAD_BYTES:
@@ -289,7 +293,7 @@ class Pool:
     def _ended(self, running: asyncio.Task[Any]) -> None:
         self._running.discard(running)
         if not running.cancelled():
-            running.exception()  # its caller may be gone
+            running.exception()  # mark it as retrieved: the caller may be cancelled
 
     async def _counted(self, payload: bytes, told: str) -> Any:
         try:
@@ -353,7 +357,8 @@ def unpack(source: Path, directory: Path) -> Path:
 
 
 def family(pid: int) -> list[int]:
-    """Return a process and its descendants. The emulator gives the runtime a process group."""
+    """Return the ids of a process and its descendants. The runtime has a process group of its own,
+    so killing the emulator's group is not enough."""
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return [
         pid,

@@ -1,11 +1,11 @@
-"""The operation `Invoke` of AWS Lambda's API, for functions in a folder, by name.
+"""The `Invoke` operation of AWS Lambda's API, for functions declared in a file.
 
     functions.yaml    orders: {handler: orders.handler, timeout_s: 3, environments: 2, reserved: 2}
-    orders.py         beside it
+    orders.py         in the same folder
 
-boto3 finds it by `AWS_ENDPOINT_URL_LAMBDA`. An asynchronous invocation is tried three times, as AWS
-does it, but a second apart. Not here: versions and aliases (all are the same code), durable
-functions, permissions.
+boto3 finds the API by `AWS_ENDPOINT_URL_LAMBDA`. An asynchronous invocation is tried three times,
+as at AWS, but one second apart. All versions and aliases are the same code. Durable functions and
+permissions are not supported.
 
     python -m roundgate.deployment.stack.lambda_api functions.yaml [--port 9001]
 """
@@ -54,7 +54,7 @@ PATH: Final = "/2015-03-31/functions/"
 
 @dataclass
 class LambdaApi:
-    """Invokes functions by name."""
+    """An ASGI app that invokes functions by name."""
 
     pools: Mapping[str, Pool]
     _asynchronous: set[asyncio.Task[None]] = field(default_factory=set)
@@ -69,7 +69,9 @@ class LambdaApi:
         if request.method != "POST" or not (
             path.startswith(PATH) and path.endswith("/invocations")
         ):
-            return refused(404, "UnknownOperationException", "There is no such operation here")
+            return refused(
+                404, "UnknownOperationException", "Only the operation Invoke is supported"
+            )
         name = path.removeprefix(PATH).removesuffix("/invocations")
         name = name.rpartition("function:")[2].partition(":")[0]
         if name not in self.pools:
@@ -81,7 +83,9 @@ class LambdaApi:
             said = f"{len(body)} byte payload is too large (limit {limit} bytes)"
             return refused(413, "RequestEntityTooLargeException", said)
         if "x-amz-durable-execution-name" in request.headers:
-            return refused(400, "InvalidParameterValueException", "There are no durable functions")
+            return refused(
+                400, "InvalidParameterValueException", "Durable functions are not supported"
+            )
         return await self._invoke(self.pools[name], body, request, is_event=is_event)
 
     async def _invoke(
@@ -127,7 +131,7 @@ class LambdaApi:
 
 
 def identified() -> dict[str, str]:
-    """Return the headers of every response."""
+    """Return the headers that every response has."""
     return {"x-amzn-requestid": str(uuid.uuid4())}
 
 
@@ -146,7 +150,7 @@ def refused(
 def make_pools(
     file: Path, logs: Path, tools: Tools, http: httpx.AsyncClient, variables: Mapping[str, str]
 ) -> dict[str, Pool]:
-    """Return the functions of a file, each with its environments and its reserved concurrency."""
+    """Return a pool for each function of a file, with its environments and reserved concurrency."""
     declared: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text("utf-8"))
     pools = {}
     for name, one in declared.items():
@@ -192,10 +196,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/tools functions", description="Functions of AWS Lambda on this machine."
     )
-    parser.add_argument("file", type=Path, help="what functions there are, such as functions.yaml")
-    parser.add_argument("--port", type=int, help="default: any free one")
+    parser.add_argument(
+        "file", type=Path, help="the file that declares the functions, such as functions.yaml"
+    )
+    parser.add_argument("--port", type=int, help="the port to listen on; a free port by default")
     arguments = parser.parse_args()
-    # as Ctrl-C, so that no process is left over
+    # handle SIGTERM like Ctrl-C, so the child processes are ended
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         asyncio.run(_serve(arguments.file, arguments.port, Tools.find()))

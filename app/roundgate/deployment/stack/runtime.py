@@ -1,11 +1,11 @@
-"""awslambdaric, the runtime of Python functions, with the trace header.
+"""awslambdaric, the runtime of Python functions, extended to receive the trace header.
 
     python …/deployment/stack/runtime.py roundgate.lambda_worker.handler
 
-AWS gives a function the header of its invocation in `_X_AMZN_TRACE_ID`, from where boto3 sends it
-on. The emulator drops the header, so the stack sends it in the client context, beside the caller's
-own; this runtime separates them again. It runs in the runtime's Python, beside the code of a zip,
-and imports nothing of this repository.
+AWS passes the header of an invocation in `_X_AMZN_TRACE_ID`, from which boto3 sends it on. The
+emulator drops the header, so the stack sends it in the client context, beside the caller's own
+client context; this runtime separates the two. It runs in the runtime's Python, beside the code of
+a zip, and imports nothing from this repository.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Client:
-    """The runtime's client of the emulator; takes the header out of the client context."""
+    """The runtime's client of the emulator, which moves the header out of the client context."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -34,7 +34,7 @@ class Client:
 
 def main() -> None:
     """Serve the handler that the command line names."""
-    sys.path[0] = os.getcwd()  # as `python -m awslambdaric` has it
+    sys.path[0] = os.getcwd()  # like `python -m awslambdaric`
     from awslambdaric import bootstrap
     from awslambdaric.lambda_config import LambdaConfigProvider
     from awslambdaric.lambda_runtime_client import LambdaRuntimeClient

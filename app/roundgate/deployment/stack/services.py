@@ -1,9 +1,9 @@
-"""The services of AWS that the stack uses, on this machine: DynamoDB Local, and SQS and Secrets
-Manager of moto.
+"""The AWS services that the stack uses, on this machine: DynamoDB Local, and moto's SQS and Secrets
+Manager.
 
-One DynamoDB Local serves all processes of a run of tests, of a bench or of the stack. Each of them
-holds a shared lock on a file. Beside the emulator a process waits for the exclusive lock, which the
-kernel grants when the last user has ended, however it ended. Then it stops the emulator.
+One DynamoDB Local serves all processes of a test run, a benchmark or the stack. Each process holds
+a shared lock on a file. A watcher process waits for the exclusive lock, which the kernel grants
+when the last user has ended, even by a crash. Then the watcher stops the emulator.
 
     users      ──shared──┬─────────┬──▶ (ended)
     watcher    ──────────┴─ waits ─┴── exclusive ── stops Java
@@ -40,7 +40,7 @@ Wsgi: TypeAlias = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 @dataclass(frozen=True)
 class Aws:
-    """The variables that lead clients to the services."""
+    """The services, given by the variables that direct clients to them."""
 
     environment: Mapping[str, str]
 
@@ -60,7 +60,8 @@ class Aws:
 
 @contextmanager
 def services(directory: Path) -> Iterator[Aws]:
-    """Run all services; `directory` is shared by the users of DynamoDB Local."""
+    """Run all services until the block ends. Processes with the same `directory` share DynamoDB
+    Local."""
     logging.getLogger("werkzeug").setLevel("ERROR")
     moto = moto_server()
     serving = threading.Thread(target=moto.serve_forever, daemon=True)
@@ -117,7 +118,7 @@ def _traced(app: Wsgi) -> Wsgi:
 
 
 def make_resources(aws: Aws, template: Template) -> dict[str, str]:
-    """Make the template's resources; return their names and addresses."""
+    """Create the template's resources; return their names and addresses."""
     sqs, secrets = aws.client("sqs"), aws.client("secretsmanager")
     dead = sqs.create_queue(QueueName="dead-letters")["QueueUrl"]
     properties = template.properties("Queue")

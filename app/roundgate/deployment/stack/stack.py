@@ -35,18 +35,18 @@ from roundgate.deployment.template import Template
 from roundgate.errors import UsageError
 
 EXECUTIONS: Final = 10
-"""The functions that a new account may run at once."""
+"""The concurrency limit of a new account."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Times that differ from the template's; `None` is the template's."""
+    """Times in seconds that replace the template's; `None` keeps the template's."""
 
     sweep_every_s: float | None = None
     gateway_s: int | None = None
-    """The gateway function's time-out."""
+    """The gateway function's timeout."""
     api_s: float = INTEGRATION_S
-    """The API's time-out for the gateway function."""
+    """The API's timeout for the gateway function."""
 
 
 _TIMES: Final = Times()
@@ -66,11 +66,11 @@ class Deployment:
     account: Account
 
     def gateways(self, count: int, name: str = "GatewayFunction", **changes: str) -> Pool:
-        """Return environments of the gateway function, or of one with other variables."""
+        """Return a pool of the gateway function, optionally with other variables."""
         return self._pool("GatewayFunction", count, name, changes, self.times.gateway_s)
 
     def workers(self, count: int) -> Pool:
-        """Return environments of the worker function."""
+        """Return a pool of the worker function."""
         return self._pool("WorkerFunction", count, "WorkerFunction", {}, None)
 
     def _pool(
@@ -124,19 +124,19 @@ async def running(
     more: Mapping[str, str] | None = None,
     functions: Path | None = None,
 ) -> AsyncIterator[Stack]:
-    """Run the stack as the template describes it. Only this machine reaches it, so every caller is
-    allowed.
+    """Run the stack that the template describes. Every caller is allowed, because only this machine
+    can reach it.
 
     Args:
-        directory: for the functions and their logs.
+        directory: the folder for the functions and their logs.
         zips: the folder of the zips.
-        gateways: environments of the gateway function.
-        workers: environments of the worker function.
-        executions: functions at once in all.
-        port: of the API; any free one by default.
-        times: times that differ from the template's.
+        gateways: the number of environments of the gateway function.
+        workers: the number of environments of the worker function.
+        executions: the concurrency limit of all functions.
+        port: the port of the API; a free port by default.
+        times: the times that replace the template's.
         more: variables for both functions.
-        functions: a file of other functions that they may invoke.
+        functions: a file that declares other functions, which the stack's functions may invoke.
     """
     tools = find_tools()
     with machine.reserved_port() as free, services(directory) as aws:
@@ -185,7 +185,7 @@ def _endpoint_path(zips: Path) -> str:
 def triggers(
     template: Template, aws: Aws, resources: Mapping[str, str], workers: Pool, times: Times
 ) -> tuple[Poller, Schedule]:
-    """Return what the worker's events in the template describe."""
+    """Return the triggers that the worker's events in the template describe."""
     function = template.function("WorkerFunction")
     events = function.events
     source, rule = events["Tasks"]["Properties"], events["Sweep"]["Properties"]
@@ -212,10 +212,10 @@ def rate_s(expression: str) -> float:
 
 
 def build_zips(config: Path, out: Path, more: Mapping[str, str] | None = None) -> Path:
-    """Make the zips of a configuration for this machine; return their folder.
+    """Write the zips of a configuration for this machine; return their folder.
 
     Args:
-        config: the configuration.
+        config: the path of gateway.yaml.
         out: the folder for the zips; not `.build`, which is for deployments.
         more: variables for compiling, such as the URL of functions that describe their tools.
 
@@ -225,7 +225,7 @@ def build_zips(config: Path, out: Path, more: Mapping[str, str] | None = None) -
     """
     file = loading.load(config, placeholder=PLACEHOLDER)
     if any(kind_of(backend).compile_with() for backend in file.backends):
-        # in a process of its own, for the sake of its variables
+        # in a separate process, because its variables differ
         command = [sys.executable, "-m", "roundgate.cli", "compile", str(config)]
         environ = {**os.environ, **(more or {})}
         if subprocess.run(command, env=environ, check=False).returncode != 0:
@@ -235,7 +235,8 @@ def build_zips(config: Path, out: Path, more: Mapping[str, str] | None = None) -
 
 
 async def build_with_functions(config: Path, functions: Path, directory: Path) -> Path:
-    """Make the zips of a configuration whose functions, in a file, may describe their tools."""
+    """Write the zips of a configuration. `functions` declares the functions that describe its
+    tools; return the folder of the zips."""
     named = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
     logs = directory / "telling"
     logs.mkdir(parents=True, exist_ok=True)
@@ -245,10 +246,10 @@ async def build_with_functions(config: Path, functions: Path, directory: Path) -
 
 
 def find_tools() -> Tools:
-    """Return the programs of functions; install them, DynamoDB Local and moto once.
+    """Return the programs that run functions; install them, DynamoDB Local and moto if necessary.
 
     Raises:
-        UsageError: one cannot be installed.
+        UsageError: a program cannot be installed.
     """
     machine.dynamodb()
     machine.provide_moto()

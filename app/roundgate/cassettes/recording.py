@@ -1,9 +1,9 @@
 """The recording of a conversation in memory, and the redaction of its secrets before it is written.
 
-Only headers that a cassette may hold are kept. The values of secret headers are remembered, so that
+Only headers that a cassette may hold are recorded. The values of secret headers are remembered, so
 they can be redacted elsewhere. A secret becomes `${secret:NAME}`; a replay reads its value from the
-environment variable NAME. A value of at least `_SHORTEST_ELSEWHERE` characters that is secret in one
-place is redacted everywhere.
+environment variable NAME. A value of at least `_SHORTEST_ELSEWHERE` characters that is secret in
+one place is redacted everywhere.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from roundgate.settings.redacting import Redactor
 
 _KEPT: Final = frozenset({"mcp-session-id", "last-event-id", "mcp-protocol-version"})
 _KEPT_OF_RESPONSES: Final = ("mcp-session-id", "retry-after")
-MAX_TAPE: Final = 32 * 1024 * 1024
+MAX_RECORDED_BYTES: Final = 32 * 1024 * 1024
 MAX_EXCHANGES: Final = 20_000
 _SECRET_WORDS: Final = ("auth", "cookie", "dpop", "key", "token", "secret", "password")
 """The words in the names of headers whose values are secret."""
 _SHORTEST_SECRET: Final = 8
-"""The minimum length of a secret in a header."""
+"""The minimum number of characters of a secret in a header."""
 
 
 @dataclass(slots=True)
-class TapeEvent:
+class RecordedEvent:
     """An event of a stream. `after` is the number of exchanges that had begun when it arrived."""
 
     message: Any
@@ -53,7 +53,7 @@ class Exchange:
     status: int | None = None
     response_headers: Mapping[str, str] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)
-    events: list[TapeEvent] | None = None
+    events: list[RecordedEvent] | None = None
     end: str | None = None
     after: int = 0
     reader: EventReader | None = None
@@ -61,7 +61,7 @@ class Exchange:
 
     @property
     def own_id(self) -> Any:
-        """Return the id of the request, or `None`."""
+        """The id of the request, or `None`."""
         return self.message.get("id") if isinstance(self.message, dict) else None
 
     def decoded_body(self) -> tuple[Any, str | None]:
@@ -76,23 +76,24 @@ class Exchange:
             yield self.decoded_body()[0]
 
 
-class Tape:
+class Recording:
     """The exchanges of one conversation, in the order in which they began. Recording stops beyond
-    `MAX_TAPE` bytes or `MAX_EXCHANGES` exchanges."""
+    `MAX_RECORDED_BYTES` bytes or `MAX_EXCHANGES` exchanges."""
 
     def __init__(self) -> None:
         self.exchanges: list[Exchange] = []
         self.secrets: dict[str, str] = {}
         """The secret values, each with its name in the cassette."""
         self.origins: list[str] = []
-        """The origins that become `${server}` in the cassette: those of the server and of a proxy."""
+        """The origins that become `${server}` in the cassette: those of the server and of a
+        proxy."""
         self._size = 0
         self._count = 0
 
     @property
     def is_over_limit(self) -> bool:
-        """Return whether the conversation was too long to record all of it."""
-        return self._size > MAX_TAPE or self._count > MAX_EXCHANGES
+        """Whether the conversation was too long to record completely."""
+        return self._size > MAX_RECORDED_BYTES or self._count > MAX_EXCHANGES
 
     def begin(self, http: str, headers: Sequence[tuple[str, str]], body: bytes | None) -> Exchange:
         """Record a request, and return its exchange."""
@@ -122,7 +123,7 @@ class Tape:
         self._note_secrets({name: headers[name] for name in names if name in headers})
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type == "text/event-stream":
-            exchange.events, exchange.reader = [], EventReader(MAX_TAPE)
+            exchange.events, exchange.reader = [], EventReader(MAX_RECORDED_BYTES)
 
     def arrived(self, exchange: Exchange, data: bytes) -> None:
         """Record a chunk of the body of a response."""
@@ -142,11 +143,11 @@ class Tape:
             exchange.last_id = event.id
             content = message if text is None else text
             after = len(self.exchanges)
-            exchange.events.append(TapeEvent(content, event_id, event.retry_ms, after))
+            exchange.events.append(RecordedEvent(content, event_id, event.retry_ms, after))
 
     def end(self, exchange: Exchange, by: str) -> None:
-        """Record which side ended an exchange: "server", "client" (it hung up), or "cut" (connection
-        lost). Only the first call has an effect."""
+        """Record the side that ended an exchange: "server", "client" (it hung up), or "cut"
+        (connection lost). Only the first call has an effect."""
         if exchange.end is None:
             exchange.end = by
             exchange.after = len(self.exchanges)
@@ -162,7 +163,8 @@ class Tape:
 
 
 def decoded(body: bytes) -> tuple[Any, str | None]:
-    """Return the JSON value of a body, or its text if the body is not JSON. `null` counts as text."""
+    """Return the JSON value of a body, or its text if the body is not JSON. `null` counts as
+    text."""
     try:
         message = decode(body)
     except ParseError:
@@ -173,16 +175,16 @@ def decoded(body: bytes) -> tuple[Any, str | None]:
 # -- secrets ---------------------------------------------------------------------------------------
 
 _SHORTEST_ELSEWHERE: Final = 4
-"""The minimum length of a secret to search for in any text."""
+"""The minimum number of characters of a secret to search for in any text."""
 _DEEPEST: Final = 8
 _MOST_SCHEMAS: Final = 1_000
-"""The maximum depth (`_DEEPEST`) and number of subschemas that are searched."""
+"""The limits on the depth (`_DEEPEST`) and number of the subschemas to search."""
 _ANY_MEMBER: Final = ("items", "additionalProperties")
 _SAME_VALUE: Final = ("anyOf", "oneOf", "allOf", "then", "else")
 
 
 class Hidden(str):
-    """The placeholder of a secret. Its type tells it from texts of the conversation."""
+    """The placeholder of a secret. Its type distinguishes it from texts of the conversation."""
 
     __slots__ = ()
 
@@ -190,15 +192,15 @@ class Hidden(str):
 class Secrets:
     """The secrets of a whole conversation, found by schemas and paths."""
 
-    def __init__(self, tape: Tape, paths: Sequence[str]) -> None:
+    def __init__(self, recording: Recording, paths: Sequence[str]) -> None:
         self._paths = tuple(paths)
-        self._names: dict[str, str] = dict(tape.secrets)
+        self._names: dict[str, str] = dict(recording.secrets)
         self._of_tools: dict[str, list[Path]] = {}
         self._of_questions: dict[str, list[Path]] = {}
-        for exchange in tape.exchanges:  # all schemas first: one may come after its value
+        for exchange in recording.exchanges:  # first all schemas, because one may follow its value
             for message in exchange.responses():
                 self._learn_schemas(message)
-        for exchange in tape.exchanges:
+        for exchange in recording.exchanges:
             self.hidden(exchange.message)
             for message in exchange.responses():
                 self.hidden(message)
@@ -282,7 +284,7 @@ class Secrets:
 
 
 def secret_fields(schema: Any) -> list[Path]:
-    """Return the places that a schema declares as secret: passwords and write-only values. `*` stands
+    """Return the places that a schema declares secret: passwords and write-only values. `*` stands
     for any step."""
     places: dict[Path, None] = {}
     left: deque[tuple[Any, Path, int]] = deque([(schema, (), 0)])
@@ -308,7 +310,7 @@ def secret_fields(schema: Any) -> list[Path]:
 
 
 def _referred(schema: Any, ref: Any) -> Any:
-    """Return the target of a `$ref` within the schema, else `None`."""
+    """Return the target of a `$ref` within the schema, or `None`."""
     try:
         return at_reference(schema, ref) if isinstance(ref, str) else None
     except LookupError:
