@@ -1,7 +1,7 @@
 """The benchmark: `scripts/bench` runs it, `bench/README.md` explains it.
 
-Everything but `bench.load` and `bench.apps` is standard library only, and nothing else imports
-the gateway: it is measured from outside, over HTTP, as every other subject is. Two things are run
-with the gateway's own Python and do import it: `bench.inside`, and `bench.tasks` with its
-helpers, which fill tables.
+Except `bench.load` and `bench.apps`, the modules use only the standard library, and import nothing
+of the gateway: like every other subject, it is measured over HTTP. Two modules run with the
+gateway's own Python and import it: `bench.inside`, and `bench.tasks` with its helpers, which fill
+tables.
 """

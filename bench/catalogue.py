@@ -1,9 +1,9 @@
-"""The hundred tools every subject serves in the `tools/list` measurement: five verbs on
-twenty things of a web shop.
+"""The hundred tools that every subject serves in the `tools/list` measurement: five verbs for
+twenty kinds of record in a web shop.
 
-The schemas are what people write by hand: described properties, enumerations, bounds,
-patterns, one nested object. They contain no `$ref`, which one subject would rewrite, so that
-all of them serve the same words.
+The schemas are like those that people write: described properties, enumerations, bounds, patterns,
+one nested object. They contain no `$ref`, which one subject would rewrite, so all subjects serve
+the same text.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ THINGS = (
 
 @dataclass(frozen=True, slots=True)
 class CatalogueTool:
-    """One tool as `tools/list` shows it."""
+    """A tool as `tools/list` returns it."""
 
     name: str
     description: str
@@ -34,7 +34,7 @@ class CatalogueTool:
 
 
 def hundred_tools() -> list[CatalogueTool]:
-    """Return the catalogue, fresh, in the order in which it is registered everywhere."""
+    """Return a new copy of the catalogue, in the order in which every subject registers it."""
     return [tool for thing in THINGS for tool in _tools_of(thing)]
 
 

@@ -1,6 +1,6 @@
 """A `tools/call` in several circumstances, over sockets: in an older revision, with a JWT, among a
-hundred tools, in a view with search, and through its search. Only the gateway is measured; the
-plain call is the reference.
+hundred tools, in a view with search, and through its search. Only the gateway is measured. A plain
+call is the reference.
 """
 
 import http.client
@@ -21,7 +21,7 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A server, and its workload."""
+    """A server and its workload."""
 
     name: str
     server: Server
@@ -31,7 +31,7 @@ class Row:
 
 @contextmanager
 def served(subject: Subject, cores: Cores) -> Iterator[list[Row]]:
-    """Start all servers; yield their rows."""
+    """Start all servers, yield their rows, and stop them at the end."""
     keys, signed = _issued()
     with service(cores, {"BENCH_KEYS": keys}) as url, ExitStack() as stack:
 
@@ -53,7 +53,7 @@ def served(subject: Subject, cores: Cores) -> Iterator[list[Row]]:
 
 
 def _session(server: Server) -> Mapping[str, str]:
-    """Open a session; return the header that names it."""
+    """Open a session; return the header that identifies it."""
     opening = {
         "jsonrpc": "2.0",
         "id": 0,
@@ -73,7 +73,7 @@ def _session(server: Server) -> Mapping[str, str]:
 
 
 def _issued() -> tuple[str, Mapping[str, str]]:
-    """Return an issuer's key set as JSON, and the header with a token that the issuer signed."""
+    """Return an issuer's key set as JSON, and the header with a token signed by the issuer."""
     import jwt
     from cryptography.hazmat.primitives.asymmetric import ec
     from jwt.algorithms import ECAlgorithm

@@ -1,13 +1,13 @@
-"""`scripts/tools bench-clients`: `roundgate.client` beside the official Python
-client, against the same server.
+"""`scripts/tools bench-clients`: `roundgate.client` compared with the official Python client,
+against the same server.
 
-    scripts/tools bench-clients                 10,000 sequential calls of each, three rounds in turn
-    scripts/tools bench-clients 2000            as many as that
-    scripts/tools bench-clients --commands      see `bench.commands`
+    scripts/tools bench-clients                 10,000 sequential calls of each, three rounds in
+    turn scripts/tools bench-clients 2000            another number of calls scripts/tools
+    bench-clients --commands      see `bench.commands`
 
-The server is the gateway of `bench/gateway.yaml` on a core of its own, each client a fresh process
-on the other one. A call is `tools/call` of `add`, each with other numbers, and every answer is
-checked. The start is from `exec` to the answer of the first call.
+The server is the gateway of `bench/gateway.yaml` on its own core; each client is a new process on
+the other core. A call is a `tools/call` of `add`, each with different numbers; every answer is
+checked. The start is the time from `exec` to the answer of the first call.
 """
 
 import asyncio
@@ -53,8 +53,8 @@ def main() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The values of a client process: calls a second, processor time per call, and the time of its
-    start."""
+    """The figures of a client process: calls per second, processor time per call, and start
+    time."""
 
     rate: float
     cpu_us: float

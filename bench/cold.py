@@ -1,13 +1,12 @@
-"""Cold starts of the two Lambda functions beside others: `python -m bench.cold SETTINGS`.
+"""Cold starts of the two Lambda functions compared with others: `python -m bench.cold SETTINGS`.
 
 The built zips run under AWS's Runtime Interface Emulator on the template's Python, with DynamoDB
-Local and moto's SQS where they are asked. The emulator is up already when the clock starts: it
-starts the process of the function with the first event. So the time is that of the init phase and
-of the first invocation, on one core. All of the functions are packaged alike: once with byte code
-in the zip, as `roundgate package` makes them, once without, as most tools do. The runtime's own boto3
-has its byte code either way.
+Local and moto's SQS where needed. The emulator already runs when the clock starts, and starts the
+function's process with the first event. The time is therefore that of the init phase and the first
+invocation, on one core. All functions are packaged alike: with byte code in the zip, as `roundgate
+package` does, and without, as most tools do. The runtime's own boto3 has byte code in both cases.
 
-Run with the gateway's own Python; prints a `Sample` a line, as JSON.
+Run with the gateway's own Python. Prints one `Sample` per line, as JSON.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ WITH_BYTE_CODE = "byte code in the zips"
 WITHOUT = "sources alone in the zips"
 BREAKDOWN_OF = ("gateway", "worker", "fastapi + Mangum")
 SHOWN = 12
-"""The number of packages with a row of their own in an import breakdown."""
+"""The number of packages with their own row in an import breakdown."""
 
 Check = Callable[[Any], bool]
 
@@ -83,7 +82,7 @@ def samples(settings: Settings) -> Iterator[Sample]:
         resources = make_resources(aws, Template(machine.TEMPLATE, {}, {}))
         known = {**resources, "Queue": "https://" + resources["Queue"].partition("://")[2]}
         template = Template(machine.TEMPLATE, {"PublicUrl": "https://mcp.example.com"}, known)
-        with redirect_stdout(sys.stderr):  # samples alone go to the other
+        with redirect_stdout(sys.stderr):  # standard output is only for samples
             build(folder)
         measure = Measure(settings, tools, template, aws, folder)
         yield from measure.starts(WITH_BYTE_CODE, COLD, settings.cold_starts)
@@ -95,7 +94,7 @@ def samples(settings: Settings) -> Iterator[Sample]:
         )
 
 
-# What is measured
+# The measured functions and events
 
 
 def request(tool: str) -> dict[str, Any]:
@@ -145,7 +144,7 @@ def is_done(answer: Any) -> bool:
 
 
 MESSAGE = {"messageId": "1", "body": f"{task_owner(LOCAL)}.{'A' * 22}", "eventSource": "aws:sqs"}
-"""The message of a task that does not exist: the least work for a worker."""
+"""The message of a task that does not exist, which costs a worker the least work."""
 
 COLD = (
     Cold("gateway", "gateway", "roundgate.lambda_http.handler", request("add"), is_sum),
@@ -170,7 +169,7 @@ COLD = (
 
 
 def build(folder: Path) -> None:
-    """Build the code of every function, unpacked as on AWS, into `folder`."""
+    """Build the code of every function into `folder`, unpacked as on AWS."""
     build_zips(ROOT / "bench/cold_gateway/gateway.yaml", folder)
     for name in ("gateway", "worker"):
         unpack(folder / f"{name}.zip", folder / name)
@@ -204,7 +203,7 @@ def build(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Measure:
-    """The measurements, each of which starts functions one at a time."""
+    """The measurements. Each starts functions one at a time."""
 
     settings: Settings
     tools: Tools
@@ -213,7 +212,7 @@ class Measure:
     folder: Path
 
     def starts(self, case: str, rows: Sequence[Cold], count: int) -> Iterator[Sample]:
-        """Yield the time of each first answer. The first start of a row only warms the page cache."""
+        """Yield the time of each first answer. A row's first start only warms the page cache."""
         for number in range(count + 1):
             for row in rotated(rows, number):
                 start_ms = self.start_ms(row)
@@ -221,13 +220,13 @@ class Measure:
                     yield Sample(f"first answer, {case}", row.name, {"start_ms": start_ms})
 
     def start_ms(self, row: Cold) -> float:
-        """Return the milliseconds until a fresh environment answers.
+        """Return the milliseconds until a new environment answers.
 
         Raises:
             RuntimeError: the answer is wrong.
         """
         environment = self.environment(row)
-        os.sched_setaffinity(0, {self.settings.cores.server})  # what is started here stays there
+        os.sched_setaffinity(0, {self.settings.cores.server})  # inherited by the started processes
         environment.start()
         os.sched_setaffinity(0, {self.settings.cores.generator})
         try:
@@ -247,7 +246,7 @@ class Measure:
         return took_ms
 
     def environment(self, row: Cold) -> Environment:
-        """Return an execution environment of a row's function."""
+        """Return an execution environment for a row's function."""
         described = self.template.function(
             "WorkerFunction" if row.name == "worker" else "GatewayFunction"
         )
@@ -279,7 +278,8 @@ class Measure:
                     yield Sample(f"imports of {row.name}", name, {"import_ms": ms})
 
     def imports(self, row: Cold) -> Counter[str]:
-        """Return the import time in milliseconds by package, of a process that makes the handler."""
+        """Return the import time in milliseconds by package, in a process that makes the
+        handler."""
         environment = self.environment(row)
         module, _, name = row.handler.rpartition(".")
         command = [str(self.tools.python), "-X", "importtime", "-c", f"from {module} import {name}"]
@@ -295,7 +295,7 @@ class Measure:
 
 
 def package_of(module: str) -> str:
-    """Return the row of the breakdown that a module belongs to."""
+    """Return the row of the breakdown to which a module belongs."""
     top = module.partition(".")[0]
     return (
         "standard library"

@@ -1,12 +1,12 @@
-"""`scripts/tools bench-clients --commands`: one call from a command line, beside those of
-FastMCP and the Inspector.
+"""`scripts/tools bench-clients --commands`: one call from a command line, compared with FastMCP and
+the Inspector.
 
     scripts/tools bench-clients --commands         ten calls of each, in turn
-    scripts/tools bench-clients --commands 30      as many as that
+    scripts/tools bench-clients --commands 30      another number of calls
 
-A call is a process of its own that calls `add` at the gateway of `bench/gateway.yaml` and
-prints the sum, which is checked. Times are of the whole process: what a person waits for, and
-what it costs the machine.
+A call is a separate process that calls `add` at the gateway of `bench/gateway.yaml` and prints the
+sum, which is checked. The times are those of the whole process: the time that a person waits, and
+the processor time.
 """
 
 import os
@@ -52,14 +52,14 @@ COMMANDS: Mapping[str, Callable[[str], Sequence[str]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """The times of a process, in milliseconds."""
+    """The times of a process in milliseconds."""
 
     whole_ms: float
     processor_ms: float
 
 
 def measure(times: int) -> str:
-    """Run each command so often, in turn, and return the table."""
+    """Run each command `times` times, in turn; return the table."""
     environments.make([FASTMCP])
     _install_inspector()
     gateway = next(subject for subject in SUBJECTS if subject.name == "gateway")
@@ -70,7 +70,7 @@ def measure(times: int) -> str:
         for number in range(times + 1):
             for name, command in COMMANDS.items():
                 one = _run(command(url), cores.generator)
-                if number:  # the first one reads files that no cache has yet
+                if number:  # skip the first call, which reads uncached files
                     took[name].append(one)
     return _table(took)
 

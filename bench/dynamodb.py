@@ -1,4 +1,4 @@
-"""DynamoDB Local as measurements and tests use it: one emulator, a table for each."""
+"""DynamoDB Local for measurements and tests: one emulator, with a table for each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Emulator:
         return boto3.Session("test", "test", region_name="eu-central-1")
 
     def client(self, **config: Any) -> Any:
-        """Return boto3's client; every name in `config` overrides the deployed setting."""
+        """Return boto3's client. The names in `config` override the deployed settings."""
         from botocore.config import Config
 
         using = Config(**{**CONFIG, "read_timeout": 30, "proxies": {}, **config})
@@ -46,7 +46,7 @@ class Emulator:
 
     @contextmanager
     def table(self) -> Iterator[str]:
-        """Make a table; yield its name."""
+        """Create a table; yield its name."""
         client, name = self.client(), f"test-{uuid.uuid4()}"
         create_table(client, name)
         yield name
@@ -54,12 +54,12 @@ class Emulator:
         client.close()
 
     def open(self, name: str, make_client: Callable[[], Any] | None = None) -> Table:
-        """Return a table with a client of its own, as another process would have it."""
+        """Return a table with its own client, as in another process."""
         return Table(name, make_client or self.client, Clock())
 
 
 def why_not() -> str | None:
-    """Return the reason why the emulator cannot be run here, or None."""
+    """Return the reason why the emulator cannot run on this machine, or `None`."""
     if shutil.which("java") is None:
         return "DynamoDB Local needs Java 17"
     if not (machine.cache() / "dynamodb-local/.stamp").exists():
@@ -69,6 +69,6 @@ def why_not() -> str | None:
 
 @contextmanager
 def emulator(shared: Path) -> Iterator[Emulator]:
-    """Yield the emulator of all processes that name the same directory."""
+    """Yield the emulator that all processes with the same directory share."""
     with dynamodb_local(shared) as url:
         yield Emulator(url)

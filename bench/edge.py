@@ -1,10 +1,10 @@
-"""The cost of a request without sockets: a server's protocol is fed the bytes of requests, and its
-output is read.
+"""The cost of a request without sockets: the bytes of requests are fed into a server's protocol,
+and its output is read.
 
-Run by `bench.instructions` (`python -m bench.edge gateway 200`), under valgrind or without. Every
-subject runs in the gateway's own environment, with the same releases of everything. Kernel, network
-and the other processes of the machine are left out, all else is as in a server. Prints one JSON
-object: microseconds of processor time a request (the fastest batch), writes, garbage collections.
+Run by `bench.instructions` (`python -m bench.edge gateway 200`), with or without valgrind. Every
+subject runs in the gateway's own environment, with the same releases of all packages. Kernel,
+network and other processes are excluded; everything else is as in a server. Prints one JSON object:
+microseconds of processor time per request (in the fastest batch), writes, garbage collections.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ BATCH = 200
 
 
 def main() -> None:
-    """Measure a subject over a number of requests after a warm-up, with or without a log line for
-    each."""
+    """Measure a subject over a number of requests, after a warm-up, with or without a log line for
+    each request."""
     import uvloop
 
     subject, count, is_logged = sys.argv[1], int(sys.argv[2]), "logged" in sys.argv[3:]
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 class Client(asyncio.Transport):
-    """A transport that keeps the bytes that the server writes."""
+    """A transport that stores the bytes that the server writes."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
@@ -79,7 +79,7 @@ async def _measure(subject: str, count: int, *, is_logged: bool) -> dict[str, fl
 async def batch(
     protocol: Any, tasks: set[Any], client: Client, requests: list[bytes], count: int
 ) -> int:
-    """Send `count` requests one after another; return the number of writes of the server."""
+    """Send `count` requests one after another; return the number of the server's writes."""
     writes = 0
     for number in range(count):
         client.written.clear()
@@ -95,7 +95,7 @@ def _collections() -> int:
 
 
 def connection(subject: str, *, is_logged: bool) -> tuple[Any, set[Any]]:
-    """Return a connection of a subject's server, and the set of its running requests."""
+    """Return a connection to a subject's server, and the set of its running requests."""
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 

@@ -1,8 +1,8 @@
-"""Makes the environments of the peers and floors with `venv` and pip, or with npm, once,
-and tells the versions in them.
+"""The environments of peers and floors, made once with `venv` and pip, or with npm; and the
+versions of their packages.
 
-An environment is kept until its requirements or the interpreter change; remove
-`.cache/bench` to get newer releases.
+An environment is reused until its requirements or the interpreter change. To get newer releases,
+remove `.cache/bench`.
 """
 
 import json
@@ -22,15 +22,14 @@ print(json.dumps({name: found[name] for name in sys.argv[1:] if name in found}))
 
 
 class EnvironmentMissingError(Exception):
-    """A virtual environment could not be made, or the environment of
-    `scripts/setup` is missing."""
+    """A virtual environment could not be made, or the environment of `scripts/setup` is missing."""
 
 
 def make(environments: Iterable[Environment]) -> None:
-    """Make each environment that is not there yet or was made from other requirements.
+    """Make each environment that is missing or was made from other requirements.
 
     Raises:
-        EnvironmentMissingError: with what pip said.
+        EnvironmentMissingError: an environment cannot be made; the message has pip's output.
     """
     for environment in dict.fromkeys(environments):
         if environment.requirements:
@@ -66,7 +65,7 @@ def _make_with_npm(environment: Environment) -> None:
         npm = [str(ROOT / "scripts" / "tools"), "node", "--npm", "install", "--silent"]
         _run([*npm, "--prefix", str(environment.folder), *environment.packages])
         stamp.write_text(wanted)
-    shutil.copy(program, environment.folder / "server.mjs")  # imports resolve beside the packages
+    shutil.copy(program, environment.folder / "server.mjs")  # imports resolve next to the packages
 
 
 def _run(command: list[str]) -> None:
@@ -76,7 +75,7 @@ def _run(command: list[str]) -> None:
 
 
 def versions(subject: Subject) -> dict[str, str]:
-    """Return the versions of the distributions that matter for a subject, as installed."""
+    """Return the installed versions of the distributions that matter for a subject."""
     if subject.environment.packages:
         return _npm_versions(subject)
     command = [str(subject.environment.python), "-c", _VERSIONS, *subject.versions_of]

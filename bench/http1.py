@@ -1,8 +1,8 @@
-"""As much of an HTTP/1.1 client as a load generator needs: bytes in, one response
-at a time out (RFC 9112).
+"""An HTTP/1.1 client reduced to the needs of a load generator: bytes in, one response at a time out
+(RFC 9112).
 
-Requests are not pipelined, so a connection has at most one response under
-way. Standard library only.
+Requests are not pipelined, so a connection has at most one pending response. Uses only the standard
+library.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class MalformedResponseError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A whole response; `media_type` is the Content-Type without its parameters, in lower case."""
+    """A complete response. `media_type` is the Content-Type without parameters, in lower case."""
 
     status: int
     media_type: str
@@ -24,7 +24,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The status line and the headers of a response. A `length` of `None` means a chunked body."""
+    """The status line and the headers of a response. `length` is `None` for a chunked body."""
 
     status: int
     media_type: str
@@ -32,7 +32,7 @@ class Head:
 
 
 class ResponseReader:
-    """Collects the bytes of one connection and hands out its responses."""
+    """A parser of one connection's responses, fed with bytes as they arrive."""
 
     __slots__ = ("_buffer",)
 
@@ -40,10 +40,10 @@ class ResponseReader:
         self._buffer = b""
 
     def feed(self, data: bytes) -> Response | None:
-        """Return the response that `data` completes, or None while it is incomplete.
+        """Return the response that `data` completes, or `None` while it is incomplete.
 
         Raises:
-            MalformedResponseError: no way to tell where it ends, or something follows its end.
+            MalformedResponseError: the end cannot be determined, or data follows the end.
         """
         received = self._buffer + data if self._buffer else data
         self._buffer = received
@@ -66,27 +66,26 @@ class ResponseReader:
         return Response(head.status, head.media_type, body)
 
 
-# A server repeats the same head until the second in its Date header changes.
+# A server repeats the same head while the second in its Date header stays the same.
 @lru_cache(maxsize=1024)
 def read_head(raw: bytes) -> Head:
-    """Parse status line and headers, without the empty line that ends them."""
+    """Parse the status line and the headers, given without the final empty line."""
     status_line, *lines = raw.decode("latin-1").split("\r\n")
     version, status, *_ = status_line.split(" ", 2)
     headers = {
         name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
     }
     if version != "HTTP/1.1" or headers.get("connection", "").lower() == "close":
-        raise MalformedResponseError(f"not a connection to keep alive: {status_line!r}")
+        raise MalformedResponseError(f"the connection cannot be kept alive: {status_line!r}")
     is_chunked = headers.get("transfer-encoding", "").lower() == "chunked"
     if not is_chunked and "content-length" not in headers:
-        raise MalformedResponseError("neither Content-Length nor a chunked body")
+        raise MalformedResponseError("the response has neither Content-Length nor a chunked body")
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     return Head(int(status), media_type, None if is_chunked else int(headers["content-length"]))
 
 
 def read_chunks(received: bytes, start: int) -> bytes | None:
-    """Return the decoded chunked body that begins at `start`, or None while the
-    last chunk is missing."""
+    """Return the decoded chunked body that begins at `start`, or `None` while it is incomplete."""
     parts: list[bytes] = []
     while (end_of_size := received.find(b"\r\n", start)) >= 0:
         size = int(received[start:end_of_size].partition(b";")[0], 16)

@@ -1,9 +1,9 @@
-"""Costs inside the gateway's process, in microseconds: sealing and opening state, rounds against a
-call, one call in two revisions, with a hundred tools, in a view, through search, with a JWT.
+"""Costs inside the gateway's process, in microseconds: sealing and opening states, rounds compared
+with a call, one call in two revisions, with a hundred tools, in a view, through search, with a JWT.
 
-Run with the gateway's own Python (`python -m bench.inside`); prints one JSON object, case → µs.
-Calls go through the whole ASGI app but through no socket, so that what differs between two is not
-lost in the noise of the network.
+Run with the gateway's own Python (`python -m bench.inside`). Prints one JSON object, case → µs.
+Calls pass through the whole ASGI app but not through sockets, so network noise does not hide the
+differences.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def sealing() -> Iterator[tuple[str, float]]:
-    """Seal and open states of two sizes."""
+    """Measure sealing and opening of states of two sizes."""
     sealer = StateSealer(KeyRing(keys.parse(keys.new_key(), "bench")), Clock(), max_bytes=1_000_000)
     binding = Binding.of("tools/call", "ask", {"n": 1})
     for size in (1024, 16 * 1024):
@@ -74,7 +74,7 @@ async def rounds() -> dict[str, float]:
 
 
 async def revisions() -> dict[str, float]:
-    """Measure the same call in both revisions, in turns, so that noise affects both alike."""
+    """Measure the same call in both revisions, alternately, so noise affects both alike."""
     with tempfile.TemporaryDirectory() as directory:
         using = settings.Settings(
             state_keys=keys.new_key(), store=f"sqlite:///{directory}/store.sqlite3"
@@ -126,7 +126,7 @@ async def catalogues() -> dict[str, float]:
 
 
 async def verifying() -> dict[str, float]:
-    """Verify a bearer token with a warm key set."""
+    """Measure the verification of a bearer token with a warm key set."""
     measured: dict[str, float] = {}
     for algorithm in ("RS256", "ES256"):
         verifier, header = _verifier(algorithm)
@@ -169,7 +169,7 @@ def _verifier(algorithm: str) -> tuple[JwtVerifier, bytes]:
 async def post(
     app: Any, tool: str, arguments: Any, authorization: str | None = None, **more: Any
 ) -> bytes:
-    """Send a tools/call of 2026-07-28 through the app; return the body of the response."""
+    """Send a `tools/call` of 2026-07-28 through the app; return the body of the response."""
     request = message("tools/call", {"name": tool, "arguments": arguments, **more}, 1, META)
     headers = dict(headers_of(request))
     if authorization is not None:
@@ -229,7 +229,7 @@ def fastest(work: Callable[[], object], times: int = 200, batches: int = 15) -> 
 async def fastest_async(
     work: Callable[[], Awaitable[object]], times: int = 200, batches: int = 15
 ) -> float:
-    """Return the microseconds per call of a coroutine function, as `fastest`."""
+    """Return the microseconds per call of a coroutine function. See `fastest`."""
     best = float("inf")
     for _ in range(batches):
         began = time.perf_counter()

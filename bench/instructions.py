@@ -1,9 +1,8 @@
-"""The instructions that a `tools/call` takes in each subject's process. valgrind counts them, so the
-machine's noise does not matter.
+"""The number of instructions of a `tools/call` in each subject's process, counted by valgrind, so
+the machine's noise does not matter.
 
-Two runs of `bench.edge` under `valgrind --tool=callgrind`, one with 400 requests more
-than the other; the difference is what those took. Without valgrind there are no such
-rows, and a note says so.
+Two runs of `bench.edge` under `valgrind --tool=callgrind` differ by 400 requests; the difference of
+their counts is the cost of these requests. Without valgrind there are no rows, but a note.
 """
 
 import os
@@ -22,7 +21,7 @@ _COLLECTED = re.compile(r"Collected : (\d+)")
 
 
 class NotCountedError(Exception):
-    """A run under valgrind failed; the message is the last line of its output."""
+    """A run under valgrind failed. The message is the last line of its output."""
 
 
 def is_possible() -> bool:
@@ -49,7 +48,7 @@ def _run(subject: Subject, count: int, more: Sequence[str]) -> int:
             *("valgrind", "--tool=callgrind", f"--callgrind-out-file={Path(folder, 'out')}"),
             *(str(REPOSITORY.python), "-m", "bench.edge", subject.name, str(count), *more),
         ]
-        # the order of sets and dictionaries of strings is the same in every run
+        # makes the order of sets and dictionaries of strings the same in every run
         environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     found = _COLLECTED.search(done.stderr)

@@ -1,11 +1,10 @@
-"""A warm invocation on AWS Lambda, without the emulator around it: `python
--m bench.lambda_warm SETTINGS`.
+"""A warm invocation on AWS Lambda, without the emulator: `python -m bench.lambda_warm SETTINGS`.
 
-The event of an HTTP API (payload 2.0) with a `tools/call` goes into the handler, the response comes
-out; both as the runtime has them, JSON already read. `gateway` is ours, `fastapi + Mangum` is one path operation
-of FastAPI. Each is a process of its own, in turn.
+The event of an HTTP API (payload 2.0) with a `tools/call` is passed to the handler, which returns
+the response, both as decoded JSON, as in the runtime. `gateway` is Roundgate, `fastapi + Mangum` is
+one path operation of FastAPI. Each subject runs in its own process, alternately.
 
-Run with the gateway's own Python; prints a `Sample` a line, as JSON.
+Run with the gateway's own Python. Prints one `Sample` per line, as JSON.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def main() -> None:
             json.dump(measured(handler, json.load(sys.stdin)), sys.stdout)
         return
     rounds: int = json.loads(sys.argv[1])["rounds"]
-    from bench.cold import request  # not in the processes that are measured
+    from bench.cold import request  # not imported in the measured processes
 
     event = json.dumps(request("add"))
     for number in range(rounds):
@@ -57,7 +56,7 @@ def main() -> None:
 
 
 def of_a_process(name: str, event: str) -> dict[str, float]:
-    """Return the values that a subject measures in a process of its own."""
+    """Return the values that a subject measures in its own process."""
     command = [sys.executable, "-m", "bench.lambda_warm", "{}", name]
     done = subprocess.run(command, input=event, capture_output=True, text=True, check=True)
     values: dict[str, float] = json.loads(done.stdout)
@@ -94,8 +93,8 @@ ENVIRONMENT: Mapping[str, str] = {
 
 
 def measured(handler: Handler, event: Any) -> dict[str, float]:
-    """Return the cost of an invocation: processor time, peak memory, and objects that only the
-    garbage collector frees; and the process's memory at the end. Checks each status."""
+    """Return the cost of an invocation (processor time, peak memory, and objects that only the
+    garbage collector frees), and the process's memory at the end. Check each status."""
     context = Context()
 
     def invoke(times: int) -> None:

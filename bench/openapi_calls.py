@@ -1,13 +1,13 @@
-"""`scripts/tools openapi --prism`: every operation of a document, called; a mock of that
-document checks the requests.
+"""`scripts/tools openapi --prism`: calls of every operation of a document. A mock of the document
+checks the requests.
 
-    scripts/tools openapi --prism                    GitHub's and Stripe's
-    scripts/tools openapi --prism NAME | NAME=PATH   another
+    scripts/tools openapi --prism                    the documents of GitHub and Stripe
+    scripts/tools openapi --prism NAME | NAME=PATH   another document
 
-The mock is `@stoplight/prism-cli`, which nobody here wrote. With each tool's own schema this
-makes arguments (all that are required, and some that are not), and counts the requests that
-the mock takes. It is given the document without its answers: of requests everything is in it,
-and it begins in seconds.
+The mock is the independent `@stoplight/prism-cli`. This program makes arguments from each tool's
+own schema (all required arguments, and some optional ones), and counts the requests that the mock
+accepts. The mock gets the document without its answers: the requests are complete, and the mock
+starts in seconds.
 """
 
 from __future__ import annotations
@@ -64,11 +64,12 @@ PATTERNED: Final = (
     "A",
     "a_1",
 )
-"""Texts that match patterns of the documents which neither an example nor "x" matches."""
+"""Texts that match patterns of the documents, for patterns that neither an example nor "x"
+matches."""
 
 
 def example(schema: Any, defs: dict[str, Any], depth: int = 0) -> Any:
-    """Return a value that a schema probably allows, made without search."""
+    """Return a value that a schema probably allows, derived without a search."""
     if not isinstance(schema, dict) or not schema:
         return "x"
     if "$ref" in schema:
@@ -166,7 +167,7 @@ def main() -> int:
 
 @contextmanager
 def mock(document: Path) -> Iterator[str]:
-    """Run a mock of a document; yield its URL."""
+    """Run a mock of a document until the block ends; yield its URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     started = [

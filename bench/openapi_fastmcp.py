@@ -1,10 +1,10 @@
-"""The tools that FastMCP makes of documents. Runs in an environment that `bench/openapi.py` makes.
+"""FastMCP's tools of documents. Runs in an environment that `bench/openapi.py` makes.
 
     .cache/openapi/fastmcp/bin/python bench/openapi_fastmcp.py SECONDS GIGABYTES DOCUMENT.json …
 
-Prints one JSON object: tools, seconds of processor time until they can be listed,
-bytes of the list, and what it said where it refused a document. All of it is done at
-every start; nothing is kept.
+Prints one JSON object: the number of tools, the seconds of processor time until they can be listed,
+the bytes of the list, and the error for a rejected document. FastMCP repeats all of this at every
+start.
 """
 
 from __future__ import annotations

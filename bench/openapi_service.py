@@ -1,10 +1,10 @@
-"""`scripts/tools openapi --service`: Label Studio behind a gateway, by the
-document that it serves itself.
+"""`scripts/tools openapi --service`: Label Studio behind a gateway, with the document that Label
+Studio serves itself.
 
-Label Studio is installed from PyPI into an environment of its own, and started with an SQLite file
-of its own. The gateway compiles its document with the overlay of `examples/labels/`, and then a
-client creates a project, changes it, lists, uploads a file of tasks, reads them, and deletes the
-project. Whatever is not as it should be ends it with an AssertionError.
+Label Studio is installed from PyPI into its own environment, and started with a new SQLite file.
+The gateway compiles its document with the overlay of `examples/labels/`. Then a client creates a
+project, changes it, lists projects, uploads a file of tasks, reads them, and deletes the project.
+Any deviation ends the run with an AssertionError.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 async def used(home: Path) -> None:
-    """Create, change, fill and delete a project, and check each answer."""
+    """Create, change, fill and delete a project; check each answer."""
     app = build_app(
         config.load(home / "gateway.yaml"), Settings(store=f"sqlite:///{home / 'gateway.sqlite3'}")
     )
@@ -100,7 +100,7 @@ class Client:
         return result
 
     async def call(self, name: str, **arguments: Any) -> dict[str, Any]:
-        """Return the structured result of a call; fail if the call failed."""
+        """Return the structured result of a call. Raise an error if the call failed."""
         result = await self.ask("tools/call", {"name": name, "arguments": arguments})
         text = result["content"][0]["text"] if result["content"] else ""
         print(f"  {name}: {text[:100]}")
@@ -111,7 +111,7 @@ class Client:
 
 @contextmanager
 def label_studio(folder: Path) -> Iterator[str]:
-    """Run an empty Label Studio; yield its URL."""
+    """Run an empty Label Studio until the block ends; yield its URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     options = ["--port", str(port), "--internal-host", "127.0.0.1", "--no-browser"]

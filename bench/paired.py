@@ -1,4 +1,4 @@
-"""The ratio of two subjects, from pairs that were measured at nearly the same time.
+"""The ratio of two subjects, from pairs measured at nearly the same time.
 
 A slow minute of the machine affects both values of a pair, so it cancels out in their ratio. The
 remaining noise shows in the interval: 95 % by percentile bootstrap, with a fixed seed.
@@ -14,7 +14,7 @@ RESAMPLES = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The median of the pairs' ratios and its interval. With a single pair, both ends are its
+    """The median of the pairs' ratios, and its interval. With a single pair, both ends equal its
     ratio."""
 
     median: float
@@ -26,7 +26,8 @@ class Ratio:
 
 
 def ratio(better: Sequence[float], worse: Sequence[float]) -> Ratio:
-    """Return the median of `better[n] / worse[n]` over all n that both have, with its interval."""
+    """Return the median of `better[n] / worse[n]` over all n that both sequences have, with its
+    interval."""
     ratios = [one / other for one, other in zip(better, worse, strict=False) if other]
     dice = random.Random(len(ratios))
     medians = sorted(

@@ -1,9 +1,9 @@
 """The time of a `tools/call` inside the gateway, without sockets and kernel: microseconds by part.
 
-Run by `bench.run` with its settings as JSON (`python -m bench.parts '{…}'`). A process is fed the
-bytes of requests as in `bench.edge`. A timer of processor time interrupts it, and each tick counts
-towards the innermost function that belongs to a part. A function of no part, such as a lock, counts
-towards its caller. Prints a sample a line.
+Run by `bench.run` with its settings as JSON (`python -m bench.parts '{…}'`). The bytes of requests
+are fed into a process as in `bench.edge`. A timer of processor time interrupts the process, and
+each tick counts towards the innermost function that belongs to a part. A function without a part,
+such as a lock, counts towards its caller. Prints one sample per line.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from bench.wire import WORKLOADS
 TICK_S: Final = 0.001
 """The requested interval in seconds; the kernel's clock may tick less often."""
 SHARE: Final = 20
-"""The duration as a multiple of a load's: about four thousand ticks, for a precision of 1 %
-of the whole."""
+"""The duration as a multiple of a load's duration: about four thousand ticks, for a precision of 1
+% of the whole."""
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "HTTP: head and body in, answer out, the task of a request": (
         "/uvicorn/",
@@ -81,13 +81,13 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "/roundgate/http/exchange.py:Exchange.write_line",
     ),
 }
-"""The parts, each with pieces of file names, or of `file:function`. The longest piece that a frame
-contains decides."""
+"""The parts, each with fragments of file names, or of `file:function`. The longest fragment that a
+frame contains decides."""
 REST: Final = "the event loop, and what measures"
 
 
 class Ticks:
-    """A count of the timer's signals, by the part that was running."""
+    """A count of the timer's signals by the running part."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -107,7 +107,7 @@ class Ticks:
 
 
 def part_of(file: str, function: str) -> str | None:
-    """Return the part that a function belongs to, or `None` if it counts towards its caller."""
+    """Return the part to which a function belongs, or `None` if it counts towards its caller."""
     whole = f"{file}:{function}"
     found = [
         (len(place), part) for part, places in PARTS.items() for place in places if place in whole
@@ -116,7 +116,7 @@ def part_of(file: str, function: str) -> str | None:
 
 
 def main() -> None:
-    """Measure a call with warnings only, and a call with its line in the log."""
+    """Measure a call that logs only warnings, and a call with a line in the log."""
     seconds = SHARE * json.loads(sys.argv[1])["seconds"]
     for case, is_logged in (("with warnings only", False), ("with its line in the log", True)):
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -1,4 +1,4 @@
-"""PostgreSQL as measurements and tests use it: a server of their own, on a socket in its folder."""
+"""PostgreSQL for measurements and tests: a separate server, on a socket in its folder."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ end $$"""
 
 @dataclass
 class Server:
-    """A server of one database, `roundgate`, whose owner has the same name."""
+    """A server with one database, `roundgate`, whose owner has the same name."""
 
     folder: Path
-    """Has its data and its socket; nothing listens on the network."""
+    """The folder of the server's data and socket. The server does not listen on the network."""
     _process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        """Return the URL of the database."""
+        """The URL of the database."""
         return f"postgresql://roundgate@/roundgate?host={self.folder}"
 
     def start(self) -> None:
@@ -46,13 +46,13 @@ class Server:
         until = time.monotonic() + PATIENCE_S
         while not self._is_ready():
             if self._process is None or self._process.poll() is not None:
-                # also again, if the processes of a killed server have not all ended yet
+                # retry if the processes of a killed server have not all ended yet
                 self._process = _begun("postgres", "-D", str(self.folder / "data"))
             assert time.monotonic() < until, (self.folder / "log").read_text()
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """End the server as a power cut would, except that what it wrote is kept."""
+        """Kill the server. Unlike after a power cut, its written data is kept."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
@@ -60,11 +60,11 @@ class Server:
         self._end(signal.SIGINT)
 
     def pause(self) -> None:
-        """Let the server and its connections stand still."""
+        """Stop the server and its connections until `resume`."""
         self._signal_all(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue the server after `pause`."""
         self._signal_all(signal.SIGCONT)
 
     def execute(self, statements: str) -> None:
@@ -101,13 +101,14 @@ class Server:
 
 
 def why_not() -> str | None:
-    """Return the reason why no server can be run here, or None."""
+    """Return the reason why no server can run on this machine, or `None`."""
     return None if _binary("initdb") else "PostgreSQL is not installed: apt-get install postgresql"
 
 
 @contextmanager
 def server(durable_in: Path | None = None) -> Iterator[Server]:
-    """Make a server. It waits for the disk only if a folder for it is given."""
+    """Create and run a server. It waits for disk writes only if `durable_in`, a folder on a disk,
+    is set."""
     folder = Path(tempfile.mkdtemp(prefix="postgresql-", dir=durable_in))
     if (user := _user()) is not None:
         shutil.chown(folder, user)
@@ -144,12 +145,12 @@ def server(durable_in: Path | None = None) -> Iterator[Server]:
         yield made
     finally:
         if made._process is not None:
-            made._end(signal.SIGQUIT)  # without writing what is thrown away
+            made._end(signal.SIGQUIT)  # without writing data that is deleted anyway
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _begun(name: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """Start a program of PostgreSQL, which refuses to run as root."""
+    """Start a program of PostgreSQL as another user, because it refuses to run as root."""
     user = _user()
     log = Path(arguments[1]).parent / "log"
     with log.open("ab") as sink:
@@ -173,7 +174,7 @@ def _user() -> str | None:
 
 
 def _binary(name: str) -> str:
-    """Return the path of a program, of the newest version; empty if it is not installed."""
+    """Return the path of a program in its newest version, or "" if it is not installed."""
     found = sorted(
         Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3])
     )

@@ -1,4 +1,4 @@
-"""Medians of the samples, as tables for people and as JSON for machines."""
+"""Medians of the samples, as text tables and as JSON."""
 
 import datetime
 import json
@@ -21,13 +21,13 @@ _CPU = "server_cpu_us"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One subject in one case: medians over the samples, and how far the compared value strayed.
+    """One subject in one case: the medians over the samples, and the spread of the compared value.
 
-    `spread` is (largest - smallest) / median. `reference_is` is how many times better the gateway
-    does by the measurement's first column (3.0: three times the requests, or a third of the
-    time), and `by_cpu` by the processor time of a request, where there is one: medians over the
-    rounds, in each of which both were measured one after the other, with an interval
-    (`bench.paired`); None without a gateway.
+    `spread` is (largest - smallest) / median. `reference_is` is the factor by which the gateway is
+    better in the measurement's first column (3.0: three times the requests, or a third of the
+    time), and `by_cpu` the factor in processor time per request, if measured. Both are medians over
+    the rounds, each of which measured both subjects one after the other, with an interval
+    (`bench.paired`); `None` without a gateway.
     """
 
     subject: str
@@ -82,19 +82,20 @@ def _better(
     *,
     is_more_better: bool,
 ) -> Ratio:
-    """Return the reference's ratio to a subject. Samples with the same index are of the same round."""
+    """Return the reference's ratio to a subject. Samples with the same index belong to one
+    round."""
     own, its = [each[key] for each in values], [each[key] for each in reference]
     return ratio(its, own) if is_more_better else ratio(own, its)
 
 
 def _in_order(names: Iterable[str]) -> list[str]:
-    """Return names in the order of `SUBJECTS`, then all other names as they came."""
+    """Return names in the order of `SUBJECTS`, then all other names in order of appearance."""
     listed = [each.name for each in SUBJECTS]
     return sorted(names, key=lambda name: listed.index(name) if name in listed else len(listed))
 
 
 def _columns(measurement: Measurement, values: Sequence[Mapping[str, float]]) -> list[Column]:
-    """Return the columns for which some row has a value."""
+    """Return the columns for which a row has a value."""
     return [column for column in measurement.columns if any(column.key in one for one in values)]
 
 
@@ -107,7 +108,7 @@ def table(measurement: Measurement, case: Case) -> str:
     columns = _columns(measurement, [row.medians for row in case.rows])
     headings = ["", *(column.heading for column in columns), "spread", f"{REFERENCE} is", "by CPU"]
     lines = [headings, *(list(_cells(columns, row)) for row in case.rows)]
-    for shown in (  # from the right
+    for shown in (  # from right to left
         any(row.by_cpu is not None for row in case.rows),
         any(row.reference_is is not None for row in case.rows),
     ):
@@ -142,8 +143,7 @@ def as_json(
     *,
     is_quick: bool,
 ) -> dict[str, Any]:
-    """Return everything a later reader needs to compare two runs; no names
-    of machines, no paths."""
+    """Return all data needed to compare two runs, without names of machines or paths."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "quick": is_quick,
@@ -190,5 +190,5 @@ def _row_as_json(row: Row) -> dict[str, float | None]:
 def write(results: Mapping[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(results, indent=1, ensure_ascii=False)
-    rows = re.sub(r"\{[^{}]+\}", lambda row: " ".join(row[0].split()), text)  # each in one line
+    rows = re.sub(r"\{[^{}]+\}", lambda row: " ".join(row[0].split()), text)  # one line each
     path.write_text(rows + "\n")

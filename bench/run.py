@@ -1,4 +1,4 @@
-"""The run: `scripts/bench [--quick] [--only NAME]…`. Standard library only; see
+"""The program `scripts/bench [--quick] [--only NAME]…`, which needs only the standard library. See
 `bench/README.md`."""
 
 import argparse
@@ -17,7 +17,7 @@ PARTIAL_RESULTS = ROOT / ".cache" / "bench" / "partial-results.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark, print and write its results; return 0 if all answers were right."""
+    """Run the benchmark, print and write its results; return 0 if all answers were correct."""
     options = _parser().parse_args(arguments)
     measurements = [each for each in MEASUREMENTS if each.name in options.only] or MEASUREMENTS
     subjects = [each for each in SUBJECTS if each.name in options.only] or SUBJECTS
@@ -34,10 +34,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="scripts/bench", description="Measure the gateway beside its peers."
     )
     names = [each.name for each in (*MEASUREMENTS, *SUBJECTS)]
-    parser.add_argument("--quick", action="store_true", help="fewer, shorter rounds")
+    parser.add_argument("--quick", action="store_true", help="measure in fewer, shorter rounds")
     parser.add_argument(
         "--only", action="append", default=[], choices=names, metavar="NAME",
-        help=f"a measurement or a subject, can be repeated: {', '.join(names)}",
+        help=f"name of a measurement or a subject; may be repeated: {', '.join(names)}",
     )  # fmt: skip
     return parser
 
@@ -62,7 +62,7 @@ def _run(
         samples = list(_with_progress(measurement, settings, subjects))
         measured[measurement] = report.cases(measurement, samples)
         notes += [note for sample in samples for note in sample.notes]
-        # what has been measured is not lost if what follows fails
+        # write the results now, so a later failure does not lose them
         report.write(report.as_json(measured, versions, notes, is_quick=is_quick), PARTIAL_RESULTS)
         for case in measured[measurement]:
             print(report.table(measurement, case), end="\n\n", flush=True)
@@ -77,13 +77,12 @@ def _run(
 def _with_progress(
     measurement: Measurement, settings: Settings, subjects: Sequence[Subject]
 ) -> Iterator[Sample]:
-    """Yield the samples; on a terminal, show on one line what has just been measured."""
+    """Yield the samples. On a terminal, show the latest one on a status line."""
     is_shown = sys.stderr.isatty()
     concerned = [subject for subject in subjects if subject.name not in measurement.leaves_out]
     if not concerned:
         return
-    # This process only waits; it does so on the generator's core, so that the
-    # server has its own to itself.
+    # This process only waits, on the generator's core, so the server has its core to itself.
     everywhere = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {settings.cores.generator})
     try:

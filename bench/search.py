@@ -1,9 +1,9 @@
-"""`scripts/tools openapi --search`: search over GitHub's document, with a
-hundred written questions.
+"""`scripts/tools openapi --search`: search in GitHub's document, with a hundred prepared questions.
 
-How many of them have the tool that is wanted (`questions.json`) among the first five, how long a
-search takes, and how much a model reads: the whole list, or the tools of the search, one answer of
-each and the call. Four bytes count as a token, which is about what English and JSON have.
+Measures how many questions have the expected tool (`questions.json`) among the first five results,
+the time of a search, and the text that a model reads: the whole list, or the search tools, one
+answer of each, and the call. Four bytes count as a token, the approximate average of English and
+JSON.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ async def measure(folder: Path) -> None:
 
 
 class Asking:
-    """A gateway of GitHub's document, and how many bytes of results its client has read."""
+    """A gateway with GitHub's document, and the number of bytes of results that its client has
+    read."""
 
     def __init__(self, folder: Path, search: dict[str, Any] | None) -> None:
         folder.mkdir()

@@ -1,7 +1,7 @@
-"""Starts a subject's server on its own core, asks it one question, reads its memory
-and CPU time, and stops it.
+"""A subject's server: start it on its own core, send it a first request, read its memory and CPU
+time, and stop it.
 
-Linux only: affinity and `/proc`.
+Linux only, because of CPU affinity and `/proc`.
 """
 
 import os
@@ -25,13 +25,14 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class ServerFailedError(Exception):
-    """A server did not come up or answered wrongly; the message ends with
-    what it wrote to stderr."""
+    """A server did not start or answered incorrectly. The message ends with its output on
+    stderr."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """The cores of the server and of the load generator. They are equal only if there is a single core."""
+    """The cores of the server and the load generator. They are equal if the machine has one
+    core."""
 
     server: int
     generator: int
@@ -44,7 +45,7 @@ class Cores:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Resident and proportional set size of a server and its children, in MiB."""
+    """The resident and proportional set size of a server and its children, in MiB."""
 
     rss_mib: float
     pss_mib: float
@@ -52,8 +53,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running server that has answered its first request; `start_ms` is the time from
-    `exec` to that answer."""
+    """A running server that has answered its first request. `start_ms` is the time from `exec` to
+    that answer, in milliseconds."""
 
     subject: Subject
     port: int
@@ -70,17 +71,17 @@ class Server:
         return Memory(rss_kib / 1024, pss_kib / 1024)
 
     def cpu_s(self) -> float:
-        """Return the CPU time the server has used so far, all threads, user and system."""
+        """Return the CPU time of all threads so far, user and system, in seconds."""
         return cpu_s(self.pid)
 
     def waited_s(self) -> float:
-        """Return how long the server's threads have been ready to run
-        without getting their core."""
+        """Return the seconds for which the server's threads were ready to run without getting their
+        core."""
         return sum(_scheduled_s(pid, 1) for pid in _family(self.pid))
 
     def lacks(self) -> list[str]:
-        """Return which of uvloop and httptools the process has not loaded; empty when
-        the comparison is even, and for Node.js."""
+        """Return which of uvloop and httptools the process has not loaded. The list is empty for a
+        fair comparison, and for Node.js."""
         if self.subject.environment.packages:
             return []
         loaded = Path(f"/proc/{self.pid}/maps").read_text()
@@ -99,14 +100,14 @@ def running(
     is_logged: bool = False,
     headers: Mapping[str, str] = _NOTHING,
 ) -> Iterator[Server]:
-    """Start a server, wait for the right answer to the first request of a
-    workload, and stop it at the end.
+    """Start a server, wait for the correct answer to the first request of a workload, and stop the
+    server at the end.
 
-    It has what `environment` says besides what every server has, and keeps what it keeps in
-    `folder`. The request has `headers` besides its own.
+    `environment` is added to the variables of every server. `folder` is the folder for stored data.
+    `headers` are added to the request.
 
     Raises:
-        ServerFailedError: it exits, stays silent, or answers wrongly.
+        ServerFailedError: the server exits, does not answer, or answers incorrectly.
     """
     port = free_port()
     first = WORKLOADS[workload](1)[0].sent_with(headers)
@@ -129,7 +130,7 @@ def running(
 
 @contextmanager
 def service(cores: Cores, environment: Mapping[str, str] = _NOTHING) -> Iterator[str]:
-    """Run the service that adds on the generator's core; yield its URL.
+    """Run the service that adds, on the generator's core; yield its URL.
 
     Raises:
         ServerFailedError: the service does not start.
@@ -165,8 +166,8 @@ def spawn(
     command: Sequence[str], cores: Cores, log: IO[bytes], more: Mapping[str, str], folder: Path
 ) -> subprocess.Popen[bytes]:
     """Start a server on its core, with the variables `more` and a few of this process."""
-    # Only what a server needs: nothing in the caller's environment may slow one subject
-    # down, and byte code is kept.
+    # Pass only the variables that a server needs, so the caller's environment slows no subject, and
+    # byte code is written.
     environment = {
         key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "LANG", "TMPDIR")
     }
@@ -199,7 +200,7 @@ def ask(connection: socket.socket, exchange: Exchange) -> None:
     """Send one request on a connected socket and check the answer.
 
     Raises:
-        WrongAnswerError, MalformedResponseError: the answer is not right.
+        WrongAnswerError, MalformedResponseError: the answer is incorrect.
     """
     connection.sendall(exchange.request)
     reader = ResponseReader()
@@ -212,7 +213,7 @@ def ask(connection: socket.socket, exchange: Exchange) -> None:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a server; kill it if it takes more than 10 s."""
+    """End a server; kill it if that takes more than 10 s."""
     process.terminate()
     try:
         process.wait(timeout=10)
@@ -222,7 +223,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def free_port() -> int:
-    """Return a port that no process uses now."""
+    """Return a port that is not in use."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -244,8 +245,8 @@ def _family(pid: int) -> list[int]:
 
 
 def _scheduled_s(pid: int, field: int) -> float:
-    """Return the sum of a `schedstat` field over the threads, in seconds: 0 is the time on a core, 1
-    the time on the run queue.
+    """Return the sum of a `schedstat` field over the threads, in seconds: 0 is the time on a core,
+    1 the time on the run queue.
 
     `schedstat` counts nanoseconds; the hundredths of a second in `stat` are too coarse here.
     """

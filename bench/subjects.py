@@ -1,10 +1,10 @@
-"""The subjects: what is measured, in which virtual environment it lives, and how it is started.
+"""The subjects of the benchmark: their virtual environments, and the commands that start them.
 
-Every subject can serve two things, named as the factories in `bench.apps`: `one_tool` (just
-`add`) and `hundred_tools` (the catalogue); the gateway has `tasks`, too, and `proxy`, as
-`fastapi` has. Those in Python run under uvicorn, one process, uvloop and httptools, with or without a line in
-the log for each request. The TypeScript SDK's server runs on Node.js, also in one process; it serves
-`one_tool` only, and writes no log lines.
+Every subject can serve two apps, named after the factories in `bench.apps`: `one_tool` (only `add`)
+and `hundred_tools` (the catalogue). The gateway also has `tasks` and `proxy`, as does `fastapi`
+`proxy`. Subjects in Python run under uvicorn in one process, with uvloop and httptools, with or
+without a log line for each request. The TypeScript SDK's server runs on Node.js, also in one
+process; it serves only `one_tool`, and writes no log lines.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ _SERVER = ("uvicorn>=0.38", "uvloop>=0.22", "httptools>=0.7")
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A virtual environment, or a folder of npm packages; one without either is made by
-    `scripts/setup`."""
+    """A virtual environment or a folder of npm packages. `scripts/setup` makes an environment
+    without either."""
 
     folder: Path
     requirements: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
-    """Requirements of npm instead of pip: the environment is Node.js's."""
+    """The npm packages. If set, the environment is a folder of Node.js packages."""
 
     @property
     def python(self) -> Path:
@@ -53,8 +53,8 @@ GENERATOR = REPOSITORY
 
 
 class Kind(StrEnum):
-    """The role of a subject in the comparison. A floor does none of the protocol's checks; it shows the
-    lower bound."""
+    """The role of a subject in the comparison. A floor does none of the protocol's checks, and
+    shows the lower bound."""
 
     GATEWAY = "gateway"
     PEER = "peer"
@@ -63,8 +63,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A row of every table. `versions_of` names the distributions whose
-    versions the results record."""
+    """A row of every table. `versions_of` names the distributions whose versions the results
+    record."""
 
     name: str
     kind: Kind
@@ -72,10 +72,10 @@ class Subject:
     versions_of: tuple[str, ...]
 
     def command(self, serves: str, port: int, *, is_logged: bool = False) -> Sequence[str]:
-        """Return the command that serves `one_tool` or `hundred_tools` on a port;
-        `ROOT` is on the Python path.
+        """Return the command that serves `one_tool` or `hundred_tools` on a port. `ROOT` is on the
+        Python path.
 
-        `is_logged`: with the line in the log that each writes for every request, as users start it.
+        With `is_logged`, the server writes a log line for each request, as it does for users.
         """
         level = "info" if is_logged else "warning"
         address = ["--host", "127.0.0.1", "--port", str(port)]

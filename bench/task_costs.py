@@ -1,9 +1,9 @@
 """The cost of each operation on a task at DynamoDB: calls and capacity units, for `bench.tasks`.
 
-One task is carried through the real service and a real worker: it is created, runs a step,
-asks, is answered, and completes with the result of the step. The units are those that DynamoDB
-Local reports (`ReturnConsumedCapacity`), requested by an event hook of the client, so
-the application is unchanged.
+One task passes through the real service and a real worker: it is created, runs a step, asks, is
+answered, and completes with the result of the step. The units are those that DynamoDB Local reports
+(`ReturnConsumedCapacity`). An event hook of the client requests them, so the application is
+unchanged.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NOTHING_YET = (
     "index_units",
 )
 ROWS = {"checkpoint": "a step's checkpoint", "suspend": "asking", "finish": "completion"}
-"""Store calls inside a turn that are operations of their own."""
+"""The store calls within a turn that are counted as separate operations."""
 READS = frozenset({"GetItem", "Query"})
 
 
@@ -80,7 +80,7 @@ class OneTool:
 
 
 class Shop:
-    """The service of a gateway and a worker, over the same store and queue."""
+    """The service of a gateway, and a worker, with a common store and queue."""
 
     def __init__(self, store: StoredTasks, queue: TaskQueue, clock: Clock) -> None:
         config, catalog = TasksConfig(), loading.apart(build([OneTool()], page_size=1))
@@ -96,7 +96,7 @@ class Shop:
 
 
 def samples(emulator: Emulator, folder: Path) -> Iterator[Sample]:
-    """Yield a sample per operation, in a case per size."""
+    """Yield one sample per operation, with one case per size."""
     for name, size in SIZES.items():
         with emulator.table() as table:
             meter = asyncio.run(_measured(emulator, table, folder / f"costs-{size}.sqlite3", size))
@@ -157,8 +157,8 @@ async def _claimed(shop: Shop) -> Claimed:
 
 
 class Meter:
-    """The calls and consumed units by operation, in the order of their first appearance. Only one
-    operation can be measured at a time."""
+    """The calls and consumed units by operation, in order of appearance. Only one operation can be
+    measured at a time."""
 
     def __init__(self) -> None:
         self.costs: dict[str, dict[str, float]] = {}
@@ -166,8 +166,8 @@ class Meter:
 
     @contextmanager
     def operation(self, name: str) -> Iterator[None]:
-        """Count the calls of this block for an operation, except calls with a row of their own.
-        Calls outside of every block do not count."""
+        """Count the calls in this block for an operation, except calls with their own row. Calls
+        outside of all blocks do not count."""
         before, self._operation = self._operation, name
         try:
             yield
@@ -192,7 +192,7 @@ class Meter:
 
     @contextmanager
     def store_call(self, name: str) -> Iterator[None]:
-        """Count a store call in a row of its own if `ROWS` has one."""
+        """Count a store call in its own row, if `ROWS` has one."""
         if self._operation is None or name not in ROWS:
             yield
         else:

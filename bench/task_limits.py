@@ -1,10 +1,11 @@
-"""The limits of the stores themselves, for `bench.tasks`: the bare writes of a task that completes at
-once.
+"""The limits of the stores themselves, for `bench.tasks`: only the writes of a task that completes
+immediately.
 
-A task is three durable writes: create, claim, end. There is no HTTP, queue, condition or event loop.
-SQLite is measured with a transaction per write, as a single writer would do, and with a transaction
-per step for sixteen tasks, as many as there are clients. DynamoDB Local is measured with sixteen
-threads that share a client, with one `PutItem` and two `UpdateItem` a task, on its own table.
+A task is three durable writes: create, claim, end. HTTP, queue, conditions and the event loop are
+excluded. SQLite is measured with one transaction per write, as a single writer would do, and with
+one transaction per step for sixteen tasks, the number of clients. DynamoDB Local is measured with
+sixteen threads that share a client, with one `PutItem` and two `UpdateItem` per task, on its own
+table.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from roundgate.storage.sqlite import Database
 TOGETHER = 16
 HEAD = ("owner", "tool", "working", 1, 1, 1, 1, 0, 0, 0, 1, 0)
 CALL = b"x" * 260
-"""About the size of a call that became a task, and of the result below."""
+"""A value of about the size of a call that becomes a task, and of the result below."""
 OUTCOME = b"x" * 90
 
 Work = Callable[[], int]
 
 
 def sqlite(folder: Path, settings: Settings, case: str) -> Iterator[Sample]:
-    """Yield the tasks a second that SQLite's writes alone allow, with the gateway's tables and
+    """Yield the tasks per second that SQLite's writes alone allow, with the gateway's tables and
     pragmas."""
     folder.mkdir(exist_ok=True)
     path = folder / "limit.sqlite3"
@@ -94,7 +95,7 @@ def _end(db: sqlite3.Connection, n: int) -> None:
 
 
 def dynamodb(emulator: Emulator, table: str, settings: Settings, case: str) -> Iterator[Sample]:
-    """Yield the tasks a second that the writes of DynamoDB Local alone allow."""
+    """Yield the tasks per second that DynamoDB Local's writes alone allow."""
     client = emulator.client()
     numbers = iter(range(10**9))
 
@@ -138,7 +139,7 @@ def _one_in_dynamodb(client: Any, table: str, name: str) -> None:
 
 
 def measured(some: Work, settings: Settings) -> dict[str, float]:
-    """Return the tasks a second, and this process's processor time per task, over a window."""
+    """Return the tasks per second, and this process's processor time per task, over a window."""
     some()
     began, used, done = time.perf_counter(), time.process_time(), 0
     while (took_s := time.perf_counter() - began) < settings.seconds:

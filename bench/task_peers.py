@@ -1,14 +1,14 @@
-"""A task of three steps beside its peers: `python -m bench.task_peers [--quick]`.
+"""A task of three steps, compared with peers: `python -m bench.task_peers [--quick]`.
 
-Each subject runs alone, one process on a core of its own; the clients, PostgreSQL and Redis share
-the other core. A client starts a task, waits, and looks until the task has its result, which is
-checked. The wait adapts, so that most tasks need one look.
+Each subject runs alone, in one process on its own core; the clients, PostgreSQL and Redis share the
+other core. A client starts a task, waits, and polls until the task has its result, which is
+checked. The wait adapts, so most tasks need one poll.
 
-| subject | a task is | what survives the death of the process |
-|---|---|---|
-| gateway | `tools/call` of a tool with three `ctx.step` | the call, each step, the result; another process continues |
-| DBOS | a workflow with three steps, started by a route | the same; the same executor continues after a restart |
-| FastMCP | `tools/call` of a task tool, three plain calls inside | the call and the result; the work begins anew |
+| subject | a task is | data that survives the death of the process | |---|---|---| | gateway |
+`tools/call` of a tool with three `ctx.step` | the call, each step, the result; another process
+continues | | DBOS | a workflow with three steps, started by a route | the same; the same executor
+continues after a restart | | FastMCP | `tools/call` of a task tool, with three plain calls inside |
+the call and the result; the work starts again |
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ WARM_UP_S = 1.0
 
 
 class Dialect(Protocol):
-    """The HTTP requests with which a task is started and looked at."""
+    """The HTTP requests that start and poll a task."""
 
     def start(self, number: int) -> bytes:
         """Return the request that starts a task with an argument."""
 
     def task_id(self, response: Response) -> str:
-        """Return the id of the task that was started."""
+        """Return the id of the started task."""
 
     def look(self, task_id: str, number: int) -> bytes:
-        """Return the request that looks at a task."""
+        """Return the request that polls a task."""
 
     def result(self, response: Response) -> int | None:
-        """Return the result of a task; `None` while it runs."""
+        """Return the result of a task, or `None` while it runs."""
 
 
 class Mcp:
-    """Tasks of MCP (SEP-2663)."""
+    """The requests for tasks of MCP (SEP-2663)."""
 
     def start(self, number: int) -> bytes:
         """Return a `tools/call`."""
@@ -96,7 +96,7 @@ class Mcp:
 
 
 class Rest:
-    """The two routes of `bench.apps.dbos_tasks`."""
+    """The requests for the two routes of `bench.apps.dbos_tasks`."""
 
     def start(self, number: int) -> bytes:
         """Return a `POST /tasks`."""
@@ -130,7 +130,7 @@ class Subject:
     variables: Mapping[str, str]
     """The environment variables of the server."""
     store_pid: int | None
-    """The process of its store; `None` if the store is in the server."""
+    """The process id of the subject's store; `None` if the store is in the server."""
 
     def store_cpu_s(self) -> float:
         """Return the CPU time that the store has used, in seconds."""
@@ -152,13 +152,13 @@ class Measured:
 
     tasks_per_s: float
     server_us: float
-    """CPU time of the server for each task, in microseconds."""
+    """The CPU time of the server per task, in microseconds."""
     store_us: float
-    """The same of PostgreSQL or Redis."""
+    """The CPU time of PostgreSQL or Redis per task, in microseconds."""
     p50_ms: float
     p99_ms: float
     looks: float
-    """Looks at each task."""
+    """The number of polls per task."""
 
 
 def main() -> None:
@@ -215,8 +215,8 @@ def _subjects(database: postgresql.Server, redis_url: str, redis_pid: int) -> Se
 
 @contextmanager
 def _redis(folder: Path) -> Iterator[tuple[str, int]]:
-    """Start a Redis that writes to the disk every second, as its documentation recommends; yield its
-    URL and its process id."""
+    """Start a Redis that writes to the disk every second, as its documentation recommends; yield
+    its URL and its process id."""
     program = shutil.which("redis-server")
     if program is None:
         raise SystemExit("Redis is not installed: apt-get install redis-server")
@@ -287,7 +287,7 @@ async def _drive(subject: Subject, port: int, pid: int, seconds: float) -> Measu
 
 
 class Load:
-    """Clients that each have one task after another done."""
+    """Clients that each run one task after another."""
 
     def __init__(self, dialect: Dialect) -> None:
         self.latencies_s: list[float] = []
@@ -297,11 +297,11 @@ class Load:
         self._numbers = itertools.count(1)
 
     def forget(self) -> None:
-        """Forget the figures."""
+        """Reset the figures."""
         self.latencies_s, self.looks = [], 0
 
     async def run(self, port: int, seconds: float) -> None:
-        """Have tasks done for so long; return once the last ones have ended."""
+        """Run tasks for `seconds`; return once the last tasks have ended."""
         until = time.perf_counter() + seconds
         async with asyncio.TaskGroup() as clients:
             for _ in range(CLIENTS):
@@ -329,7 +329,7 @@ class Load:
         self.looks += looks
         if result != number + 3:
             raise WrongAnswerError(f"{result} instead of {number + 3}")
-        # a second look is needed for about one task in three
+        # about one task in three needs a second poll
         self._usual_s *= 0.95 if looks == 1 else 1.1
 
 
@@ -345,7 +345,7 @@ class Connection:
         """Send a request; return the response.
 
         Raises:
-            WrongAnswerError: its status is not 200, or the server closed the connection.
+            WrongAnswerError: the status is not 200, or the server closed the connection.
         """
         self._writer.write(request)
         while data := await self._reader.read(1 << 18):
@@ -358,7 +358,7 @@ class Connection:
 
 
 def _table(rows: Sequence[tuple[str, Sequence[Measured]]]) -> str:
-    """Return the medians of the rounds as a table in Markdown."""
+    """Return the medians of the rounds as a Markdown table."""
     lines = [
         "| | tasks/s | CPU of the server, µs/task | of the store | p50 ms | p99 ms | looks |",
         "|---|---|---|---|---|---|---|",

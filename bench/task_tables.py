@@ -1,9 +1,9 @@
 """Tables that already hold open tasks, for `bench.tasks`.
 
-The open tasks wait for answers and belong to a thousand owners, none of whom is the load's caller.
-The tables also hold the tasks that the load polls, nine of ten completed. These and the first open
-task are created through the store. The other open tasks are copies of its rows under other keys,
-made by SQL or `BatchWriteItem`.
+The open tasks wait for answers and belong to a thousand owners, which do not include the load's
+caller. The tables also contain the tasks that the load polls, nine of ten of them completed. These
+and the first open task are created through the store. The other open tasks are copies of its rows
+with other keys, made by SQL or `BatchWriteItem`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OWNERS = 1_000
 
 @dataclass(frozen=True)
 class Filled:
-    """A table with open tasks, and the settings that a process needs to use it."""
+    """A table with open tasks, and the settings that a process needs to use the table."""
 
     store: str
     count: int
@@ -57,11 +57,11 @@ class Filled:
 
     @property
     def name(self) -> str:
-        """Return the name of the table's row in the report."""
+        """The name of the table's row in the report."""
         return f"{self.store}, {self.count:,} open tasks"
 
     def open(self) -> StoredTasks:
-        """Open the table's store as another process would."""
+        """Return the table's store, opened as in another process."""
         if self.dynamodb is not None:
             emulator, table = self.dynamodb
             return StoredTasks(DynamoDbTasks(emulator.open(table)))
@@ -71,7 +71,7 @@ class Filled:
 
 
 def sqlite(folder: Path, count: int) -> Filled:
-    """Make a SQLite file with `count` open tasks."""
+    """Create a SQLite file with `count` open tasks."""
     folder.mkdir()
     path = folder / "gateway.sqlite3"
     asyncio.run(_fill_sqlite(Database(path, durable=False), count))
@@ -79,7 +79,7 @@ def sqlite(folder: Path, count: int) -> Filled:
 
 
 def dynamodb(folder: Path, count: int, emulator: Emulator, table: str) -> Filled:
-    """Fill a table of DynamoDB Local with `count` open tasks. The queue is a SQLite file."""
+    """Fill a table of DynamoDB Local with `count` open tasks. Its queue is a SQLite file."""
     folder.mkdir()
     asyncio.run(_fill_dynamodb(emulator, table, count))
     environment = {
@@ -93,7 +93,7 @@ def dynamodb(folder: Path, count: int, emulator: Emulator, table: str) -> Filled
 
 
 def postgresql(folder: Path, count: int, server: Server) -> Filled:
-    """Make the tables of a server's database anew, with `count` open tasks."""
+    """Create the tables in a server's database anew, with `count` open tasks."""
     folder.mkdir()
     asyncio.run(_fill_postgresql(postgres.Database(server.url), count))
     environment = {"GATEWAY_STORE": server.url, "GATEWAY_STATE_KEYS": KEY}

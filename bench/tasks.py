@@ -1,12 +1,12 @@
 """The tasks per second, by the number of tasks in the table: `python -m bench.tasks SETTINGS`.
 
-Run with the gateway's own Python; prints a `Sample` a line, as JSON. The gateways are real ones,
-`roundgate serve` with workers inside, on a core of their own. In one process with its clients, a
+Run with the gateway's own Python. Prints one `Sample` per line, as JSON. The gateways are processes
+of `roundgate serve` with workers inside, on their own core. In one process with its clients, a
 gateway would share its event loop and interpreter lock with them, and the figure would include
 their work. DynamoDB Local and PostgreSQL share the clients' core.
 
 A client calls the tool, waits for the average duration of recent tasks (by their own times), and
-polls, first at that time and then after a quarter of it, so that few polls find an unfinished task.
+polls, first at that time and then after a quarter of it, so few polls find an unfinished task.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
 
 def samples(settings: Settings) -> Iterator[Sample]:
     """Yield the samples of all measurements. The tables are on the repository's disk, because a
-    durable write in /tmp may cost nothing."""
+    durable write to /tmp may cost nothing."""
     (ROOT / ".cache/bench").mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=ROOT / ".cache/bench")))
@@ -78,7 +78,7 @@ def samples(settings: Settings) -> Iterator[Sample]:
             server = stack.enter_context(postgresql.server(folder))
             size = min(settings.table_sizes)
             tables.append(task_tables.postgresql(folder / "postgresql", size, server))
-        swept = list(_sweeps(tables))  # first: later they have what the load has left
+        swept = list(_sweeps(tables))  # first, because the load leaves tasks in the tables
         yield from _loads(tables, settings, folder, emulator)
         yield from swept
         if emulator is not None:
@@ -87,7 +87,7 @@ def samples(settings: Settings) -> Iterator[Sample]:
 
 @contextmanager
 def _emulator(folder: Path) -> Iterator[Emulator]:
-    """Start the emulator; stop it at the end, so that its folder can be removed."""
+    """Start the emulator, and stop it at the end, so its folder can be removed."""
     with running_emulator(folder) as emulator:
         yield emulator
     until = time.monotonic() + PATIENCE_S
@@ -110,8 +110,8 @@ def _dynamodb_tables(
 def _loads(
     tables: Sequence[Filled], settings: Settings, folder: Path, emulator: Emulator | None
 ) -> Iterator[Sample]:
-    """Yield the samples of the rounds over all tables, then the limits of each store. Each table
-    has a running gateway; all but the measured gateway are idle."""
+    """Yield the samples of all rounds over the tables, then the limits of each store. Each table
+    has a running gateway; all gateways except the measured one are idle."""
     with ExitStack() as stack:
         for_limits = None if emulator is None else stack.enter_context(emulator.table())
         served = [(table, stack.enter_context(_serving(table, settings))) for table in tables]
@@ -134,8 +134,8 @@ def _serving(table: Filled, settings: Settings) -> AbstractContextManager[Server
 def _gets_sample(table: Filled, server: Server, workload: str, settings: Settings) -> Sample:
     sample = load_sample(server, workload, CLIENTS, settings)
     case = {"get_task": "tasks/get", "get_large_task": "tasks/get of a result of 300 KB"}[workload]
-    # threads of one process wait for each other on their one core: `waited %`
-    # says nothing of others here
+    # threads of one process wait for each other on their core, so `waited %`
+    # does not indicate other processes here
     values = {key: value for key, value in sample.values.items() if key != "waited_percent"}
     notes = tuple(
         note.replace("gateway", table.name) for note in sample.notes if "waited" not in note
@@ -173,7 +173,7 @@ async def _drive(port: int, settings: Settings) -> Crowd:
 
 
 class Crowd:
-    """Clients that each have one task after another done until the window closes."""
+    """Clients that each run one task after another until the window closes."""
 
     def __init__(self, settings: Settings) -> None:
         self.opens_at = time.perf_counter() + settings.warm_up_s
@@ -187,7 +187,7 @@ class Crowd:
         self._numbers = itertools.count(1)
 
     async def be_a_client(self, port: int) -> None:
-        """Run tasks, one after another, over a connection of its own."""
+        """Run tasks, one after another, over one connection."""
         async with _connected(port) as connection:
             while not self._is_over:
                 sent_at = time.perf_counter()
@@ -265,7 +265,7 @@ def _require(is_right: bool, message: Any) -> None:
         raise WrongAnswerError(f"not what was asked for: {str(message)[:300]}")
 
 
-# what every process does now and then, whether there is something to do or not
+# the periodic work of every process, even without tasks
 
 
 def _sweeps(tables: Sequence[Filled]) -> Iterator[Sample]:
@@ -277,7 +277,7 @@ def _sweeps(tables: Sequence[Filled]) -> Iterator[Sample]:
 async def _swept(table: Filled) -> list[dict[str, float]]:
     store, queue = table.open(), SqliteQueue(Database(table.folder / "queue.sqlite3"), Clock())
     sweep = Sweep(store, queue, Clock(), TasksConfig())
-    await sweep.sweep()  # connected
+    await sweep.sweep()  # opens the connection
     await sweep.overdue_s()
     measured = []
     for _ in range(SWEEPS):

@@ -1,9 +1,9 @@
-"""How fast sweeps wake tasks that slept for longer than a message can be delayed: `python -m
+"""The speed at which sweeps wake tasks that slept longer than a message can be delayed: `python -m
 bench.wake SETTINGS`.
 
-Run with the gateway's own Python; prints a `Sample` a line, as JSON. All tasks are due when the
-sweeps begin. Each worker is a process of its own that sweeps until nothing is late, as
-`roundgate serve` does beside its turns; the tasks do not run. Messages go to a SQLite file.
+Run with the gateway's own Python. Prints one `Sample` per line, as JSON. All tasks are due when the
+sweeps begin. Each worker is a separate process that sweeps until no task is late, as `roundgate
+serve` does beside its turns; the tasks do not run. Messages go to a SQLite file.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def _named(workers: int) -> str:
 
 
 def woken(place: str, messages: Path, count: int, workers: int) -> dict[str, float]:
-    """Return how fast so many workers send a message for each of `count` late tasks."""
+    """Return the speed at which `workers` processes send a message for each of `count` late
+    tasks."""
     asyncio.run(_put_to_sleep(_open(place, messages)[0], count))
     command = [sys.executable, "-m", "bench.wake", "worker", place, str(messages)]
     pipe = subprocess.PIPE
@@ -98,7 +99,7 @@ def woken(place: str, messages: Path, count: int, workers: int) -> dict[str, flo
 
 
 def _open(place: str, messages: Path) -> tuple[StoredTasks, SqliteQueue]:
-    """Open a store and its queue as another process would."""
+    """Open a store and its queue as in another process."""
     queue = SqliteQueue(Database(messages), Clock())
     kind, _, rest = place.partition(":")
     if kind == "sqlite":
@@ -108,7 +109,7 @@ def _open(place: str, messages: Path) -> tuple[StoredTasks, SqliteQueue]:
 
 
 async def _put_to_sleep(tasks: StoredTasks, count: int) -> None:
-    """Create tasks that a worker has released to sleep until now."""
+    """Create tasks that a worker released to sleep until now."""
     now_ms = Clock().now_ms()
 
     async def one(number: int) -> None:
@@ -124,11 +125,11 @@ async def _put_to_sleep(tasks: StoredTasks, count: int) -> None:
 
 
 async def _sweep(place: str, messages: Path) -> None:
-    """Sweep until nothing is late; print how many tasks were found, the processor time in seconds,
-    and when it ended."""
+    """Sweep until no task is late; print the number of late tasks, the processor time in seconds,
+    and the time of the end."""
     tasks, queue = _open(place, messages)
     clock = Clock()
-    # so that no task is late again before the last one is woken
+    # large enough that no task becomes late again before the last one is woken
     sweep = Sweep(tasks, queue, clock, TasksConfig(requeue_after_s=PATIENCE_S))
     await tasks.late_shards(0)
     print("connected", flush=True)

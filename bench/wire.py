@@ -1,9 +1,9 @@
-"""The HTTP requests of a measurement, and the check of the answer to each.
+"""The HTTP requests of a measurement, and the checks of their answers.
 
-An `Exchange` is a request as bytes with the check of its answer. A `Workload` makes a number of
-different exchanges, so that neither a cache nor a mixed-up connection can pass for a correct
-server. Protocol: MCP 2026-07-28, Streamable HTTP; requests carry the headers and the
-`_meta` that revision demands.
+An `Exchange` is a request as bytes, with the check of its answer. A `Workload` makes a number of
+different exchanges, so neither a cache nor a confused connection can pass for a correct server. The
+protocol is MCP 2026-07-28 over Streamable HTTP; requests have the headers and the `_meta` that the
+revision requires.
 """
 
 import json
@@ -33,22 +33,22 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class WrongAnswerError(Exception):
-    """An answer that is not the one the request asked for; it fails the whole benchmark."""
+    """An answer does not belong to its request, or is incorrect. It fails the whole benchmark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A request and the check of its answer: `check_result` raises `WrongAnswerError` on any other
+    """A request and the check of its answer. `check_result` raises `WrongAnswerError` for any other
     JSON-RPC result."""
 
     request: bytes
     request_id: int
     check_result: Callable[[dict[str, Any]], None]
     result_type: str | None = "complete"
-    """The `resultType` of the result; `None` in older revisions, which have no such member."""
+    """The `resultType` of the result; `None` in older revisions, which lack this member."""
 
     def sent_with(self, headers: Mapping[str, str]) -> "Exchange":
-        """Return the same exchange with more headers."""
+        """Return a copy of the exchange with additional headers."""
         line, rest = self.request.split(b"\r\n", 1)
         more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         return replace(self, request=b"%b\r\n%b%b" % (line, more.encode(), rest))
@@ -57,7 +57,7 @@ class Exchange:
         """Check status, media type, JSON-RPC id and result.
 
         Raises:
-            WrongAnswerError: what is wrong, with the beginning of the body.
+            WrongAnswerError: a part is wrong; the message has the beginning of the body.
         """
         try:
             _require(response.status == 200, f"status {response.status}")
@@ -83,11 +83,11 @@ Workload = Callable[[int], Sequence[Exchange]]
 
 
 def message_in(response: Response) -> dict[str, Any]:
-    """Return the JSON-RPC response in an HTTP response, be it a JSON body or the last
-    event of an SSE stream."""
+    """Return the JSON-RPC response in an HTTP response: the JSON body, or the last event of an SSE
+    stream."""
     body = response.body
     if response.media_type == "text/event-stream":
-        # Progress and log messages may come first; the answer is the event that ends the stream.
+        # Progress and log messages may come first. The answer is the last event of the stream.
         last = body.replace(b"\r\n", b"\n").strip().split(b"\n\n")[-1]
         body = b"\n".join(
             line[5:].strip() for line in last.split(b"\n") if line.startswith(b"data:")
@@ -101,7 +101,7 @@ def message_in(response: Response) -> dict[str, Any]:
 
 
 def call_add(count: int) -> Sequence[Exchange]:
-    """Return `tools/call` requests of `add`, each with other numbers."""
+    """Return `tools/call` requests of `add`, each with different numbers."""
     return [_call_add(n, 1000 + n, 7 * n, http_request) for n in range(1, count + 1)]
 
 
@@ -147,8 +147,8 @@ def _call_add(request_id: int, a: int, b: int, written: Callable[..., bytes]) ->
             "not one text block",
         )
         _require(json.loads(result["content"][0]["text"]) == a + b, "not the sum")
-        # Any JSON value may stand here since 2026-07-28; the peers still wrap a bare number in an
-        # object. Older revisions have objects alone there.
+        # Since 2026-07-28 this may be any JSON value; the peers still wrap a bare number in an object.
+        # Older revisions allow only objects.
         right = (a + b, {"result": a + b}, *((None,) if written is older_request else ()))
         _require(result.get("structuredContent") in right, "not the sum, structured")
 
@@ -157,7 +157,7 @@ def _call_add(request_id: int, a: int, b: int, written: Callable[..., bytes]) ->
 
 
 def list_hundred(count: int) -> Sequence[Exchange]:
-    """Return `tools/list` requests of the catalogue. Every tool must be in the answer with its
+    """Return `tools/list` requests for the catalogue. The answer must contain every tool with its
     description and schema."""
     wanted = {tool.name: tool.as_json() for tool in hundred_tools()}
 
@@ -173,7 +173,8 @@ def list_hundred(count: int) -> Sequence[Exchange]:
 
 
 def get_task(count: int) -> Sequence[Exchange]:
-    """Return `tasks/get` requests of small tasks: nine are completed, and one waits for an answer."""
+    """Return `tasks/get` requests of small tasks: nine are completed, and one waits for an
+    answer."""
     return [
         _get_task(n, f"filled-{n % FILLED}", is_open=n % FILLED == FILLED - 1)
         for n in range(1, count + 1)
@@ -227,14 +228,14 @@ def http_request(
     *,
     capabilities: Mapping[str, Any] = _NOTHING,
 ) -> bytes:
-    """Return a whole HTTP/1.1 request."""
+    """Return a complete HTTP/1.1 request."""
     meta = envelope(PROTOCOL_VERSION, {"name": "bench", "version": "1.0.0"}, dict(capabilities))
     request = message(method, params, request_id, meta)
     return _http(request, dict(headers_of(request)))
 
 
 def older_request(method: str, params: dict[str, Any], request_id: int) -> bytes:
-    """Return a whole HTTP/1.1 request of 2025-11-25, but for its session."""
+    """Return an HTTP/1.1 request of 2025-11-25, complete except for its session."""
     request = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
     media = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
     return _http(request, {**media, "MCP-Protocol-Version": OLDER_VERSION})

@@ -1,11 +1,11 @@
-"""The cost and the capacity of the deployed gateway: counted units times published prices.
+"""The cost and capacity of the deployed gateway: counted units times published prices.
 
-    python -m infra.costs                                   the tables
-    python -m infra.costs --set gateway_ms=80 --set api=1.11   with your durations, and the prices of your region
-    python -m infra.costs --write                           the tables into docs/appendix-aws.md
+    python -m infra.costs                                   print the tables python -m infra.costs
+    --set gateway_ms=80 --set api=1.11   with your durations, and the prices of your region python
+    -m infra.costs --write                           write the tables into docs/appendix-aws.md
 
 The counts are in infra/measured.json. tests/functions/test_costs_at_aws.py runs both functions and
-counts their units; with MEASURE=1 in its environment it writes the file. `Assumed` holds the
+counts their units; with MEASURE=1 in its environment it writes the file. `Assumed` has the
 assumptions, `Prices` the prices of AWS.
 """
 
@@ -24,59 +24,57 @@ from roundgate.deployment.template import Template
 MILLION = 1_000_000
 GB = 1_000_000_000
 MINUTES = 30 * 24 * 60
-"""The minutes of a month of 30 days."""
+"""The number of minutes in a month of 30 days."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """The prices of us-east-1 in dollars on 2026-11-22, without free tiers and volume
-    discounts."""
+    """The prices in us-east-1 in dollars on 2026-11-22, without free tiers and volume discounts."""
 
     api: float = 1.00
-    """A million requests of an HTTP API, each 512 KB begun:
+    """Per million requests of an HTTP API, each started 512 KB counting as one:
     https://aws.amazon.com/api-gateway/pricing/"""
     invocations: float = 0.20
-    """A million: https://aws.amazon.com/lambda/pricing/"""
+    """Per million invocations: https://aws.amazon.com/lambda/pricing/"""
     gb_s: float = 0.0000133334
-    """A GB-second on arm64; 0.0000166667 on x86_64: the same page"""
+    """Per GB-second on arm64, from the same page; 0.0000166667 on x86_64"""
     writes: float = 0.625
-    """A million write request units, on demand:
+    """Per million write request units, on demand:
     https://aws.amazon.com/dynamodb/pricing/on-demand/"""
     reads: float = 0.125
-    """A million read request units: the same page"""
+    """Per million read request units, from the same page"""
     messages: float = 0.40
-    """A million requests of a standard queue: https://aws.amazon.com/sqs/pricing/"""
+    """Per million requests of a standard queue: https://aws.amazon.com/sqs/pricing/"""
     secret: float = 0.40
-    """A secret for a month: https://aws.amazon.com/secrets-manager/pricing/"""
+    """Per secret and month: https://aws.amazon.com/secrets-manager/pricing/"""
     secret_reads: float = 5.00
-    """A million calls: the same page"""
+    """Per million API calls, from the same page"""
     log_gb: float = 0.50
-    """A GB of logs that comes in: https://aws.amazon.com/cloudwatch/pricing/"""
+    """Per GB of ingested logs: https://aws.amazon.com/cloudwatch/pricing/"""
     alarm: float = 0.10
-    """An alarm for a month: the same page"""
+    """Per alarm and month, from the same page"""
     metric: float = 0.30
-    """A metric of one's own for a month: the same page"""
+    """Per custom metric and month, from the same page"""
     dashboard: float = 3.00
-    """A dashboard for a month, of which the first three of an account are free: the same page"""
+    """Per dashboard and month, from the same page; an account's first three are free"""
 
 
 @dataclass(frozen=True)
 class Assumed:
-    """The assumptions about your tools and your traffic. Cold starts are left out, and so is their
-    cost."""
+    """The assumptions about tools and traffic. Cold starts and their cost are excluded."""
 
     gateway_ms: float = 20
-    """The time of the gateway function for a request. A tool that waits for a
-    service is billed while it waits."""
+    """The milliseconds of the gateway function for a request. A tool that waits for a service is
+    billed while it waits."""
     worker_ms: float = 100
-    """The time of the worker function for a message, and for a sweep."""
+    """The milliseconds of the worker function for a message or a sweep."""
     requests_per_key_read: float = 300
     """The requests between two reads of the keys. An environment that serves rounds reads them
-    every five minutes; this is one request a second."""
+    every five minutes; the default is one request a second."""
     steps: int = 3
     polls: int = 10
     resends: float = 0
-    """Messages that the sweep sends again for a task, after a worker died or in a backlog."""
+    """The messages that the sweep resends for a task, after a worker died or in a backlog."""
 
 
 T = TypeVar("T", Prices, Assumed)
@@ -87,47 +85,47 @@ class Units:
     """The billable units of one operation."""
 
     requests: float = 0
-    """Requests to the API; each is an invocation of the gateway function."""
+    """The requests to the API; each is an invocation of the gateway function."""
     turns: float = 0
-    """Invocations of the worker function."""
+    """The invocations of the worker function."""
     writes: float = 0
     reads: float = 0
     messages: float = 0
     secret_reads: float = 0
     log_bytes: float = 0
-    """The size of the log lines, without the bytes that AWS adds to each."""
+    """The bytes of the log lines, without the bytes that AWS adds to each."""
 
 
 REQUEST_LOG_BYTES = 200
-"""The gateway's log line for a request."""
+"""The bytes of the gateway's log line for a request."""
 CALL_ID_BYTES = 35
-"""The id of a call in a log line."""
+"""The bytes of a call's id in a log line."""
 TASK_NAME_BYTES = 65
-"""The name of a task in a log line."""
+"""The bytes of a task's name in a log line."""
 TURN_LOG_BYTES = 260
-"""The worker's log line for a turn."""
+"""The bytes of the worker's log line for a turn."""
 SWEEP_LOG_BYTES = 400
-"""The worker's log line for a sweep, which also holds metrics."""
+"""The bytes of the worker's log line for a sweep, which includes metrics."""
 COUNT_LOG_BYTES = 320
-"""The log line with the metric of a task that is created, claimed or ends."""
+"""The bytes of the log line with the metric of a task that is created, claimed or ended."""
 AWS_LOG_BYTES = {"api": 100 + 26, "function": 270 + 3 * 26}
-"""The API's line as template.yaml words it; START, END and REPORT of an
-invocation; 26 for each line."""
+"""The bytes of AWS's own lines: the API's line as defined in template.yaml; START, END and REPORT
+of an invocation; and 26 for each line."""
 
 LONG_STEPS, LONG_STEP_BYTES = 20, 200
-"""The size of the longer task that is counted. Its row grows with each step, and each write pays for
-the whole row."""
+"""The steps, and bytes per step, of the longer task that is counted. Its row grows with each step,
+and each write is billed for the whole row."""
 
 
 @dataclass(frozen=True)
 class Writes:
-    """Write units of one operation."""
+    """The write units of one operation."""
 
     table: float
     due: float
-    """Writes of the index of due tasks, whose keys are the shards."""
+    """The writes of the index of due tasks, whose keys are the shards."""
     owned: float
-    """Writes of the index of owners; each owner is a key."""
+    """The writes of the index of owners, in which each owner is a key."""
 
     @property
     def together(self) -> float:
@@ -145,10 +143,10 @@ class Writes:
 
 @dataclass(frozen=True)
 class Measured:
-    """The units that DynamoDB Local has counted: a task's rows, and their index entry as it is put
-    or moved.
+    """The units counted by DynamoDB Local: a task's rows, and the index entries written or moved
+    for them.
 
-    A turn is all that a worker writes when it runs a task, without the steps. `step` is a step of a
+    A turn is all that a worker writes when it runs a task, except the steps. `step` is a step of a
     task with few and small steps; `long_step` is the average of `LONG_STEPS` steps of
     `LONG_STEP_BYTES` each.
     """
@@ -161,7 +159,7 @@ class Measured:
     answer: Writes
     resend: Writes
     sweep: Writes
-    """The writes of a sweep that finds nothing: it records its time in the table."""
+    """The writes of a sweep that finds no tasks: it records its time in the table."""
     poll_reads: float
     sweep_reads: float
 
@@ -200,12 +198,12 @@ DOCUMENT = ROOT / "docs/appendix-aws.md"
 
 
 def plain_call() -> Units:
-    """Return the units of a call that is answered at once."""
+    """Return the units of a call that is answered immediately."""
     return Units(requests=1, log_bytes=REQUEST_LOG_BYTES)
 
 
 def call_in_rounds(rounds: int, assumed: Assumed) -> Units:
-    """Return the units of a call that asks questions. It stores nothing."""
+    """Return the units of a call that asks questions and stores nothing."""
     return Units(
         requests=rounds,
         secret_reads=rounds / assumed.requests_per_key_read,
@@ -214,8 +212,8 @@ def call_in_rounds(rounds: int, assumed: Assumed) -> Units:
 
 
 def task(assumed: Assumed, measured: Measured) -> Units:
-    """Return the units of a call that becomes a task, asks once and is polled. Every value is
-    small, and every message is in a batch of its own."""
+    """Return the units of a call that becomes a task, asks once and is polled. All values are
+    small, and each message is a batch of its own."""
     return _task(measured.task(assumed), 2, assumed, measured)
 
 
@@ -228,7 +226,7 @@ def _task(writes: Writes, turns: int, assumed: Assumed, measured: Measured) -> U
     requests, sent = (
         turns + assumed.polls,
         turns + assumed.resends,
-    )  # a call or an answer before each turn
+    )  # each turn follows a call or an answer
     # a claim, an answer and a sweep read the head before they write it
     changes = 2 * turns - 1 + 2 * assumed.resends
     return Units(
@@ -245,7 +243,7 @@ def _task(writes: Writes, turns: int, assumed: Assumed, measured: Measured) -> U
 
 @dataclass(frozen=True)
 class Bill:
-    """The cost of units, in dollars per million."""
+    """The cost of units, in dollars per million operations."""
 
     units: Units
     prices: Prices
@@ -254,7 +252,7 @@ class Bill:
     worker_gb: float
 
     def lines(self) -> Iterator[tuple[str, float]]:
-        """Yield each service with its cost."""
+        """Yield each service with its cost in dollars."""
         units, prices = self.units, self.prices
         gateway_gb_s = units.requests * self.assumed.gateway_ms / 1000 * self.gateway_gb
         worker_gb_s = units.turns * self.assumed.worker_ms / 1000 * self.worker_gb
@@ -300,25 +298,25 @@ def idle(
 
 
 NEW_TABLE, WARMED_TABLE, PARTITION = 4_000, 40_000, 1_000
-"""Write units a second: of a new on-demand table, of a table warmed with each of its indexes to an
-account's first quota, and of a key of an index."""
+"""The write units per second of a new on-demand table, of a table warmed with its indexes to an
+account's initial quota, and of one key of an index."""
 SHARDS = (8, 32)
-"""Keys among which the index has the open tasks."""
+"""The numbers of keys among which the index distributes the open tasks."""
 ACCOUNT_REQUESTS = 10_000
-"""Requests a second of all HTTP APIs of an account in a region, at first; 2,500 in some regions:
-https://docs.aws.amazon.com/apigateway/latest/developerguide/limits.html"""
+"""The initial quota of requests per second for all HTTP APIs of an account in a region; 2,500 in
+some regions: https://docs.aws.amazon.com/apigateway/latest/developerguide/limits.html"""
 EXECUTIONS = {"a new account": 10, "an older account": 1_000}
-"""Functions that an account runs at once in a region, at first."""
+"""The initial quotas of concurrent functions of an account in a region."""
 INVOCATIONS_PER_EXECUTION = 10
-"""Invocations a second that an account may make for each of its executions, however short they
-are: https://docs.aws.amazon.com/lambda/latest/dg/lambda-concurrency.html"""
+"""The invocations per second that an account may make for each concurrent execution, however short:
+https://docs.aws.amazon.com/lambda/latest/dg/lambda-concurrency.html"""
 
 
 def ceilings(
     template: Template, measured: Measured, assumed: Assumed
 ) -> Iterator[tuple[str, list[float]]]:
-    """Yield how many tasks a second, begun and ended, each part holds; beyond that requests are
-    answered 429, or writes are throttled."""
+    """Yield the number of tasks per second that each part supports from creation to end. Beyond it,
+    requests get 429, or writes are throttled."""
     parameters = template.source["Parameters"]
     rate, workers = (parameters[name]["Default"] for name in ("RequestRate", "WorkerConcurrency"))
     both = (task(assumed, measured), long_task(assumed, measured))
@@ -339,7 +337,7 @@ def ceilings(
 
 
 def _of_lambda(units: Units, assumed: Assumed, executions: int) -> float:
-    """Return how many tasks a second an account's functions take, by their time and number."""
+    """Return the tasks per second that an account's functions support, by their time and number."""
     busy_s = (units.requests * assumed.gateway_ms + units.turns * assumed.worker_ms) / 1000
     invocations = units.requests + units.turns
     return min(executions / busy_s, executions * INVOCATIONS_PER_EXECUTION / invocations)
@@ -351,9 +349,9 @@ def _ceiling(writes: Writes, units: int, shards: int) -> float:
 
 
 SWEEP_METRICS = ("overdue_s", "late")
-"""The metrics that CloudWatch makes of a sweep's log line."""
+"""The metrics that CloudWatch extracts from a sweep's log line."""
 TASK_METRICS = ("created", "claimed", "ended", "ended")
-"""Those of tasks, which are billed while there are any. Both functions end tasks."""
+"""The metrics of tasks, which are billed while there are tasks. Both functions end tasks."""
 
 
 def tables(prices: Prices, assumed: Assumed) -> str:
@@ -403,7 +401,7 @@ def tables(prices: Prices, assumed: Assumed) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> list[str]:
-    """Return a Markdown table of costs in dollars, with their sums, as lines."""
+    """Return the lines of a Markdown table of costs in dollars, with a row of sums."""
     sums = [sum(column) for column in zip(*(costs for _, costs in rows), strict=True)]
     together = f"| **together** | {' | '.join(f'**{cost:.2f}**' for cost in sums)} |"
     return [*plain_table(head, rows, "{:.2f}"), together]
@@ -412,7 +410,7 @@ def table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> l
 def plain_table(
     head: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]], form: str
 ) -> list[str]:
-    """Return a Markdown table of numbers, as lines."""
+    """Return the lines of a Markdown table of numbers."""
     body = [
         f"| {name.replace('_', ' ')} | " + " | ".join(map(form.format, numbers)) + " |"
         for name, numbers in rows
@@ -424,7 +422,7 @@ BEGIN, END = "<!-- python -m infra.costs --write -->", "<!-- end -->"
 
 
 def documented(text: str) -> str:
-    """Return the document with new tables between its marks."""
+    """Return the document with new tables between its markers."""
     before, _, rest = text.partition(BEGIN)
     return f"{before}{BEGIN}\n{tables(Prices(), Assumed())}{END}{rest.partition(END)[2]}"
 
@@ -440,10 +438,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help=f"one of {', '.join(known)}",
+        help=f"value to replace, for one of {', '.join(known)}",
     )
     parser.add_argument(
-        "--write", action="store_true", help="put the tables into docs/appendix-aws.md"
+        "--write", action="store_true", help="write the tables into docs/appendix-aws.md"
     )
     arguments = parser.parse_args(argv)
     if arguments.write:

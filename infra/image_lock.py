@@ -1,7 +1,7 @@
-"""`scripts/tools image-lock`: writes infra/image.lock and infra/image-build.lock anew.
+"""`scripts/tools image-lock`: updates infra/image.lock and infra/image-build.lock.
 
-They name the wheels of the container with their hashes: the newest versions that pyproject.toml
-admits, for the Python of the Dockerfile on both architectures.
+The locks list the container's wheels with their hashes: the newest versions that pyproject.toml
+allows, for the Dockerfile's Python on both architectures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PLATFORMS = {arch: [f"{tag}_{arch}" for tag in TAGS] for arch in ("x86_64", "aar
 
 
 def resolve(requirements: list[str], python: str, arch: str) -> dict[str, tuple[str, str]]:
-    """Return the version and hash of each wheel by its name."""
+    """Return the version and hash of each required wheel, by name."""
     with tempfile.TemporaryDirectory() as target:
         report = Path(target) / "report.json"
         platforms = [option for tag in PLATFORMS[arch] for option in ("--platform", tag)]
@@ -42,14 +42,16 @@ def write(lock: Path, requirements: list[str], python: str) -> None:
     """Write one lock for both architectures.
 
     Raises:
-        SystemExit: the architectures would get different versions.
+        SystemExit: the architectures would get different versions of a package.
     """
     by_arch = [resolve(requirements, python, arch) for arch in PLATFORMS]
     lines = [f"# Written by scripts/tools image-lock for Python {python}."]
     for name in sorted({name for wheels in by_arch for name in wheels}):
         versions = {wheels[name][0] for wheels in by_arch if name in wheels}
         if len(versions) > 1:
-            sys.exit(f"{name} has another version for each architecture, {versions}; pin it")
+            sys.exit(
+                f"{name} has different versions for the architectures, {versions}; pin it in pyproject.toml"
+            )
         hashes = sorted({wheels[name][1] for wheels in by_arch if name in wheels})
         options = [f"--hash=sha256:{digest}" for digest in hashes]
         lines.append(" \\\n    ".join([f"{name}=={versions.pop()}", *options]))

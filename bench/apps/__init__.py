@@ -1,2 +1,2 @@
-"""The served applications: one module a subject, with two factories, `one_tool` and `hundred_tools`
-(or, for the gateway, two tool modules)."""
+"""The served applications: one module per subject, with two factories, `one_tool` and
+`hundred_tools` (for the gateway, two tool modules)."""

@@ -1,5 +1,5 @@
-"""Floor: a raw ASGI callable. Reads the body, parses it, answers; `tools/list` is
-bytes made beforehand."""
+"""Floor: a raw ASGI callable that reads the body, parses it, and answers. `tools/list` returns
+bytes made in advance."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -33,7 +33,7 @@ def _call_add(message: dict[str, Any]) -> bytes:
 def _application(answer: Callable[[dict[str, Any]], bytes]) -> Application:
     async def application(scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return  # lifespan: uvicorn takes this for "not supported"
+            return  # lifespan: uvicorn treats this as "not supported"
         body, is_more = b"", True
         while is_more:
             event = await receive()

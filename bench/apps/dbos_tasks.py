@@ -25,7 +25,7 @@ async def plus_one(value: int) -> int:
 
 @DBOS.workflow()  # type: ignore[untyped-decorator, unused-ignore]
 async def count(start: int) -> int:
-    """Add one three times, each time in a step of its own."""
+    """Add one three times, in three steps."""
     value = start
     for _ in range(3):
         value = await plus_one(value)

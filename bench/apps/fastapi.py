@@ -1,4 +1,4 @@
-"""Floor: a bare FastAPI path operation with pydantic models for the body and for the answer."""
+"""Floor: a bare FastAPI path operation with pydantic models for the body and the answer."""
 
 import os
 from typing import Any, Literal

@@ -1,7 +1,7 @@
 """Peer: FastMCP over streamable HTTP, stateless, JSON answers.
 
-Every documented switch that makes it faster is set: no session, no event stream, no Host
-check, no rewriting of schemas.
+Every documented option that makes it faster is set: no session, no event stream, no Host check, no
+rewriting of schemas.
 """
 
 # Not in `.venv`, where types are checked.

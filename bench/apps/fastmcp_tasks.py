@@ -1,4 +1,5 @@
-"""Peer: a task of FastMCP on Redis. A task has no steps: a task that is run again begins anew."""
+"""Peer: a task of FastMCP on Redis. A task has no steps, so a repeated task starts from the
+beginning."""
 
 # Not in `.venv`, where types are checked.
 import os

@@ -1,5 +1,5 @@
-"""The gateway's tool module in `bench/gateway-hundred-tools.yaml`: the catalogue, its
-schemas served verbatim."""
+"""The gateway's tool module in `bench/gateway-hundred-tools.yaml`: the catalogue, with its schemas
+served verbatim."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

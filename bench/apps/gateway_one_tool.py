@@ -1,4 +1,4 @@
-"""The tools module of `bench/gateway.yaml`, written like any user's."""
+"""The tools module of `bench/gateway.yaml`, written as users write theirs."""
 
 from pydantic import BaseModel
 

@@ -9,7 +9,7 @@ def _plus_one(value: int) -> int:
 
 @tool(task="required")
 async def count(ctx: Context, start: int) -> int:
-    """Add one three times, each time in a step of its own."""
+    """Add one three times, in three steps."""
     value = start
     for number in (1, 2, 3):
         value = await ctx.step(f"add-{number}", _plus_one, value)

@@ -1,4 +1,4 @@
-"""Floor on AWS Lambda: one path operation under Mangum, and nothing else."""
+"""Floor on AWS Lambda: a single path operation under Mangum."""
 
 from mangum import Mangum
 

@@ -1,4 +1,4 @@
-"""Floor on AWS Lambda for who keeps something: the same with one read of
+"""Floor on AWS Lambda for an app with stored data: a single path operation, with one read of
 DynamoDB before the answer."""
 
 import os

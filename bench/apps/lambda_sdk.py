@@ -1,5 +1,5 @@
-"""Peer on AWS Lambda: the official SDK's app under Mangum, which starts and
-stops it with each event."""
+"""Peer on AWS Lambda: the official SDK's app under Mangum, which starts and stops the app with each
+event."""
 
 from mangum import Mangum
 

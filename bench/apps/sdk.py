@@ -1,7 +1,7 @@
 """Peer: the official Python SDK's MCPServer over streamable HTTP, stateless, JSON answers.
 
-Every documented switch that makes it faster is set: no session, no event stream, no
-Host check, no subscriptions.
+Every documented option that makes it faster is set: no session, no event stream, no Host check, no
+subscriptions.
 """
 
 from mcp.server.mcpserver import MCPServer

@@ -1,5 +1,5 @@
-"""The service behind `proxy`: a raw ASGI callable that adds two integers. It also publishes
-keys, as an issuer does."""
+"""The service behind `proxy`: a raw ASGI callable that adds two integers. Like an issuer, it also
+publishes keys."""
 
 import json
 import os
@@ -12,7 +12,7 @@ async def app(
     receive: Callable[[], Awaitable[dict[str, Any]]],
     send: Callable[[dict[str, Any]], Awaitable[None]],
 ) -> None:
-    """Answer `{"a": …, "b": …}` with `{"result": …}`, and GET with the keys."""
+    """Answer `{"a": …, "b": …}` with `{"result": …}`, and a GET with the keys."""
     body, is_more = b"", True
     while is_more:
         event = await receive()

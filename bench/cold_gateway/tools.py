@@ -1,4 +1,4 @@
-"""The tools module of `gateway.yaml`, written like any user's."""
+"""The tools module of `gateway.yaml`, written as users write theirs."""
 
 from roundgate import Context, tool
 

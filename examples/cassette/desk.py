@@ -1,4 +1,4 @@
-"""A tool that asks before it refunds."""
+"""A tool that asks for confirmation before it refunds."""
 
 from pydantic import BaseModel
 
@@ -6,13 +6,13 @@ from roundgate import Context, tool
 
 
 class Confirm(BaseModel):
-    """What is asked."""
+    """The answer to the question whether to refund."""
 
     go: bool
 
 
 @tool
 async def refund(ctx: Context, order: int) -> str:
-    """Refund an order, once somebody has agreed."""
+    """Refund an order after the user has agreed."""
     answer = await ctx.elicit("confirm", f"Refund order {order}?", Confirm)
     return f"Refunded order {order}" if answer.go else "Nothing was refunded"

@@ -1,4 +1,5 @@
-"""A test of what a client does with a server's question. It needs no server: the cassette beside it has the answers."""
+"""A test of a client that answers a server's question. It needs no server: the cassette has the
+answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""mcptest's page on elicitation, section by section, against a server that is up. Every step is checked.
+"""The sections of mcptest's page on elicitation, run against a running server. Every step is
+checked.
 
 python play.py http://127.0.0.1:8000/mcp
 """
@@ -26,7 +27,7 @@ from roundgate.suites import Run, Secrets, Snapshots
 CALL = {"name": "weather", "arguments": {"loc": "SFO"}}
 FIXTURE = {"city": {"city": "San Francisco"}, "unit": {"unit": "fahrenheit"}}
 
-# The shapes of the page. They are not those of the revision: arrays instead of maps, and no resultType.
+# The page's own shapes, which differ from the revision: arrays instead of maps, and no resultType.
 PAGE = {
     "jsonrpc": "2.0",
     "id": 1,
@@ -47,8 +48,8 @@ RETRY_OF_THE_PAGE = {
 
 
 async def wire_shapes(client: Client) -> None:
-    """Retry a result that asks: with the original params, the answers by their keys and the state
-    unchanged."""
+    """Retry a result that asks for input: with the original params, the answers by key, and the
+    state unchanged."""
     result = await client.request("tools/call", CALL)
     required = recognize_input_required({"result": result})
     assert required is not None
@@ -65,23 +66,23 @@ async def wire_shapes(client: Client) -> None:
 
 
 async def recognition_rule(client: Client) -> None:
-    """Check that an incomplete round counts as an ordinary result, so that a fault of the server
-    makes no client loop."""
+    """Check that an incomplete round counts as an ordinary result, so a fault of the server cannot
+    make a client loop."""
     ordinary = await client.request("tools/list")
     assert recognize_input_required({"result": ordinary}) is None
     for name, value in (("inputRequests", []), ("requestState", ""), ("requestState", None)):
         assert recognize_input_required({"result": {**PAGE["result"], name: value}}) is None  # type: ignore[dict-item]
-    # Where the result says that it asks, half of a round is a mistake, and said to be one.
+    # A result that declares itself as asking for input must be complete.
     try:
         recognize_input_required({"result": {"resultType": "input_required"}})
     except BadAnswer as error:
         print(f"    {error}")
     else:
-        raise AssertionError("it was taken")
+        raise AssertionError("an incomplete round was accepted")
 
 
 async def library(client: Client) -> None:
-    """Recognize the example of the page, and that it is not the standard's form."""
+    """Recognize the page's example, which is not in the standard's form."""
     required = recognize_input_required(PAGE)
     assert required is not None
     assert not required.is_standard
@@ -89,17 +90,17 @@ async def library(client: Client) -> None:
     assert required.input_requests[0].required
     responses = collect_responses(required.input_requests, {"city": "San Francisco"})
     assert build_retry_params(CALL, required.request_state, responses, ARRAY) == RETRY_OF_THE_PAGE
-    # Unless it is asked for, that dialect is never produced.
+    # That dialect is only produced on request.
     try:
         await run_elicitation_chain(PAGE, CALL, {"city": "San Francisco"})
     except BadAnswer as error:
         print(f"    {error}")
     else:
-        raise AssertionError("it was answered")
+        raise AssertionError("a round of the array dialect was answered")
 
 
 async def whats_shipped(client: Client) -> None:
-    """Answer rounds from a fixture, up to a limit, and pass ordinary results on."""
+    """Answer rounds from a fixture, up to a limit, and return ordinary results unchanged."""
 
     async def next_response(params: dict[str, Any]) -> dict[str, Any]:
         return {"result": await client.request("tools/call", params)}
@@ -115,7 +116,7 @@ async def whats_shipped(client: Client) -> None:
     except TooManyRounds as error:
         print(f"    {error}")
     else:
-        raise AssertionError("the cap did not hold")
+        raise AssertionError("the limit on rounds had no effect")
     optional = {**PAGE["result"]["inputRequests"][0], "required": False}  # type: ignore[index]
     required = recognize_input_required({"result": {**PAGE["result"], "inputRequests": [optional]}})  # type: ignore[dict-item]
     assert required is not None
@@ -123,7 +124,7 @@ async def whats_shipped(client: Client) -> None:
 
 
 async def planned_follow_up(client: Client) -> None:
-    """Fixtures for a call, and a person who is asked only if there is one; all of it in one line."""
+    """Answer a call from a person, if there is a terminal, and then from fixtures."""
 
     def prompt(question: Question) -> Any:
         return (
@@ -137,7 +138,7 @@ async def planned_follow_up(client: Client) -> None:
         await client.call("weather", loc="SFO", answers={"city": "Oslo"})
     except Unanswered as error:
         print(f"    {error}")
-        # What was asked can be answered later, by whoever has the state.
+        # The questions can be answered later by any process that has the state.
         state, answer = (
             error.request_state,
             {"unit": {"action": "accept", "content": {"unit": "celsius"}}},
@@ -145,11 +146,11 @@ async def planned_follow_up(client: Client) -> None:
         later = await client.call("weather", loc="SFO", request_state=state, input_responses=answer)
         assert later.value == "Oslo (asked from SFO): fog, 16 °C"
     else:
-        raise AssertionError("nobody answered, and it went on")
+        raise AssertionError("the call continued without an answer")
 
 
 async def yaml_surface(client: Client) -> None:
-    """Of the planned list: `suite.yaml` declares answers beside each call, as `roundgate test` runs them."""
+    """Run `suite.yaml`, which declares answers for each call, as `roundgate test` does."""
     file = suites.load(Path(__file__).with_name("suite.yaml"))
     run = Run(file, lambda: Client(client.url), Snapshots.beside(file.path), Secrets())
     for result in await run.cases(range(len(file.suite.cases))):

@@ -1,4 +1,4 @@
-"""A forecast that does not know its city: the tool of mcptest's page, as a handler."""
+"""A forecast that asks for its city: the tool of mcptest's page, as a handler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Unit(BaseModel):
 
 @tool
 async def weather(ctx: Context, loc: str) -> str:
-    """Forecast for a city; `loc` is where the caller is."""
+    """Return the forecast for a city; `loc` is the caller's location."""
     where = await ctx.elicit("city", "Need the city before I can fetch the forecast.", City)
     how = await ctx.elicit("unit", "In which unit?", Unit)
     degrees = {"celsius": "16 °C", "fahrenheit": "61 °F"}[how.unit]

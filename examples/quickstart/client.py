@@ -1,8 +1,8 @@
-"""The official Python client (`pip install mcp`) against the quickstart: lists, calls, reads, and listens.
+"""The official Python client (`pip install mcp`) with the quickstart: lists, calls and reads.
 
     python client.py [URL]
 
-Every answer is checked, so this is a test as well.
+Every answer is checked, so this is also a test.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mcp import Client
 
 
 async def main(url: str) -> None:
-    """Use everything the quickstart serves."""
+    """Use everything that the quickstart serves."""
     async with Client(url) as client:
         tools = [tool.name for tool in (await client.list_tools()).tools]
         print("tools:", ", ".join(tools))

@@ -1,4 +1,4 @@
-"""What a desk should have within reach: exact arithmetic, a diff, primes on demand, a style guide."""
+"""Tools for a desk: exact arithmetic, a diff, primes on demand, a style guide."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ def calculate(expression: Annotated[str, Field(max_length=500)]) -> Number:
     """Evaluate an arithmetic expression exactly, with fractions instead of rounding.
 
     Args:
-        expression: Numbers, parentheses and + - * / // % ** (whole exponents up to 1000), such as "(1 + 1/3) * 3".
+        expression: Numbers, parentheses and + - * / // % ** (whole exponents up to 1000), such as
+            "(1 + 1/3) * 3".
     """
     try:
         value = _evaluate(ast.parse(expression, mode="eval").body)
         return Number(exact=str(value), decimal=float(value))
     except SyntaxError:
         raise ToolError(
-            "That is not an arithmetic expression; write it as in Python, with * for times"
+            "That is not an arithmetic expression; write it as in Python, with * for multiplication"
         ) from None
     except (ZeroDivisionError, OverflowError, RecursionError) as error:
         raise ToolError(f"That has no result: {error}") from None
@@ -63,7 +64,7 @@ def _evaluate(node: ast.expr) -> Fraction:
                 or base.numerator.bit_length() > 1000
             ):
                 raise ToolError(
-                    "Exponents must be whole and at most 1000, and bases not astronomic"
+                    "Exponents must be whole and at most 1000, and bases at most 1000 bits long"
                 )
             return base ** int(exponent)
         case ast.BinOp(left, symbol, right) if type(symbol) in OPERATORS:
@@ -71,7 +72,7 @@ def _evaluate(node: ast.expr) -> Fraction:
         case ast.UnaryOp(symbol, operand) if type(symbol) in OPERATORS:
             return OPERATORS[type(symbol)](_evaluate(operand))
     raise ToolError(
-        f"{ast.unparse(node)[:80]!r} is not arithmetic; only numbers and + - * / // % ** are"
+        f"{ast.unparse(node)[:80]!r} is not arithmetic; use only numbers and + - * / // % **"
     )
 
 

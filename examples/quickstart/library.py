@@ -1,8 +1,9 @@
-"""A real REST service for the gateway to front: Datasette (https://datasette.io) over a small library of books.
+"""A REST service to serve through the gateway: Datasette (https://datasette.io) with a small
+library of books.
 
     python library.py PORT
 
-It ends when its standard input does, so it never outlives the process that started it.
+The service ends when its standard input ends, so it never outlives the process that started it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Starts the library and then the gateway in front of it; arguments go to `roundgate serve`.
+"""Starts the library and then the gateway in front of it. Arguments are passed to `roundgate
+serve`.
 
 python serve.py [--host HOST] [--port PORT] …
 """
@@ -23,7 +24,7 @@ START_S = 30
 
 @contextmanager
 def library() -> Iterator[str]:
-    """Run the library and yield its URL. It ends with the block, and with this process in any case."""
+    """Run the library and yield its URL. The library ends with the block or with this process."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, str(HERE / "library.py"), str(port)]

@@ -1,4 +1,5 @@
-"""An order: two questions, a task of five steps, a payment that fails now and then, a question in the middle."""
+"""An order: two questions, a task of five steps, a payment that fails temporarily, a question in
+between."""
 
 from __future__ import annotations
 
@@ -11,17 +12,18 @@ from pydantic import BaseModel
 from roundgate import Context, tool
 
 SHOP = Path(os.environ.get("SHOP_FOLDER", ".roundgate"))
-"""Where the shop keeps its ledger. A file in it stands for what goes wrong: `packer-at-lunch`, `carrier-closed`."""
+"""The folder with the shop's ledger. A file in it stands for a fault: `packer-at-lunch`,
+`carrier-closed`."""
 
 
 class Amount(BaseModel):
-    """The answer to the first question: how many to order."""
+    """The answer to the first question: the number of items."""
 
     count: int
 
 
 class Address(BaseModel):
-    """The answer to the second question: where to ship."""
+    """The answer to the second question: the destination."""
 
     city: str
 
@@ -33,7 +35,7 @@ class Day(BaseModel):
 
 
 def enter(what: str) -> str:
-    """Write one line in the ledger for each time that something is really done."""
+    """Write a line into the ledger for an action, and return the line."""
     SHOP.mkdir(exist_ok=True)
     with (SHOP / "ledger").open("a") as ledger:
         ledger.write(f"{what}\n")
@@ -46,7 +48,8 @@ def reserve(item: str, count: int) -> str:
 
 
 def charge(key: str, count: int) -> str:
-    """Ask a payment service that times out twice. It charges once for each key, however often it is asked."""
+    """Charge at a payment service that times out twice. It charges once per key, however often it
+    is called."""
     tries = SHOP / f"payment-{key}"
     with tries.open("a") as file:
         file.write(".")
@@ -71,16 +74,16 @@ def book_carrier(city: str, day: str) -> str:
 
 
 def send_receipt(paid: str, sent: str) -> str:
-    """Tell the customer."""
+    """Send the receipt to the customer."""
     return enter(f"receipt: {paid}, {sent}")
 
 
 @tool(task="optional")
 async def order(ctx: Context, item: str) -> str:
-    """Order something; asks how many, where to, and for which day.
+    """Order an item. Asks for the quantity, the address and the day.
 
     Args:
-        item: What to order.
+        item: The item to order.
     """
     amount = await ctx.elicit("amount", f"How many {item}?", Amount)
     address = await ctx.elicit("address", "Where do you live?", Address)

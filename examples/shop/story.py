@@ -1,9 +1,10 @@
-"""One order through two replicas: questions, a flaky payment, `kill -9`, a step that fails permanently, and its retry.
+"""One order through two replicas: questions, a flaky payment, `kill -9`, a step that fails
+permanently, and its retry.
 
     python examples/shop/story.py
 
-Both replicas are `roundgate serve` with the gateway.yaml of this directory; they share one SQLite file. Every line of
-the story is checked.
+Both replicas are `roundgate serve` with the gateway.yaml of this directory; they share one SQLite
+file. Every line of the story is checked.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ class Shop:
         return Replica(name, f"http://127.0.0.1:{port}", process, log)
 
     def tasks(self, *arguments: str) -> str:
-        """Run the operator's command `roundgate tasks` and return its output.
+        """Run the operator's command `roundgate tasks`; return its output.
 
         Raises:
-            SystemExit: it fails.
+            SystemExit: the command fails.
         """
         done = subprocess.run(
             [*ROUNDGATE, "tasks", *arguments],
@@ -71,15 +72,15 @@ class Shop:
         return done.stdout
 
     def ledger(self) -> list[str]:
-        """Everything that was really done, in order."""
+        """Return the entries of the ledger, which has one for each action, in order."""
         return (self.folder / "ledger").read_text().splitlines()
 
     def close(self, what: str) -> None:
-        """Have something go wrong from now on."""
+        """Start the fault that a file in the shop's folder stands for."""
         (self.folder / what).touch()
 
     def open(self, what: str) -> None:
-        """Have it go well again."""
+        """End a fault."""
         (self.folder / what).unlink()
 
 
@@ -94,10 +95,10 @@ class Replica:
         self._log = log
 
     def wait_until_ready(self) -> None:
-        """Return when it answers.
+        """Wait until the replica answers.
 
         Raises:
-            SystemExit: its process has ended, or it does not answer in time.
+            SystemExit: the process ended, or does not answer in time.
         """
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline and self.process.poll() is None:
@@ -114,12 +115,12 @@ class Replica:
         return [json.loads(line) for line in self._log.read_text().splitlines()]
 
     def kill(self) -> None:
-        """End it as the kernel ends a process that takes too much memory."""
+        """Kill the process with SIGKILL, as the kernel does if memory runs out."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
     def stop(self) -> None:
-        """End it in peace, unless it has ended."""
+        """End the process gracefully, unless it has ended."""
         self.process.terminate()
         try:
             self.process.wait(20)
@@ -129,7 +130,7 @@ class Replica:
 
 @contextmanager
 def replicas(shop: Shop) -> Iterator[Sequence[Replica]]:
-    """Two replicas that answer; they end with the block."""
+    """Start two replicas, yield them once they answer, and stop them at the end of the block."""
     both = [shop.start("A"), shop.start("B")]
     try:
         for one in both:
@@ -141,29 +142,29 @@ def replicas(shop: Shop) -> Iterator[Sequence[Replica]]:
 
 
 def wait_for(what: str, is_so: Callable[[], bool]) -> None:
-    """Return once something is so.
+    """Wait until a condition holds.
 
     Raises:
-        SystemExit: it does not come to that in time.
+        SystemExit: the condition does not hold in time.
     """
     deadline = time.monotonic() + PATIENCE_S
     while not is_so():
         if time.monotonic() > deadline:
-            raise SystemExit(f"this does not happen: {what}")
+            raise SystemExit(f"this did not happen in time: {what}")
         time.sleep(0.1)
 
 
 async def until_asked(task: Task) -> None:
-    """Return once the task asks its customer something.
+    """Wait until the task asks its customer a question.
 
     Raises:
-        SystemExit: it does not in time.
+        SystemExit: the task asks no question in time.
     """
     for _ in range(PATIENCE_S * 5):
         if (await task.get()).status == "input_required":
             return
         await asyncio.sleep(0.2)
-    raise SystemExit("the task asks nothing")
+    raise SystemExit("the task asked no question in time")
 
 
 def say(who: str, what: str) -> None:
@@ -172,7 +173,7 @@ def say(who: str, what: str) -> None:
 
 
 async def play(shop: Shop, both: Sequence[Replica]) -> None:
-    """Play the story; it ends with an error where it does not go as told."""
+    """Play the story. Raise an error if it does not go as expected."""
     shop.close("packer-at-lunch")
     shop.close("carrier-closed")
     async with Client(both[0].url) as client:
@@ -223,7 +224,7 @@ async def play(shop: Shop, both: Sequence[Replica]) -> None:
 
 
 def check_log(survivor: Replica, task: str) -> None:
-    """Check that the log tells the same story, under one id of the call."""
+    """Check that the log records the same events, under one id of the call."""
     lines = [line for line in survivor.lines() if line.get("task") == task]
     told = [line["msg"] for line in lines if line["level"] == "warning"]
     assert "a task is taken over" in told, told
@@ -234,7 +235,7 @@ def check_log(survivor: Replica, task: str) -> None:
 
 
 def main() -> None:
-    """Play it."""
+    """Play the story in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         shop = Shop(Path(folder))
         with replicas(shop) as both:

@@ -1,8 +1,10 @@
-"""One call through two replicas: it asks, goes on as a task, and survives `kill -9` of the process that works on it.
+"""One call through two replicas: it asks, continues as a task, and survives `kill -9` of the
+process that runs it.
 
     python examples/travel/story.py
 
-Both replicas are `roundgate serve` with the file beside this one; what they share is one SQLite file.
+Both replicas are `roundgate serve` with the gateway.yaml of this directory; they share one SQLite
+file.
 """
 
 from __future__ import annotations
@@ -52,10 +54,10 @@ class Replica:
         )
 
     def wait_until_ready(self) -> None:
-        """Return when it answers.
+        """Wait until the replica answers.
 
         Raises:
-            SystemExit: its process has ended, or it does not answer in time.
+            SystemExit: the process ended, or does not answer in time.
         """
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline and self.process.poll() is None:
@@ -68,7 +70,7 @@ class Replica:
         raise SystemExit(f"replica {self.name} did not start:\n{Path(self._log.name).read_text()}")
 
     def ask(self, method: str, name: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Return the result of one request. The request has everything that is needed to answer it.
+        """Return the result of one request, which contains everything needed to answer it.
 
         Raises:
             SystemExit: the answer is an error.
@@ -92,12 +94,12 @@ class Replica:
             ) from error
 
     def kill(self) -> None:
-        """As the kernel does it to a process that takes too much memory: no last word."""
+        """Kill the process with SIGKILL, as the kernel does if memory runs out."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
     def stop(self) -> None:
-        """End it in peace, unless it has ended."""
+        """End the process gracefully, unless it has ended."""
         self.process.terminate()
         try:
             self.process.wait(20)
@@ -108,7 +110,7 @@ class Replica:
 
 @contextmanager
 def replicas(office: Path) -> Iterator[tuple[Replica, Replica]]:
-    """Two replicas that answer; they end with the block."""
+    """Start two replicas, yield them once they answer, and stop them at the end of the block."""
     both = Replica("A", office), Replica("B", office)
     try:
         for one in both:
@@ -120,10 +122,10 @@ def replicas(office: Path) -> Iterator[tuple[Replica, Replica]]:
 
 
 def poll(replica: Replica, task: str, until: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Return the task once `until` holds for it.
+    """Return the state of a task once `until` holds for it.
 
     Raises:
-        SystemExit: it does not come to that in time.
+        SystemExit: `until` does not hold in time.
     """
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
@@ -131,16 +133,16 @@ def poll(replica: Replica, task: str, until: Callable[[dict[str, Any]], bool]) -
         if until(state):
             return state
         time.sleep(0.2)
-    raise SystemExit(f"the task stays as it is: {state}")
+    raise SystemExit(f"the task did not change in time: {state}")
 
 
 def say(who: str, what: str) -> None:
-    """One line of the story."""
+    """Print one line of the story."""
     print(f"{who:<10} {what}", flush=True)
 
 
 def main() -> None:
-    """Play it."""
+    """Play the story in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         office = Path(folder)
         (office / "hotels-closed").touch()
@@ -149,7 +151,7 @@ def main() -> None:
 
 
 def play(office: Path, a: Replica, b: Replica) -> None:
-    """Play the story. It ends with an error where it does not go as expected."""
+    """Play the story. Raise an error if it does not go as expected."""
     call: dict[str, Any] = {"name": "book_trip", "arguments": {"city": "Lisbon"}}
     asked = a.ask("tools/call", "book_trip", call)
     question = asked["inputRequests"]["confirm"]["params"]["message"]
@@ -158,7 +160,7 @@ def play(office: Path, a: Replica, b: Replica) -> None:
     yes = {"confirm": {"action": "accept", "content": {"book": True}}}
     retry = call | {"inputResponses": yes, "requestState": asked["requestState"]}
     task = b.ask("tools/call", "book_trip", retry)["taskId"]
-    say("replica B", "has the answer, and goes on as a task")
+    say("replica B", "has the answer, and continues as a task")
 
     state = poll(b, task, lambda state: "waiting for a hotel" in state.get("statusMessage", ""))
     say("task", f"{state['status']}: {state['statusMessage']}")

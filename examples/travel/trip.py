@@ -1,4 +1,5 @@
-"""A trip, booked by one function: it asks, it takes long, and it survives the process that runs it."""
+"""A trip, booked by one function that asks a question, runs for long, and survives the death of its
+process."""
 
 from __future__ import annotations
 
@@ -11,17 +12,18 @@ from pydantic import BaseModel
 from roundgate import Context, tool
 
 OFFICE = Path(os.environ.get("TRAVEL_OFFICE", ".roundgate"))
-"""Where the travel office keeps its ledger. While it has a file `hotels-closed`, no hotel answers."""
+"""The folder with the travel office's ledger. While it has a file `hotels-closed`, no hotel
+answers."""
 
 
 class Confirm(BaseModel):
-    """What the traveller is asked."""
+    """The traveller's answer to the question whether to book."""
 
     book: bool
 
 
 def enter(what: str) -> None:
-    """One line in the ledger for each time that something is really done, with the process that did it."""
+    """Write a line into the ledger for an action, with the id of the process that performs it."""
     OFFICE.mkdir(exist_ok=True)
     with (OFFICE / "ledger").open("a") as ledger:
         ledger.write(f"{os.getpid()} {what}\n")
@@ -34,7 +36,7 @@ def book_flight(city: str) -> str:
 
 
 def book_hotel(city: str) -> str:
-    """Book a room, as soon as there is somebody at the desk."""
+    """Book a room once hotels are open."""
     while (OFFICE / "hotels-closed").exists():
         time.sleep(0.1)
     enter(f"hotel in {city}")
@@ -43,10 +45,10 @@ def book_hotel(city: str) -> str:
 
 @tool(task="optional")
 async def book_trip(ctx: Context, city: str) -> str:
-    """Book a flight and a hotel; asks before it does.
+    """Book a flight and a hotel. Asks for confirmation first.
 
     Args:
-        city: Where to.
+        city: The destination.
     """
     answer = await ctx.elicit("confirm", f"Book a trip to {city}?", Confirm)
     if not answer.book:

@@ -1,14 +1,14 @@
 """The rotation of the keys of requestState. AWS Secrets Manager invokes `handler` for each step.
 
-The secret is a ring of up to three keys, base64, comma-separated: the first seals, all open. A
-rotation promotes the key that every replica has known since the rotation before, keeps the one that
-sealed until now, and adds the next:
+The secret is a ring of up to three keys, in base64, separated by commas: the first seals, all open.
+A rotation moves the key that every replica has known since the previous rotation to the front,
+keeps the key that sealed until now, and adds the next:
 
     [A]  ──▶  [A, B]  ──▶  [B, A, C]  ──▶  [C, B, D]  ──▶ …
 
-Every replica can open every token, as long as a rotation period is longer than the time in which
-replicas read their keys again (5 minutes on AWS Lambda) and the lifetime of a round (15 minutes).
-The module imports only the standard library and boto3, which the runtime has.
+Every replica can open every token if the rotation period is longer than the interval at which
+replicas read their keys (5 minutes on AWS Lambda) and the lifetime of a round (15 minutes). The
+module imports only the standard library and boto3, which the runtime provides.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ def handler(event: dict[str, str], context: Any, client: Any = None) -> None:
     secret, version, step = event["SecretId"], event["ClientRequestToken"], event["Step"]
     stages = client.describe_secret(SecretId=secret)["VersionIdsToStages"]
     if version not in stages:
-        raise ValueError(f"version {version} is not one of the secret's")
+        raise ValueError(f"version {version} does not belong to the secret")
     if "AWSCURRENT" in stages[version]:
-        return  # an earlier attempt has come to the end
+        return  # an earlier attempt finished the rotation
     if "AWSPENDING" not in stages[version]:
         raise ValueError(f"version {version} is not pending")
     match step:
         case "createSecret":
             _create(client, secret, version)
         case "setSecret":
-            pass  # there is no service to tell: replicas read the secret
+            pass  # no service needs an update: replicas read the secret
         case "testSecret":
             pending = _ring(client, secret, version, "AWSPENDING")
             if not all(len(_decoded(key)) == KEY_BYTES for key in pending):
@@ -56,11 +56,11 @@ def handler(event: dict[str, str], context: Any, client: Any = None) -> None:
                 RemoveFromVersionId=current,
             )
         case _:
-            raise ValueError(f"{step!r} is no step of a rotation")
+            raise ValueError(f"{step!r} is not a step of a rotation")
 
 
 def rotated(ring: list[str], fresh: str) -> list[str]:
-    """Return the ring of the next period."""
+    """Return the ring for the next period."""
     if len(ring) == 1:
         return [ring[0], fresh]
     sealing, upcoming = ring[0], ring[-1]

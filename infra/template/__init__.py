@@ -1,10 +1,11 @@
-"""`scripts/template`: whether AWS would take `template.yaml`, checked as CloudFormation gets it.
+"""`scripts/template`: checks of `template.yaml` in the form that CloudFormation receives.
 
     template.yaml ──SAM translator──▶ expanded ──┬─▶ cfn-lint: errors and warnings
-      + one set of parameters                    └─▶ moto creates it, and updates it with other parameters
+      + one set of parameters                    └─▶ moto: creates the stack, and updates it with
+      other parameters
 
-SAM's file itself says little: dependencies, policies of roles and permissions of routes are there
-only after the expansion. Runs in the Python of `.cache/template`, which has the tools, and imports
-nothing of `app`. Needs neither credentials nor a network. tests/functions/test_template_changes.py
-checks what a changed parameter replaces.
+SAM's file itself lacks dependencies, policies of roles and permissions of routes, which the
+expansion adds. The checks run in the Python of `.cache/template`, which has the tools, and import
+nothing from `app`. They need neither credentials nor a network.
+tests/functions/test_template_changes.py checks the resources that a changed parameter replaces.
 """

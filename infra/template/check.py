@@ -1,7 +1,7 @@
 """The checks of `scripts/template` on the expanded template, with several sets of parameters:
 cfn-lint, and moto's CloudFormation. Problems go to stderr.
 
-python -m infra.template.check [--quick] [template.yaml]     --quick: the defaults alone
+python -m infra.template.check [--quick] [template.yaml]     --quick: only the default parameters
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from infra.template.sets import MATTERS, Parameters, every_few
 
 REGIONS: Final = ["us-east-1", "eu-central-1"]
 SLOW: Final = 6
-"""The number of sets that are checked, because each takes seconds; they have most pairs of
-values."""
+"""The number of sets to check, because each takes seconds. They cover most pairs of values."""
 
 
 def linted(path: Path, parameters: Parameters) -> Iterator[str]:
@@ -49,7 +48,7 @@ def _report(check: str, found: Iterator[str]) -> Iterator[str]:
 
 
 def main() -> int:
-    logging.disable(logging.ERROR)  # of the translator and of moto
+    logging.disable(logging.ERROR)  # silence the translator and moto
     paths = [argument for argument in sys.argv[1:] if argument != "--quick"]
     path = Path(paths[0] if paths else "template.yaml")
     found = list(problems(path, is_quick="--quick" in sys.argv[1:]))

@@ -1,7 +1,7 @@
-"""A check with moto's CloudFormation that rows and messages of the stack outlive every update.
+"""A check with moto's CloudFormation that the stack's rows and messages survive every update.
 
-moto knows tables, queues, functions, roles, event sources and schedules, and reports resources that
-it does not know. The checks that need an account are in docs/appendix-aws.md, with their
+moto supports tables, queues, functions, roles, event sources and schedules, and reports resources
+that it does not support. The checks that need an account are in docs/appendix-aws.md, with their
 commands.
 """
 
@@ -26,13 +26,14 @@ from infra.template.expand import REGION, expand
 
 STACK: Final = "roundgate"
 UNKNOWN: Final = frozenset({"DomainName", "CertificateArn", "HostedZoneId"})
-"""Parameters of resources that moto does not make although other resources use their attributes."""
+"""The parameters of resources that moto does not make although other resources use their
+attributes."""
 ROW: Final = {"pk": {"S": "T#owner.id"}, "sk": {"S": "0"}}
 
 
 def created_and_updated(path: Path, sets: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """Yield the problems of a stack that is created with the first set of parameters and updated
-    to each of the others. Only resources that moto knows are checked."""
+    """Yield the problems of a stack that is created with the first set of parameters and updated to
+    each of the others. Only resources that moto supports are checked."""
     known = [{name: one[name] for name in one.keys() - UNKNOWN} for one in sets]
     os.environ.update(
         AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_DEFAULT_REGION=REGION
@@ -42,7 +43,7 @@ def created_and_updated(path: Path, sets: Sequence[Mapping[str, str]]) -> Iterat
         redirect_stdout(io.StringIO()),
         catch_warnings(),
     ):
-        simplefilter("ignore")  # moto prints what it does not know, and warns of it
+        simplefilter("ignore")  # moto warns of resources that it does not support
         stack = Stack(boto3.Session(region_name=REGION), expand(path, {}))
         stack.upload()
         try:
@@ -54,7 +55,7 @@ def created_and_updated(path: Path, sets: Sequence[Mapping[str, str]]) -> Iterat
                 after = ", ".join(f"{name}={value}" for name, value in one.items())
                 yield from stack.problems(after)
         except ClientError as error:
-            yield f"moto does not take it: {error}"
+            yield f"moto rejects the template: {error}"
 
 
 @dataclass
@@ -95,7 +96,7 @@ class Stack:
         }
 
     def resources(self) -> dict[str, str]:
-        """Return the physical name of each resource that moto knows, by logical name."""
+        """Return the physical name of each resource that moto supports, by logical name."""
         found = self.cloudformation.list_stack_resources(StackName=STACK)["StackResourceSummaries"]
         return {
             one["LogicalResourceId"]: one["PhysicalResourceId"]
@@ -121,12 +122,12 @@ class Stack:
         made = self.resources()
         for name in ("Table", "Queue", "DeadLetters"):
             if made.get(name) != self._first[name]:
-                yield f"{after}: {name} is another one"
+                yield f"{after}: {name} was replaced"
                 return
         if "Item" not in self.session.client("dynamodb").get_item(TableName=made["Table"], Key=ROW):
-            yield f"{after}: the row is gone"
+            yield f"{after}: the row was lost"
         count = self.session.client("sqs").get_queue_attributes(
             QueueUrl=made["DeadLetters"], AttributeNames=["All"]
         )
         if count["Attributes"]["ApproximateNumberOfMessages"] != "1":
-            yield f"{after}: the message is gone"
+            yield f"{after}: the message was lost"

@@ -1,8 +1,9 @@
-"""`template.yaml` as CloudFormation gets it: expanded by AWS's own translator, with one set of
-parameters.
+"""`template.yaml` in the form that CloudFormation receives: expanded by AWS's own translator, with
+one set of parameters.
 
-python -m infra.template.expand template.yaml [NAME=VALUE …]     prints it as JSON, conditions and all
-python -m infra.template.expand --schemas template.yaml          prints the schemas of its resource types
+python -m infra.template.expand template.yaml [NAME=VALUE …]     print it as JSON, with its
+conditions python -m infra.template.expand --schemas template.yaml          print the schemas of its
+resource types
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ MANAGED: Final = {
     name: f"arn:aws:iam::aws:policy/service-role/{name}"
     for name in ("AWSLambdaBasicExecutionRole", "AWSLambdaSQSQueueExecutionRole")
 }
-"""The policies that the translator may give a role; at AWS it asks IAM for them."""
+"""The policies that the translator may attach to a role. At AWS, it requests them from IAM."""
 
 
 def expand(path: Path, parameters: Mapping[str, str]) -> dict[str, Any]:
-    """Return the expanded template. The parameters become its defaults, so that a linter sees
-    their values.
+    """Return the expanded template. The parameters become its defaults, so a linter sees their
+    values.
 
     Raises:
-        ValueError: the template has no such parameter.
+        ValueError: the template lacks one of the parameters.
     """
     source = yaml_parse(path.read_text("utf-8"))
     if unknown := parameters.keys() - source["Parameters"].keys():
@@ -40,7 +41,7 @@ def expand(path: Path, parameters: Mapping[str, str]) -> dict[str, Any]:
     for name, value in parameters.items():
         source["Parameters"][name]["Default"] = value
     for resource in source["Resources"].values():
-        if resource["Type"] == "AWS::Serverless::Function":  # as `sam deploy` has uploaded it
+        if resource["Type"] == "AWS::Serverless::Function":  # as after the upload by `sam deploy`
             resource["Properties"]["CodeUri"] = f"s3://bucket/{resource['Properties']['CodeUri']}"
     os.environ.setdefault("AWS_DEFAULT_REGION", REGION)
     expanded = Translator(None, Parser()).translate(

@@ -1,4 +1,4 @@
-"""Sets of parameters with which template.yaml is checked."""
+"""The sets of parameters for checks of template.yaml."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MATTERS: Final[Choices] = {
     "ProtectTable": ("true", "false"),
     "AlarmTopicArn": ("", "arn:aws:sns:eu-central-1:123456789012:alarms"),
 }
-"""The values of each parameter that decides which resources there are, the default first."""
+"""The values of each parameter that determines which resources exist, the default first."""
 WITH_DOMAIN: Final = {"DomainName": "mcp.example.com", "CertificateArn": CERTIFICATE}
 NEEDS: Final[Mapping[str, Parameters]] = {
     "DomainName": WITH_DOMAIN,
@@ -40,20 +40,20 @@ NEEDS: Final[Mapping[str, Parameters]] = {
     "AuthorizerIssuer": {"AuthorizerAudience": "https://mcp.example.com/mcp,other"},
     "SubnetIds": {"SecurityGroupIds": "sg-0123456789abcdef0"},
 }
-"""Parameters that a value other than the default needs, by the template's rules."""
+"""The parameters that a non-default value requires, according to the template's rules."""
 CANDIDATES: Final = 40
-"""The number of random sets, of which the best is taken."""
+"""The number of random sets of which the best is chosen."""
 
 
 def whole(chosen: Parameters, matters: Choices) -> Parameters:
-    """Add the parameters that chosen values need."""
+    """Return the chosen parameters with the parameters that their values require."""
     others = [name for name, value in chosen.items() if value != matters[name][0]]
     needed = {key: one for name in others for key, one in NEEDS.get(name, {}).items()}
     return {**chosen, **needed}
 
 
 def each_alone(matters: Choices) -> Iterator[tuple[str, Parameters]]:
-    """Yield each value that is no default, as a text and with the parameters that it needs."""
+    """Yield each non-default value, as text and with the parameters that it requires."""
     for name, values in matters.items():
         for value in values[1:]:
             yield f"{name}={value}", whole({name: value}, matters)
@@ -62,7 +62,7 @@ def each_alone(matters: Choices) -> Iterator[tuple[str, Parameters]]:
 def every_few(matters: Choices, few: int) -> list[Parameters]:
     """Return the defaults, and sets in which any `few` parameters have all combinations of their
     values."""
-    draw = random.Random(20261122)  # the same sets each time
+    draw = random.Random(20261122)  # a fixed seed, for the same sets each time
     left = {
         tuple(zip(names, values, strict=True))
         for names in itertools.combinations(matters, few)

@@ -180,7 +180,7 @@ def test_verify_says_what_differs_and_records_it_again(tmp_path: Path) -> None:
         assert roundgate("cassette", "verify", file, url, "--update", "--only", "6")[0] == 0
         assert file.read_text() == before.replace("Refunded order 7", "Returned order 7")
         status, _, err = roundgate("cassette", "verify", file, url)
-        assert (status, err) == (0, "6 interactions, each as recorded\n")
+        assert (status, err) == (0, "6 interactions, all as recorded\n")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_call_has_the_same_result_in_another_revision(
     assert roundgate("cassette", "verify", file, url, "--revision", revision) == (
         0,
         "",
-        f"{1 + (name == 'error')} interactions, each as recorded\n",
+        f"{1 + (name == 'error')} interactions, all as recorded\n",
     )
     said = {"three_questions": "text: Ada", "error": "text: The printer"}
     changed = recorded.replace(said.get(name, "text: Refunded"), "text: Another")
@@ -239,7 +239,7 @@ def test_show_is_a_line_an_interaction_whatever_a_server_said(tmp_path: Path) ->
         (["serve", "plain.yaml", "--fault", "twice:1"], "write it as one of"),
         (["verify", "plain.yaml", "http://127.0.0.1:9/mcp", "--only", "9"], "interactions 1 to 5"),
         (["verify", "plain.yaml", "http://a/", "http://b/", "--update"], "one URL"),
-        (["verify", "plain.yaml", "http://a/", "--ignore", ".."], "is no path"),
+        (["verify", "plain.yaml", "http://a/", "--ignore", ".."], "is not a path"),
         (["verify", "plain.yaml", "http://a/", "--revision", "2020-01-01"], "2026-07-28"),
         (["record", "absent/x.yaml", "http://127.0.0.1:9/mcp"], "cannot be written"),
         (["record", "x.yaml", "http://127.0.0.1:9/mcp", "--rule", "order"], "NAME=PATTERN"),

@@ -227,7 +227,7 @@ async def test_a_result_waits_for_the_answer_that_it_follows(
     assert answered.get("result") == end.get("result")
     assert answered.get("error", {}).get("code") == end.get("error", {}).get("code")
     if "error" in answered:
-        assert '"decline" here' in answered["error"]["message"]
+        assert 'is now "decline"' in answered["error"]["message"]
 
 
 async def test_a_stream_whose_question_got_another_answer_ends_with_an_error() -> None:

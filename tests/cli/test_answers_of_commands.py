@@ -21,9 +21,9 @@ def given(**options: Any) -> argparse.Namespace:
     [
         (None, "cannot be read"),
         ("a: [", "cannot be read"),
-        ("[1, 2]", "has to be a mapping from keys of questions to answers"),
+        ("[1, 2]", "must be a mapping from keys of questions to answers"),
         ("a: &a [*a]", "cannot be read: contains itself"),
-        ("1: x", "has to be a mapping from keys of questions to answers"),
+        ("1: x", "must be a mapping from keys of questions to answers"),
     ],
 )
 def test_a_file_that_has_no_answers_is_refused_by_name(

@@ -66,9 +66,9 @@ def test_tools_that_some_clients_cannot_use_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = checked(tmp_path, capsys, "")
-    assert "fallback: deploy, digest, paths: a client that cannot be asked gets an error" in out
+    assert "fallback: deploy, digest, paths: a client without elicitation gets an error" in out
     assert "ask_in_words: true" in out
-    assert "fallback: report: a client that knows no tasks gets an error" in out
+    assert "fallback: report: a client that does not support tasks gets an error" in out
     assert "without_tasks: wait" in out
     assert "approve" not in out
 
@@ -83,8 +83,8 @@ def test_a_substitute_of_one_tool_ends_the_remark_on_it(
 ) -> None:
     own = ", override: {deploy: {ask_in_words: true}, report: {without_tasks: wait}}"
     out = checked(tmp_path, capsys, "", own)
-    assert "fallback: digest, paths: a client that cannot be asked" in out
-    assert "knows no tasks" not in out
+    assert "fallback: digest, paths: a client without elicitation" in out
+    assert "does not support tasks" not in out
 
 
 def test_an_approval_has_no_substitute(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,5 +94,5 @@ def test_an_approval_has_no_substitute(tmp_path: Path, capsys: pytest.CaptureFix
         "fallback: {ask_in_words: true, without_tasks: wait}\n",
         ", override: {add: {approve: always}}",
     )
-    assert "fallback: add: a client that shows no forms gets an error" in out
+    assert "fallback: add: a client that cannot show forms gets an error" in out
     assert "there is no substitute" in out

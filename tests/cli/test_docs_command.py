@@ -29,7 +29,7 @@ def test_a_page_that_is_not_there_is_named_with_one_that_is_meant(
     assert main(["docs", "configuraton"]) == 2
     assert "did you mean configuration?" in capsys.readouterr().err
     assert main(["docs", "../pyproject"]) == 2
-    assert "`roundgate docs` lists them" in capsys.readouterr().err
+    assert "run `roundgate docs` to list the pages" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("file", CODE, ids=lambda file: str(file.relative_to(ROOT / "app")))

@@ -146,7 +146,7 @@ def test_a_document_by_url_is_asked_to_be_downloaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["new", str(tmp_path / "shop"), "--from", "https://shop.test/openapi.json"]) == 2
-    assert "download the document, and give the file" in capsys.readouterr().err
+    assert "download the document, and pass the file" in capsys.readouterr().err
 
 
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

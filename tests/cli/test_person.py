@@ -114,7 +114,7 @@ async def test_nothing_is_opened_without_consent(
     opened = opening(monkeypatch)
     assert await answer(visit("https://Evil.example/bank.example"), ENTER) is DECLINE
     assert not opened
-    assert "at the host:  evil.example" in capsys.readouterr().err
+    assert "host:        evil.example" in capsys.readouterr().err
 
 
 async def test_a_url_is_opened_with_consent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def test_nobody_there_is_status_5() -> None:
 def test_a_file_answers(url: str, answers: str) -> None:
     done = roundgate("call", url, "book", "city=Paris", "--answers", answers)
     assert (done.returncode, done.stdout) == (0, "2 to Paris, meal: vegan\n")
-    assert done.stderr == "no question asked for these answers: line\n"
+    assert done.stderr == "these answers matched no question: line\n"
 
 
 def test_an_answer_that_does_not_fit_is_status_2(url: str, tmp_path: Path) -> None:

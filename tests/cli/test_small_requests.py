@@ -128,7 +128,7 @@ async def test_an_argument_without_a_name_is_a_mistake_of_the_command(
 ) -> None:
     status, out, err = await commands("prompt", "greet", said)
     assert (status, out) == (2, b"")
-    assert f"{said!r} is not an argument: give key=value" in err
+    assert f"{said!r} is not an argument: write key=value" in err
 
 
 @pytest.mark.parametrize(

@@ -22,5 +22,5 @@ def test_a_secret_of_aws_that_is_not_set_here_is_named_and_nothing_is_packed(
     monkeypatch.delenv("API_KEY", raising=False)
     monkeypatch.chdir(tmp_path)
     assert main(["stack", "--directory", str(tmp_path / "out")]) == 2
-    assert "set API_KEY: this machine cannot read secrets of AWS" in capsys.readouterr().err
+    assert "set API_KEY: the local stack does not read secrets at AWS" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -278,7 +278,7 @@ async def test_what_a_worker_has_begun_since_it_was_found_stays_with_it(
     status, out, err = await operator(action, "--tool", "dig")
     assert (status, out) == (
         0,
-        f"{ref(waits)} is queued; a worker that had it can no longer write to it\n",
+        f"{ref(waits)} is queued; a worker that ran it can no longer write to it\n",
     )
     assert err.startswith(f"{ref(begun)} ")
     assert "or a worker has claimed it meanwhile" in err
@@ -346,7 +346,7 @@ async def test_nothing_is_done_to_tasks_that_nobody_has_named(
     for which in ((), (ref(task_id), "--tool", "dig")):
         status, out, err = await operator(action, *which, "--yes")
         assert (status, out) == (2, "")
-        assert err.startswith("name tasks, or filter them with --owner, --tool,")
+        assert err.startswith("name tasks, or select them with --owner, --tool,")
 
 
 @pytest.mark.parametrize("action", [("list",), ("show", "a.b"), ("purge", "a.b"), ("count",)])
@@ -740,5 +740,5 @@ async def test_histories_are_exported_without_values_unless_the_operator_says_so
     assert "hunter2" not in valued[1]
     assert '"4711 by ***"' in valued[1]
     assert "4711" not in redacted[1]
-    assert too_long == (0, "", "left out, longer than --max-bytes=100: 1\n")
-    assert (len(more[1].splitlines()), more[2]) == (1, "there are more tasks than --limit=1\n")
+    assert too_long == (0, "", "skipped, longer than --max-bytes=100: 1\n")
+    assert (len(more[1].splitlines()), more[2]) == (1, "more tasks exist than --limit=1\n")

@@ -131,13 +131,13 @@ def test_a_server_that_never_stops_asking_is_stopped() -> None:
         (asking("x" * 51), "max_state"),
         (asking("s", a=FORM, b=FORM, c=FORM, d=FORM), "max_questions"),
         (asking("s", a={"method": "tools/list"}), "unknown method"),
-        (asking("s", a="what?"), "no request object"),
+        (asking("s", a="what?"), "not a request object"),
         (
             asking(
                 "s",
                 a={"method": "elicitation/create", "params": {"mode": "url", "url": "file:///etc"}},
             ),
-            "a page that is not opened",
+            "an unusable URL",
         ),
         (asking("s", a={"method": "sampling/createMessage", "params": {}}), "without messages"),
         ({"resultType": "surprise"}, "unknown type"),

@@ -74,7 +74,7 @@ async def test_a_metadata_document_is_a_client_id_where_the_server_takes_it() ->
     ("changes", "document", "complaint"),
     [
         ({"iss": "https://evil.example"}, {}, "another authorization server"),
-        ({}, {"authorization_response_iss_parameter_supported": True}, "does not say its issuer"),
+        ({}, {"authorization_response_iss_parameter_supported": True}, "lacks the issuer"),
         (
             {"code": None, "error": "access_denied", "error_description": "No"},
             {},
@@ -105,7 +105,7 @@ async def test_whoever_else_calls_the_callback_is_not_heard() -> None:
         ({"code_challenge_methods_supported": ["plain"]}, "PKCE"),
         ({"authorization_endpoint": None}, "no authorization endpoint"),
         ({"authorization_endpoint": "http://evil.example/a"}, "plain http"),
-        ({"registration_endpoint": None}, "registers no clients"),
+        ({"registration_endpoint": None}, "does not register clients"),
         ({"token_endpoint": "http://evil.example/t"}, "plain http"),
     ],
 )
@@ -440,7 +440,9 @@ async def test_a_machine_without_a_browser_says_how_to_log_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("webbrowser.open", lambda url: False)
-    with pytest.raises(ClientError, match="no browser here: pass open_url="):
+    with pytest.raises(
+        ClientError, match="No browser could be opened on this machine: pass open_url="
+    ):
         await logged_in(Guarded(), BrowserLogin())
 
 
@@ -551,5 +553,5 @@ async def test_a_bearer_token_that_is_refused_is_not_tried_again_and_never_shown
         await logged_in(guarded, token)
     assert "hush" not in str(caught.value) + repr(token)
     for wrong in ("", "two words", "line\nbreak", "ümlaut"):
-        with pytest.raises(ClientError, match="cannot stand in a header"):
+        with pytest.raises(ClientError, match="a header cannot hold"):
             Bearer(wrong)

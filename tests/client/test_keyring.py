@@ -85,7 +85,7 @@ async def test_a_keyring_that_stays_locked_is_said_so_before_anything_is_sent(
     file_keyring.is_locked = True
     guarded = Guarded()
     async with scripted(guarded) as server:
-        with pytest.raises(ClientError, match=r"KeyringLocked.*locked") as caught:
+        with pytest.raises(ClientError, match=r"KeyringLocked.*unlock it") as caught:
             await called(guarded, server.url, SystemKeyring())
         assert server.asked == []
     assert "sesame" not in str(caught.value)

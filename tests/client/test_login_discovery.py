@@ -129,7 +129,11 @@ async def test_the_login_is_found_wherever_it_is_published(
         ({RESOURCE: b"<html>"}, "Bearer", "mcp.example answered without a JSON"),
         ({RESOURCE: resource()}, "Bearer", "as.example publishes no metadata"),
         ({RESOURCE: resource(resource=7)}, "Bearer", "for a resource other than"),
-        ({RESOURCE: resource(authorization_servers=["as"])}, "Bearer", "issuer .* is not a valid URL"),
+        (
+            {RESOURCE: resource(authorization_servers=["as"])},
+            "Bearer",
+            "issuer .* is not a valid URL",
+        ),
         (
             {RESOURCE: resource(), ISSUER: {"issuer": "https://as.example"}},
             "Bearer",

@@ -124,7 +124,7 @@ REPEATED = b'{"jsonrpc":"2.0","id":3,"id":3,"result":{}}'
         (a_stream(b"data: x" * 5_000), BadAnswer, "max_message"),
         (a_stream(event(QUESTION)), BadAnswer, "forbids"),
         (replies({"resultType": "input_required", "inputRequests": [FORM]}), BadAnswer, "not an object"),
-        (replies({"resultType": "input_required", "inputRequests": {"q": 5}}), BadAnswer, "no request"),
+        (replies({"resultType": "input_required", "inputRequests": {"q": 5}}), BadAnswer, "not a request object"),
         (replies(asking({"method": "tools/call"})), BadAnswer, "unknown method"),
         (replies(asking(VISIT)), BadAnswer, "no page to send a user to"),
         (replies(asking(FORM, count=200)), BadAnswer, "max_questions"),
@@ -476,7 +476,11 @@ async def test_a_subscription_that_the_server_ends_is_at_its_end() -> None:
     [
         ({"id": 1, "error": {"code": -32603, "message": "It is gone"}}, RpcError, "It is gone"),
         ({"id": 1, "method": "ping"}, BadAnswer, "messages other than notifications"),
-        ({"method": "notifications/x", "params": [1]}, BadAnswer, "something else than"),
+        (
+            {"method": "notifications/x", "params": [1]},
+            BadAnswer,
+            "messages other than notifications",
+        ),
     ],
 )
 async def test_a_subscription_ends_with_what_the_server_says_instead_of_changes(

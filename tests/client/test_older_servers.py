@@ -51,7 +51,8 @@ def question(
 
 
 class Older:
-    """A server of 2025-11-25 with one tool. `calls` answers it; answers to its questions arrive in `answers`."""
+    """A server of 2025-11-25 with one tool. `calls` answers it; answers to its questions arrive in
+    `answers`."""
 
     def __init__(
         self, calls: Any, *, version: str = "2025-11-25", session_stream: Any = None
@@ -406,7 +407,7 @@ async def test_a_session_whose_id_cannot_be_sent_back_is_refused(odd: str) -> No
         return reply.replace(b": s1\r\n", f": {odd}\r\n".encode("latin-1"))
 
     async with scripted(script) as server, Client(server.url) as client:
-        with pytest.raises(BadAnswer, match="session whose id"):
+        with pytest.raises(BadAnswer, match="session with an id"):
             await client.call("t")
 
 

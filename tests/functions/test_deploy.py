@@ -575,7 +575,7 @@ def test_a_stack_whose_first_change_set_was_only_looked_at_is_not_protected_by_a
     made = tmp_path / "made"
     assert deploy.run([["true"], ["touch", str(made)]], lambda: is_made) == 0
     assert made.exists() is is_made
-    assert ("nothing has been deployed" in capfd.readouterr().err) is not is_made
+    assert ("nothing was deployed" in capfd.readouterr().err) is not is_made
 
 
 def test_what_has_json_in_it_is_shown_as_json(capfd: pytest.CaptureFixture[str]) -> None:

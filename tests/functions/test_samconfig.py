@@ -118,18 +118,18 @@ def test_without_a_file_everything_is_on_the_command_line(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "rest", "says"),
     [
-        (None, (), r"which stack\? Give its name"),
+        (None, (), r"the stack has no name"),
         (None, ("--config-env", "prod"), "there is no .*samconfig.toml"),
         (None, ("--config-file", "none.toml"), "there is no none.toml"),
         (TABLE, ("--config-env", "prod"), r"has no \[prod\]; it has default, staging"),
         ("[default\n", (), "cannot be read: .*line 1"),
-        ("[default.deploy.parameters]\nregion = 'x'\n", (), "which stack"),
-        ("[default.deploy.parameters]\nparameter_overrides = 3", (), "has to be a table"),
-        ("[default.deploy.parameters]\nparameter_overrides = 'LogLevel'", (), "takes NAME=VALUE"),
+        ("[default.deploy.parameters]\nregion = 'x'\n", (), "the stack has no name"),
+        ("[default.deploy.parameters]\nparameter_overrides = 3", (), "must be a table"),
+        ("[default.deploy.parameters]\nparameter_overrides = 'LogLevel'", (), "needs NAME=VALUE"),
         (
             '[default.deploy.parameters]\nparameter_overrides = "EnvMotto=it\'s"',
             (),
-            "quote that is not closed",
+            "needs NAME=VALUE, not",
         ),
     ],
 )

@@ -313,13 +313,13 @@ async def test_an_operator_sees_events_and_delivers_them(
         assert "event:paid (awaited until 20" in shown
         assert "event:paid: can be delivered\n" in shown
         status, _, err = await _operate(capsys, "event", ref, "other")
-        assert (status, err) == (1, f"{ref} has no event 'other'; it has paid\n")
+        assert (status, err) == (1, f"{ref} has no event 'other'; its events are: paid\n")
         file.write_text("{")
         status, _, err = await _operate(capsys, "event", ref, "paid", "--payload-file", str(file))
         assert (status, err.startswith("--payload-file: ")) == (2, True)
         file.write_text(json.dumps({"amount": 7}))
         status, out, _ = await _operate(capsys, "event", ref, "paid", "--payload-file", str(file))
-        assert (status, out) == (0, f"event:paid: {ref} has it, and goes on\n")
+        assert (status, out) == (0, f"event:paid: {ref} has the event and continues\n")
         task = await ann.over(task_id)
         assert task["result"]["structuredContent"] == {"paid": {"amount": 7}}
         status, _, err = await _operate(capsys, "event", ref, "event:paid")

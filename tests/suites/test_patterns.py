@@ -84,14 +84,14 @@ def test_every_matcher_is_seen_to_fit_and_to_differ() -> None:
 @pytest.mark.parametrize(
     ("pattern", "what"),
     [
-        ({"$regx": "a"}, "$regex is"),
-        ({"a": 1, "$min": 1}, "side by side"),
-        ({"$regex": "("}, "no regular expression"),
+        ({"$regx": "a"}, "did you mean $regex"),
+        ({"a": 1, "$min": 1}, "both members and matchers"),
+        ({"$regex": "("}, "not a valid regular expression"),
         ({"$type": "text"}, "not a usable JSON Schema"),
         ({"$min": []}, "not a usable JSON Schema"),
         ({"$schema": {"type": "nothing"}}, "not a usable JSON Schema"),
-        ({"$absent": False}, "needs true"),
-        ([{"$contains": {"$regex": "("}}], "no regular expression"),
+        ({"$absent": False}, "must be true"),
+        ([{"$contains": {"$regex": "("}}], "not a valid regular expression"),
     ],
 )
 def test_what_is_no_pattern_is_said(pattern: Any, what: str) -> None:
@@ -112,7 +112,7 @@ def test_differences_are_bounded_and_so_is_what_is_shown() -> None:
 
 def test_a_pattern_is_told_in_words() -> None:
     assert described({"$min": 1, "$max": 3}) == "at least 1 and at most 3"
-    assert described({"$contains": {"$min": 2}}) == "something that contains at least 2"
+    assert described({"$contains": {"$min": 2}}) == "a text or list that contains at least 2"
     assert described({"a": 1}) == '{"a": 1}'
 
 

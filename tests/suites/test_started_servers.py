@@ -71,7 +71,7 @@ async def test_a_server_that_finds_every_port_taken_is_given_up(tmp_path: Path) 
 
 
 async def test_a_server_that_ends_is_quoted(tmp_path: Path) -> None:
-    with pytest.raises(ConnectionLost, match=r"status 3 before it served:\n.*no gateway\.yaml"):
+    with pytest.raises(ConnectionLost, match=r"status 3 before it listened:\n.*no gateway\.yaml"):
         async with started(running(tmp_path, "import sys; print('no gateway.yaml'); sys.exit(3)")):
             pass
 

@@ -36,27 +36,30 @@ def told(tmp_path: Path, text: str) -> list[str]:
     ("text", "expected"),
     [
         ("cases: []", "1: cases: List should have at least 1 item"),
-        (CASE, "2: cases[0]: does nothing"),
-        (f"{CASE}    call: a\n    read: b\n", "2: cases[0]: does call and read"),
+        (CASE, "2: cases[0]: has no action"),
+        (f"{CASE}    call: a\n    read: b\n", "2: cases[0]: has the actions call and read"),
         (f"{CASE}    cal: a\n", "3: cases[0].cal: Extra inputs are not permitted"),
-        (f"{CASE}    call: a\n    params: {{}}\n", "4: cases[0].params: goes with no call"),
+        (f"{CASE}    call: a\n    params: {{}}\n", "4: cases[0].params: cannot be used with call"),
         (f"{CASE}    list: tool\n", "3: cases[0].list: Input should be 'tools'"),
-        (f"{CASE}    wait: job\n", "3: cases[0].wait: no step before it starts 'job'"),
-        (f"{CASE}    complete: p\n", "2: cases[0]: completes no argument"),
-        (f"{CASE}    call: a\n    steps: [{{call: b}}]\n", "2: cases[0]: has steps, and call"),
-        (f"{CASE}    call: a\n  - name: one\n    call: a\n", "4: cases[1].name: is the name of"),
-        (f"{CASE}    call: ${{who}}\n", "3: cases[0].call: there is no variable who"),
-        (f"{CASE}    call: ${{port}}\n", "3: cases[0].call: there is no variable port"),
-        (f"variables: {{a: '${{port}}'}}\n{CASE}    call: a\n", "1: variables.a: there is no"),
-        (f"answers: {{a: '${{port}}'}}\n{CASE}    call: a\n", "1: answers.a: there is no"),
+        (f"{CASE}    wait: job\n", "3: cases[0].wait: no earlier step starts 'job'"),
+        (f"{CASE}    complete: p\n", "2: cases[0]: has no argument to complete"),
+        (f"{CASE}    call: a\n    steps: [{{call: b}}]\n", "2: cases[0]: has steps, and also call"),
+        (
+            f"{CASE}    call: a\n  - name: one\n    call: a\n",
+            "4: cases[1].name: is also the name of",
+        ),
+        (f"{CASE}    call: ${{who}}\n", "3: cases[0].call: the variable who is not defined"),
+        (f"{CASE}    call: ${{port}}\n", "3: cases[0].call: the variable port is not defined"),
+        (f"variables: {{a: '${{port}}'}}\n{CASE}    call: a\n", "1: variables.a: the variable"),
+        (f"answers: {{a: '${{port}}'}}\n{CASE}    call: a\n", "1: answers.a: the variable"),
         (f"{CASE}    call: ${{a[}}\n", "3: cases[0].call: ${a[} is not JMESPath"),
-        (f"variables: {{a: '${{b}}', b: 1}}\n{CASE}    call: a\n", "1: variables.a: there is no"),
+        (f"variables: {{a: '${{b}}', b: 1}}\n{CASE}    call: a\n", "1: variables.a: the variable"),
         (f"variables: {{a-b: 1}}\n{CASE}    call: a\n", "1: variables.a-b: cannot be the name"),
-        (f"{CASE}    call: ${{\n", "3: cases[0].call: ${ begins something"),
+        (f"{CASE}    call: ${{\n", "3: cases[0].call: ${ does not begin"),
         (
             f"{CASE}    steps:\n      - {{start: t, as: j}}\n"
             "      - {wait: j, until: input_required, answers: {a: 1}}\n",
-            "5: cases[0].steps[1].answers: answers nothing while it waits for a status",
+            "5: cases[0].steps[1].answers: cannot be used with until",
         ),
         (
             f"{CASE}    call: a\n    expect: {{schema: suite.yaml}}\n",
@@ -66,7 +69,7 @@ def told(tmp_path: Path, text: str) -> list[str]:
         (f"{CASE}    call: a\n    save: {{unique: a}}\n", "cannot be the name of a variable"),
         (
             f"{CASE}    call: a\n    expect:\n      result: {{$regx: a}}\n",
-            "5: cases[0].expect.result.$regx: is no matcher: $regex is",
+            "5: cases[0].expect.result.$regx: is not a matcher: did you mean $regex",
         ),
         (
             f"{CASE}    call: a\n    expect:\n      jmespath: {{'a[': 1}}\n",
@@ -80,26 +83,26 @@ def told(tmp_path: Path, text: str) -> list[str]:
             f"{CASE}    call: a\n    expect: {{schema: nowhere.json}}\n",
             "4: cases[0].expect.schema: nowhere.json: No such file",
         ),
-        (f"{CASE}    call: a\n    expect: {{error: [1]}}\n", "error: has another shape"),
+        (f"{CASE}    call: a\n    expect: {{error: [1]}}\n", "error: has an unexpected type"),
         (
             f"{CASE}    call: a\n    expect: {{error: 1, tool_error: true}}\n",
             "a protocol error and a tool error",
         ),
         (
             f"{CASE}    call: a\n    answers: [{{key: a}}]\n",
-            "4: cases[0].answers[0]: has no answer",
+            "4: cases[0].answers[0]: needs either an answer or defaults",
         ),
         (
             f"{CASE}    call: a\n    answers: [{{message: '(', answer: 1}}]\n",
-            "4: cases[0].answers[0].message: is no regular expression",
+            "4: cases[0].answers[0].message: is not a valid regular expression",
         ),
         (f"{CASE}    call: a\n    answers: [{{kind: x, answer: 1}}]\n", "answers[0].kind: Input"),
-        (f"{CASE}    call: a\n    arguments: {{1: 2}}\n", "the key 1 is no text"),
-        (f"{CASE}    call: a\n    arguments: {{on: 2}}\n", "the key true (so YAML reads"),
+        (f"{CASE}    call: a\n    arguments: {{1: 2}}\n", "the key 1 is not text"),
+        (f"{CASE}    call: a\n    arguments: {{on: 2}}\n", "the key true (YAML's reading of"),
         (f"{CASE}    call: a\n    arguments: {{a: .nan}}\n", "4: cases[0].arguments.a: is nan"),
         (f"{CASE}    call: a\n    arguments: {{a: !!binary eA==}}\n", "is a bytes"),
         (f"server: {{url: a, gateway: b}}\n{CASE}    call: a\n", "1: server: has url and gateway"),
-        (f"server: {{command: [a]}}\n{CASE}    call: a\n", "1: server: has a command, and no url"),
+        (f"server: {{command: [a]}}\n{CASE}    call: a\n", "1: server: has a command, but no url"),
         ("cases: [", "is not YAML"),
         (f"{CASE}    call: a\n    call: b\n", "appears twice"),
     ],
@@ -112,7 +115,10 @@ def test_a_schema_in_a_file_is_an_object_and_one_of_json_schema(tmp_path: Path) 
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "odd.json").write_text('{"type": "nothing"}')
     (tmp_path / "good.json").write_text('{"type": "integer"}')
-    for name, said in (("list", "list.json: is no object"), ("odd", "not a usable JSON Schema")):
+    for name, said in (
+        ("list", "list.json: is not an object"),
+        ("odd", "not a usable JSON Schema"),
+    ):
         [problem] = told(tmp_path, f"{CASE}    call: a\n    expect: {{schema: {name}.json}}\n")
         assert problem.startswith("4: cases[0].expect.schema: ")
         assert said in problem
@@ -134,7 +140,7 @@ def test_a_file_of_gigabytes_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "suite.yaml"
     with file.open("wb") as huge:
         huge.truncate(10**12)
-    with pytest.raises(ConfigError, match="split it"):
+    with pytest.raises(ConfigError, match="split the suite"):
         suites.load(file)
 
 
@@ -161,7 +167,7 @@ def test_variables_of_earlier_steps_are_known_to_later_ones(tmp_path: Path) -> N
     file.write_text(f"{CASE}    steps: [{{call: a, save: {{order: result}}}}, {step}]\n")
     suites.load(file)
     file.write_text(f"{CASE}    steps: [{step}, {{call: a, save: {{order: result}}}}]\n")
-    with pytest.raises(ConfigError, match="no variable order"):
+    with pytest.raises(ConfigError, match="the variable order is not defined here"):
         suites.load(file)
 
 

@@ -120,13 +120,13 @@ async def test_a_step_that_is_as_expected_passes(bench: Bench, step: str) -> Non
         ("call: add, arguments: {a: 2}, expect: {rounds: 2}", "rounds\n    expected  2\n    actual    1"),
         ("call: add, arguments: {a: 2}, expect: {result: null}", "expected  null"),
         ("call: add, arguments: {a: 2}, expect: {task: true}", "expected  a task\n    actual    no task"),
-        ("call: add, arguments: {a: 2}, expect: {error: -32602}", "expected to end with an error"),
+        ("call: add, arguments: {a: 2}, expect: {error: -32602}", "an error was expected"),
         ("call: add, arguments: {a: 2}, expect: {tool_error: true}", "tool_error"),
         ("call: add, arguments: {a: 2}, expect: {within_s: 0.000001}", "at most 1e-06 s"),
         ("call: add, arguments: {a: 2}, expect: {schema: {maximum: 1}}", "3 is greater than"),
         ("call: add, arguments: {a: 2}, expect: {jmespath: {'length(result)': 1}}", "length(result): "),
-        ("call: add, arguments: {a: 2}, answers: {x: 1}", "no question asked for these answers: x"),
-        ("call: add, arguments: {a: 2}, save: {x: result.y}", "result.y finds nothing"),
+        ("call: add, arguments: {a: 2}, answers: {x: 1}", "these answers matched no question: x"),
+        ("call: add, arguments: {a: 2}, save: {x: result.y}", "result.y has no value"),
         ("call: fail", "the tool failed: The printer is on fire"),
         ("call: nothing", "RpcError (-32602)"),
         ("call: nothing, expect: {error: -32601}", "error.code\n    expected  -32601\n    actual    -32602"),
@@ -135,7 +135,7 @@ async def test_a_step_that_is_as_expected_passes(bench: Bench, step: str) -> Non
         (f"{BOOK}, answers: {{seats: 1, meal: none}}, expect: {{asked: [other]}}", 'asked[0]'),
         (
             f"{BOOK}, answers: [{{round: 2, answer: 1}}, {{key: order, answer: {{seats: 1, meal: none}}}}]",
-            "no question asked for these answers: round 2",
+            "these answers matched no question: round 2",
         ),
         ("call: nap, timeout_s: 0.2", "TimedOut: No result within 0.2 s"),
         ("call: add, arguments: {a: '${env:NOT_SET}'}", "environment variable NOT_SET is not set: set it"),
@@ -181,7 +181,7 @@ cases:
     steps:
       - {start: slowly, as: trip, arguments: {city: Oslo}}
       - {wait: trip, answers: {seats: 1, meal: none}}
-      - {wait: trip, until: input_required, expect: {error: {kind: TaskEnded, message: {$contains: will not be}}}}
+      - {wait: trip, until: input_required, expect: {error: {kind: TaskEnded, message: {$contains: can no longer}}}}
 """)
     assert [one.failure for one in results] == [None] * 3
 

@@ -41,10 +41,10 @@ def test_a_reference_alone_keeps_its_type(tmp_path: Path, given: Any, expected: 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("${", "begins something that is no reference"),
-        ("${who}", "there is no variable who: `variables` or `save` make one"),
-        ("${order.note}", "order.note leads to nothing"),
-        ("${order.id.of}", "leads to nothing"),
+        ("${", "does not begin a valid reference"),
+        ("${who}", "there is no variable who: define it in `variables` or with `save`"),
+        ("${order.note}", "order.note has no value"),
+        ("${order.id.of}", "has no value"),
         ("${env:MISSING}", r"MISSING is not set: set it, or write \$\{env:MISSING:-default\}"),
         ("${secret:MISSING}", r"\$\{secret:MISSING:-default\}"),
         ("${secret:PIN}", "the secret PIN has fewer than"),

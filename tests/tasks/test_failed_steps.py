@@ -318,7 +318,7 @@ async def test_a_failure_that_its_handler_deals_with_is_none(
         assert await ann.text(task_id) == "paid later"
         assert await operator.found("--outcome", "ok") == [task_id]
         status, _, err = await operator("retry", ref(task_id))
-    assert (status, "neither parked nor ended by a failed step" in err) == (1, True)
+    assert (status, "is not parked, and no failed step ended it" in err) == (1, True)
 
 
 async def test_a_step_that_may_run_only_once_is_not_run_again(
@@ -361,8 +361,8 @@ async def test_show_says_which_steps_are_done_and_what_the_counters_count(
         "who: answered",
         "charge: failed after 3 attempts",
     ]
-    assert "claims:       2 (turns that workers have begun)" in text
-    assert "attempts:     0 (faults of the gateway in a row)" in text
+    assert "claims:       2 (turns that workers began)" in text
+    assert "attempts:     0 (consecutive faults of the gateway)" in text
     _, out, _ = await operator("show", ref(task_id), "--json")
     assert json.loads(out)["steps"][-1] == {"name": "charge", "state": "failed", "attempts": 3}
     assert "Ada" not in text + out

@@ -280,7 +280,7 @@ async def test_the_command_says_what_happens_again_and_wants_a_yes(
         "runs again: quote, bill, once, ship",
         "may take effect twice, although it is at_most_once: once",
         "is asked again: who",
-        "is waited for again, with a new URL: event:paid",
+        "is awaited again, with a new URL: event:paid",
         "retry 1 task: confirm with --yes",
     ]
     status, _, err = await operate(shared, capsys, *wanted, "--dry-run")
@@ -288,7 +288,7 @@ async def test_the_command_says_what_happens_again_and_wants_a_yes(
     assert (await shop.store.read(ref, 0)).retried_as is None  # type: ignore[union-attr]
     status, out, _ = await operate(shared, capsys, *wanted, "--yes")
     assert status == 0
-    assert out.startswith(f"{ref} goes on as ")
+    assert out.startswith(f"{ref} continues as ")
     assert out.endswith(", from who\n")
     status, _, err = await operate(shared, capsys, *wanted, "--yes")
     assert (status, "was taken up again as" in err) == (1, True)
@@ -310,8 +310,8 @@ async def test_the_command_names_the_steps_that_there_are(
     assert (status, err) == (1, f"there is no task {unknown}\n")
     for more in ((str(unknown),), ("--tool", "order")):
         status, _, err = await operate(shared, capsys, str(ref), *more, "--from", "quote")
-        assert (status, err) == (2, "--from is for one task: name it, without filters\n")
+        assert (status, err) == (2, "--from needs exactly one task: name it, without filters\n")
     going_on = await shop.begin("order")
     await shop.all_turns()
     status, _, err = await operate(shared, capsys, str(going_on), "--from", "reserve", "--yes")
-    assert (status, err) == (1, f"{going_on} is neither parked nor ended by a failed step\n")
+    assert (status, err) == (1, f"{going_on} is not parked, and no failed step ended it\n")

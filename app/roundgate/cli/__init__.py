@@ -1,5 +1,5 @@
-"""The command `roundgate`. `options` defines the arguments; the module of a command is imported
-once the command is chosen."""
+"""The command `roundgate`. `options` defines the arguments; a command's module is imported when the
+command is chosen."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from roundgate.observability import escaped
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
-    Besides that of the command: 1 for an invalid configuration, 2 for wrong usage, 130 after Ctrl-C,
-    141 if the reader of standard output has closed it.
+    In addition to the command's own: 1 for an invalid configuration, 2 for wrong usage, 130 after
+    Ctrl-C, 141 if the reader of standard output closed it.
     """
-    if os.getpid() == 1:  # in a container: the kernel drops signals to PID 1 without a handler
+    if os.getpid() == 1:  # in a container, where the kernel drops unhandled signals to PID 1
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     arguments = parse(with_stack(sys.argv[1:] if argv is None else argv))
     try:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; exit with status 2 if it is wrong."""
+    """Parse a command line; exit with status 2 if it is invalid."""
     return make_parser().parse_args(argv)
 
 
@@ -58,7 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     text = f"%(prog)s {version('roundgate')}"
     parser.add_argument(
-        "--version", action="version", version=text, help="print the version, and end"
+        "--version", action="version", version=text, help="print the version and exit"
     )
     options.add_commands(
         parser.add_subparsers(dest="command", required=True, parser_class=CommandParser)

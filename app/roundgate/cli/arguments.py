@@ -1,5 +1,5 @@
-"""Parsing of the command line: the parser of a command, the types of arguments, and arguments that
-set environment variables."""
+"""Parsing of the command line: the parser of a command, the types of arguments, and the arguments
+that set environment variables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def task_ref(text: str) -> TaskRef:
     try:
         return TaskRef.parse(text)
     except ValueError:
-        message = "give owner.id, as `roundgate tasks list` prints it"
+        message = "write owner.id, as `roundgate tasks list` prints it"
         raise argparse.ArgumentTypeError(message) from None
 
 
@@ -30,26 +30,26 @@ def age_ms(text: str) -> int:
     """Return an age such as `90s`, `15m`, `2h` or `1d` in milliseconds."""
     age = re.fullmatch(r"(\d{1,6})([smhd])", text)
     if age is None:
-        raise argparse.ArgumentTypeError("give an age such as 90s, 15m, 2h or 1d")
+        raise argparse.ArgumentTypeError("write an age such as 90s, 15m, 2h or 1d")
     return int(age[1]) * UNITS_S[age[2]] * 1000
 
 
 def number(kind: type[Number], least: Number, most: Number) -> Callable[[str], Number]:
-    """Return a parser of numbers from `least` to `most`, both included."""
+    """Return a parser of numbers from `least` to `most`, inclusive."""
 
     def parse(text: str) -> Number:
         if re.fullmatch(r"[0-9]+" if kind is int else r"[0-9]*\.?[0-9]+", text):
             value = kind(text)
             if least <= value <= most:
                 return value
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number from {least} to {most}")
+        raise argparse.ArgumentTypeError(f"{text!r}: write a number from {least} to {most}")
 
     return parse
 
 
 def configuration_file(path: Path | None) -> Path:
-    """Return the path of gateway.yaml: `path`, else GATEWAY_CONFIG, else the nearest file in the
-    current directory or one above it."""
+    """Return the path of gateway.yaml: `path`, GATEWAY_CONFIG, or the nearest file in the current
+    directory or a directory above, in this order."""
     if path is not None:
         return path
     if named := os.environ.get("GATEWAY_CONFIG"):
@@ -61,7 +61,7 @@ def configuration_file(path: Path | None) -> Path:
 
 
 def into_environment(arguments: argparse.Namespace) -> None:
-    """Set the environment variables of arguments that are settings, for this process and its
+    """Set the environment variables for arguments that are settings, in this process and its
     children."""
     os.environ["GATEWAY_CONFIG"] = str(configuration_file(arguments.config))
     for name in ("log_level", "log_format"):
@@ -73,10 +73,10 @@ def into_environment(arguments: argparse.Namespace) -> None:
 
 
 def with_stack(words: Sequence[str]) -> Sequence[str]:
-    """Return a command line in which `deploy` has a stack name, empty if none was given.
+    """Return a command line in which `deploy` has a stack name, or an empty name if none was typed.
 
-    Without it, argparse would take the value of a `sam` option for the name. An empty name stands
-    for that of samconfig.toml.
+    Without it, argparse would take the value of a `sam` option for the name. With an empty name,
+    the name in samconfig.toml is used.
     """
     match words:
         case ["deploy"]:
@@ -98,8 +98,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._takes_the_rest = False
-        """Whether an argument consumes all words after it, as a subcommand and REMAINDER do. Such
-        a parser cannot intermix."""
+        """Whether an argument consumes all words after it, as a subcommand and REMAINDER do. Such a
+        parser cannot intermix."""
         self._is_mixing = False
         super().__init__(*arguments, **options)  # adds --help
 

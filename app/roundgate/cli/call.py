@@ -1,8 +1,8 @@
-"""`roundgate call URL TOOL key=value …` and `roundgate wait HANDLE`: a tool call with its rounds and
-its task.
+"""`roundgate call URL TOOL key=value …` and `roundgate wait HANDLE`: a tool call with its rounds
+and its task.
 
 `call --detach` prints a handle once the call is a task. `wait` waits for the task on any machine,
-also after an interrupted call. The tool's schema gives arguments their types:
+even after an interrupted call. The tool's schema gives arguments their types:
 
 limit=5                a value of the property's type; text if the schema has no type
 tag=a tag=b            the items of an array, in order; `tag=a` alone is an array of one item
@@ -80,7 +80,8 @@ async def _call_without_limit(client: Client, arguments: argparse.Namespace) -> 
 async def _finished(
     task: Task, answers: Answers, status: Status, timeout_s: float | None
 ) -> CallResult:
-    """Return the result of a task. If the user interrupts, print the command that waits again."""
+    """Return the result of a task. If the user interrupts, print the command that resumes the
+    wait."""
     try:
         return await task.wait(answers=answers, timeout_s=timeout_s, on_task=status.task)
     except (asyncio.CancelledError, KeyboardInterrupt):
@@ -140,7 +141,7 @@ def parse_arguments(pairs: Iterable[str], schema: _Schema) -> dict[str, Any]:
         schema: the tool's `inputSchema`.
 
     Raises:
-        UsageError: a pair is malformed, does not fit its type, or contradicts another.
+        UsageError: a pair is malformed, does not match its type, or contradicts another pair.
     """
     arguments: dict[str, Any] = {}
     types = _PropertyTypes(schema)
@@ -163,7 +164,7 @@ class _Pair:
         is_json = key.endswith(":")
         key = key.removesuffix(":")
         if not equals or not key:
-            raise UsageError(f"{pair!r} is not an argument: give key=value, or key:=json")
+            raise UsageError(f"{pair!r} is not an argument: write key=value, or key:=json")
         if text.startswith("@"):
             text = _read_file(text[1:], key)
         return cls(key, text.removeprefix("\\") if text.startswith("\\@") else text, is_json)
@@ -174,23 +175,26 @@ class _Pair:
         for step in path:
             holder = holder.setdefault(step, {})
             if not isinstance(holder, dict):
-                raise UsageError(f"{self.key}: {step} has another value already")
+                raise UsageError(f"{self.key}: {step} already has another value")
         schema = types.property((*path, name))
         is_item = not self.is_json and not self.text.lstrip().startswith("[")
         if is_item and (items := types.items(schema)) is not None:
             value = holder.setdefault(name, [])
             if not isinstance(value, list):
-                raise UsageError(f"{self.key} is given both as JSON and as items")
+                raise UsageError(
+                    f"{self.key} is set both as JSON and item by item: choose one form"
+                )
             value.append(self._value(types.types(items), items))
         elif name in holder:
-            raise UsageError(f"{self.key} is given twice, but is not an array")
+            raise UsageError(f"{self.key} is set twice, but is not an array: remove one value")
         else:
             holder[name] = (
                 self._json() if self.is_json else self._value(types.types(schema), schema)
             )
 
     def _value(self, types: frozenset[str], schema: _Schema) -> Any:
-        """Return the text as a value of the first type that fits. Raise `UsageError` if none fits."""
+        """Return the text as a value of the first type that matches. Raise `UsageError` if none
+        matches."""
         text, choices = self.text, schema.get("enum")
         if isinstance(choices, list) and text in choices:
             return text
@@ -244,19 +248,19 @@ def _read_file(name: str, key: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{key}: {name} cannot be read as text: {error}") from None
     if len(data) > MAX_FILE_BYTES:
-        raise UsageError(f"{key}: {name} has more than {MAX_FILE_BYTES} bytes")
+        raise UsageError(f"{key}: {name} has more than {MAX_FILE_BYTES} bytes; use a smaller file")
     return text
 
 
 class _PropertyTypes:
-    """The types of a tool's arguments, from its schema. `$ref` within the schema is followed."""
+    """The types of a tool's arguments, from its schema. A `$ref` within the schema is followed."""
 
     def __init__(self, schema: _Schema) -> None:
         self._root = schema
 
     def path(self, key: str) -> tuple[str, ...]:
-        """Return the path of a key. The key is split at its dots if its first part is a property
-        and the whole key is not."""
+        """Return the path of a key. Split the key at its dots if its first part is a property and
+        the whole key is not."""
         properties = self._properties(self._root)
         head, dot, _ = key.partition(".")
         if key in properties or not dot or head not in properties:
@@ -270,7 +274,8 @@ class _PropertyTypes:
         return schema
 
     def items(self, schema: _Schema) -> _Schema | None:
-        """Return the schema of an array's items; `None` unless only an array or null is allowed."""
+        """Return the schema of an array's items, or `None` unless only an array or null is
+        allowed."""
         if self.types(schema) - {"null"} != {"array"}:
             return None
         schemas = (schema, *map(self._followed, self._alternatives(schema)))

@@ -76,7 +76,7 @@ async def _record(arguments: argparse.Namespace) -> int:
     proxy = Proxy(arguments.url, recorder)
     async with serving(proxy.answer, host, port) as port:
         proxy.listens_at(_origin(host, port))
-        _announce(host, port, proxy.path, f"recorded in {arguments.file}; Ctrl-C ends it")
+        _announce(host, port, proxy.path, f"recording to {arguments.file}; press Ctrl-C to stop")
         await _wait_for_signal()
     await recorder.close()
     say(f"{len(recorder.cassette.interactions)} interactions in {arguments.file}", to=sys.stderr)
@@ -104,7 +104,7 @@ def _rule(text: str) -> Rule:
 def _from_environment(name: str) -> str:
     value = os.environ.get(name)
     if not value:
-        raise UsageError(f"--redact-env {name}: this variable is not set")
+        raise UsageError(f"--redact-env {name}: the variable is not set")
     return value
 
 
@@ -121,7 +121,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
     async with serving(answer, host, port) as port:
         origin = _origin(host, port)
         stand_in = StandIn(cassette, in_order=arguments.in_order, origin=origin, faults=faults)
-        _announce(host, port, "/mcp", f"answers from {arguments.file}; Ctrl-C ends it")
+        _announce(host, port, "/mcp", f"answering from {arguments.file}; press Ctrl-C to stop")
         await _wait_for_signal()
     return remote.DONE
 
@@ -187,12 +187,12 @@ def _check_revision(arguments: argparse.Namespace) -> None:
     if arguments.revision not in VERSIONS:
         raise UsageError(f"--revision {arguments.revision}: use one of {', '.join(VERSIONS)}")
     if arguments.update or arguments.fault or len(arguments.urls) > 1:
-        raise UsageError("--revision takes one URL, no faults, and records nothing")
+        raise UsageError("--revision accepts one URL, and neither --update nor --fault")
 
 
 def _recorder(arguments: argparse.Namespace, cassette: Cassette) -> Recorder:
     if len(arguments.urls) > 1 or arguments.fault:
-        raise UsageError("--update takes one URL and no faults")
+        raise UsageError("--update accepts one URL, and no --fault")
     secrets = {name: os.environ.get(name, "") for name in secret_names(cassette)}
     return Recorder(
         None,
@@ -211,7 +211,7 @@ def _update(
     if len(fresh) != len(recorded):
         raise UsageError(
             f"The conversation differs from the cassette ({len(fresh)} interactions instead of "
-            f"{len(recorded)}): record it again, with the client"
+            f"{len(recorded)}): record it again with the client"
         )
     if numbers:
         pairs = enumerate(zip(recorded, fresh, strict=True), 1)
@@ -231,7 +231,7 @@ def _report(differing: Sequence[Outcome], total: int) -> int:
     if differing:
         say(f"{len(differing)} of {total} interactions differ", to=sys.stderr)
         return remote.FAILED
-    say(f"{total} interactions, each as recorded", to=sys.stderr)
+    say(f"{total} interactions, all as recorded", to=sys.stderr)
     return remote.DONE
 
 
@@ -242,7 +242,7 @@ async def _show(arguments: argparse.Namespace) -> int:
 
 
 def _result(response: Any) -> str:
-    """Return a summary of a response in a few words."""
+    """Return a short summary of a response."""
     if response is None:
         return "no answer"
     message: Any = response.message

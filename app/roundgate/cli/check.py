@@ -23,15 +23,15 @@ from roundgate.settings import process as settings
 from roundgate.tokens import keys
 
 _MAX_NAMED: Final = 5
-"""The maximum number of tools that one remark names."""
+"""The limit on the tools that one remark names."""
 _ASKS: Final = frozenset({"elicitation", "sampling", "roots"})
-"""The client capabilities that a question of a tool needs."""
+"""The client capabilities that a tool's questions need."""
 _ENVIRONMENT: Final = "environment"
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print everything that a configuration serves, with remarks.
+    """Print everything that a configuration serves, with remarks; return 0.
 
     Raises:
         ConfigError: lists all problems of the file, its documents, and the environment.
@@ -108,8 +108,8 @@ def _print_catalog(served: Catalog) -> None:
 
 
 def _unasked_scopes(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
-    """Yield a remark if tools require scopes while `auth` is none, where every caller has all
-    scopes."""
+    """Yield a remark if tools require scopes while `auth` is none, because every caller then has
+    all scopes."""
     catalogs = [served, *(served.of_view(view.name) for view in file.config.views)]
     scoped = {
         name: tool
@@ -139,23 +139,23 @@ def _client_remarks(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
     asking = [name for name, tool in tools.items() if _asks(tool) and name not in fallback.in_words]
     if asking:
         yield at.problem(
-            f"{_named(asking)}: a client that cannot be asked gets an error (-32021)",
+            f"{_named(asking)}: a client without elicitation gets an error (-32021)",
             "set ask_in_words: true if a model may answer for its user; `roundgate docs clients` "
-            "says which clients can be asked",
+            "lists the clients with elicitation",
         )
     if approved := [name for name, tool in tools.items() if tool.asks_first]:
         yield at.problem(
-            f"{_named(approved)}: a client that shows no forms gets an error (-32021), because a "
-            "person has to approve each call",
-            "use clients that show forms (`roundgate docs clients`); there is no substitute",
+            f"{_named(approved)}: a client that cannot show forms gets an error (-32021), because a "
+            "person must approve each call",
+            "use clients that can show forms (`roundgate docs clients`); there is no substitute",
         )
     substituted = fallback.waiting | fallback.with_handles
     required = {name for name, tool in tools.items() if tool.task == "required"}
     if tasks := [name for name in tools if name in required - substituted]:
         yield at.problem(
-            f"{_named(tasks)}: a client that knows no tasks gets an error (-32021)",
-            "set without_tasks: wait for work of up to some minutes, or tools for a handle; most "
-            "clients know no tasks",
+            f"{_named(tasks)}: a client that does not support tasks gets an error (-32021)",
+            "set without_tasks: wait for work of a few minutes, or tools for a handle; most "
+            "clients do not support tasks",
         )
 
 
@@ -170,7 +170,7 @@ def _named(names: Sequence[str]) -> str:
 
 def _environment(environ: Mapping[str, str]) -> tuple[Settings, list[Problem]]:
     """Return the settings from the valid variables of an environment, and the problems of the
-    invalid ones."""
+    invalid variables."""
     try:
         return settings.from_environment(environ), []
     except ConfigError as error:
@@ -205,17 +205,17 @@ def _serving(file: ConfigFile, using: Settings, host: str, port: int | None) -> 
     yield from _problems_of(lambda: shows_errors(file, using))
     yield from _problems_of(lambda: check_exposure(file, using, host))
     if auth != "none" and using.public_url is None:
-        message = "is needed with auth: tokens and metadata contain this URL"
+        message = "is needed with auth, because tokens and metadata contain this URL"
         remedy = (
-            "set it to the URL that clients use, such as https://mcp.example.com; or `roundgate "
-            "check --file-only`, if this is not where the file is served"
+            "set it to the URL that clients use, such as https://mcp.example.com; if the file is "
+            "served elsewhere, use `roundgate check --file-only`"
         )
         yield Problem(_ENVIRONMENT, "GATEWAY_PUBLIC_URL", message, remedy)
     if port is not None:
         try:
             bind(host, port).close()
         except UsageError as error:
-            remedy = "choose another port, or end the process that has it"
+            remedy = "choose another port, or end the process that uses it"
             yield Problem("command line", "--port", str(error), remedy)
 
 
@@ -227,7 +227,8 @@ def _problems_of(check: Callable[[], object]) -> Iterator[Problem]:
 
 
 def _check_keys(using: Settings) -> None:
-    """Raise ConfigError if the keys are invalid or missing. Keys at AWS are not read, and no key is created."""
+    """Raise ConfigError if the keys are invalid or missing. Do not read keys at AWS, or create
+    keys."""
     if using.state_keys is not None:
         keys.parse(using.state_keys, "GATEWAY_STATE_KEYS")
     elif using.state_keys_secret is None and using.state_keys_kms is None:
@@ -238,28 +239,27 @@ def _check_keys(using: Settings) -> None:
 
 
 def _sqlite(path: Path) -> Iterator[Problem]:
-    """Yield a problem unless the SQLite file can be written, or created."""
+    """Yield a problem unless the SQLite file can be written or created."""
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     is_usable = existing.is_file() if existing == path else existing.is_dir()
     if not is_usable or not os.access(existing, os.W_OK):
         message = f"{path} is a directory" if path.is_dir() else f"{path} cannot be written"
         remedy = (
-            "choose a file in a directory that can be written, such as "
-            "sqlite:///.roundgate/gateway.sqlite3"
+            "choose a file in a writable directory, such as sqlite:///.roundgate/gateway.sqlite3"
         )
         yield Problem(_ENVIRONMENT, "GATEWAY_STORE", message, remedy)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket bound to an address, for this process and its children. For port 0 the system
-    chooses a free port.
+    """Return a socket bound to an address, for this process and its children. Port 0 selects a free
+    port.
 
     Raises:
         UsageError: the address or the port cannot be used.
     """
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        # prefer IPv4: clients try it for names such as localhost that have both kinds of address
+        # prefer IPv4, which clients try first for names such as localhost with both kinds of address
         addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)
         family, kind, protocol, _, address = addresses[0]
         bound = socket.socket(family, kind, protocol)
@@ -274,25 +274,25 @@ def bind(host: str, port: int) -> socket.socket:
         bound.close()
         raise UsageError(
             f"--port {port}: it is not free at {host} ({error.strerror}); "
-            "end the process that has it, or choose another (0: any free port)"
+            "end the process that uses it, or choose another port (0: any free port)"
         ) from None
     bound.set_inheritable(True)
     return bound
 
 
 def check_exposure(file: ConfigFile, using: Settings, host: str) -> None:
-    """Raise if a public address would be served without authentication. Every caller would be the
-    one local subject.
+    """Raise ConfigError if a public address would be served without authentication, where every
+    caller would be the same local subject.
 
     Raises:
-        ConfigError: unless `auth` is configured, the address is loopback, or --allow-anonymous is
-            given.
+        ConfigError: `auth` is not configured, the address is not loopback, and --allow-anonymous is
+            not set.
     """
     if file.config.auth != "none" or host in LOOPBACK or using.allow_anonymous:
         return
     remedy = (
-        "configure auth, bind to 127.0.0.1, or give --allow-anonymous if something in front "
-        "authenticates"
+        "configure auth, bind to 127.0.0.1, or pass --allow-anonymous if a proxy in front "
+        "authenticates callers"
     )
     message = f"there is no authentication, but --host {host} can be reached from outside"
     raise ConfigError([file.origin.at("auth").problem(message, remedy)])

@@ -1,5 +1,5 @@
-"""`roundgate compile`, `package`, `deploy` and `stack`: a repository as AWS Lambda functions, at AWS
-or on the local machine."""
+"""`roundgate compile`, `package`, `deploy` and `stack`: a repository as AWS Lambda functions, at
+AWS or on the local machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: the configuration or the content of the package is invalid.
-        UsageError: the deployment is refused, AWS does not answer, or a tool is not installed.
+        UsageError: the deployment is refused, a request to AWS failed, or a tool is not installed.
     """
     match arguments.command:
         case "compile":
@@ -45,10 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def planned_from(path: Path, arch: str, *, anew: bool = False) -> packaging.Plan:
-    """Return the package plan of a configuration that has passed `roundgate check`.
+    """Return the package plan of a configuration; fail if `roundgate check` would find problems.
 
     Args:
-        path: the configuration.
+        path: the path of gateway.yaml.
         arch: the architecture of the functions.
         anew: whether to resolve package versions again.
 
@@ -78,7 +78,7 @@ def _environment_as_before() -> Iterator[None]:
 
 
 def _make(planned: packaging.Plan, out: Path) -> Path:
-    """Make the zips and the template in a folder; return the template's path."""
+    """Write the zips and the template into a folder; return the template's path."""
     packaging.package(planned, out)
     written = template.write(planned.file, planned.arch, out)
     print(written)
@@ -108,7 +108,7 @@ def _run_stack(arguments: argparse.Namespace) -> int:
     path = demo.CONFIG if arguments.demo else configuration_file(arguments.config)
     variables = _variables(path)
     find_tools()
-    # handle SIGTERM as Ctrl-C, so that processes and temporary files are cleaned up
+    # handle SIGTERM like Ctrl-C, so processes and temporary files are cleaned up
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as temporary:
         directory: Path = (arguments.directory or Path(temporary)).resolve()
@@ -131,7 +131,7 @@ def _variables(path: Path) -> dict[str, str]:
     kept = [name for name, text in env.items() if list(kept_at_aws(text))]
     unset = [name for name in kept if name not in os.environ]
     if unset:
-        raise UsageError(f"set {', '.join(unset)}: this machine cannot read secrets of AWS")
+        raise UsageError(f"set {', '.join(unset)}: the local stack does not read secrets at AWS")
     return {name: os.environ[name] for name in env if name in os.environ}
 
 
@@ -145,6 +145,6 @@ async def _serve_stack(arguments: argparse.Namespace, directory: Path, more: dic
         if arguments.demo:
             return await demo.show(stack)
         logs = stack.deployment.directory
-        print(f"{stack.url}\nlogs of the functions: {logs}\nCtrl-C ends it", flush=True)
+        print(f"{stack.url}\nlogs of the functions: {logs}\nPress Ctrl-C to stop", flush=True)
         await asyncio.Event().wait()
     return 0

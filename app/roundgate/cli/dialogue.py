@@ -1,6 +1,6 @@
 """Terminal prompts for the questions of a server, with prompt_toolkit.
 
-Prompts go to standard error, so that standard output holds only the result of the call. Control and
+Prompts go to standard error, so standard output holds only the result of the call. Control and
 format characters in the server's texts are escaped.
 """
 
@@ -39,7 +39,7 @@ MAX_SHOWN_CHARS: Final = 4_000
 _INDENT: Final = "  "
 
 Check = Callable[[str], str | None]
-"""A function that returns the problem of a typed text, or `None`."""
+"""A function that returns the problem of a typed text, or `None` if the text is valid."""
 
 
 class Prompts:
@@ -48,8 +48,8 @@ class Prompts:
     Ctrl-C raises `KeyboardInterrupt`; Ctrl-D on an empty line raises `EOFError`.
 
     Args:
-        keys: the source of keystrokes; default: the terminal.
-        screen: the output that prompts are drawn on; default: standard error.
+        keys: the source of keystrokes; the terminal by default.
+        screen: the output for prompts; standard error by default.
     """
 
     def __init__(self, keys: Input | None = None, screen: Output | None = None) -> None:
@@ -57,7 +57,7 @@ class Prompts:
         self._screen = screen or create_output(stdout=sys.stderr)
 
     def say(self, text: str) -> None:
-        """Print a text, escaping all control characters but line ends."""
+        """Print a text with its control characters escaped, except line ends."""
         for line in text.split("\n"):
             say(line, to=sys.stderr)
 
@@ -69,8 +69,8 @@ class Prompts:
         *,
         is_secret: bool = False,
     ) -> str:
-        """Ask for a text until `check` accepts it. Alt-Enter begins a new line; a secret is shown as
-        stars."""
+        """Ask for a text until `check` accepts it. Alt-Enter starts a new line; a secret is shown
+        as asterisks."""
         with create_app_session(self._keys, self._screen):
             session: PromptSession[str] = PromptSession(key_bindings=_newlines(), multiline=False)
             return await session.prompt_async(
@@ -143,8 +143,8 @@ class Person:
         self._one_at_a_time = asyncio.Lock()
 
     async def __call__(self, question: Question) -> Any:
-        """Return the person's answer, which may be `DECLINE` or `CANCEL`. Ctrl-D dismisses the
-        question: `CANCEL` for a form or URL, otherwise `None`."""
+        """Return the person's answer, which may be `DECLINE` or `CANCEL`. Ctrl-D returns `CANCEL`
+        for a form or URL, otherwise `None`."""
         ask = {
             Kind.FORM: self._form,
             Kind.URL: self._url,
@@ -184,19 +184,17 @@ class Person:
             content[field.name] = value
 
     async def _url(self, question: Question) -> Any:
-        """Ask for consent before opening a URL. Shows the host separately, because a long address
-        can hide it."""
+        """Ask for consent before opening a URL. Show the host separately, because a long URL can
+        hide it."""
         url = question.url or ""
         self._prompts.say(_bounded(question.message))
-        self._prompts.say(f"  to be opened: {_bounded(url)}")
-        self._prompts.say(f"  at the host:  {question.host}")
+        self._prompts.say(f"  URL to open: {_bounded(url)}")
+        self._prompts.say(f"  host:        {question.host}")
         ways = [OPEN, OPENED, DECLINED, DISMISSED]
         chosen = ways[await self._prompts.choice("", ways, ways.index(DECLINED))]
         if chosen == OPEN and not await asyncio.to_thread(webbrowser.open, url):
-            self._prompts.say(
-                "  No browser could be opened. Open the address yourself, then go on."
-            )
-            await self._prompts.text("Enter when that is done")
+            self._prompts.say("  No browser could be opened. Open the URL yourself, then continue.")
+            await self._prompts.text("Press Enter when you have opened it")
         return {OPEN: True, OPENED: True, DECLINED: DECLINE, DISMISSED: CANCEL}[chosen]
 
     async def _sample(self, question: Question) -> Any:
@@ -212,13 +210,15 @@ class Person:
         return await self._prompts.text("Answer as the model (Alt-Enter: new line)")
 
     async def _roots(self, question: Question) -> Any:
-        """Ask for the folders that the server may know of. An empty list is a valid answer."""
+        """Ask for the folders that the server may know. An empty list is a valid answer."""
 
         def check(text: str) -> str | None:
             is_usable = not text or Path(text).expanduser().is_dir()
             return None if is_usable else "There is no such folder"
 
-        self._prompts.say("  Which folders may it know of? One a line; an empty line ends.")
+        self._prompts.say(
+            "  Which folders may the server know? One per line; an empty line ends the list."
+        )
         roots: list[str] = []
         default = str(Path.cwd())
         while text := await self._prompts.text("Folder", default, check):
@@ -254,10 +254,10 @@ class _Field:
         self._takes_several = self._schema.get("type") == "array"
         choices = self._schema.get("items") if self._takes_several else self._schema
         self._options = _options(choices) if isinstance(choices, Mapping) else ()
-        """The values of a choice, each with its title."""
+        """The values of a choice, with their titles."""
 
     async def ask(self, prompts: Prompts, current: Any) -> Any:
-        """Return the person's value, or `None`. `current` is the previous answer."""
+        """Return the person's value, or `None` for no value. `current` is the previous answer."""
         if description := self._schema.get("description"):
             prompts.say(f"  {str(description)[:1_000]}")
         default = self._schema.get("default") if current is None else current
@@ -311,7 +311,7 @@ class _Field:
         """Return the typed text as a value of the field's type.
 
         Raises:
-            ValueError: the field is a number and the text is not one of its kind.
+            ValueError: the field needs a number, and the text is not such a number.
         """
         kind = self._schema.get("type")
         if kind not in (*_NUMBERS, "array", "object"):
@@ -325,7 +325,8 @@ class _Field:
         return value
 
     def _problem(self, value: Any) -> str | None:
-        """Return the first problem that the form's schema finds in a value of this field."""
+        """Return the first problem that the form's schema reports for a value of this field, or
+        `None`."""
         place = f"answer.{self.name}"
         for problem in self._question.problems({self.name: value}):
             where, _, what = problem.partition(": ")
@@ -335,8 +336,8 @@ class _Field:
 
 
 def _options(schema: Mapping[str, Any]) -> tuple[tuple[Any, str], ...]:
-    """Return the values of a choice with their titles; empty if the schema is not a boolean, an `enum`,
-    or `oneOf` or `anyOf` of constants."""
+    """Return the values of a choice with their titles. Return an empty tuple unless the schema is a
+    boolean, an `enum`, or `oneOf` or `anyOf` of constants."""
     if schema.get("type") == "boolean":
         return (True, "yes"), (False, "no")
     if isinstance(values := schema.get("enum"), list):

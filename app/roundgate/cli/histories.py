@@ -1,7 +1,8 @@
-"""`roundgate tasks export`: recorded histories of tasks, one a line, for replays in tests.
+"""`roundgate tasks export`: recorded histories of tasks, one per line, for replays in tests.
 
-Values leave only with `--values`. Then members with a secret-looking name, and those that the
-operator names, are replaced, and so is each of their values wherever else it occurs in the task.
+Values are exported only with `--values`. Then members with a secret-looking name, and members that
+the operator names, are redacted, and each of their values is redacted wherever it occurs in the
+task.
 """
 
 from __future__ import annotations
@@ -26,16 +27,15 @@ from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.versions import tasks_with_work
 
 WITH_JOURNAL: Final = OPEN | {Status.FAILED}
-"""The statuses of tasks that are kept with their journal: open ones, and those that a failed step
-ended."""
+"""The statuses of tasks with a stored journal: open tasks, and tasks that a failed step ended."""
 _OF_ANOTHER_VERSION: Final = (ParseError, ValueError, TypeError, KeyError)
 
 
 async def export(
     arguments: argparse.Namespace, wanted: Wanted, store: StoredTasks, clock: Clock
 ) -> int:
-    """Write the histories of the tasks that a search finds to standard output; tell on standard
-    error what is left out."""
+    """Write the histories of the tasks that a search selects to standard output; return 0. Report
+    skipped tasks on standard error."""
     written, too_long, named, unknown = 0, 0, 0, 0
     wanted = replace(wanted, statuses=(wanted.statuses or WITH_JOURNAL) & WITH_JOURNAL)
     if not wanted.statuses:
@@ -44,7 +44,7 @@ async def export(
         if work is None or record.expires_ms <= clock.now_ms():
             continue
         if written == arguments.limit:
-            say(f"there are more tasks than --limit={arguments.limit}", to=sys.stderr)
+            say(f"more tasks exist than --limit={arguments.limit}", to=sys.stderr)
             break
         try:
             history = history_of(record, work, clock.now_ms())
@@ -64,17 +64,17 @@ async def export(
         show_text(line.decode())
         written += 1
     if too_long:
-        say(f"left out, longer than --max-bytes={arguments.max_bytes}: {too_long}", to=sys.stderr)
+        say(f"skipped, longer than --max-bytes={arguments.max_bytes}: {too_long}", to=sys.stderr)
     if named:
-        say(f"left out, because the name of a place has a redacted value: {named}", to=sys.stderr)
+        say(f"skipped, a key contains a redacted value: {named}", to=sys.stderr)
     if unknown:
-        say(f"left out, of another version of Roundgate: {unknown}", to=sys.stderr)
+        say(f"skipped, written by another version of Roundgate: {unknown}", to=sys.stderr)
     return 0
 
 
 def without_secrets(history: History, names: Collection[str]) -> History | None:
-    """Return a history without the values of members that look secret or have one of the names;
-    `None` if the name of a place has such a value, as that of an item of `ctx.map` can."""
+    """Return a history without the values of members that look secret or have one of the names.
+    Return `None` if a key contains such a value, as the key of an item of `ctx.map` can."""
     secrets = Secrets()
 
     def is_secret(name: str) -> bool:
@@ -99,7 +99,7 @@ def without_secrets(history: History, names: Collection[str]) -> History | None:
 
 
 def _hidden(value: Any, secrets: Secrets) -> Any:
-    """Return a value of the same shape that tells nothing; remember its parts as secrets."""
+    """Return a value of the same shape without its content; add its parts to the secrets."""
     match value:
         case dict():
             return {name: _hidden(item, secrets) for name, item in value.items()}

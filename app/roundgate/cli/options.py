@@ -1,7 +1,7 @@
 """The commands and their options.
 
-`roundgate.cli` builds the parser from this module. To start fast, nothing is imported here that only
-a command needs.
+`roundgate.cli` builds the parser from this module. To start fast, the module imports nothing that
+only one command needs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def add_commands(commands: Commands) -> None:
 def _command(
     commands: Commands, name: str, module: str | None, about: str, *examples: str, **options: Any
 ) -> argparse.ArgumentParser:
-    """Add a command that `module` runs, or, with `module` None, an action of a command."""
+    """Add a command, run by `module`. If `module` is None, add an action of a command."""
     if examples:
         options["formatter_class"] = argparse.RawDescriptionHelpFormatter
         options["epilog"] = "\n  ".join(("examples:", *examples))
@@ -70,16 +70,19 @@ def _add_local_commands(commands: Commands) -> None:
     new.add_argument(
         "directory", type=Path, help="directory to create; the repository has its name"
     )
-    about = "also serve this OpenAPI document"
+    about = "OpenAPI document to copy and serve as well"
     new.add_argument("--from", dest="openapi", type=Path, metavar="FILE", help=about)
-    _flag(new, "--aws", "add samconfig.toml, and a workflow that deploys")
+    _flag(new, "--aws", "add samconfig.toml, and a workflow that deploys the stack")
 
-    about = "print a page of this version's documentation, or list them"
+    about = "print a page of this version's documentation, or list the pages"
     docs = _command(
         commands, "docs", "repository", about, "roundgate docs", "roundgate docs configuration"
     )
     docs.add_argument(
-        "page", nargs="?", metavar="PAGE", help="such as configuration (default: list the pages)"
+        "page",
+        nargs="?",
+        metavar="PAGE",
+        help="name of a page, such as configuration (default: list the pages)",
     )
 
     serve = _command(
@@ -87,9 +90,7 @@ def _add_local_commands(commands: Commands) -> None:
         "roundgate serve --reload", "roundgate serve gateway.yaml --port 0 --log-level debug",
         "roundgate serve --host 0.0.0.0 --workers 4",
     )  # fmt: skip
-    about = (
-        "gateway.yaml (default: GATEWAY_CONFIG, or the nearest one, here or in a directory above)"
-    )
+    about = "gateway.yaml (default: GATEWAY_CONFIG, or the nearest, here or in a directory above)"
     serve.add_argument("config", nargs="?", type=Path, help=about)
     about = "address to bind to (default: %(default)s)"
     serve.add_argument("--host", default="127.0.0.1", help=about)
@@ -98,9 +99,7 @@ def _add_local_commands(commands: Commands) -> None:
     _flag(serve, "--allow-anonymous", "bind to any address without authentication")
     about = "processes that share the port (default: %(default)s)"
     serve.add_argument("--workers", type=int, default=1, help=about)
-    about = (
-        "watch gateway.yaml and the modules that it loads, and serve changes (SIGHUP does so once)"
-    )
+    about = "watch gateway.yaml and the modules that it loads, and serve their changes (SIGHUP reloads once)"
     _flag(serve, "--reload", about)
     _add_log(serve)
 
@@ -110,30 +109,32 @@ def _add_local_commands(commands: Commands) -> None:
         "roundgate check", "roundgate check --file-only deployments/prod.yaml",
     )  # fmt: skip
     _add_config(check)
-    about = "do not check this environment: the file is served elsewhere"
+    about = "skip checks of this environment, if the file is served elsewhere"
     _flag(check, "--file-only", about)
-    check.add_argument("--host", default="127.0.0.1", help="as for serve")
+    check.add_argument(
+        "--host", default="127.0.0.1", help="address to check (default: %(default)s)"
+    )
     check.add_argument("--port", type=_PORT, help="also check whether this port is free")
 
     about = "compile the documents of back ends into indexes"
     _add_config(_command(commands, "compile", "deploy", about, "roundgate compile gateway.yaml"))
 
     keys = _command(
-        commands, "keys", "repository", "make keys that seal requestState, and rotate them",
+        commands, "keys", "repository", "make and rotate the keys that seal requestState",
         "roundgate keys new", "roundgate keys rotate --stage 1",
     )  # fmt: skip
     actions = keys.add_subparsers(dest="action", required=True)
     actions.add_parser("new", help="print a new key for GATEWAY_STATE_KEYS")
     about = "print GATEWAY_STATE_KEYS for the next stage of a rotation"
     rotate = actions.add_parser("rotate", help=about)
-    about = "1 add a key, 2 seal with it, 3 drop the old ones"
+    about = "1: add a key, 2: seal with the new key, 3: drop the old keys"
     rotate.add_argument("--stage", type=int, choices=(1, 2, 3), required=True, help=about)
 
-    about = "run tasks, in a process of its own"
+    about = "run tasks in a separate process"
     worker = _command(commands, "worker", "worker", about, "roundgate worker gateway.yaml")
     _add_config(worker)
     _add_log(worker)
-    _flag(worker, "--reload", "as for serve")
+    _flag(worker, "--reload", "watch gateway.yaml and its modules, and use their changes")
     # passed by a worker to the process that it starts for a suspect task
     worker.add_argument("--suspect", type=task_ref, help=argparse.SUPPRESS)
 
@@ -141,20 +142,24 @@ def _add_local_commands(commands: Commands) -> None:
         commands, "schema", "repository", "print a JSON Schema for editors",
         "roundgate schema > gateway.schema.json", "roundgate schema --suite",
     )  # fmt: skip
-    _flag(schema, "--suite", "that of suites (default: that of gateway.yaml)")
+    _flag(schema, "--suite", "print the schema of suites (default: of gateway.yaml)")
 
 
 _PORT: Final = number(int, 0, 65_535)
 
 
 def _add_config(command: argparse.ArgumentParser) -> None:
-    command.add_argument("config", nargs="?", type=Path, help="as for serve")
+    about = "gateway.yaml (default: GATEWAY_CONFIG, or the nearest, here or in a directory above)"
+    command.add_argument("config", nargs="?", type=Path, help=about)
 
 
 def _add_log(command: argparse.ArgumentParser) -> None:
-    levels, about = ("debug", "info", "warning", "error"), "default: GATEWAY_LOG_LEVEL, or info"
+    levels, about = (
+        ("debug", "info", "warning", "error"),
+        "log level (default: GATEWAY_LOG_LEVEL, or info)",
+    )
     command.add_argument("--log-level", choices=levels, help=about)
-    about = "default: GATEWAY_LOG_FORMAT, or auto: text on a terminal, JSON anywhere else"
+    about = "log format (default: GATEWAY_LOG_FORMAT, or auto: text on a terminal, otherwise JSON)"
     command.add_argument("--log-format", choices=("auto", "text", "json"), help=about)
 
 
@@ -164,22 +169,22 @@ def _add_deployment(commands: Commands) -> None:
         "roundgate package --list", "roundgate package --arch x86_64",
     )  # fmt: skip
     _add_config(package)
-    architectures, about = ("arm64", "x86_64"), "of the functions (default: arm64)"
+    architectures, about = ("arm64", "x86_64"), "architecture of the functions (default: arm64)"
     package.add_argument("--arch", choices=architectures, default="arm64", help=about)
     about = "output folder (default: .build beside gateway.yaml)"
     package.add_argument("--out", type=Path, help=about)
-    _flag(package, "--lock", "look for the newest versions of packages")
-    _flag(package, "--list", "only list what would go in")
+    _flag(package, "--lock", "resolve the newest versions of packages")
+    _flag(package, "--list", "only list the contents")
 
     deploy = _command(
-        commands, "deploy", "deploy", "package, and deploy the stack with AWS SAM",
+        commands, "deploy", "deploy", "package and deploy the stack with AWS SAM",
         "roundgate deploy", "roundgate deploy --config-env staging",
         "roundgate deploy shop gateway.yaml --parameter-overrides LogLevel=debug",
         usage="roundgate deploy [STACK] [CONFIG] [options of sam deploy]",
     )  # fmt: skip
-    about = "name of the stack (default: that of samconfig.toml)"
+    about = "name of the stack (default: stack_name in samconfig.toml)"
     deploy.add_argument("stack", metavar="STACK", help=about)
-    about = "gateway.yaml (default: as for serve), then what sam deploy takes, such as"
+    about = "gateway.yaml (default: as for serve), then options of sam deploy, such as"
     about += " --parameter-overrides LogLevel=debug WorkerConcurrency=50"
     deploy.add_argument("rest", nargs=argparse.REMAINDER, metavar="…", help=about)
 
@@ -190,20 +195,20 @@ def _add_deployment(commands: Commands) -> None:
     _add_config(stack)
     _flag(stack, "--demo", "show a call with rounds and a task, replica by replica")
     for name, default, about in (
-        ("--gateways", 3, "gateway functions at once"),
-        ("--workers", 2, "worker functions at once"),
-        ("--executions", 10, "functions at once in all, 10 in a new account"),
+        ("--gateways", 3, "number of gateway functions"),
+        ("--workers", 2, "number of worker functions"),
+        ("--executions", 10, "limit on concurrent functions; 10 in a new account"),
     ):
         about += " (default: %(default)s)"
         stack.add_argument(name, type=int, default=default, help=about)
-    about = "functions that back ends of the kind lambda invoke, such as functions.yaml"
+    about = "file that declares the functions that back ends of the kind lambda invoke, such as functions.yaml"
     stack.add_argument("--functions", type=Path, help=about)
-    stack.add_argument("--port", type=int, help="of the API (default: any free one)")
-    about = "for the functions and their logs (default: temporary)"
+    stack.add_argument("--port", type=int, help="port of the API (default: any free port)")
+    about = "directory for the functions and their logs (default: a temporary directory)"
     stack.add_argument("--directory", type=Path, help=about)
 
 
-_AS_LISTED: Final = "as `list` prints it"
+_AS_LISTED: Final = "task, as `list` prints it"
 
 
 def _add_tasks(commands: Commands) -> None:
@@ -217,9 +222,11 @@ def _add_tasks(commands: Commands) -> None:
         "roundgate tasks list --outcome step_failed",
     )  # fmt: skip
     _add_filters(listed)
-    about = "most tasks to show (default: %(default)s)"
+    about = "maximum number of tasks to show (default: %(default)s)"
     listed.add_argument("--limit", type=number(int, 1, 999_999_999), default=100, help=about)
-    listed.add_argument("--cursor", help="continue a list; the page before printed the value")
+    listed.add_argument(
+        "--cursor", help="continue a list from the value that the page before printed"
+    )
 
     about = "show a task, without its arguments, answers and result"
     show = _task_action(actions, "show", about, "roundgate tasks show OWNER.ID")
@@ -230,12 +237,12 @@ def _add_tasks(commands: Commands) -> None:
     seconds, about = number(float, 0.1, 3_600), "seconds between two reads (default: %(default)s)"
     watch.add_argument("--interval", type=seconds, default=1.0, metavar="SECONDS", help=about)
 
-    about = "count open tasks, and show how old the oldest are"
+    about = "count open tasks, and show the age of the oldest"
     _task_action(actions, "count", about, "roundgate tasks count")
     about = "count open tasks by their version of a changed handler (ctx.version)"
     versions = _task_action(actions, "versions", about, "roundgate tasks versions --tool refund")
     versions.add_argument("--tool", help="only tasks of this tool")
-    about = "print recorded histories of tasks for a replay in a test, one a line"
+    about = "print recorded histories of tasks, one per line, to replay in a test"
     export = _command(
         actions, "export", None, about,
         "roundgate tasks export --tool refund > histories.jsonl",
@@ -243,22 +250,22 @@ def _add_tasks(commands: Commands) -> None:
     )  # fmt: skip
     _add_tasks_config(export)
     _add_filters(export)
-    about = "most tasks to export (default: %(default)s)"
+    about = "maximum number of tasks to export (default: %(default)s)"
     export.add_argument("--limit", type=number(int, 1, 1_000_000), default=100, help=about)
-    about = "leave out tasks whose history is longer (default: %(default)s)"
+    about = "skip tasks with a longer history, in bytes (default: %(default)s)"
     export.add_argument("--max-bytes", type=number(int, 1, 10**9), default=1_000_000, help=about)
     _flag(
         export, "--values", "include arguments, results, answers and callers, for an exact replay"
     )
-    about = "replace the values of this member, step or field; may be repeated"
+    about = "redact the values of this member, step or field; may be repeated"
     _repeated(export, "--redact", "NAME", about)
     for name, about, *examples in (
         ("cancel", "cancel tasks",
          "roundgate tasks cancel OWNER.ID",
          "roundgate tasks cancel --tool refund --older-than 1d --dry-run"),
-        ("requeue", "queue tasks again that wait; by name, also those that a worker has",
+        ("requeue", "queue waiting tasks again, and named tasks even if a worker runs them",
          "roundgate tasks requeue OWNER.ID"),
-        ("retry", "continue tasks at the step that failed, and parked tasks",
+        ("retry", "continue tasks at their failed step, and parked tasks",
          "roundgate tasks retry OWNER.ID",
          "roundgate tasks retry OWNER.ID --from charge",
          "roundgate tasks retry --tool refund --outcome step_failed --yes"),
@@ -272,9 +279,7 @@ def _add_tasks(commands: Commands) -> None:
         _flag(action, "--dry-run", "only print the tasks")
         _flag(action, "--yes", "do not ask for confirmation")
         if name == "retry":
-            about = (
-                "repeat this step, as `show` prints it, and all that came after it; for one task"
-            )
+            about = "repeat this step, named as `show` prints it, and all later steps; for one task"
             action.add_argument("--from", dest="from_step", metavar="STEP", help=about)
     about = "deliver an external event that a task waits for"
     event = _task_action(
@@ -283,8 +288,8 @@ def _add_tasks(commands: Commands) -> None:
         "roundgate tasks event OWNER.ID paid --payload-file - < payment.json",
     )  # fmt: skip
     event.add_argument("task", type=task_ref, help=_AS_LISTED)
-    event.add_argument("event", metavar="NAME", help="as `show` prints it")
-    about = "the payload, JSON; - is standard input (default: null)"
+    event.add_argument("event", metavar="NAME", help="name of the event, as `show` prints it")
+    about = "file with the payload as JSON; - for standard input (default: null)"
     event.add_argument("--payload-file", metavar="FILE", help=about)
 
 
@@ -293,12 +298,12 @@ def _task_action(
 ) -> argparse.ArgumentParser:
     action = _command(actions, name, None, about, *examples)
     _add_tasks_config(action)
-    _flag(action, "--json", "print JSON objects, one a line")
+    _flag(action, "--json", "print JSON objects, one per line")
     return action
 
 
 def _add_tasks_config(action: argparse.ArgumentParser) -> None:
-    about = "the gateway.yaml of the tasks (default: as for serve)"
+    about = "gateway.yaml of the tasks (default: as for serve)"
     action.add_argument("--config", type=Path, metavar="FILE", help=about)
 
 
@@ -307,12 +312,12 @@ def _add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--owner", help=about)
     parser.add_argument("--tool", help="only tasks of this tool")
     statuses = ("working", "input_required", "completed", "failed", "cancelled")
-    about = "only tasks with this status; may be repeated. A failed step counts as failed"
+    about = "only tasks with this status, where a failed step counts as failed; may be repeated"
     parser.add_argument("--status", choices=statuses, action="append", help=about)
     outcomes = ("ok", "tool_error", "step_failed", "error", "cancelled")
     about = "only tasks with this outcome; may be repeated"
     parser.add_argument("--outcome", choices=outcomes, action="append", help=about)
-    about = "only tasks that are older: 90s, 15m, 2h, 1d"
+    about = "only tasks older than this age: 90s, 15m, 2h, 1d"
     parser.add_argument("--older-than", type=age_ms, metavar="AGE", help=about)
 
 
@@ -325,12 +330,14 @@ def _add_calls(commands: Commands) -> None:
     )  # fmt: skip
     _add_url(call)
     call.add_argument("tool", help="the tool's name, as `list` prints it")
-    _add_pairs(call, "arguments; KEY:=JSON, KEY=@FILE")
+    _add_pairs(call, "arguments, also as KEY:=JSON or KEY=@FILE")
     _flag(call, "--detach", "print a handle as soon as the call is a task")
-    about = "most requests of the call (default: 10)"
+    about = "maximum number of rounds of the call (default: 10)"
     call.add_argument("--max-rounds", type=int, metavar="N", help=about)
     levels = ("debug", "info", "notice", "warning", "error")
-    call.add_argument("--log-level", choices=levels, help="show log messages")
+    call.add_argument(
+        "--log-level", choices=levels, help="show log messages of this level and above"
+    )
     _add_timeout(call)
     _add_answers(call)
     _add_connection(call)
@@ -342,7 +349,7 @@ def _add_calls(commands: Commands) -> None:
     )  # fmt: skip
     _add_cassette_option(wait)
     wait.add_argument("handle", help="the handle that `call --detach` printed")
-    _flag(wait, "--cancel", "ask the server to end the task instead")
+    _flag(wait, "--cancel", "ask the server to cancel the task instead")
     _add_timeout(wait)
     _add_answers(wait)
     _add_connection(wait)
@@ -377,7 +384,7 @@ def _add_reading(commands: Commands) -> None:
     prompt = _command(commands, "prompt", "reading", "fill in a prompt", example)
     _add_url(prompt)
     prompt.add_argument("name", help="name of the prompt")
-    _add_pairs(prompt, "its arguments, as text")
+    _add_pairs(prompt, "arguments of the prompt, as text")
     _add_answers(prompt)
     _add_connection(prompt)
 
@@ -387,22 +394,24 @@ def _add_reading(commands: Commands) -> None:
     _add_url(complete)
     complete.add_argument("name", help="name of the prompt, or the URI template")
     complete.add_argument("argument", help="the argument to complete")
-    complete.add_argument("value", nargs="?", default="", help="the beginning of its value")
-    _add_pairs(complete, "arguments that have a value")
+    complete.add_argument(
+        "value", nargs="?", default="", help="the beginning of the argument's value"
+    )
+    _add_pairs(complete, "values of other arguments")
     _add_connection(complete)
 
     listen = _command(
-        commands, "listen", "reading", "print changes of a server, a line of JSON each",
+        commands, "listen", "reading", "print changes of a server, one line of JSON each",
         "roundgate listen https://host/mcp tools",
         "roundgate listen https://host/mcp --uri file:///config.yaml",
     )  # fmt: skip
     _add_url(listen)
-    choices, about = [*KINDS[:3], []], "tools, prompts, resources (default: all)"
+    choices, about = [*KINDS[:3], []], "kind of changes: tools, prompts, resources (default: all)"
     listen.add_argument("kinds", nargs="*", choices=choices, metavar="KIND", help=about)
     _repeated(listen, "--uri", "URI", "a resource to listen to; may be repeated")
     _add_connection(listen)
 
-    about, example = "measure a round trip", "roundgate ping https://host/mcp"
+    about, example = "measure the time of a round trip", "roundgate ping https://host/mcp"
     ping = _command(commands, "ping", "reading", about, example)
     _add_url(ping)
     _add_connection(ping)
@@ -415,17 +424,19 @@ def _add_test(commands: Commands) -> None:
         "roundgate test suite.yaml --serve gateway.yaml --filter refund",
         "roundgate test suite.yaml --url https://staging.example/mcp --update",
     )  # fmt: skip
-    test.add_argument("suites", nargs="+", type=Path, metavar="SUITE", help="suite.yaml")
+    test.add_argument(
+        "suites", nargs="+", type=Path, metavar="SUITE", help="file of a suite, such as suite.yaml"
+    )
     against = test.add_mutually_exclusive_group()
-    against.add_argument("--url", help="test this server, whatever the suites say")
-    about = "serve this gateway.yaml, and test that"
+    against.add_argument("--url", help="test this server instead of the suites' servers")
+    about = "serve this gateway.yaml, and test it"
     against.add_argument("--serve", type=Path, metavar="CONFIG", help=about)
-    about = "only cases with this in their names or tags; may be repeated"
+    about = "only cases with this text in their name or tags; may be repeated"
     _repeated(test, "--filter", "TEXT", about)
-    jobs, about = number(int, 1, 64), "cases at a time (default: %(default)s)"
+    jobs, about = number(int, 1, 64), "number of cases to run concurrently (default: %(default)s)"
     test.add_argument("--jobs", type=jobs, default=1, metavar="N", help=about)
     _flag(test, "--fail-fast", "stop after the first failure")
-    _flag(test, "--update", "store snapshots instead of comparing")
+    _flag(test, "--update", "store snapshots instead of comparing them")
     _flag(test, "--list", "print the cases without running them")
     test.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML to a file")
     _add_connection(test)
@@ -441,81 +452,81 @@ def _add_pairs(parser: argparse.ArgumentParser, about: str) -> None:
 
 
 def _add_timeout(parser: argparse.ArgumentParser) -> None:
-    about = "time limit of the whole command (default: none)"
+    about = "time limit of the whole command in seconds (default: none)"
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help=about)
 
 
 def _add_answers(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("questions of the server")
-    about = "answers by key or by names of fields (YAML, JSON)"
+    about = "file with answers by question or by field (YAML, JSON)"
     group.add_argument("--answers", type=Path, metavar="FILE", help=about)
-    _flag(group, "--no-input", "do not ask, even on a terminal")
+    _flag(group, "--no-input", "ask no questions, even on a terminal")
 
 
 def _add_connection(parser: argparse.ArgumentParser) -> None:
     _flag(parser, "--json", "print whole results as JSON")
     group = parser.add_argument_group("connection")
     _add_token(group)
-    _flag(group, "--login", "log in with the browser; tokens go to the keyring")
-    about = f"OAuth client; its secret is in {SECRET_VARIABLE}, unless --login"
+    _flag(group, "--login", "log in with the browser, and store tokens in the keyring")
+    about = f"id of an OAuth client; set its secret in {SECRET_VARIABLE}, unless --login"
     group.add_argument("--client-id", help=about)
     about = "accept only this authorization server"
     group.add_argument("--issuer", metavar="URL", help=about)
     about = "speak only this revision of the protocol; may be repeated"
     group.add_argument("--revision", action="append", metavar="DATE", help=about)
-    about = "write each message to a file, a line each"
+    about = "write each message to a file, one per line"
     group.add_argument("--transcript", type=Path, metavar="FILE", help=about)
 
 
 def _add_token(parser: Options) -> None:
-    about = "variable with a bearer token (default: %(default)s)"
+    about = "environment variable with a bearer token (default: %(default)s)"
     parser.add_argument("--token-env", default=TOKEN_VARIABLE, metavar="NAME", help=about)
-    _repeated(parser, "--header", "NAME:VALUE", "a header of each request; may be repeated")
+    _repeated(parser, "--header", "NAME:VALUE", "header to send with each request; may be repeated")
 
 
 def _add_cassette_option(parser: argparse.ArgumentParser) -> None:
-    about = "record the conversation in a cassette"
+    about = "file to record the conversation in, as a cassette"
     parser.add_argument("--cassette", type=Path, metavar="FILE", help=about)
 
 
 def _add_cassette(commands: Commands) -> None:
-    about = "record conversations, and replay them as either side"
+    about = "record conversations, and replay the client or the server"
     cassette = _command(commands, "cassette", "cassette", about)
     actions = cassette.add_subparsers(dest="action", required=True)
 
     about = "run a proxy that records a conversation"
     record = _cassette_action(actions, "record", about)
-    record.add_argument("url", help="the server's endpoint")
+    record.add_argument("url", help="the server's endpoint, such as http://127.0.0.1:8000/mcp")
     _add_listen(record)
-    about = "a member with a secret value: arguments.pin, or pin"
+    about = "member with a secret value: arguments.pin, or pin; may be repeated"
     _repeated(record, "--redact", "PATH", about)
-    about = "a variable whose value is redacted everywhere"
+    about = "environment variable whose value is redacted everywhere; may be repeated"
     _repeated(record, "--redact-env", "NAME", about)
-    _repeated(record, "--ignore", "PATH", "a path that verify does not compare")
-    about = "a pattern of values that differ from run to run"
+    _repeated(record, "--ignore", "PATH", "path that verify does not compare; may be repeated")
+    about = "pattern of values that differ from run to run; may be repeated"
     _repeated(record, "--rule", "NAME=PATTERN", about)
 
-    about = "send the requests again, and compare the answers"
+    about = "send the recorded requests again, and compare the answers"
     verify = _cassette_action(actions, "verify", about)
-    about = "the server, or its replicas, which take turns"
+    about = "endpoint of the server, or of its replicas, which take turns"
     verify.add_argument("urls", nargs="+", metavar="URL", help=about)
-    about = "report only this interaction"
+    about = "report only interaction N; may be repeated"
     verify.add_argument("--only", type=int, action="append", metavar="N", help=about)
-    _flag(verify, "--update", "record again what differs (with --only: that alone)")
-    _repeated(verify, "--ignore", "PATH", "another path that is not compared")
-    about = "make the calls in this revision of the protocol instead, and compare their results"
+    _flag(verify, "--update", "record differing interactions again (with --only, just these)")
+    _repeated(verify, "--ignore", "PATH", "further path that is not compared; may be repeated")
+    about = "instead, make the calls in this revision of the protocol, and compare their results"
     verify.add_argument("--revision", metavar="DATE", help=about)
-    about = "time limit for each answer (default: %(default)s)"
+    about = "time limit for each answer in seconds (default: %(default)s)"
     verify.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help=about)
     _add_token(verify)
     _add_faults(verify)
 
     serve = _cassette_action(actions, "serve", "serve the recorded answers")
     _add_listen(serve)
-    _flag(serve, "--in-order", "take requests only in the recorded order")
+    _flag(serve, "--in-order", "accept requests only in the recorded order")
     _add_faults(serve)
 
-    _cassette_action(actions, "show", "print a cassette, a line an interaction")
+    _cassette_action(actions, "show", "print the interactions of a cassette, one per line")
     actions.add_parser("schema", help="print the JSON Schema of cassettes, for editors")
 
 
@@ -527,10 +538,10 @@ def _cassette_action(actions: Commands, name: str, about: str) -> argparse.Argum
 
 
 def _add_listen(parser: argparse.ArgumentParser) -> None:
-    about = "address for clients (default: %(default)s, any free port)"
+    about = "address to listen on (default: %(default)s; port 0 is any free port)"
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help=about)
 
 
 def _add_faults(parser: argparse.ArgumentParser) -> None:
-    about = "lost:2, twice:2, cut:2, delay:2:0.5; may be repeated"
+    about = "fault to inject: lost:2, twice:2, cut:2, delay:2:0.5; may be repeated"
     _repeated(parser, "--fault", "KIND:N", about)

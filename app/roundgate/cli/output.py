@@ -27,7 +27,7 @@ def show_json(value: Any) -> None:
 
 
 def show_text(text: str) -> None:
-    """Print a text; on a terminal, escape control and format characters but line ends."""
+    """Print a text. On a terminal, escape control and format characters, except line ends."""
     print(escaped_lines(text) if sys.stdout.isatty() else text)
 
 
@@ -43,10 +43,9 @@ def show_table(rows: Sequence[Sequence[str]], indent: str = "") -> None:
 
 
 def show_result(result: CallResult) -> None:
-    """Print the structured content of a tool's result, else its text.
+    """Print the structured content of a tool's result, or its text if there is none.
 
-    Images, sounds and resources beside a text are only noted on standard error; `--json` prints
-    them.
+    Mention images, sounds and resources beside a text on standard error; `--json` prints them.
     """
     if "structuredContent" in result.raw:
         show_json(result.structured)
@@ -56,7 +55,10 @@ def show_result(result: CallResult) -> None:
     for block in result.content:
         if block.get("type") != "text":
             kind = block.get("mimeType") or block.get("uri") or ""
-            say(f"(a block of type {block.get('type')} {kind}: --json shows it)", to=sys.stderr)
+            say(
+                f"(a block of type {block.get('type')} {kind}: use --json to print it)",
+                to=sys.stderr,
+            )
 
 
 def say(*values: object, to: TextIO | None = None) -> None:
@@ -70,13 +72,13 @@ def escaped_lines(text: str) -> str:
 
 
 def columns(text: str) -> int:
-    """Return the width of a text in terminal columns: two for a wide character, none for a combining
-    one."""
+    """Return the width of a text in terminal columns: two for a wide character, zero for a
+    combining character."""
     return len(text) if text.isascii() else sum(map(_width, text))
 
 
 def cut(text: str, width: int) -> str:
-    """Return a text cut to a width in terminal columns; a cut text ends with `…`."""
+    """Return a text cut to a width in terminal columns. A cut text ends with `…`."""
     if columns(text) <= width:
         return text
     kept, taken = "", 0
@@ -98,14 +100,14 @@ _CLEAR: Final = "\r\x1b[2K"
 _BAR: Final = 20
 _TICK_S: Final = 1.0
 _SHOWN_AFTER_S: Final = 2
-"""The seconds after which the line shows the elapsed time."""
+"""The seconds after which the status line shows the elapsed time."""
 
 
 class Status:
-    """A display of progress, log messages and a task's state while the context is open.
+    """A display of progress, log messages and a task's state until the block ends.
 
-    On a terminal, progress and state share one line, which is cleared for other output and at the
-    end.
+    On a terminal, progress and state share one line, which is cleared before other output and at
+    the end.
     """
 
     def __init__(self, to: TextIO, clock: Clock | None = None) -> None:
@@ -134,12 +136,12 @@ class Status:
         self.hide()
 
     def _tick(self) -> None:
-        """Draw the line, and again every second, so that the elapsed time advances."""
+        """Draw the line now and every second, so the elapsed time advances."""
         self._draw()
         self._ticking = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
 
     def progressed(self, progress: Progress) -> None:
-        """Show the progress of a request; do nothing unless on a terminal."""
+        """Show the progress of a request, if the output is a terminal."""
         message = progress.message or ""
         if not progress.total or progress.total <= 0:
             self.show(f"{progress.progress:g} {message}")
@@ -158,8 +160,8 @@ class Status:
         self.show(line)
 
     def task(self, state: TaskState) -> None:
-        """Show the state of a task. If the output is not a terminal, print a line when the state
-        differs from the last."""
+        """Show the state of a task. If the output is not a terminal, print a line only if the state
+        has changed."""
         text = f"{state.status}: {state.message}" if state.message else state.status
         if self._is_live:
             self.show(text)
@@ -168,13 +170,13 @@ class Status:
             say(text, to=self._to)
 
     def show(self, text: str) -> None:
-        """Replace the status line; do nothing unless on a terminal."""
+        """Replace the status line, if the output is a terminal."""
         if self._is_live:
             self._line = text
             self._draw()
 
     def hide(self) -> None:
-        """Clear the status line so that other output can be printed."""
+        """Clear the status line, so other output can be printed."""
         if self._is_live and self._line:
             self._to.write(_CLEAR)
             self._to.flush()

@@ -22,7 +22,7 @@ _MAX_CHOICES: Final = 8
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run a command and return its exit status, as listed in `cli.remote`."""
+    """Run a command; return an exit status of `cli.remote`."""
     return remote.run(arguments, _COMMANDS[arguments.command])
 
 
@@ -49,8 +49,8 @@ async def _list(client: Client, arguments: argparse.Namespace) -> int:
 
 
 def show_list(rows: Sequence[tuple[str, str, str]], *, has_kinds: bool) -> None:
-    """Print rows of kind, name and description: names in a column, descriptions cut to the line, and
-    a heading for each kind if `has_kinds`."""
+    """Print rows of kind, name and description: names in a column, descriptions cut to the width of
+    the terminal, and a heading for each kind if `has_kinds`."""
     style, last = Style(sys.stdout), ""
     width = max(shutil.get_terminal_size().columns - 1, 20)
     names = min(max((columns(escaped(name)) for _, name, _ in rows), default=0), width // 2)
@@ -68,8 +68,8 @@ def show_list(rows: Sequence[tuple[str, str, str]], *, has_kinds: bool) -> None:
 
 
 async def _entries(client: Client, kind: str, *, is_required: bool) -> list[Any]:
-    """Return the server's entries of a kind. If the server does not have the method, return an empty
-    list, or raise RpcError if `is_required`."""
+    """Return the server's entries of a kind. If the server lacks the method, return an empty list,
+    or raise RpcError if `is_required`."""
     try:
         entries: list[Any] = await _LISTS[kind](client)
     except RpcError as error:
@@ -108,7 +108,7 @@ async def _describe(client: Client, arguments: argparse.Namespace) -> int:
                 _show_entry(entry, as_json=arguments.json)
                 return remote.DONE
     raise ClientError(
-        f"The server has no tool, prompt or resource {arguments.name!r}: `roundgate list` shows "
+        f"The server has no tool, prompt or resource {arguments.name!r}: run `roundgate list` to list "
         "them"
     )
 
@@ -142,7 +142,7 @@ def _argument_lines(entry: Tool | Prompt | Resource) -> Iterator[str]:
 
 
 def argument_type(schema: Mapping[str, Any]) -> object:
-    """Return the type or the choices of an argument, with its default, to be shown."""
+    """Return the type or the choices of an argument as text, with its default."""
     choices = schema.get("enum")
     kind: object = schema.get("type", "any")
     if isinstance(kind, list):
@@ -243,7 +243,7 @@ def _pairs(words: Iterable[str]) -> dict[str, str]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
-            raise UsageError(f"{word!r} is not an argument: give key=value")
+            raise UsageError(f"{word!r} is not an argument: write key=value")
         pairs[key] = value
     return pairs
 

@@ -54,7 +54,7 @@ Work = Callable[[Client, argparse.Namespace], Awaitable[int]]
 
 
 def run(arguments: argparse.Namespace, work: Work) -> int:
-    """Run `work` with a client of the server that the arguments name; return the exit status."""
+    """Run `work` with a client of the server in the arguments; return the exit status."""
     try:
         return asyncio.run(_with_client(arguments, work))
     except KeyboardInterrupt:
@@ -68,8 +68,8 @@ def refused(error: errors.GatewayError, *, has_lines: bool = False) -> int:
     questions on standard output as JSON.
 
     Args:
-        has_lines: whether to print line ends unescaped; a server's could imitate messages of this
-            program.
+        has_lines: whether to print line ends unescaped. In a server's text, they could imitate
+            messages of this program.
     """
     if isinstance(error, errors.Unanswered):
         questions = [question.as_json() for question in error.questions]
@@ -120,14 +120,14 @@ def client_options(arguments: argparse.Namespace, files: ExitStack) -> dict[str,
 
 
 def _auth(arguments: argparse.Namespace) -> Auth | str | None:
-    """Return the caller's credentials. Secrets come from the environment, because process lists show
-    arguments."""
+    """Return the caller's credentials. Secrets come from the environment, because process lists
+    show command-line arguments."""
     if arguments.login:
         from roundgate.client.auth import BrowserLogin, SystemKeyring
 
         keyring = SystemKeyring()
         if not keyring.works:
-            say("there is no keyring: the login is for this command only", to=sys.stderr)
+            say("this machine has no keyring: the login is for this command only", to=sys.stderr)
         return BrowserLogin(
             client_id=arguments.client_id,
             issuer=arguments.issuer,
@@ -143,8 +143,8 @@ def _auth(arguments: argparse.Namespace) -> Auth | str | None:
             )
         if not arguments.issuer:
             raise errors.UsageError(
-                "--client-id needs --issuer URL, the authorization server that knows this client: "
-                "otherwise the secret would go to any that the MCP server names"
+                "--client-id needs --issuer URL, the authorization server that registered this client; "
+                "otherwise the secret could go to any server that the MCP server names"
             )
         return ClientCredentials(arguments.client_id, secret, issuer=arguments.issuer)
     return os.environ.get(arguments.token_env) or None
@@ -160,13 +160,13 @@ def headers(options: Sequence[str]) -> dict[str, str]:
     for option in options:
         name, colon, value = option.partition(":")
         if not colon or not name.strip():
-            raise errors.UsageError(f"--header {option!r}: give 'Name: value'")
+            raise errors.UsageError(f"--header {option!r}: write 'Name: value'")
         pairs[name.strip()] = value.strip()
     return pairs
 
 
 def _transcript(path: Path | None, files: ExitStack) -> Observer | None:
-    """Return an observer that writes each message as a line of JSON; `None` without a path."""
+    """Return an observer that writes each message as a line of JSON, or `None` without a path."""
     if path is None:
         return None
     try:
@@ -188,11 +188,11 @@ def _transcript(path: Path | None, files: ExitStack) -> Observer | None:
 
 
 def answers(arguments: argparse.Namespace, before_asking: Callable[[], None]) -> Answers:
-    """Return the answers to a server's questions: those of `--answers`, then those that the person
-    at the terminal gives.
+    """Return the sources of answers to a server's questions: the file of `--answers`, then the
+    person at the terminal.
 
     Args:
-        before_asking: called before each question to the person, to clear the status line.
+        before_asking: called before the person is asked, to clear the status line.
 
     Raises:
         UsageError: the file cannot be read, or is not a mapping.
@@ -206,9 +206,9 @@ def answers(arguments: argparse.Namespace, before_asking: Callable[[], None]) ->
 
 
 def report_unused(answers: Answers) -> None:
-    """Print the keys of answers that no question asked for; a key may be misspelt."""
+    """Print the keys of answers that matched no question, because a key may be misspelt."""
     if answers.unused:
-        say(f"no question asked for these answers: {', '.join(answers.unused)}", to=sys.stderr)
+        say(f"these answers matched no question: {', '.join(answers.unused)}", to=sys.stderr)
 
 
 def _by_key(path: Path) -> Mapping[str, Any]:
@@ -219,14 +219,14 @@ def _by_key(path: Path) -> Mapping[str, Any]:
         raise errors.UsageError(f"--answers: {path} cannot be read: {message}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise errors.UsageError(
-            f"--answers: {path} has to be a mapping from keys of questions to answers"
+            f"--answers: {path} must be a mapping from keys of questions to answers"
         )
     return content
 
 
 class _AtTheTerminal:
     """An answerer that asks the person at the terminal. Imports prompt_toolkit, an optional
-    dependency, with the first question."""
+    dependency, for the first question."""
 
     def __init__(self, before_asking: Callable[[], None]) -> None:
         self._before_asking = before_asking
@@ -238,7 +238,7 @@ class _AtTheTerminal:
                 from roundgate.cli.dialogue import Person
             except ImportError:
                 raise errors.UsageError(
-                    "To be asked on a terminal: pip install 'roundgate[cli]', or give --answers "
+                    "Questions on a terminal need prompt_toolkit: pip install 'roundgate[cli]', or pass --answers "
                     "FILE"
                 ) from None
             self._person = Person()

@@ -72,17 +72,17 @@ def write_repository(directory: Path, openapi: Path | None, *, aws: bool = False
     """Write a new repository and return the paths of its files, relative to the directory.
 
     Args:
-        directory: a new or an empty directory; its name is the name of the project.
+        directory: a new or empty directory; its name becomes the name of the project.
         openapi: an OpenAPI document to copy and to serve.
-        aws: whether to add the parameters of a stack and a workflow that deploys it.
+        aws: whether to add the parameters of a stack and a workflow that deploys the stack.
 
     Raises:
-        UsageError: the name is not valid for a project, the directory is not empty, or the document
-            cannot be read or has the name of a file of the repository.
+        UsageError: the name is invalid, the directory is not empty, or the document cannot be read
+            or has the name of a file of the repository.
     """
     name = _project_name(directory)
     document = {} if openapi is None else _document(openapi)
-    values = {  # filled in this order, as "aws" contains placeholders of later values
+    values = {  # in this order, because "aws" contains placeholders of later values
         "aws": _template("README.aws.md") if aws else "",
         "name": name,
         "package": name.replace("-", "_"),
@@ -94,7 +94,7 @@ def write_repository(directory: Path, openapi: Path | None, *, aws: bool = False
     contents = {place: _filled(file, values).encode() for file, place in templates.items()}
     contents["gateway.schema.json"] = gateway_schema().encode() + b"\n"
     for file in document.keys() & {place.partition("/")[0] for place in contents}:
-        raise UsageError(f"the repository already has a {file}: rename {openapi}")
+        raise UsageError(f"the repository has its own {file}: rename {openapi}")
     contents |= document
     for place, content in contents.items():
         path = directory / place
@@ -111,17 +111,17 @@ def _project_name(directory: Path) -> str:
         )
     if name == "roundgate":
         raise UsageError(
-            f"{name!r} is the name of a package that the project needs: use another name"
+            f"{name!r} is the name of a package that the project requires: use another name"
         )
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise UsageError(f"{directory} exists and is not empty: give a new directory")
+        raise UsageError(f"{directory} is not empty: choose a new directory")
     return name
 
 
 def _document(openapi: Path) -> dict[str, bytes]:
     """Return the content of an OpenAPI document by its file name."""
     if re.match(r"https?:/", str(openapi)):
-        raise UsageError(f"{openapi} is a URL: download the document, and give the file")
+        raise UsageError(f"{openapi} is a URL: download the document, and pass the file")
     try:
         return {openapi.name: openapi.read_bytes()}
     except OSError as error:
@@ -180,7 +180,7 @@ def gateway_schema() -> str:
 
 
 def _or_reference(setting: dict[str, Any]) -> dict[str, Any]:
-    """Return a setting's schema that also allows a reference, if it would reject one."""
+    """Return a setting's schema, extended to allow references if it would reject them."""
     options = setting.get("anyOf", [setting])
     is_strict = any(
         option.get("type") in ("integer", "number", "boolean")
@@ -206,14 +206,14 @@ def _rotated(stage: int) -> str:
     keys.parse(current, "GATEWAY_STATE_KEYS")
     ring = [key.strip() for key in current.split(",")]
     if stage > 1 and len(ring) < 2:
-        raise UsageError("GATEWAY_STATE_KEYS has one key: begin with --stage 1")
+        raise UsageError("GATEWAY_STATE_KEYS has only one key: begin with --stage 1")
     return ",".join(keys.rotate(ring, stage))
 
 
 _PACKAGE: Final = Path(__file__).parents[1]
 _IN_WHEEL: Final = _PACKAGE / "docs"
 DOCS: Final = _IN_WHEEL if _IN_WHEEL.is_dir() else _PACKAGE.parents[1] / "docs"
-"""The folder of the documents: in the installed package, or in a checkout."""
+"""The folder of the documents, in the installed package or in a checkout."""
 
 
 def _print_page(page: str | None) -> None:
@@ -227,7 +227,11 @@ def _print_page(page: str | None) -> None:
     wanted = page.removeprefix("docs/").partition("#")[0].removesuffix(".md")
     if wanted not in all_pages:
         near = get_close_matches(wanted, all_pages, 3)
-        meant = f"did you mean {' or '.join(near)}?" if near else "`roundgate docs` lists them"
+        meant = (
+            f"did you mean {' or '.join(near)}?"
+            if near
+            else "run `roundgate docs` to list the pages"
+        )
         raise UsageError(f"there is no page {wanted!r}: {meant}")
     print(all_pages[wanted].read_text("utf-8"), end="")
 

@@ -30,7 +30,7 @@ STARTUP_FAILURE: Final = 3
 
 GRACEFUL_SHUTDOWN_S: Final = 10
 ACCEPTS_AT_ONCE: Final = 16
-"""The number of connections accepted per turn of the event loop."""
+"""The number of connections accepted in one iteration of the event loop."""
 log = logging.getLogger("roundgate")
 
 
@@ -49,11 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
         if using.show_errors == "auto" and arguments.host in LOOPBACK and is_private(file, using):
             os.environ["GATEWAY_SHOW_ERRORS"] = "on"  # inherited by worker processes
             using = replace(using, show_errors="on")
-        # each of several workers builds its own app; this one reports problems once
+        # with several workers, each builds its own app; this app reports problems once
         app = build_app(file, using)
     bound = bind(arguments.host, arguments.port)
     log.info("serving %s", url_of(bound, arguments.host, file.config.http.path))
-    # uvicorn raises the signal again after its shutdown: exit with 0
+    # uvicorn raises the signal again after its shutdown, so exit with 0
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     options = _options(file.config.http, arguments)
     if arguments.workers > 1:
@@ -78,7 +78,7 @@ def url_of(bound: socket.socket, host: str, path: str) -> str:
 
 
 class Supervisor(Multiprocess):
-    """A supervisor of several server processes on one port. It replaces processes that die."""
+    """A supervisor of several server processes on one port, which replaces processes that die."""
 
     def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
         # before uvicorn installs its handlers, which hide whether SIGHUP was ignored (`nohup`)
@@ -86,7 +86,7 @@ class Supervisor(Multiprocess):
         super().__init__(config, sockets)
 
     def keep_subprocess_alive(self) -> None:
-        """Replace processes that have died or hang, and log each."""
+        """Replace processes that have died or hang, and log each replacement."""
         before = list(self.processes)
         super().keep_subprocess_alive()
         for process in before:
@@ -95,9 +95,9 @@ class Supervisor(Multiprocess):
                 log.error("a server process died; another was started", extra={"fields": fields})
 
     def handle_hup(self) -> None:
-        """Forward SIGHUP so that each process reloads, or stop if the terminal was closed. uvicorn
-        would replace the processes and end calls that outlast a graceful shutdown."""
-        if self._is_terminal_gone():  # the terminal has signalled the other processes, too
+        """Forward SIGHUP, so each process reloads, or stop if the terminal was closed. uvicorn
+        itself would replace the processes and end calls that outlast a graceful shutdown."""
+        if self._is_terminal_gone():  # the terminal has also signalled the other processes
             self.should_exit.set()
             return
         for process in self.processes:
@@ -114,7 +114,7 @@ def _ended_by(exit_code: int | None) -> str:
 
 
 def _options(http: HttpConfig, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of uvicorn."""
+    """Return the options for uvicorn."""
     return {
         "host": arguments.host,
         "port": arguments.port,
@@ -132,8 +132,8 @@ def _options(http: HttpConfig, arguments: argparse.Namespace) -> dict[str, Any]:
 def _serve(configured: uvicorn.Config, bound: socket.socket) -> None:
     """Serve until a signal stops the server; exit with `STARTUP_FAILURE` if it does not start.
 
-    uvloop accepts one connection per socket and turn of the loop. Duplicates of the socket let it
-    accept more, so that one client that opens many connections does not delay others.
+    uvloop accepts one connection per socket in each iteration of the loop. Duplicates of the socket
+    let it accept more, so one client that opens many connections does not delay others.
     """
     running = uvicorn.Server(configured)
     with suppress(KeyboardInterrupt):

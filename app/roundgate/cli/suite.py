@@ -1,7 +1,7 @@
 """`roundgate test SUITE …`: test cases against a server, with a report as text, JUnit XML or JSON.
 
-The exit status is 0 if no case failed, 1 if one failed, 2 if a suite or an option is invalid, and 5
-if the server under test cannot be started.
+The exit status is 0 if no case failed, 1 if a case failed, 2 if a suite or an option is invalid,
+and 5 if the server under test cannot be started.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ class _Session:
                     output.show_text(f"{file.path}\t{file.suite.cases[index].name}")
             return remote.DONE
         if not any(indexes for _, indexes in chosen):
-            raise UsageError("--filter: no case has this in its name or tags; --list prints them")
+            raise UsageError(
+                "--filter: no case has this text in its name or tags; use --list to print all cases"
+            )
         begun_ms = self._clock.monotonic_ms()
         results: list[SuiteResult] = []
         with ExitStack() as files:
@@ -183,7 +185,7 @@ class _ServerOptions:
         """Return the server under test.
 
         Raises:
-            UsageError: neither the command line nor the suite names one.
+            UsageError: neither the command line nor the suite names a server.
         """
         server, filled = self._server, self._filled
         environment = {} if server is None else filled(server.environment)
@@ -194,7 +196,7 @@ class _ServerOptions:
             return Target.of_gateway(config, environment, timeout_s, str(config))
         if server is None or not (server.url or server.gateway):
             raise UsageError(
-                f"{self._file.path} does not name a server: give --url, --serve, or `server` "
+                f"{self._file.path} does not name a server: pass --url or --serve, or set `server` "
                 "in the suite"
             )
         if server.gateway:
@@ -208,7 +210,7 @@ class _ServerOptions:
     def client_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the client options of the command line, completed by those of the suite.
 
-        The suite's token and headers are not sent to a server that `--url` or `--serve` names.
+        The suite's token and headers are not sent to a server set by `--url` or `--serve`.
         """
         options = dict(options)
         server = self._server
@@ -271,7 +273,7 @@ class Report:
             for verdict, count in counts.items()
             if count
         ]
-        self._print(f"{', '.join(parts) or 'no case was run'} in {_duration(duration_ms)}")
+        self._print(f"{', '.join(parts) or 'no cases were run'} in {_duration(duration_ms)}")
 
     def note(self, text: str) -> None:
         """Print a remark about a suite."""

@@ -1,10 +1,10 @@
 """`roundgate tasks`: the operator's view of tasks, and actions on them.
 
-`cancel`, `requeue`, `retry` and `purge` act on tasks given by name or found by filters. For tasks
-found by filters, the command prints their number and asks the operator to confirm. `requeue` takes a
-task from the worker that runs it only if the task is named; if a worker claims a found task after
-the search, the task is left alone. An open task is never purged. `retry --from` and `event` are for
-one task.
+`cancel`, `requeue`, `retry` and `purge` act on tasks that the operator names or that filters
+select. For selected tasks, the command prints their number and asks the operator to confirm.
+`requeue` takes a named task from the worker that runs it; a selected task that a worker claims
+after the search is left alone. An open task is never purged. `retry --from` and `event` are for one
+task.
 
 Arguments, answers and results of a call are never shown, because they belong to its owner.
 """
@@ -45,13 +45,13 @@ PLACEHOLDER: Final = "unset-while-tasks-are-looked-at"
 CANCELLED_BY_OPERATOR: Final = "The operator cancelled the task"
 PAGE: Final = 100
 COUNTED: Final = 100_000
-"""The most open tasks that `count` reads: some 60 MB of memory."""
+"""The limit on the open tasks that `count` reads, which take some 60 MB of memory."""
 _AT_ONCE: Final = 16
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run a `tasks` action and return its exit status (`roundgate docs cli`): 1 if the task does not
-    exist or the store cannot be reached.
+    """Run a `tasks` action and return its exit status (`roundgate docs cli`): 1 if the task does
+    not exist or the store cannot be reached.
 
     Raises:
         ConfigError: a setting in the environment is invalid.
@@ -61,8 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     using = settings.from_environment({**os.environ, "GATEWAY_CONFIG": str(file)})
     if using.is_store_local and not using.sqlite_path.exists():
         say(
-            f"there is no store at {using.sqlite_path}: set GATEWAY_STORE to that of the gateway,"
-            " or give its gateway.yaml with --config",
+            f"there is no store at {using.sqlite_path}: set GATEWAY_STORE to the gateway's store,"
+            " or pass its gateway.yaml with --config",
             to=sys.stderr,
         )
         return 1
@@ -84,7 +84,7 @@ def _shards(using: Settings) -> int:
     file = config.inspect(using.config, placeholder=PLACEHOLDER).file
     if file is None:
         say(
-            f"{using.config} cannot be read, so tasks.shards is taken to be {default};"
+            f"{using.config} cannot be read, so the default of tasks.shards, {default}, is used;"
             " run `roundgate check`",
             to=sys.stderr,
         )
@@ -139,7 +139,7 @@ async def _list(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> 
     else:
         show_table([_HEAD, *(_row(record, now_ms) for record in records)])
     if cursor is not None:
-        say(f"there are more: --cursor={cursor}", to=sys.stderr)
+        say(f"more tasks follow: continue with --cursor={cursor}", to=sys.stderr)
     return 0
 
 
@@ -168,7 +168,7 @@ async def _show(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> 
 
 
 async def _watch(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
-    """Print a line for each change of a task until it is terminal; return 0 if it completed, else
+    """Print a line for each change of a task until it ends; return 0 if it completed, otherwise
     1."""
     shown = None
     while True:
@@ -213,17 +213,17 @@ async def _count(arguments: argparse.Namespace, stores: Stores, clock: Clock) ->
 
 
 _DELIVERED: Final = {
-    Delivered.KEPT: "has it; its handler reads it when it waits for it",
-    Delivered.WAKES: "has it, and goes on",
-    Delivered.AGAIN: "had the same payload before",
-    Delivered.OTHER: "had another payload before, which stays",
-    Delivered.CLOSED: "accepts nothing for it any more: its time is over, or the task has ended",
+    Delivered.KEPT: "has the event; its handler reads the event when it waits for it",
+    Delivered.WAKES: "has the event and continues",
+    Delivered.AGAIN: "already had this event with the same payload",
+    Delivered.OTHER: "already had this event with another payload, which is kept",
+    Delivered.CLOSED: "no longer accepts this event: its time is over, or the task has ended",
 }
 
 
 async def _deliver(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
-    """Deliver an external event. Return 1 if it was not accepted, now or before, and 2 if the payload
-    is no JSON or cannot be read."""
+    """Deliver an external event. Return 1 if it was not accepted, and 2 if the payload is not JSON
+    or cannot be read."""
     try:
         payload = _payload(arguments.payload_file)
     except (OSError, ParseError) as error:
@@ -236,12 +236,14 @@ async def _deliver(arguments: argparse.Namespace, stores: Stores, clock: Clock) 
     name = next((one for one in names if arguments.event in (one, _short(one))), None)
     if name is None:
         known = ", ".join(map(_short, names)) or "none"
-        say(f"{record.ref} has no event {arguments.event!r}; it has {known}", to=sys.stderr)
+        say(
+            f"{record.ref} has no event {arguments.event!r}; its events are: {known}", to=sys.stderr
+        )
         return 1
     deliveries = Deliveries(stores.tasks, clock, TasksConfig.model_construct())
     delivered = await deliveries.deliver(record.ref, name, payload)
     is_accepted = delivered in (Delivered.KEPT, Delivered.WAKES, Delivered.AGAIN)
-    text = _DELIVERED.get(delivered, "is gone")
+    text = _DELIVERED.get(delivered, "does not exist any more")
     if arguments.json:
         facts = {"task": str(record.ref), "event": name, "done": is_accepted, "text": text}
         show_json(facts)
@@ -263,12 +265,12 @@ def _payload(file: str | None) -> Any:
 
 
 async def _retry_from(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
-    """Let a parked or failed task go on from a chosen step, after showing what happens again. Return
-    1 if that is not possible or the operator did not confirm."""
+    """Continue a parked or failed task from a chosen step, after showing the parts that are
+    repeated. Return 1 if that is not possible or the operator did not confirm."""
     filters = (arguments.owner, arguments.tool, arguments.status, arguments.outcome)
     is_narrowed = any(one is not None for one in (*filters, arguments.older_than))
     if len(arguments.task) != 1 or is_narrowed:
-        say("--from is for one task: name it, without filters", to=sys.stderr)
+        say("--from needs exactly one task: name it, without filters", to=sys.stderr)
         return 2
     (ref,), step, now_ms = arguments.task, arguments.from_step, clock.now_ms()
     record, work = await stores.tasks.store.read_work(ref)
@@ -277,16 +279,16 @@ async def _retry_from(arguments: argparse.Namespace, stores: Stores, clock: Cloc
         if record is None or work is None:
             return _unknown(ref)
         if not (is_parked(record) or record.ending is Ending.STEP_FAILED):
-            raise NotRetryable("is neither parked nor ended by a failed step")
+            raise NotRetryable("is not parked, and no failed step ended it")
         again = repeated(work, step)
         if not _is_confirmed(arguments, ref, again):
             return 0 if arguments.dry_run else 1
         if is_parked(record):
             await rewind(stores.tasks, ref, now_ms, step)
-            result = f"goes on from {step}"
+            result = f"continues from {step}"
         else:
             going_on = await retry(stores.tasks, ref, now_ms, step)
-            result = f"goes on as {going_on}, from {step}"
+            result = f"continues as {going_on}, from {step}"
     except NotRetryable as error:
         result = error
     _report(arguments, ref, result, "")
@@ -294,17 +296,17 @@ async def _retry_from(arguments: argparse.Namespace, stores: Stores, clock: Cloc
 
 
 def _is_confirmed(arguments: argparse.Namespace, ref: TaskRef, again: Repeated) -> bool:
-    """Show what happens again, and return whether the operator wants it."""
+    """Show the parts of a task that are repeated; return whether the operator confirms."""
     for label, names in (
         ("runs again", again.steps),
         ("may take effect twice, although it is at_most_once", again.once),
         ("is asked again", again.questions),
-        ("is waited for again, with a new URL", again.events),
+        ("is awaited again, with a new URL", again.events),
     ):
         if names:
             say(f"{label}: {', '.join(names)}", to=sys.stderr)
     if again.has_state:
-        say("ctx.state stays as it is", to=sys.stderr)
+        say("ctx.state is kept", to=sys.stderr)
     return _is_agreed(arguments, [ref], is_named=False)
 
 
@@ -347,8 +349,8 @@ def _row(record: TaskRecord, now_ms: int) -> tuple[str, ...]:
 
 
 def _activity(record: TaskRecord, now_ms: int) -> str:
-    """Return the activity of an open task in a few words, or the failed steps of an ended one or its
-    successor; else `-`."""
+    """Return the activity of an open task in a few words, or the failed steps of an ended task or
+    its successor; otherwise `-`."""
     if record.expires_ms <= now_ms:
         return "-"
     if record.retried_as is not None:
@@ -385,8 +387,8 @@ def _is_retryable(record: TaskRecord) -> bool:
 def _facts(
     record: TaskRecord, now_ms: int, steps: Sequence[StepDone] | None = None
 ) -> dict[str, Any]:
-    """Return the facts about a task for JSON: times are in UTC, unknown facts are omitted. `steps` is
-    the progress of the task, if known."""
+    """Return the facts about a task for JSON. Times are in UTC, unknown facts are omitted. `steps`
+    is the progress of the task, if known."""
     requests = record.requests.items()
     retried_as = record.retried_as
     return _known(
@@ -445,9 +447,9 @@ _LABELS: Final = {
     "retriedAs": "retried as",
 }
 _COUNTED: Final = {
-    "attempts": "faults of the gateway in a row",
-    "deaths": "workers that died or stalled while they ran nothing else",
-    "claims": "turns that workers have begun",
+    "attempts": "consecutive faults of the gateway",
+    "deaths": "workers that died or stalled while they ran only this task",
+    "claims": "turns that workers began",
 }
 """The meanings of the counters."""
 
@@ -469,14 +471,16 @@ def _print_facts(record: TaskRecord, now_ms: int, steps: Sequence[StepDone] | No
             case "outcomeBytes":
                 value = f"{value} bytes"
             case "hidden":
-                value = "a call of a client whose revision has no tasks; its requests run it"
+                value = (
+                    "a call of a client whose revision has no tasks; the client's requests run it"
+                )
             case "suspect":
                 value = "a worker died or stalled with this task, so it runs alone"
             case "declined":
                 value = f"since {value}: no worker serves it"
         say(f"{_LABELS.get(name, name) + ':':14}{value}")
     if steps is None:
-        say(f"{'steps:':14}not known: they have expired, or are of a later version")
+        say(f"{'steps:':14}unknown: they have expired, or were written by a later version")
     for number, step in enumerate(steps or ()):
         say(f"{'steps:' if number == 0 else '':14}{step.name}: {_step_state(step)}")
 
@@ -490,7 +494,7 @@ def _step_state(step: StepDone) -> str:
     times = "" if step.attempts is None else f" after {step.attempts} attempt"
     times += "s" if (step.attempts or 1) > 1 else ""
     if step.again_ms is not None:
-        return f"failed{times}, is tried again at {iso(step.again_ms)}"
+        return f"failed{times}, will be retried at {iso(step.again_ms)}"
     return f"{step.state}{times}"
 
 
@@ -499,15 +503,15 @@ def _time(ms: int | None) -> str | None:
 
 
 def _span(ms: int) -> str:
-    """Return a duration in the largest unit of which it has at least one, such as `1.5h`."""
+    """Return a duration in the largest unit in which it is at least 1, such as `1.5h`."""
     seconds = ms / 1000
     unit = next((unit for unit in "dhm" if seconds >= UNITS_S[unit]), "s")
     return f"{seconds / UNITS_S[unit]:.3g}{unit}"
 
 
 Chosen: TypeAlias = tuple[TaskRef, int | None]
-"""A task, and its fence when a search found it. The fence is `None` for a task given by name, which
-is taken even from a worker."""
+"""A task, and its fence when a search selected it. The fence is `None` for a named task, which is
+taken even from a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -515,14 +519,14 @@ class Action:
     """An action on tasks."""
 
     act: Callable[[Stores, Chosen, int], Awaitable[str | None]]
-    """Returns the result in words, or `None` if nothing was done. The last argument is the time in
-    ms."""
+    """A function that returns the result in words, or `None` if nothing was done. Its last argument
+    is the time in milliseconds."""
     statuses: frozenset[Status]
-    """The statuses of the tasks that a search considers."""
+    """The statuses of the tasks that a search selects."""
     refusal: str
-    """The reason why nothing was done, in words after the task's name."""
+    """The reason for doing nothing, in words that follow the task's name."""
     is_meant: Callable[[TaskRecord, int], bool] = lambda record, now_ms: True
-    """Returns whether the action applies to a task that a search found."""
+    """A function that returns whether the action applies to a task that a search selected."""
 
 
 async def _cancel(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
@@ -533,21 +537,21 @@ async def _cancel(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
     if cancelled is Cancelled.CLEAN_UP:
         return "is cancelled; a worker cancels its job"
     record = await stores.tasks.read(ref, now_ms)
-    return f"is {record.status.value if record else 'gone'}"
+    return f"is {record.status.value if record else 'deleted'}"
 
 
 async def _requeue(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
     """Queue a task again.
 
     Raises:
-        NotRetryable: it is a hidden task, which no worker runs.
+        NotRetryable: the task is hidden, and no worker runs hidden tasks.
     """
     ref, fence = chosen
     if ref.is_hidden:
         raise NotRetryable("is a call that only requests of its client continue; cancel it instead")
     if not await stores.tasks.requeue(ref, now_ms, now_ms, fence=fence):
         return None
-    return "is queued; a worker that had it can no longer write to it"
+    return "is queued; a worker that ran it can no longer write to it"
 
 
 async def _retry(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
@@ -561,7 +565,7 @@ async def _retry(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
     if record is None or record.ending is not Ending.STEP_FAILED:
         return await _requeue(stores, chosen, now_ms)
     going_on = await retry(stores.tasks, ref, now_ms)
-    return f"continues as {going_on}: finished steps are kept, the failed one runs again"
+    return f"continues as {going_on}: finished steps are kept, the failed step runs again"
 
 
 async def _purge(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
@@ -579,18 +583,18 @@ def _waits(record: TaskRecord, now_ms: int) -> bool:
 
 
 ACTIONS: Final[dict[str, Action]] = {
-    "cancel": Action(_cancel, OPEN, "is not there", _is_alive),
+    "cancel": Action(_cancel, OPEN, "does not exist", _is_alive),
     "requeue": Action(
         _requeue,
         frozenset({Status.WORKING}),
         "is not working, or a worker has claimed it meanwhile:"
-        " only a task that waits for a worker can be queued",
+        " only a task that waits for a worker can be queued again",
         _waits,
     ),
     "retry": Action(
         _retry,
         frozenset({Status.WORKING, Status.FAILED}),
-        "was neither parked nor ended by a failed step, or a worker has claimed it meanwhile: there"
+        "is not parked, and no failed step ended it, or a worker has claimed it meanwhile: there"
         " is nothing to retry",
         lambda one, now: _is_alive(one, now) and (is_parked(one) or _is_retryable(one)),
     ),
@@ -599,14 +603,14 @@ ACTIONS: Final[dict[str, Action]] = {
 
 
 async def _act(action: Action, arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
-    """Act on the tasks that are named or found. Return 1 if a named task could not be changed or the
+    """Act on the named or selected tasks. Return 1 if a named task could not be changed or the
     operator did not confirm, and 2 if the arguments have both names and filters, or neither."""
     filters = (arguments.owner, arguments.tool, arguments.status, arguments.outcome)
     is_narrowed = any(one is not None for one in (*filters, arguments.older_than))
     if bool(arguments.task) == is_narrowed:
         say(
-            "name tasks, or filter them with --owner, --tool, --status, --outcome or --older-than,"
-            " not both",
+            "name tasks, or select them with --owner, --tool, --status, --outcome or --older-than,"
+            " but not both",
             to=sys.stderr,
         )
         return 2
@@ -656,7 +660,10 @@ def _report(
     if isinstance(result, NotRetryable):
         result, refusal = None, str(result)
     if isinstance(result, BaseException):
-        say(f"{ref} may have been changed or not: show it, and try again", to=sys.stderr)
+        say(
+            f"{ref} may or may not have been changed: check it with `tasks show`, and try again",
+            to=sys.stderr,
+        )
     elif arguments.json:
         show_json({"task": str(ref), "done": result is not None, "text": result or refusal})
     elif result is None:
@@ -666,8 +673,8 @@ def _report(
 
 
 def _is_agreed(arguments: argparse.Namespace, refs: Sequence[TaskRef], *, is_named: bool) -> bool:
-    """Return whether to act on the tasks: they were named, `--yes` was given, or the operator
-    confirms. For `--dry-run`, list them and return False."""
+    """Return whether to act on the tasks: they were named, `--yes` is set, or the operator
+    confirms. For `--dry-run`, print them and return False."""
     count = f"{len(refs)} task{'s' * (len(refs) != 1)}"
     if arguments.dry_run or not refs:
         for ref in refs:

@@ -25,8 +25,8 @@ from roundgate.storage import TaskRef
 from roundgate.tasks.pool import end_soon, run_suspect
 
 STOP_GRACE_S: Final = 25.0
-"""The seconds that handlers get to end after SIGTERM: less than a platform waits before SIGKILL (30 s
-in Kubernetes)."""
+"""The seconds that handlers get to end after SIGTERM. Platforms wait longer before SIGKILL (30 s in
+Kubernetes)."""
 
 log = logging.getLogger("roundgate")
 
@@ -85,7 +85,7 @@ async def _work_alone(parts: startup.Core, using: GatewayConfig, ref: TaskRef) -
     try:
         await run_suspect(worker, ref, stop, grace_s)
     finally:
-        end_soon()  # in any case: a handler that ignores cancellation would keep the process alive
+        end_soon()  # always, because a handler that ignores cancellation would keep the process alive
         await parts.aclose()
 
 

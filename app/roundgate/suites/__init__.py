@@ -1,8 +1,8 @@
 """Test suites for MCP servers: files of test cases with expected outcomes.
 
 `loading` reads and validates a file, `running` runs its cases with `roundgate.client`, `expecting`
-compares outcomes with expectations, and `results` reports. `roundgate.cli.suite` is the command
-`roundgate test`.
+compares outcomes with expectations, and `results` makes reports. `roundgate.cli.suite` is the
+command `roundgate test`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Comparison of a step's outcome with its expectations: patterns, schemas, snapshots.
 
 A pattern is JSON. A scalar must be equal, an object must have at least the members of the pattern,
-and a list must have exactly its items, in order. If every key of an object begins with `$`, the keys
-are matchers, and all must match; `$$ref` stands for a member called `$ref`.
+and a list must have exactly the items of the pattern, in order. If every key of an object begins
+with `$`, the keys are matchers, and all must match; `$$ref` is a member called `$ref`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Differences: TypeAlias = Iterator["Difference"]
 Fill: TypeAlias = Callable[[Any], Any]
 """A function that returns a value with its `${…}` references replaced."""
 Unmet: TypeAlias = tuple[str, Sequence["Difference"]]
-"""A failed expectation: a sentence, and the differences."""
+"""A failed expectation: a sentence and the differences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +40,20 @@ class Difference:
     expected: str
     actual: str
     lines: tuple[str, ...] = ()
-    """A line-by-line diff of two texts, if either has several lines."""
+    """The line-by-line diff of two texts, if either has several lines."""
 
 
 MATCHERS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "$absent": "nothing (the member is not there)",
+        "$absent": "nothing (the member must be missing)",
         "$any": "anything",
-        "$contains": "something that contains {}",
+        "$contains": "a text or list that contains {}",
         "$exactly": "exactly {}",
         "$max": "at most {}",
         "$min": "at least {}",
         "$regex": "text that matches /{}/",
-        "$schema": "what the schema {} allows",
-        "$type": "{} as its type",
+        "$schema": "a value that the schema {} allows",
+        "$type": "a value of the type {}",
     }
 )
 """The matchers, each with its expectation in words; `{}` stands for the operand."""
@@ -69,19 +69,19 @@ _SCHEMAS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
 )
 """The matchers that are shorthand for a JSON Schema.
 
-The schema engine limits the effort of a regular expression. Python's `re` could run for years on a
-hostile pattern or text, and neither the suite nor the server need be trusted.
+The schema engine limits the effort of a regular expression. Python's `re` could run almost forever
+on a hostile pattern or text, and suites and servers may be untrusted.
 """
 
 
 def differences(pattern: Any, value: Any, path: str) -> list[Difference]:
-    """Return the places where a value differs from a pattern, at most `MAX_DIFFERENCES`."""
+    """Return the differences of a value from a pattern, at most `MAX_DIFFERENCES`."""
     return list(_bounded(_compare(pattern, value, path)))
 
 
 def exact(expected: Any, value: Any, path: str) -> list[Difference]:
-    """Return the places where two values differ, at most `MAX_DIFFERENCES`. `$` has no special
-    meaning, and an object must not have additional members."""
+    """Return the differences of two values, at most `MAX_DIFFERENCES`. `$` has no special meaning,
+    and additional members of an object are differences."""
     return list(_bounded(_compare(expected, value, path, is_exact=True)))
 
 
@@ -93,7 +93,8 @@ def _bounded(differences: Differences) -> Differences:
 def problems(
     pattern: Any, loc: tuple[str | int, ...] = ()
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield the problems of a pattern, each as the location within it and the end of a sentence."""
+    """Yield the problems of a pattern, each as a location in the pattern and the end of a
+    sentence."""
     if isinstance(pattern, list):
         for index, item in enumerate(pattern):
             yield from problems(item, (*loc, index))
@@ -104,7 +105,7 @@ def problems(
         if name not in words:
             yield from problems(item, (*loc, name))
         elif len(words) < len(pattern):
-            yield loc, f"has members and matchers ({', '.join(words)}) side by side"
+            yield loc, f"has both members and matchers ({', '.join(words)}): use one kind"
             return
         elif (problem := _matcher_problem(name, item)) is not None:
             yield (*loc, name), problem
@@ -115,20 +116,20 @@ def problems(
 def _matcher_problem(name: str, operand: Any) -> str | None:
     if name not in MATCHERS:
         near = difflib.get_close_matches(name, MATCHERS, 1)
-        return f"is no matcher{f': {near[0]} is' if near else ''}"
+        return f"is not a matcher{f': did you mean {near[0]}?' if near else ''}"
     if name in ("$any", "$absent"):
-        return None if operand is True else "needs true"
+        return None if operand is True else "must be true"
     if name in _SCHEMAS:
         try:
             Schema.compile(_SCHEMAS[name](operand))
         except ValueError as error:
             is_regex = name == "$regex" and isinstance(operand, str)
-            return f"is no regular expression: {operand!r}" if is_regex else str(error)
+            return f"is not a valid regular expression: {operand!r}" if is_regex else str(error)
     return None
 
 
 def described(pattern: Any) -> str:
-    """Return a pattern in words, for reports."""
+    """Return a description of a pattern for reports."""
     if not _is_matcher(pattern):
         return _shown(pattern)
     return " and ".join(
@@ -210,11 +211,11 @@ def _match(name: str, operand: Any, value: Any, path: str) -> Differences:
 def _schema(schema: Schema, value: Any, path: str) -> Differences:
     for problem in schema.problems(value, path):
         where, _, complaint = problem.partition(": ")
-        yield Difference(where, "what the schema allows", complaint)
+        yield Difference(where, "a value that the schema allows", complaint)
 
 
 def _is_equal(expected: Any, value: Any) -> bool:
-    """Return whether two scalars are the same JSON value: 1 equals 1.0, and a boolean is not a
+    """Return whether two scalars are the same JSON value: 1 equals 1.0, but a boolean is not a
     number."""
     if isinstance(expected, bool) or isinstance(value, bool):
         return expected is value
@@ -237,10 +238,10 @@ def _cut(text: str) -> str:
 
 
 def read_schema(schema: Mapping[str, Any] | str, folder: Path) -> Schema:
-    """Compile a JSON Schema that is given inline, or as a file name relative to `folder`.
+    """Compile a JSON Schema, or the schema in a file relative to `folder`.
 
     Raises:
-        ValueError: the file cannot be read, or the schema is not valid.
+        ValueError: the file cannot be read, or the schema is invalid.
     """
     if isinstance(schema, Mapping):
         return Schema.compile(schema)
@@ -249,24 +250,24 @@ def read_schema(schema: Mapping[str, Any] | str, folder: Path) -> Schema:
     except (OSError, ParseError) as error:
         raise ValueError(f"{schema}: {getattr(error, 'strerror', None) or error}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{schema}: is no object")
+        raise ValueError(f"{schema}: is not an object")
     return Schema.compile(content)
 
 
 def unmet(expect: Expect, outcome: Mapping[str, Any], fill: Fill, folder: Path) -> Unmet | None:
-    """Return the failed expectations, or `None` if the outcome is as expected. `Snapshots.unmet`
-    compares snapshots.
+    """Return the failed expectations, or `None` if the outcome is as expected. For snapshots, see
+    `Snapshots.unmet`.
 
     Raises:
         ValueError: a reference cannot be resolved, an expression cannot be applied, or a schema is
-            not valid.
+            invalid.
     """
     error = outcome.get("error")
     if error is not None and expect.error is None:
         return _unexpected(error), []
     if error is None and expect.error is not None:
         result = _shown(outcome.get("result"))
-        return f"it was expected to end with an error, and answered {result}", []
+        return f"an error was expected, but the server answered {result}", []
     expects_tool_error = expect.tool_error not in (None, False)
     if outcome.get("is_error") and not expects_tool_error:
         return f"the tool failed: {_cut(str(outcome.get('text', '')))}", []
@@ -282,7 +283,7 @@ def unmet(expect: Expect, outcome: Mapping[str, Any], fill: Fill, folder: Path) 
 
 
 def summary(differences: Sequence[Difference]) -> str:
-    """Return one line that names the first three places that differ."""
+    """Return one line that names the first three differing places."""
     places = list(dict.fromkeys(difference.path for difference in differences))
     more = f" and {len(places) - 3} more" if len(places) > 3 else ""
     return f"not as expected: {', '.join(places[:3])}{more}"
@@ -355,13 +356,13 @@ def _questions(expect: Expect, outcome: Mapping[str, Any], fill: Fill) -> Differ
 
 
 _HEAD: Final = (
-    "# Written by `roundgate test --update`; compared whole. Read the difference "
+    "# Written by `roundgate test --update`, and compared completely. Read the difference "
     "before you commit it.\n"
 )
 
 
 class Snapshots:
-    """The stored values that the results of one suite are compared with, by name."""
+    """The stored values with which a suite's results are compared, by name."""
 
     def __init__(self, path: Path, stored: dict[str, Any], *, updates: bool) -> None:
         self._path = path
@@ -372,7 +373,7 @@ class Snapshots:
 
     @classmethod
     def beside(cls, suite: Path, *, updates: bool = False) -> Snapshots:
-        """Read the snapshots of a suite. With `updates`, values that differ are stored and not
+        """Read the snapshots of a suite. With `updates`, differing values are stored, not
         reported.
 
         Raises:
@@ -384,7 +385,7 @@ class Snapshots:
         stored = yaml_file.read(path).value
         if not isinstance(stored, dict):
             remedy = "run `roundgate test --update`"
-            raise ConfigError([Problem(str(path), "(file)", "is no mapping", remedy)])
+            raise ConfigError([Problem(str(path), "(file)", "is not a mapping", remedy)])
         return cls(path, stored, updates=updates)
 
     def unmet(
@@ -404,8 +405,8 @@ class Snapshots:
         return (summary(differences), differences) if differences else None
 
     def compare(self, name: str, value: Any) -> list[Difference]:
-        """Return the places where a value differs from the stored one; with `updates`, store the
-        value instead."""
+        """Return the differences of a value from the stored value. With `updates`, store the value
+        instead."""
         self._used.add(name)
         if name in self._stored and not (
             differences := exact(self._stored[name], value, "snapshot")
@@ -422,12 +423,12 @@ class Snapshots:
 
     @property
     def unused(self) -> list[str]:
-        """Return the names of snapshots that no step has compared."""
+        """The names of snapshots that no step compared."""
         return sorted(self._stored.keys() - self._used)
 
     def save(self, *, drop_unused: bool) -> None:
-        """Replace the file if values have changed, with `updates` only. `drop_unused` removes the
-        snapshots that no step has compared."""
+        """With `updates`, replace the file if values have changed. `drop_unused` removes the
+        snapshots that no step compared."""
         if self._updates and drop_unused and self.unused:
             self._stored = {name: self._stored[name] for name in self._stored if name in self._used}
             self._changed = True

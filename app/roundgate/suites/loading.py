@@ -44,16 +44,16 @@ class SuiteFile:
 
     @property
     def folder(self) -> Path:
-        """Return the folder to which paths in the suite are relative."""
+        """The folder to which paths in the suite are relative."""
         return self.origin.base_dir
 
     @property
     def name(self) -> str:
-        """Return the name for reports: that of the suite, else that of the file."""
+        """The name for reports: that of the suite, or of the file if the suite has none."""
         return self.suite.name or self.path.name
 
     def line(self, *steps: str | int) -> int | None:
-        """Return the line of a part of the suite, such as `line("cases", 0)`."""
+        """Return the line of a part of the suite, such as `line("cases", 0)`, or `None`."""
         return self.origin.located.line(steps)
 
 
@@ -64,15 +64,15 @@ def load(path: Path) -> SuiteFile:
         ConfigError: the file cannot be read, or the suite is invalid; the error lists all problems.
     """
     if path.is_file() and (size := path.stat().st_size) > MAX_FILE_BYTES:
-        complaint = f"has {size} bytes, and a suite at most {MAX_FILE_BYTES}"
-        raise ConfigError([Problem(str(path), "(file)", complaint, "split it")])
+        complaint = f"has {size} bytes, and the limit of a suite is {MAX_FILE_BYTES}"
+        raise ConfigError([Problem(str(path), "(file)", complaint, "split the suite")])
     located = yaml_file.read(
         path,
-        remedy="give the path of a suite: roundgate test suite.yaml (`roundgate docs testing`)",
+        remedy="pass the path of a suite: roundgate test suite.yaml (`roundgate docs testing`)",
     )
     origin = Origin(located)
     problems = [
-        origin.at(*loc).problem(complaint, "quote it, if it is meant as text")
+        origin.at(*loc).problem(complaint, "quote it if it is a text")
         for loc, complaint in _not_json(located.value, ())
     ]
     if problems:  # the models would report the same values again
@@ -95,11 +95,11 @@ def _not_json(value: Any, loc: Loc) -> Iterator[tuple[Loc, str]]:
                     yield (
                         (*loc, str(key)),
                         (
-                            f"the key {str(key).lower()} (so YAML reads yes, no, on and off) is no text"
+                            f"the key {str(key).lower()} (YAML's reading of yes, no, on or off) is not text"
                         ),
                     )
                 elif not isinstance(key, str):
-                    yield (*loc, str(key)), f"the key {key!r} is no text"
+                    yield (*loc, str(key)), f"the key {key!r} is not text"
                 yield from _not_json(item, (*loc, str(key)))
         case list():
             for index, item in enumerate(value):
@@ -117,7 +117,7 @@ def _invalid(error: ValidationError, origin: Origin) -> Iterator[Problem]:
         place = origin.at(*_steps_in_file(detail["loc"], origin.located.value))
         message = detail["msg"].removeprefix("Value error, ")
         if detail["type"].startswith("union_tag"):
-            message = "has another shape than it may have"
+            message = "has an unexpected type"
         yield place.problem(message, _REMEDIES.get(detail["type"], _SEE))
 
 
@@ -139,8 +139,8 @@ def _unique(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def _checked(suite: Suite, origin: Origin) -> Iterator[Problem]:
-    """Yield the problems of a suite that the models cannot find: patterns, expressions, references,
-    and contradictions between parts."""
+    """Yield the problems of a suite that the models cannot detect: in patterns, expressions,
+    references, and contradictions between parts."""
     yield from _server(suite, origin)
     yield from _answers(suite.answers, origin.at("answers"))
     suite_variables: set[str] = set()
@@ -154,13 +154,13 @@ def _checked(suite: Suite, origin: Origin) -> Iterator[Problem]:
     for index, case in enumerate(suite.cases):
         at = origin.at("cases", index)
         if case.name in names:
-            message = f"is the name of cases[{names[case.name]}] too"
-            yield at.at("name").problem(message, "choose another")
+            message = f"is also the name of cases[{names[case.name]}]"
+            yield at.at("name").problem(message, "choose another name")
         names.setdefault(case.name, index)
         inline = sorted(_fields_set(case) & _STEP_FIELDS)
         if case.steps and inline:
-            message = f"has steps, and {', '.join(inline)} beside them"
-            yield at.problem(message, "put what stands beside into a step")
+            message = f"has steps, and also {', '.join(inline)}"
+            yield at.problem(message, f"move {', '.join(inline)} into a step")
             continue
         known_names = set(suite_variables)
         started: set[str] = set()
@@ -180,30 +180,30 @@ def _server(suite: Suite, origin: Origin) -> Iterator[Problem]:
     ways = [name for name in ("url", "gateway", "command") if getattr(suite.server, name)]
     if ways == ["command"]:
         remedy = "add url: http://127.0.0.1:${port}/mcp"
-        yield at.problem("has a command, and no url that it serves", remedy)
+        yield at.problem("has a command, but no url of the server", remedy)
     elif len(ways) > 1 and ways != ["url", "command"]:
-        remedy = "say one of url, gateway, and command with url"
+        remedy = "use one of url, gateway, or command with url"
         yield at.problem(f"has {' and '.join(ways)}", remedy)
 
 
 def _step(step: Step, at: Origin, known: set[str], started: set[str]) -> Iterator[Problem]:
     actions = step.actions
     if len(actions) != 1:
-        complaint = f"does {' and '.join(actions)}" if actions else "does nothing"
-        yield at.problem(complaint, f"say one of {', '.join(ACTIONS)}")
+        complaint = f"has the actions {' and '.join(actions)}" if actions else "has no action"
+        yield at.problem(complaint, f"use one of {', '.join(ACTIONS)}")
         return
     (action,) = actions
     for name in sorted((_fields_set(step) & _FIELDS) - ACTIONS[action]):
-        yield at.at(name).problem(f"goes with no {action}", "remove it")
+        yield at.at(name).problem(f"cannot be used with {action}", "remove it")
     if action in ("wait", "cancel") and getattr(step, action) not in started:
         near = difflib.get_close_matches(getattr(step, action), started, 1) or sorted(started)
-        available = f"; there is {', '.join(near)}" if near else ""
-        message = f"no step before it starts {getattr(step, action)!r}{available}"
-        yield at.at(action).problem(message, "start it: start: TOOL, as: NAME")
+        available = f"; started are {', '.join(near)}" if near else ""
+        message = f"no earlier step starts {getattr(step, action)!r}{available}"
+        yield at.at(action).problem(message, "add a step before: start: TOOL, as: NAME")
     if action == "complete" and not step.argument:
-        yield at.problem("completes no argument", "add argument: NAME")
+        yield at.problem("has no argument to complete", "add argument: NAME")
     if step.until is not None and step.answers:
-        yield at.at("answers").problem("answers nothing while it waits for a status", "remove one")
+        yield at.at("answers").problem("cannot be used with until", "remove answers or until")
     yield from _answers(step.answers, at.at("answers"))
     yield from _expect(step.expect, at.at("expect"))
     for name, save in step.save.items():
@@ -230,14 +230,14 @@ def _expect(expect: Expect, at: Origin) -> Iterator[Problem]:
         try:
             expecting.read_schema(expect.json_schema, at.base_dir)
         except ValueError as error:
-            remedy = "give a JSON Schema, or the path of one"
+            remedy = "write a JSON Schema, or the path of its file"
             yield at.at("schema").problem(str(error), remedy)
     if expect.error is not None and not isinstance(expect.error, int):
         for name in ("code", "message", "data", "status"):
             yield from _pattern(getattr(expect.error, name), at.at("error", name))
     if expect.error is not None and expect.tool_error:
         yield at.problem(
-            "expects a protocol error and a tool error", "keep `error` or `tool_error`"
+            "expects both a protocol error and a tool error", "keep `error` or `tool_error`"
         )
     if isinstance(expect.snapshot, str):
         yield from _expression(expect.snapshot, at.at("snapshot"))
@@ -247,15 +247,15 @@ def _answers(answers: Mapping[str, Any] | list[AnswerRule], at: Origin) -> Itera
     for index, rule in enumerate(answers if isinstance(answers, list) else ()):
         place = at.at(index)
         if len(rule.model_fields_set & {"answer", "defaults"}) != 1:
-            yield place.problem("has no answer, or more than one", "say answer or defaults")
+            yield place.problem("needs either an answer or defaults", "set answer or defaults")
         if rule.message is not None:
             for _, problem in expecting.problems({"$regex": rule.message}):
-                yield place.at("message").problem(problem, "correct it")
+                yield place.at("message").problem(problem, "correct the expression")
 
 
 def _pattern(pattern: Any, at: Origin) -> Iterator[Problem]:
     for loc, complaint in expecting.problems(pattern):
-        remedy = "the matchers are in `roundgate docs testing`; $$ is a plain $"
+        remedy = "see the matchers in `roundgate docs testing`; write $$ for a literal $"
         yield at.at(*loc).problem(complaint, remedy)
 
 
@@ -268,17 +268,19 @@ def _expression(expression: str, at: Origin) -> Iterator[Problem]:
 
 def _references(value: Any, known: set[str], at: Origin) -> Iterator[Problem]:
     for loc, complaint in variables.problems(value, known):
-        yield at.at(*loc).problem(complaint, "define it in variables, or save it in a step before")
+        yield at.at(*loc).problem(
+            complaint, "define it in variables, or save it in an earlier step"
+        )
 
 
 def _fields_set(step: Step) -> set[str]:
-    """Return the names of the fields that the file sets, as written in the file."""
+    """Return the names of the fields that the file sets, as spelt in the file."""
     fields = type(step).model_fields
     return {fields[name].alias or name for name in step.model_fields_set}
 
 
 def _raw(origin: Origin, name: str) -> Any:
-    """Return a part as written in the file, with its references; `None` if it is missing."""
+    """Return a part as written in the file, with its references, or `None` if it is missing."""
     value = origin.located.value
     for step in (*origin.loc, name):
         is_there = isinstance(value, list) or (isinstance(value, Mapping) and step in value)

@@ -19,7 +19,7 @@ ClientFailure: TypeAlias = Literal[
 
 
 def _shape(value: Any) -> str | None:
-    """Return the union tag for a value of the file, or `None` if no member of the union fits."""
+    """Return the union tag for a value of the file, or `None` if the value matches no member."""
     if isinstance(value, bool):
         return "<flag>"
     if isinstance(value, int):
@@ -38,25 +38,25 @@ class SuiteModel(BaseModel):
 
 
 class Server(SuiteModel):
-    """The server under test: a running one (`url`), or one that is started for the run (`gateway`, or
-    `command` with `url`)."""
+    """The server under test: a running server (`url`), or a server that is started for the run
+    (`gateway`, or `command` with `url`)."""
 
     url: str | None = Field(None, description="The endpoint, such as https://host/mcp.")
     gateway: str | None = Field(
-        None, description="A gateway.yaml that is served for the run, relative to the suite."
+        None, description="A gateway.yaml to serve for the run, relative to the suite."
     )
     command: list[str] | None = Field(
         None,
         min_length=1,
-        description="A command that serves for the run; ${port} in it, in `url` and in `environment` is "
+        description="A command that starts a server for the run; ${port} in it, in `url` and in `environment` is "
         "a free port.",
     )
-    environment: dict[str, str] = Field({}, description="Variables of what is started.")
-    start_timeout_s: float = Field(60.0, gt=0, description="For how long a start may take.")
+    environment: dict[str, str] = Field({}, description="Variables of the started server.")
+    start_timeout_s: float = Field(60.0, gt=0, description="Seconds that a start may take.")
     token: str | None = Field(None, description="A bearer token: ${secret:NAME}.")
     headers: dict[str, str] = Field({}, description="Headers of each request.")
     revisions: list[str] | None = Field(
-        None, min_length=1, description="Speak only these revisions, the preferred one first."
+        None, min_length=1, description="The only revisions to use, the preferred one first."
     )
 
 
@@ -65,11 +65,11 @@ class AnswerRule(SuiteModel):
     answers every question."""
 
     key: str | None = Field(None, description="The question's key.")
-    round: int | None = Field(None, ge=1, description="The round it is asked in; the first is 1.")
+    round: int | None = Field(None, ge=1, description="The question's round, counted from 1.")
     kind: Literal["form", "url", "sampling", "roots"] | None = Field(
-        None, description="What sort of question it is."
+        None, description="The kind of the question."
     )
-    message: str | None = Field(None, description="A regular expression found in its message.")
+    message: str | None = Field(None, description="A regular expression that matches its message.")
     answer: Any = Field(None, description="The answer: content, {action: decline}, text, a list.")
     defaults: bool = Field(False, description="Answer a form with the defaults of its schema.")
 
@@ -78,8 +78,8 @@ AnswersGiven: TypeAlias = Annotated[
     Annotated[dict[str, Any], Tag("<mapping>")] | Annotated[list[AnswerRule], Tag("<list>")],
     Discriminator(_shape),
 ]
-"""Answers by question key or by names of form fields, or a list of rules, of which the first that
-fits a question answers it."""
+"""Answers by question key or by names of form fields, or a list of rules. The first rule that
+matches a question answers it."""
 
 
 SchemaGiven: TypeAlias = Annotated[
@@ -91,11 +91,11 @@ SchemaGiven: TypeAlias = Annotated[
 class ExpectedError(SuiteModel):
     """The expected error of the protocol or of the client."""
 
-    kind: ClientFailure | None = Field(None, description="The client's name for it.")
+    kind: ClientFailure | None = Field(None, description="The client's name for the error.")
     code: Any = Field(None, description="A pattern for the code of a JSON-RPC error.")
-    message: Any = Field(None, description="A pattern for what is said.")
+    message: Any = Field(None, description="A pattern for the error's message.")
     data: Any = Field(None, description="A pattern for the `data` of a JSON-RPC error.")
-    status: Any = Field(None, description="A pattern for the HTTP status, or how a task ended.")
+    status: Any = Field(None, description="A pattern for the HTTP status, or a task's last status.")
 
 
 ErrorExpected: TypeAlias = Annotated[
@@ -110,36 +110,36 @@ SnapshotGiven: TypeAlias = Annotated[
 
 
 class Expect(SuiteModel):
-    """The expected outcome of a step. Members that are not set are not checked, but an error that is
-    not expected fails the step."""
+    """The expected outcome of a step. Members that are not set are not checked, but an unexpected
+    error fails the step."""
 
     result: Any = Field(None, description="A pattern for the result (`roundgate docs testing`).")
     text: Any = Field(None, description="A pattern for the text of the result.")
     jmespath: dict[str, Any] = Field({}, description="Patterns by JMESPath into the outcome.")
     json_schema: SchemaGiven | None = Field(
-        None, alias="schema", description="A JSON Schema of the result, or the path of one."
+        None, alias="schema", description="A JSON Schema of the result, or the path of its file."
     )
     tool_error: Any = Field(None, description="true, or a pattern for the text of the failure.")
     error: ErrorExpected | None = Field(
-        None, description="The code of a JSON-RPC error, or more about the error."
+        None, description="The code of a JSON-RPC error, or a description of the error."
     )
-    rounds: Any = Field(None, description="How many requests the step takes, or a pattern.")
+    rounds: Any = Field(None, description="The number of rounds of the step, or a pattern.")
     asked: list[Any] | None = Field(
         None, description="Each question in order: its key, or a pattern for it."
     )
-    task: bool | None = Field(None, description="Whether it became a task.")
-    within_s: float | None = Field(None, gt=0, description="For how long it may take.")
+    task: bool | None = Field(None, description="Whether the call became a task.")
+    within_s: float | None = Field(None, gt=0, description="Seconds that the step may take.")
     snapshot: SnapshotGiven = Field(
         False,
-        description="Compare the result, or what this JMESPath finds, with what `--update` stored.",
+        description="Whether to compare the result (or a part, by JMESPath) with the stored snapshot.",
     )
 
 
 class Save(SuiteModel):
-    """The source of a variable that is taken from an outcome."""
+    """The source of a variable in an outcome."""
 
     of: str = Field(description="JMESPath into the outcome.")
-    secret: bool = Field(False, description="Keep its value out of reports and snapshots.")
+    secret: bool = Field(False, description="Whether to redact it in reports and snapshots.")
 
 
 SaveGiven: TypeAlias = Annotated[
@@ -150,41 +150,41 @@ SaveGiven: TypeAlias = Annotated[
 class Step(SuiteModel):
     """One action on the server, and its expected outcome."""
 
-    call: str | None = Field(None, description="A tool that is called, through rounds and task.")
-    start: str | None = Field(None, description="A tool that is called until it is a task.")
-    wait: str | None = Field(None, description="A task that was started (its `as`), to its end.")
-    cancel: str | None = Field(None, description="A task that was started, which is cancelled.")
-    prompt: str | None = Field(None, description="A prompt that is filled in.")
-    read: str | None = Field(None, description="The URI of a resource that is read.")
+    call: str | None = Field(None, description="A tool to call, with its rounds and its task.")
+    start: str | None = Field(None, description="A tool to call until the call is a task.")
+    wait: str | None = Field(None, description="A started task (its `as`) to wait for.")
+    cancel: str | None = Field(None, description="A started task (its `as`) to cancel.")
+    prompt: str | None = Field(None, description="A prompt to fill in.")
+    read: str | None = Field(None, description="The URI of a resource to read.")
     complete: str | None = Field(
-        None, description="The prompt or the URI template whose argument is completed."
+        None, description="A prompt or URI template with an argument to complete."
     )
     list_: Literal["tools", "prompts", "resources", "templates"] | None = Field(
-        None, alias="list", description="What is listed, every page of it."
+        None, alias="list", description="The kind of entries to list, with all pages."
     )
-    request: str | None = Field(None, description="A method of the protocol, sent as it is.")
-    arguments: dict[str, Any] = Field({}, description="Of a tool or a prompt.")
-    params: dict[str, Any] = Field({}, description="Of a `request`.")
-    argument: str | None = Field(None, description="Which argument `complete` is about.")
-    value: str = Field("", description="What has been typed of it.")
-    as_: str | None = Field(None, alias="as", description="A name for a task that is started.")
+    request: str | None = Field(None, description="A method of the protocol to request as it is.")
+    arguments: dict[str, Any] = Field({}, description="The arguments of a tool or a prompt.")
+    params: dict[str, Any] = Field({}, description="The params of a `request`.")
+    argument: str | None = Field(None, description="The argument that `complete` completes.")
+    value: str = Field("", description="The typed beginning of that argument.")
+    as_: str | None = Field(None, alias="as", description="A name for the started task.")
     until: Literal["working", "input_required", "completed", "failed", "cancelled"] | None = Field(
-        None, description="Wait only until the task has this status; nothing is answered."
+        None, description="The status to wait for, instead of the end; questions stay open."
     )
-    answers: AnswersGiven = Field({}, description="What is answered when the server asks.")
-    expect: Expect = Field(Expect(), description="What has to be so afterwards.")
-    save: dict[str, SaveGiven] = Field({}, description="Variables that are taken from the outcome.")
-    timeout_s: float | None = Field(None, gt=0, description="For how long it may take at most.")
-    max_rounds: int | None = Field(None, ge=1, description="How many requests it may take.")
+    answers: AnswersGiven = Field({}, description="Answers to the server's questions.")
+    expect: Expect = Field(Expect(), description="The expected outcome.")
+    save: dict[str, SaveGiven] = Field({}, description="Variables to save from the outcome.")
+    timeout_s: float | None = Field(None, gt=0, description="Seconds that the step may take.")
+    max_rounds: int | None = Field(None, ge=1, description="Rounds that the step may take.")
 
     @property
     def actions(self) -> list[str]:
-        """Return the actions of the step, in the order of `ACTIONS`. A valid step has exactly one."""
+        """The actions of the step, in the order of `ACTIONS`. A valid step has exactly one."""
         return [name for name in ACTIONS if self._target(name) is not None]
 
     @property
     def title(self) -> str:
-        """Return the action and its target for reports, such as `call book`."""
+        """The action and its target for reports, such as `call book`."""
         return " ".join(f"{name} {self._target(name)}" for name in self.actions)
 
     def _target(self, action: str) -> str | None:
@@ -207,27 +207,31 @@ ACTIONS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "request": _EVERY | {"params"},
     }
 )
-"""The actions of a step, each with the fields that it takes."""
+"""The actions of a step, each with the fields that it accepts."""
 
 
 class Case(Step):
     """One test case: a list of steps, or a single step written in the case itself."""
 
-    name: str = Field(min_length=1, max_length=200, description="Unique within the suite.")
-    tags: list[str] = Field([], description="Words that --filter looks at, beside the name.")
-    skip: str | None = Field(None, description="Why it is not run.")
-    steps: list[Step] = Field([], description="Done one after the other, until one fails.")
+    name: str = Field(min_length=1, max_length=200, description="A name, unique within the suite.")
+    tags: list[str] = Field([], description="Words that --filter searches, besides the name.")
+    skip: str | None = Field(None, description="The reason for skipping the case.")
+    steps: list[Step] = Field([], description="The steps, run in order until one fails.")
 
 
 class Suite(SuiteModel):
     """A file of test cases."""
 
-    name: str | None = Field(None, description="For reports; the file's unless given.")
-    server: Server | None = Field(None, description="What is tested; --url and --serve replace it.")
-    variables: dict[str, Any] = Field({}, description="Values that each case begins with.")
-    answers: AnswersGiven = Field({}, description="For what a step does not answer itself.")
-    timeout_s: float = Field(60.0, gt=0, description="For how long each step may take.")
-    cases: list[Case] = Field(min_length=1, description="Each with a client of its own.")
+    name: str | None = Field(None, description="A name for reports; the file's name by default.")
+    server: Server | None = Field(
+        None, description="The server under test, unless --url or --serve."
+    )
+    variables: dict[str, Any] = Field({}, description="Variables with which each case begins.")
+    answers: AnswersGiven = Field(
+        {}, description="Answers for questions that a step does not answer."
+    )
+    timeout_s: float = Field(60.0, gt=0, description="Seconds that each step may take.")
+    cases: list[Case] = Field(min_length=1, description="The cases, each with its own client.")
 
 
 def schema_of_suites() -> dict[str, Any]:

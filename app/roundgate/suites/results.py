@@ -25,7 +25,7 @@ class Failure:
     """The reason why a case failed. Secrets are redacted."""
 
     step: int
-    """The number of the step, from 1; 0 before the first step."""
+    """The number of the step, counted from 1; 0 before the first step."""
     title: str
     line: int | None
     message: str
@@ -34,7 +34,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """The result of one case. `reason` is that of a skipped case."""
+    """The result of one case. `reason` is the reason for skipping a case."""
 
     suite: str
     name: str
@@ -61,7 +61,7 @@ class SuiteResult:
 
 
 _NOT_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""The characters that XML 1.0 does not allow, not even as references."""
+"""The pattern of characters that XML 1.0 does not allow, even as references."""
 
 
 def junit(suites: Sequence[SuiteResult]) -> str:

@@ -1,10 +1,11 @@
 """Running of suites: each case has its own client and runs its steps in order.
 
-    step ──▶ references filled in ──▶ request, through rounds and task ──▶ outcome ──▶ expectations ──▶ variables
+    step ──▶ references filled in ──▶ request, through rounds and task ──▶ outcome ──▶ expectations
+    ──▶ variables
 
 An outcome is a JSON object for patterns and JMESPath. Its members are `result`, `text`, `raw`,
-`is_error` and `rounds`, as far as the action has them, or `error` in their place, and `asked`,
-`progress`, `logs`, `duration_ms` and, for a task, `task`.
+`is_error` and `rounds`, if the action has them, or `error` instead; and `asked`, `progress`,
+`logs`, `duration_ms` and, for a task, `task`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from roundgate.suites.results import CaseResult, Failure, Verdict
 from roundgate.suites.variables import Secrets, Variables, as_text, search
 
 MAX_NOTED: Final = 10_000
-"""The maximum number of progress notifications, of log messages, and of statuses kept of a step."""
+"""The limit on the progress notifications, log messages and statuses recorded in a step."""
 
 GivenAnswers: TypeAlias = Mapping[str, Any] | list[AnswerRule]
 
@@ -73,13 +74,12 @@ class Run:
         done: Callable[[CaseResult], None] = lambda result: None,
         stops: Callable[[CaseResult], bool] = lambda result: False,
     ) -> list[CaseResult]:
-        """Run cases, at most `jobs` at once; return the results in the order of `chosen`.
+        """Run cases, at most `jobs` concurrently; return their results in the order of `chosen`.
 
         Args:
-            chosen: the indexes of the cases in the suite.
-            begun: called with each case as it begins.
-            done: called with each result, in the order of `chosen`.
-            stops: called with each result at once; no further case begins after it returns True.
+            chosen: the indexes of the cases in the suite. begun: called with each case as it
+                begins. done: called with each result, in the order of `chosen`. stops: called with
+                each result immediately; once it returns True, no further case begins.
         """
         results: dict[int, CaseResult] = {}
         waiting = list(reversed(chosen))
@@ -179,14 +179,14 @@ class _RunningCase:
         if result is not None:
             return result
         if unused := script.unused:
-            return f"no question asked for these answers: {', '.join(unused)}", []
+            return f"these answers matched no question: {', '.join(unused)}", []
         for variable, save in step.save.items():
             expression = save.of if isinstance(save, Save) else save
             value = search(expression, outcome)
             if value is None:
                 started_names = ", ".join(sorted(outcome))
                 return (
-                    f"save: {expression} finds nothing in the outcome, which has {started_names}",
+                    f"save: {expression} has no value in the outcome, whose members are {started_names}",
                     [],
                 )
             if isinstance(save, Save) and save.secret:
@@ -284,14 +284,14 @@ class _RunningCase:
         if step.until is None:
             return _of_call(await task.wait(answers=script, on_task=noted.task))
         if not task.id:
-            raise ClientError("The call ended without a task, so it has no status to wait for")
+            raise ClientError("The call ended without a task, so there is no status to wait for")
         while True:
             state = await task.get()
             noted.task(state)
             if state.status == step.until:
                 return {"result": state.status, "raw": state.raw}
             if state.is_over:
-                message = f"The task is {state.status}, and will not be {step.until}"
+                message = f"The task is {state.status}, and can no longer become {step.until}"
                 raise TaskEnded(state.status, message)
             await asyncio.sleep(min(max(state.poll_interval_ms or 1_000, 20), 60_000) / 1_000)
 
@@ -308,7 +308,8 @@ class _RunningCase:
 
 
 class Script:
-    """The answers of a step, then those of its suite. `asked` lists the questions in order."""
+    """The answers of a step, then the answers of its suite. `asked` lists the questions in
+    order."""
 
     def __init__(self, own: GivenAnswers, common: GivenAnswers, secrets: Secrets) -> None:
         self._own = _Rules(own) if isinstance(own, list) else Answers(own)
@@ -317,7 +318,7 @@ class Script:
         self.asked: list[Question] = []
 
     async def __call__(self, question: Question) -> Any:
-        """Return the answer to a question, or `None`. Answers to password fields become secrets."""
+        """Return the answer to a question, or `None`. Answers to password fields are redacted."""
         self.asked.append(question)
         answer = await self._own(question)
         if answer is None:
@@ -327,7 +328,7 @@ class Script:
 
     @property
     def unused(self) -> list[str]:
-        """Return the step's own answers that no question asked for."""
+        """The step's own answers that matched no question."""
         return self._own.unused
 
     def _keep_secret(self, question: Question, answer: Any) -> None:
@@ -339,7 +340,7 @@ class Script:
 
 
 class _Rules:
-    """Answer rules in order. The first that matches a question and has an answer is used."""
+    """Answer rules in order. The first rule that matches a question and has an answer is used."""
 
     def __init__(self, rules: list[AnswerRule]) -> None:
         self._rules = rules
@@ -381,7 +382,7 @@ def _named(rule: AnswerRule) -> str:
 
 
 class _Noted:
-    """The notifications and task statuses that are received during a step."""
+    """The notifications and task statuses received during a step."""
 
     def __init__(self, step: Step) -> None:
         self._expressions = " ".join(
@@ -394,7 +395,7 @@ class _Noted:
 
     def is_used(self, name: str) -> bool:
         """Return whether an expression of the step contains the name of a part of the outcome. If
-        none does, the server is not asked to send it."""
+        none does, the server is not asked for this part."""
         return name in self._expressions
 
     def progressed(self, progress: Progress) -> None:
@@ -443,7 +444,7 @@ def _question(question: Question) -> dict[str, Any]:
 
 
 def _error(error: ClientError) -> dict[str, Any]:
-    """Return an error as the `error` member of an outcome."""
+    """Return the `error` member of an outcome for an error."""
     outcome: dict[str, Any] = {"kind": type(error).__name__, "message": error.on_command_line}
     match error:
         case RpcError():

@@ -1,4 +1,4 @@
-"""The server under test: one that is already running, or one that is started for the run."""
+"""The server under test: a running server, or a server that is started for the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _STOP_S: Final = 15.0
 """The seconds that a server gets to end after SIGTERM."""
 _TAIL_BYTES: Final = 4_096
 _ATTEMPTS: Final = 3
-"""The number of ports to try: another process may take a free port before the server binds it."""
+"""The number of ports to try, because another process may take a port before the server binds
+it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,13 @@ class Target:
 
 @asynccontextmanager
 async def started(target: Target) -> AsyncGenerator[Target, None]:
-    """Start a target, yield it once it listens, and stop it at the end of the block. A target without
-    a command is yielded at once.
+    """Start a target, yield it once it listens, and stop it at the end of the block. Yield a target
+    without a command immediately.
 
     Raises:
         UsageError: the command cannot be run.
-        ConnectionLost: the server ended or did not listen in time. The message has the end of its
-            output.
+        ConnectionLost: the server ended or did not listen in time. The message contains the end of
+            its output.
     """
     if not target.command:
         yield target
@@ -72,7 +73,9 @@ async def started(target: Target) -> AsyncGenerator[Target, None]:
                 if not await process.is_started():
                     if attempt < _ATTEMPTS:
                         continue
-                    raise ConnectionLost("No free port was found for the server")
+                    raise ConnectionLost(
+                        f"No free port was found for the server in {_ATTEMPTS} attempts"
+                    )
                 yield replace(target, url=process.url)
                 return
             finally:
@@ -92,7 +95,7 @@ class _Process:
 
     async def is_started(self) -> bool:
         """Start the server and wait until it listens; return False if another process has taken its
-        port. Raises as `started`."""
+        port. See `started` for the errors raised."""
         environment = {
             **os.environ,
             **{
@@ -100,7 +103,7 @@ class _Process:
                 for name, value in (self._target.environment or {}).items()
             },
         }
-        # a separate store, so that the server sees no tasks of other runs
+        # a separate store, so the server sees no tasks of other runs
         environment.setdefault("GATEWAY_STORE", f"sqlite:///{self._folder / 'store.sqlite3'}")
         words = [word.replace("${port}", self._port) for word in self._target.command]
         with self._output.open("wb") as output:
@@ -113,7 +116,7 @@ class _Process:
                         if "address already in use" in tail.lower():
                             return False
                         raise ConnectionLost(
-                            f"{words[0]} ended with status {self._process.returncode} before it served:\n{tail}"
+                            f"{words[0]} ended with status {self._process.returncode} before it listened:\n{tail}"
                         )
                     await asyncio.sleep(0.05)
         except TimeoutError:
@@ -151,8 +154,8 @@ class _Process:
         return True
 
     async def end(self) -> None:
-        """Send SIGTERM to the server's process group, and SIGKILL once the server has ended or after
-        `_STOP_S` seconds."""
+        """Send SIGTERM to the server's process group, and SIGKILL once the server has ended or
+        after `_STOP_S` seconds."""
         if self._process is None:
             return
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -168,7 +171,7 @@ class _Process:
         with self._output.open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(file.tell() - _TAIL_BYTES, 0))
-            return file.read().decode(errors="replace").strip() or "(it said nothing)"
+            return file.read().decode(errors="replace").strip() or "(no output)"
 
 
 def _free_port() -> int:

@@ -1,11 +1,10 @@
 """References (`${…}`) in the values of a suite: variables, the environment, secrets, files.
 
-${order.id}              JMESPath over the variables of the case; as the whole of a text, it keeps the value's type
-${env:NAME}              an environment variable; ${env:NAME:-default} if it may be unset or empty
-${secret:NAME}           the same, but redacted in all output
-${file:path}             the text of a file in the suite's folder or below
-${unique}                a text that is unique to one run of one case
-$${                      a literal ${
+${order.id}              JMESPath over the variables of the case; as the whole of a text, it keeps
+the value's type ${env:NAME}              an environment variable; ${env:NAME:-default} if it may be
+unset or empty ${secret:NAME}           an environment variable whose value is redacted in all
+output ${file:path}             the text of a file in the suite's folder or below ${unique}
+a text that is unique for one run of one case $${                      a literal ${
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from roundgate.errors import UnresolvedReference
 from roundgate.settings import Expression, parts
 from roundgate.settings.redacting import Redactor
 
-_BROKEN: Final = "${ begins something that is no reference: $${ is a plain one"
+_BROKEN: Final = "${ does not begin a valid reference: write $${ for a literal ${"
 MAX_FILE_BYTES: Final = 8 * 1024 * 1024
 BUILT_IN: Final = frozenset({"unique", "port"})
 """The names of variables that a suite cannot define."""
@@ -35,7 +34,7 @@ def compile_path(expression: str) -> Any:
     """Compile a JMESPath expression.
 
     Raises:
-        ValueError: the expression is not valid.
+        ValueError: the expression is invalid.
     """
     try:
         return jmespath.compile(expression)
@@ -47,7 +46,7 @@ def search(expression: str, document: Any) -> Any:
     """Return the value that a JMESPath expression finds in a document, or `None`.
 
     Raises:
-        ValueError: the expression is not valid, or cannot be applied to the document.
+        ValueError: the expression is invalid, or cannot be applied to the document.
     """
     try:
         return compile_path(expression).search(document)
@@ -57,10 +56,10 @@ def search(expression: str, document: Any) -> Any:
 
 def _first_name(expression: str) -> str:
     """Return the variable at the start of an expression, such as `order` of `order.items[0].id`, or
-    an empty text.
+    "".
 
     Raises:
-        ValueError: the expression is not valid.
+        ValueError: the expression is invalid.
     """
     node = compile_path(expression).parsed
     while node.get("children") and node["type"] != "field":
@@ -84,7 +83,7 @@ class Variables:
         self._secrets = secrets
 
     def define(self, definitions: Mapping[str, Any]) -> None:
-        """Add variables; each may refer to those before it.
+        """Add variables. Each may refer to those before it.
 
         Raises:
             ValueError: a reference cannot be resolved.
@@ -128,12 +127,16 @@ class Variables:
             case "env" | "secret":
                 return self._environment(name, part.default, part.source)
             case "ssm":
-                raise ValueError(f"${{ssm:{name}}}: a suite reads nothing from AWS")
+                raise ValueError(
+                    f"${{ssm:{name}}}: a suite cannot read values at AWS; use ${{env:NAME}}"
+                )
         value = search(name, self.values)
         if value is None and _first_name(name) not in self.values:
-            raise ValueError(f"there is no variable {name}: `variables` or `save` make one")
+            raise ValueError(
+                f"there is no variable {name}: define it in `variables` or with `save`"
+            )
         if value is None and not re.fullmatch(r"\w+", name):
-            raise ValueError(f"{name} leads to nothing in the variables of this case")
+            raise ValueError(f"{name} has no value in the variables of this case")
         return value
 
     def _environment(self, name: str, default: str | None, source: str) -> str:
@@ -146,8 +149,8 @@ class Variables:
         if source == "secret":
             if len(value) < MIN_CHARS:
                 raise ValueError(
-                    f"the secret {name} has fewer than {MIN_CHARS} characters, too few to keep it "
-                    "out of reports: take a longer one, or ${env:…} if it is none"
+                    f"the secret {name} has fewer than {MIN_CHARS} characters, too few to redact it "
+                    "in reports: use a longer secret, or ${env:…} if the value is not secret"
                 )
             self._secrets.add(value)
         return value
@@ -155,7 +158,7 @@ class Variables:
     def _file(self, name: str) -> str:
         folder, place = self._folder.resolve(), (self._folder / name).resolve()
         if not place.is_relative_to(folder):
-            raise ValueError(f"the file {name}: is not beside the suite or below its folder")
+            raise ValueError(f"the file {name}: is not in the suite's folder or below")
         try:
             with place.open("rb") as file:
                 data = file.read(MAX_FILE_BYTES + 1)
@@ -164,16 +167,18 @@ class Variables:
             reason = getattr(error, "strerror", None) or "is not text"
             raise ValueError(f"the file {name}: {reason}") from None
         if len(data) > MAX_FILE_BYTES:
-            raise ValueError(f"the file {name} has more than {MAX_FILE_BYTES} bytes")
+            raise ValueError(
+                f"the file {name} has more than {MAX_FILE_BYTES} bytes; use a smaller file"
+            )
         return text
 
 
 def problems(
     value: Any, known: set[str], loc: tuple[str | int, ...] = ()
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield the references in a value that cannot be resolved, each as the location within the value
-    and a sentence. `known` are the variables that are defined at this place of the suite, without
-    `unique`, which is defined everywhere."""
+    """Yield the references in a value that cannot be resolved, each as a location in the value and
+    a sentence. `known` are the variables defined at this place of the suite, without `unique`,
+    which is always defined."""
     match value:
         case dict():
             for key, item in value.items():
@@ -210,7 +215,7 @@ def _problem(part: str | Expression, known: set[str]) -> str | None:
     if name in known:
         return None
     names = ", ".join(sorted(known))
-    return f"there is no variable {name or part.name} by then; there are {names}"
+    return f"the variable {name or part.name} is not defined here; defined are {names}"
 
 
 def as_text(value: Any) -> str:
@@ -225,9 +230,9 @@ def as_json(value: Any) -> str:
 
 SHOWN: Final = "***"
 CUT: Final = "…"
-"""The mark at the end of a text that was cut."""
+"""The mark at the end of a shortened text."""
 MIN_CHARS: Final = 4
-"""The minimum length of a secret: shorter texts also occur by chance."""
+"""The minimum number of characters of a secret. Shorter texts would match by chance."""
 
 
 class Secrets:
@@ -239,8 +244,8 @@ class Secrets:
             self.add(value)
 
     def add(self, value: Any) -> None:
-        """Redact a text or number from now on, or those within a JSON value. Values shorter than
-        `MIN_CHARS` are not redacted."""
+        """Redact a text or number from now on, or all texts and numbers in a JSON value. Values
+        shorter than `MIN_CHARS` are not redacted."""
         match value:
             case dict():
                 self.add(list(value.values()))
@@ -253,8 +258,8 @@ class Secrets:
                     self._redactor.add(text, SHOWN)
 
     def hidden(self, text: str) -> str:
-        """Return a text with its secrets redacted, and also the beginning of a secret where the text
-        was cut."""
+        """Return a text with its secrets redacted, including the beginning of a secret where the
+        text was shortened."""
         text = self._redactor.text(text)
         for form in self._redactor.forms:
             for length in range(min(len(form) - 1, len(text)), MIN_CHARS - 1, -1):

@@ -1,4 +1,5 @@
-"""A function of AWS Lambda with several tools: a look, a question, a job, bytes. It keeps nothing."""
+"""An AWS Lambda function with several tools: a lookup, a question, a job, binary data. It is
+stateless."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ WHERE = {
 TOOLS = [
     {
         "name": "find",
-        "description": "An order: what is in it, and whether it has been sent.",
+        "description": "Returns an order: its items, and whether it has been sent.",
         "inputSchema": ORDER,
         "annotations": {"readOnlyHint": True},
     },
@@ -31,14 +32,14 @@ TOOLS = [
     },
     {
         "name": "redirect",
-        "description": "Sends an order to another address, which the user is asked for.",
+        "description": "Sends an order to another address, for which it asks the user.",
         "inputSchema": ORDER,
         "annotations": {"destructiveHint": False},
         "call": {"interactive": True},
     },
     {
         "name": "export",
-        "description": "All orders as a list; takes a few seconds.",
+        "description": "Returns all orders as a list; takes a few seconds.",
         "inputSchema": {"type": "object", "properties": {}},
         "annotations": {"readOnlyHint": True},
         "call": {
@@ -75,7 +76,8 @@ def find(arguments: Any, context: Any) -> Any:
 
 
 def cancel(arguments: Any, context: Any) -> Any:
-    """Who asks is in the client context; so is a key that stays the same if the call comes again."""
+    """Cancel an order. The client context has the caller, and a key that is the same if the call is
+    repeated."""
     caller = context.client_context.custom["roundgate"]
     return {"cancelled": arguments["order"], "by": caller["subject"], "receipt": caller["key"]}
 
