@@ -637,11 +637,11 @@ def packed(layers: int, size: int = 4_000_000) -> bytes:
 @pytest.mark.parametrize(
     ("body", "encoding", "told_so"),
     [
-        (packed(2, 60_000_000), "gzip, gzip", "an encoding that was not asked for: 'gzip, gzip'"),
+        (packed(2, 60_000_000), "gzip, gzip", "an encoding that was not requested: 'gzip, gzip'"),
         (packed(1, 60_000_000), "gzip", "answered more than 1000 bytes"),
-        (b"x", "br", "an encoding that was not asked for: 'br'"),
-        (b"not gzip", "gzip", "an encoding that was not asked for: 'gzip'"),
-        (packed(1, 500)[:-9], "gzip", "an encoding that was not asked for: 'gzip'"),
+        (b"x", "br", "an encoding that was not requested: 'br'"),
+        (b"not gzip", "gzip", "an encoding that was not requested: 'gzip'"),
+        (packed(1, 500)[:-9], "gzip", "an encoding that was not requested: 'gzip'"),
         (packed(1, 500) + b"x" * 4000, "gzip", "answered more than 1000 bytes"),
     ],
     ids=["two layers", "one layer", "unknown", "a lie", "half of it", "more behind it"],

@@ -760,11 +760,11 @@ backends:
         ),
         (
             "arguments: {p: {}}, job: {poll: '/{p}/{id}', succeeded: [ok]}",
-            "needs the argument p, which a call may lack",
+            "needs the argument p, which a call may omit",
         ),
         (
             "job: {poll: '/jobs/{id}', succeeded: [ok]}, interactive: true",
-            "interactive and job are two ways",
+            "interactive and job exclude each other",
         ),
         (
             "job: {poll: '/jobs/{id}', succeeded: [ok], cancel: {path: '/x/{y}'}}",
@@ -772,7 +772,7 @@ backends:
         ),
         (
             "arguments: {p: {}}, job: {poll: '/{id}', succeeded: [ok], cancel: {path: '/{p}'}}",
-            "needs the argument p, which a call may lack",
+            "needs the argument p, which a call may omit",
         ),
         (
             "job: {poll: '/{id}', succeeded: [ok], cancel: {path: '/x', body: {a: ['{y}']}}}",

@@ -258,7 +258,7 @@ NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
             ToolResult,
             NUMBER,
             ToolResult(["text"]),
-            "has no structured content, which the output schema promises",
+            "has no structured content, which the output schema requires",
         ),
         (int, None, "x", 'result: "x" is not of type "integer"'),
         (float, None, float("nan"), "result: "),

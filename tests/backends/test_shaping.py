@@ -133,9 +133,12 @@ async def test_two_arguments_may_change_names() -> None:
             "there are no arguments gone; there are item, amount, note, dry",
         ),
         ({"arguments": {"amount": {"fixed": "x"}}}, "is not of type"),
-        ({"arguments": {"item": {"hidden": True}}}, "give a fixed value or a default with hidden"),
+        (
+            {"arguments": {"item": {"hidden": True}}},
+            "if hidden, give it a fixed value or a default",
+        ),
         ({"arguments": {"item": {"name": "note"}}}, "two arguments would be called 'note'"),
-        ({"result": "a["}, "is no JMESPath expression"),
+        ({"result": "a["}, "is not a JMESPath expression"),
         ({"ask_for": ["gone"]}, "ask_for names gone"),
     ],
 )
@@ -151,7 +154,7 @@ def test_an_override_that_does_not_fit_is_a_problem_with_its_place(
 
 
 def test_an_override_of_no_tool_is_a_problem() -> None:
-    with pytest.raises(ConfigError, match="is no tool's name"):
+    with pytest.raises(ConfigError, match="is not the name of a tool"):
         loading.load(config_file(order, backend={"override": {"gone": {}}}))
     with pytest.raises(ConfigError, match="include and exclude leave out"):
         loading.load(
