@@ -261,8 +261,8 @@ def sent_to(url: str) -> bytes:
 
 
 UNUSABLE: dict[str, tuple[tuple[bytes, ...], str]] = {
-    "a start without an id": ((answer(b"{}"),), "did not say where to follow it"),
-    "a start that is no JSON": ((answer(b"started", content_type="text/plain"),), "did not say where to follow it"),
+    "a start without an id": ((answer(b"{}"),), "answer lacks the job's variables"),
+    "a start that is no JSON": ((answer(b"started", content_type="text/plain"),), "answer lacks the job's variables"),
     "a start that is refused": ((answer(b"{}", "409 Conflict"),), "The service answered 409 Conflict to starting"),
     "a poll without a status": ((STARTED, answer(b'{"state":"done"}')), "has nothing at /status"),
     "a poll that is no JSON": ((STARTED, answer(b"done")), "not JSON"),

@@ -310,7 +310,7 @@ def test_an_unusable_output_schema_is_refused(schema: dict[str, Any]) -> None:
     "value", [object(), b"\xff", {"a": object()}, [lambda: None], {(1, 2): [object()]}]
 )
 def test_what_has_no_json_is_an_error_that_says_why(value: Any) -> None:
-    with pytest.raises(UnusableReturn, match=r"has no JSON: \S+"):
+    with pytest.raises(UnusableReturn, match=r"cannot be written as JSON: \S+"):
         wire(Any, value)
 
 

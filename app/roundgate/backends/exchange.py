@@ -298,7 +298,9 @@ async def _started(job: Job) -> dict[str, str]:
             name: at_pointer(answer, pointer) for name, pointer in job.config.variables.items()
         }
     except LookupError:
-        raise BackendError("The service started a job but did not say where to follow it") from None
+        raise BackendError(
+            "The service started a job, but its answer lacks the job's variables"
+        ) from None
     return {name: _text(value) for name, value in values.items()}
 
 
@@ -401,7 +403,7 @@ class AnsweredJob:
             return self._good(answer, "starting the job").value()
         except ParseError:
             raise BackendError(
-                f"The {self.by} started a job but did not say where to follow it"
+                f"The {self.by} started a job, but its answer lacks the job's variables"
             ) from None
 
     async def poll(self, values: Values) -> tuple[Any, Kept]:

@@ -221,7 +221,9 @@ def with_search(
         remedy = "give it another name: `override: {NAME: {name: …}}` of its back end, or a prefix"
         raise ConfigError(
             [
-                origin.problem(f"a back end has a tool {name!r}, a name of search", remedy)
+                origin.problem(
+                    f"a back end has a tool {name!r}, which is the name of a search tool", remedy
+                )
                 for name in clashes
             ]
         )

@@ -279,7 +279,7 @@ class Secrets:
                 yield from texts
 
     def _known_texts(self, part: str | Reference) -> Iterable[str]:
-        """Yield the known texts of a part, the current one last."""
+        """Yield the known texts of a part, the current text last."""
         if isinstance(part, str):
             yield part
             return

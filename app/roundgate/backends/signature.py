@@ -393,7 +393,9 @@ def to_json_value(value: Any, adapter: TypeAdapter[Any] | None = None) -> Any:
             return adapter.serializer.to_python(value, mode="json", by_alias=True, warnings=False)
         return to_jsonable_python(value, by_alias=True)
     except (PydanticSerializationError, ValueError) as error:
-        raise UnusableReturn(f"has no JSON: {' '.join(str(error).split())[:500]}") from None
+        raise UnusableReturn(
+            f"cannot be written as JSON: {' '.join(str(error).split())[:500]}"
+        ) from None
 
 
 def prompt_messages(value: Any) -> Sequence[PromptMessage]:

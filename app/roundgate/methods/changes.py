@@ -305,7 +305,7 @@ class _Latest:
         return self.changes[len(self.changes) - missed :] if missed > 0 else ()
 
     def with_more(self, more: Sequence[str]) -> _Latest:
-        """Return the content with further changes."""
+        """Return the content of the row with `more` changes added."""
         changes, chars = [*self.changes, *more], 0
         for place in range(len(changes) - 1, -1, -1):
             chars += len(changes[place]) + 3  # quotes and a comma

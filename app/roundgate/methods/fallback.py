@@ -257,7 +257,7 @@ class FallbackTools:
             capabilities.require(required, what_for, has_substitute=has_substitute)
             raise MissingCapability(what_for, required, has_substitute)
         return self._results.tool(
-            await self._in_words.asked(requests, request_state, params, context.principal)
+            await self._in_words.question_result(requests, request_state, params, context.principal)
         )
 
 
@@ -293,7 +293,7 @@ class InWords:
         self._answer_tool = answer_tool
         self._arguments = Schema.compile(_ARGUMENTS)
 
-    async def asked(
+    async def question_result(
         self,
         requests: Mapping[str, Any],
         request_state: str,

@@ -72,7 +72,7 @@ def page_host(url: Any) -> str:
         ValueError: the URL is not allowed; the message names the allowed form.
     """
     if not isinstance(url, str):
-        raise ValueError(f"the url of a page to open is text, not {type(url).__name__}")
+        raise ValueError(f"the url of a page to open must be text, not {type(url).__name__}")
     shown = ascii(url[:200])
     try:
         parts = urlsplit(url)

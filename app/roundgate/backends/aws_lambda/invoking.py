@@ -183,7 +183,7 @@ log = logging.getLogger("roundgate.backends")
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """An invocation."""
+    """One invocation of a function."""
 
     target: Target
     payload: bytes = field(repr=False)

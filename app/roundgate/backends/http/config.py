@@ -73,7 +73,7 @@ class TimeoutsConfig(Model):
 
     connect_s: float | None = Field(None, description="For a connection, TLS included.", gt=0)
     write_s: float | None = Field(
-        None, description="For the service to take each piece of the request.", gt=0
+        None, description="For the service to accept each piece of the request.", gt=0
     )
     read_s: float | None = Field(
         None, description="For the whole head of the answer, then for each piece of the body.", gt=0
@@ -199,7 +199,7 @@ class HttpArgument(Model):
     list_: Literal["repeat", "comma", "pipe", "space", "brackets", "json"] | None = Field(
         None,
         alias="list",
-        description="How a list is written: repeat (a=1&a=2), brackets (a[]=1&a[]=2), comma (a=1,2), pipe, space, or"
+        description="Format of a list: repeat (a=1&a=2), brackets (a[]=1&a[]=2), comma (a=1,2), pipe, space, or"
         " json. Unset: repeat in a query or form, json in a path or header.",
     )
     send_empty: bool = Field(

@@ -173,7 +173,7 @@ class Bodies:
 
     def _followed(self, uri: str, schema: Any) -> tuple[str, Any]:
         """Return a schema behind its `$ref`, with the URI of its document. A dangling `$ref` is
-        returned as it is; converting the schema reports it."""
+        returned unchanged; converting the schema reports it."""
         try:
             return self.references.follow(uri, schema)
         except DanglingReference:

@@ -27,7 +27,7 @@ def check_askable(method: str, stream: SessionStream) -> None:
     """Raise ToolError if the client cannot be asked on this stream."""
     if not stream.can_tell or (stream.is_finite and method != "tools/call"):
         raise ToolError(
-            "This call must ask the user a question, but cannot ask through this client: it would "
+            "This call must ask the user a question, but this client cannot be asked here: it would "
             "have to accept event streams and resume them, as clients of revision 2025-11-25 do"
         )
 

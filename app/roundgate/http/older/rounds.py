@@ -87,7 +87,7 @@ class Call:
     """The last known state; `None` before the first round has ended."""
     position: Position = ("", 0)
     pages: dict[str, str] = field(default_factory=dict)
-    """See `CallState.pages`."""
+    """The unfinished pages, as in `CallState.pages`."""
     asks: bool = False
     """Whether questions of the call wait for answers."""
     leaves: bool = False
