@@ -780,7 +780,7 @@ backends:
         ),
         (
             "job: {poll: '/{id}', succeeded: [ok], cancel: {path: '/x', body: {}, form: {}}}",
-            "body and form are two bodies; choose one",
+            "body and form exclude each other; choose one",
         ),
         (
             "job: {poll: '/{id}', succeeded: [ok], cancel: {path: x}}",

@@ -220,7 +220,7 @@ def test_the_content_of_an_explicit_result_may_be_one_text_or_block(content: Any
     [
         (ToolResult(["x", 5]), "has int in its content"),  # type: ignore[list-item]
         (ToolResult([{"type": "text", "text": "x"}]), "has dict in its content"),  # type: ignore[list-item]
-        (ToolResult(["x"], meta={"a": object()}), "has no JSON"),
+        (ToolResult(["x"], meta={"a": object()}), "cannot be written as JSON"),
         (ToolResult([ImageContent("aGk=", "image/png")]), "with data that is str, not bytes"),
         (AudioContent("aGk=", "audio/wav"), "with data that is str, not bytes"),
     ],

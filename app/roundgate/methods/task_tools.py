@@ -398,7 +398,7 @@ class TaskTools:
                 "the names of the questions."
             )
         elif requests and _can_be_asked(requests, context):
-            texts.append(f"Call {result}to ask the user its questions.")
+            texts.append(f"Call {result} to ask the user its questions.")
         elif requests:
             texts.append("It must ask the user a question, but this client cannot be asked.")
         elif not view.status.is_terminal:

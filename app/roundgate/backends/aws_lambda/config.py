@@ -63,7 +63,7 @@ class HttpEventConfig(Model):
         description="HTTP method."
     )
     path: str = Field(
-        description="Path; {name} stands for an argument. The others go into the query for GET, "
+        description="Path; {name} stands for an argument. Other arguments go into the query for GET, "
         "HEAD and DELETE, else into a JSON body.",
         pattern=r"^/",
     )

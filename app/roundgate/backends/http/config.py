@@ -237,7 +237,7 @@ class HttpCancelConfig(Model):
     @model_validator(mode="after")
     def _one_body(self) -> HttpCancelConfig:
         if self.body is not None and self.form is not None:
-            raise ValueError("body and form are two bodies; choose one")
+            raise ValueError("body and form exclude each other; choose one")
         return self
 
 

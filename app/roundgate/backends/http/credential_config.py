@@ -198,7 +198,7 @@ class ClientCredentials(CredentialConfig):
     )
     client_auth: ClientAuth | None = Field(
         None,
-        description="How the client authenticates itself: basic or post (its secret in a header or in the form),"
+        description="The client's authentication method: basic or post (its secret in a header or in the form),"
         " private_key_jwt, or tls (its certificate, RFC 8705). Unset: chosen by the other settings.",
     )
 

@@ -453,7 +453,7 @@ def scope_text(offered: Sequence[Alternative]) -> str:
     """Return the scopes that a call needs, for the tool's description."""
     for alternative in offered:
         if scopes := [scope for named in alternative.values() for scope in named]:
-            return f"Needs {', '.join(dict.fromkeys(scopes))} of the service."
+            return f"Needs the service's scopes {', '.join(dict.fromkeys(scopes))}."
     return ""
 
 
