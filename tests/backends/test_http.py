@@ -158,7 +158,7 @@ async def test_an_argument_that_allows_slashes_is_several_segments_but_never_cli
 async def test_a_header_cannot_be_smuggled_in_through_an_argument() -> None:
     tool = {"arguments": {"h": {"in": "header", "as": "X-H"}, "q": {"in": "query"}}}
     async with service() as told, gateway_to(told.url, tool) as gate:
-        assert "may only have visible ASCII" in await gate.text("tool", {"h": "a\r\nX-Evil: 1"})
+        assert "may contain only visible ASCII" in await gate.text("tool", {"h": "a\r\nX-Evil: 1"})
         await gate.call("tool", {"q": "a\r\nX-Evil: 1", "h": "X-Evil: 1"})
     assert told.header("X-Evil") == []
     assert told.request_lines == ["GET /?q=a%0D%0AX-Evil%3A%201 HTTP/1.1"]
