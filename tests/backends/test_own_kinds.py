@@ -139,7 +139,7 @@ def test_a_broken_one_is_a_problem_at_its_line(
         load(written(folder, entry=NOTES.replace("notes:Notes", kind)))
     (problem,) = caught.value.problems
     assert (problem.path, problem.line) == ("backends[0].kind", 3)
-    assert problem.message.startswith(f"{kind} is no kind of back end: ")
+    assert problem.message.startswith(f"{kind} is not a kind of back end: ")
     assert said in problem.message
     assert "module:Class" in problem.remedy
 

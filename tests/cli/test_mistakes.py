@@ -70,9 +70,9 @@ WRONG = {
     ),
     "decorator without wraps": (
         function("def f()", "@tool\n@d", "def d(g):\n    return lambda *a, **k: g(*a, **k)\n"),
-        "needs functools.wraps",
+        "functools.wraps",
     ),
-    "context without a type": (function("async def f(ctx)"), "annotated so: ctx: Context"),
+    "context without a type": (function("async def f(ctx)"), "annotated as ctx: Context"),
     "context that may be left out": (
         function("async def f(ctx: Context | None = None)"),
         None,
@@ -82,7 +82,7 @@ WRONG = {
     "local class and future annotations": (
         f"from __future__ import annotations\n{HEAD}def make():\n    class A: ...\n"
         "    @tool\n    def f(a: A): ...\n    return f\nf = make()\n",
-        "at the top of the module, neither in a function",
+        "at the top of the module, not in a function",
     ),
     "import for type checkers alone": (
         "from __future__ import annotations\n"
@@ -90,7 +90,7 @@ WRONG = {
             "def f(a: Decimal)",
             more="import typing\nif typing.TYPE_CHECKING:\n    from decimal import Decimal\n",
         ),
-        "nor below TYPE_CHECKING",
+        "not below TYPE_CHECKING",
     ),
     "class without a schema": (
         function("def f(a: A)", more="class A: ...\n"),
@@ -126,10 +126,10 @@ def test_a_mistake_in_tools_is_told_with_what_to_write(check: Check, name: str) 
 
 
 ODD = {
-    "nothing is decorated": ("def f(): ...\n", "has nothing that is served"),
+    "nothing is decorated": ("def f(): ...\n", "has no tools, prompts or resources"),
     "own decorator outside": (
         function("def f(a: int)", "@d\n@tool", "def d(g):\n    return lambda: g()\n"),
-        "has nothing that is served",
+        "has no tools, prompts or resources",
     ),
     "method": (
         f"{HEAD}class A:\n    @tool\n    def f(self) -> int:\n        '''D.'''\n",

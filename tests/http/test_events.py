@@ -323,7 +323,7 @@ async def test_an_operator_sees_events_and_delivers_them(
         task = await ann.over(task_id)
         assert task["result"]["structuredContent"] == {"paid": {"amount": 7}}
         status, _, err = await _operate(capsys, "event", ref, "event:paid")
-        assert (status, "another payload before" in err) == (1, True)
+        assert (status, "with another payload, which is kept" in err) == (1, True)
     _, shown, _ = await _operate(capsys, "show", ref, "--json")
     facts = json.loads(shown)
     assert [one["state"] for one in facts["events"]] == ["delivered"]
