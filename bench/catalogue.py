@@ -35,10 +35,10 @@ class CatalogueTool:
 
 def hundred_tools() -> list[CatalogueTool]:
     """Return a new copy of the catalogue, in the order in which every subject registers it."""
-    return [tool for thing in THINGS for tool in _tools_of(thing)]
+    return [tool for thing in THINGS for tool in _build_tools(thing)]
 
 
-def _tools_of(thing: str) -> list[CatalogueTool]:
+def _build_tools(thing: str) -> list[CatalogueTool]:
     named = {
         f"{thing}_id": _text(
             f"Identifier of the {thing}, as printed on documents.", pattern="^[A-Z]{2}[0-9]{8}$"

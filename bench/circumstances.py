@@ -40,11 +40,11 @@ def served(subject: Subject, cores: Cores) -> Iterator[list[Row]]:
             made = running(subject, serves, workload, cores, known, headers=headers)
             return stack.enter_context(made)
 
-        one, hundred = up("one_tool", "call_add"), up("hundred_tools", "call_one_of_hundred")
+        one_tool, hundred = up("one_tool", "call_add"), up("hundred_tools", "call_one_of_hundred")
         verifying, searching = up("jwt", "call_add", signed), up("search", "call_one_of_hundred")
         yield [
-            Row(subject.name, one, "call_add", _NOTHING),
-            Row(f"of {OLDER_VERSION}", one, "call_add_in_session", _session(one)),
+            Row(subject.name, one_tool, "call_add", _NOTHING),
+            Row(f"of {OLDER_VERSION}", one_tool, "call_add_in_session", _session(one_tool)),
             Row("with a JWT", verifying, "call_add", signed),
             Row("of 100 tools", hundred, "call_one_of_hundred", _NOTHING),
             Row("in a view with search", searching, "call_one_of_hundred", _NOTHING),

@@ -40,14 +40,14 @@ def main() -> int:
     calls = int(sys.argv[1]) if sys.argv[1:] else 10_000
     gateway = next(subject for subject in SUBJECTS if subject.name == "gateway")
     cores = Cores.of_this_process()
-    told: dict[str, list[Told]] = {name: [] for name in CLIENTS}
+    results: dict[str, list[Told]] = {name: [] for name in CLIENTS}
     with running(gateway, "one_tool", "call_add", cores) as server:
         for number in range(ROUNDS):
             for name in CLIENTS[number % 2 :] + CLIENTS[: number % 2]:
-                told[name].append(
+                results[name].append(
                     _run(name, f"http://127.0.0.1:{server.port}/mcp", calls, cores.generator)
                 )
-    print(_table(calls, told))
+    print(_table(calls, results))
     return 0
 
 
@@ -72,9 +72,11 @@ def _run(name: str, url: str, calls: int, core: int) -> Told:
         timeout=PATIENCE_S,
         preexec_fn=lambda: os.sched_setaffinity(0, {core}),
     )
-    told = json.loads(done.stdout)
+    result = json.loads(done.stdout)
     return Told(
-        calls / told["seconds"], told["cpu_s"] / calls * 1e6, (told["first_at"] - began) * 1_000
+        calls / result["seconds"],
+        result["cpu_s"] / calls * 1e6,
+        (result["first_at"] - began) * 1_000,
     )
 
 
@@ -107,11 +109,11 @@ async def _official(url: str, calls: int) -> tuple[float, float, float]:
         return time.perf_counter() - began, time.process_time() - cpu, first_at
 
 
-def _table(calls: int, told: dict[str, list[Told]]) -> str:
+def _table(calls: int, results: dict[str, list[Told]]) -> str:
     def row(cells: Sequence[object]) -> str:
         return f"| {' | '.join(map(str, cells))} |"
 
-    official = statistics.median(one.rate for one in told[CLIENTS[1]])
+    official = statistics.median(result.rate for result in results[CLIENTS[1]])
     title = f"calls a second, {calls:,} in a row"
     lines = [
         row(
@@ -120,10 +122,10 @@ def _table(calls: int, told: dict[str, list[Told]]) -> str:
     ]
     lines.append("|---|---|---|---|---|")
     for name in CLIENTS:
-        rates = [one.rate for one in told[name]]
+        rates = [result.rate for result in results[name]]
         rate = statistics.median(rates)
         cpu_us, start_ms = (
-            statistics.median(getattr(one, of) for one in told[name])
+            statistics.median(getattr(result, of) for result in results[name])
             for of in ("cpu_us", "start_ms")
         )
         shown = f"{rate:,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"

@@ -90,7 +90,7 @@ def samples(settings: Settings) -> Iterator[Sample]:
         for path in folder.glob("*/**/__pycache__"):
             shutil.rmtree(path)
         yield from measure.starts(
-            WITHOUT, [one for one in COLD if "task" not in one.name], settings.rounds
+            WITHOUT, [start for start in COLD if "task" not in start.name], settings.rounds
         )
 
 
@@ -127,8 +127,8 @@ def request(tool: str) -> dict[str, Any]:
 
 
 def result(answer: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(answer["body"])["result"]
-    return found
+    content: dict[str, Any] = json.loads(answer["body"])["result"]
+    return content
 
 
 def is_sum(answer: Any) -> bool:
@@ -173,8 +173,8 @@ def build(folder: Path) -> None:
     build_zips(ROOT / "bench/cold_gateway/gateway.yaml", folder)
     for name in ("gateway", "worker"):
         unpack(folder / f"{name}.zip", folder / name)
-    found = re.findall(r"^([a-z0-9-]+)==(\S+)", machine.LOCK.read_text("utf-8"), re.MULTILINE)
-    locked = dict(found)
+    pins = re.findall(r"^([a-z0-9-]+)==(\S+)", machine.LOCK.read_text("utf-8"), re.MULTILINE)
+    locked = dict(pins)
     mangum = f"mangum=={locked['mangum']}"
     floor = [f"{name}=={locked[name]}" for name in ("fastapi", "starlette", "pydantic")]
     handlers = [f"apps/{path.stem}" for path in (ROOT / "bench/apps").glob("lambda_*.py")]
@@ -184,10 +184,10 @@ def build(folder: Path) -> None:
     }.items():
         staging = folder / subject
         target = ["--target", str(staging), "--no-compile", "--quiet"]
-        if said := machine.try_pip(
+        if failure := machine.try_pip(
             ["install", *target, *machine.pip_options(machine.architecture()), *requirements]
         ):
-            sys.exit(said)
+            sys.exit(failure)
         (staging / "bench/apps").mkdir(parents=True)
         for name in (
             "__init__",
@@ -265,7 +265,7 @@ class Measure:
     def breakdowns(self) -> Iterator[Sample]:
         """Yield the import time of the init phase by package, as the sum over the package's
         modules."""
-        for row in [one for one in COLD if one.name in BREAKDOWN_OF]:
+        for row in [start for start in COLD if start.name in BREAKDOWN_OF]:
             rounds = [self.imports(row) for _ in range(self.settings.rounds)]
             shown = sorted(name for name, _ in rounds[0].most_common(SHOWN))
             for spent in rounds:
@@ -289,17 +289,17 @@ class Measure:
         )
         spent: Counter[str] = Counter()
         for line in done.stderr.splitlines():
-            if found := re.match(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)", line):
-                spent[package_of(found[2])] += int(found[1]) / 1000  # type: ignore[assignment]
+            if match := re.match(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)", line):
+                spent[package_from_module(match[2])] += int(match[1]) / 1000  # type: ignore[assignment]
         return spent
 
 
-def package_of(module: str) -> str:
+def package_from_module(module: str) -> str:
     """Return the row of the breakdown to which a module belongs."""
     top = module.partition(".")[0]
     return (
         "standard library"
-        if top.lstrip("_") in {one.lstrip("_") for one in sys.stdlib_module_names}
+        if top.lstrip("_") in {module_name.lstrip("_") for module_name in sys.stdlib_module_names}
         else top
     )
 

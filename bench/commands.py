@@ -41,8 +41,8 @@ def _fastmcp(url: str) -> Sequence[str]:
 
 
 def _inspector(url: str) -> Sequence[str]:
-    asked = ["--method", "tools/call", "--tool-name", "add", "--tool-args-json", '{"a":2,"b":40}']
-    return [str(NODE), str(INSPECTOR / LAUNCHER), "--cli", url, "--transport", "http", *asked]
+    options = ["--method", "tools/call", "--tool-name", "add", "--tool-args-json", '{"a":2,"b":40}']
+    return [str(NODE), str(INSPECTOR / LAUNCHER), "--cli", url, "--transport", "http", *options]
 
 
 COMMANDS: Mapping[str, Callable[[str], Sequence[str]]] = MappingProxyType(
@@ -69,9 +69,9 @@ def measure(times: int) -> str:
         url = f"http://127.0.0.1:{server.port}/mcp"
         for number in range(times + 1):
             for name, command in COMMANDS.items():
-                one = _run(command(url), cores.generator)
+                sample = _run(command(url), cores.generator)
                 if number:  # skip the first call, which reads uncached files
-                    took[name].append(one)
+                    took[name].append(sample)
     return _table(took)
 
 
@@ -107,8 +107,8 @@ def _run(command: Sequence[str], core: int) -> Took:
 def _table(took: Mapping[str, Sequence[Took]]) -> str:
     lines = ["| command | median | fastest | processor time |", "|---|---|---|---|"]
     for name, runs in took.items():
-        whole = [one.whole_ms for one in runs]
+        whole = [run.whole_ms for run in runs]
         cells = [statistics.median(whole), min(whole)]
-        cells.append(statistics.median(one.processor_ms for one in runs))
+        cells.append(statistics.median(run.processor_ms for run in runs))
         lines.append(f"| `{name}` | {' | '.join(f'{cell:,.0f} ms' for cell in cells)} |")
     return "\n".join(lines)

@@ -91,7 +91,7 @@ async def batch(
 
 
 def _collections() -> int:
-    return sum(int(one["collections"]) for one in gc.get_stats())
+    return sum(int(generation["collections"]) for generation in gc.get_stats())
 
 
 def connection(subject: str, *, is_logged: bool) -> tuple[Any, set[Any]]:

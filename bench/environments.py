@@ -44,27 +44,27 @@ def make(environments: Iterable[Environment]) -> None:
 
 def _make(environment: Environment) -> None:
     stamp = environment.folder / _STAMP
-    wanted = "\n".join([*environment.requirements, sys.version, str(environment.folder)])
-    if stamp.exists() and stamp.read_text() == wanted:
+    expected = "\n".join([*environment.requirements, sys.version, str(environment.folder)])
+    if stamp.exists() and stamp.read_text() == expected:
         return
     print(f"making the environment {environment.folder.name} …", file=sys.stderr, flush=True)
     shutil.rmtree(environment.folder, ignore_errors=True)
     _run([sys.executable, "-m", "venv", str(environment.folder)])
     _run([str(environment.python), "-m", "pip", "install", "--quiet", *environment.requirements])
-    stamp.write_text(wanted)
+    stamp.write_text(expected)
 
 
 def _make_with_npm(environment: Environment) -> None:
     program = ROOT / "bench" / "apps" / "typescript.mjs"
     stamp = environment.folder / _STAMP
-    wanted = "\n".join([*environment.packages, str(environment.folder)])
-    if not stamp.exists() or stamp.read_text() != wanted:
+    expected = "\n".join([*environment.packages, str(environment.folder)])
+    if not stamp.exists() or stamp.read_text() != expected:
         print(f"making the environment {environment.folder.name} …", file=sys.stderr, flush=True)
         shutil.rmtree(environment.folder, ignore_errors=True)
         environment.folder.mkdir(parents=True)
         npm = [str(ROOT / "scripts" / "tools"), "node", "--npm", "install", "--silent"]
         _run([*npm, "--prefix", str(environment.folder), *environment.packages])
-        stamp.write_text(wanted)
+        stamp.write_text(expected)
     shutil.copy(program, environment.folder / "server.mjs")  # imports resolve next to the packages
 
 
@@ -79,10 +79,10 @@ def versions(subject: Subject) -> dict[str, str]:
     if subject.environment.packages:
         return _npm_versions(subject)
     command = [str(subject.environment.python), "-c", _VERSIONS, *subject.versions_of]
-    found: dict[str, str] = json.loads(
+    installed: dict[str, str] = json.loads(
         subprocess.run(command, capture_output=True, check=True).stdout
     )
-    return found
+    return installed
 
 
 def _npm_versions(subject: Subject) -> dict[str, str]:

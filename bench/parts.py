@@ -96,10 +96,10 @@ class Ticks:
     def __call__(self, _signal: int, frame: FrameType | None) -> None:
         part = None
         while frame is not None and part is None:
-            part, frame = self._part_of(frame), frame.f_back
+            part, frame = self._find_part(frame), frame.f_back
         self.counts[part or REST] += 1
 
-    def _part_of(self, frame: FrameType) -> str | None:
+    def _find_part(self, frame: FrameType) -> str | None:
         key = frame.f_code.co_filename, frame.f_code.co_qualname
         if key not in self._known:
             self._known[key] = part_of(*key)
@@ -109,10 +109,10 @@ class Ticks:
 def part_of(file: str, function: str) -> str | None:
     """Return the part to which a function belongs, or `None` if it counts towards its caller."""
     whole = f"{file}:{function}"
-    found = [
+    parts = [
         (len(place), part) for part, places in PARTS.items() for place in places if place in whole
     ]
-    return max(found)[1] if found else None
+    return max(parts)[1] if parts else None
 
 
 def main() -> None:

@@ -169,13 +169,13 @@ def _begun(name: str, *arguments: str) -> subprocess.Popen[bytes]:
 def _user() -> str | None:
     if os.geteuid() != 0:
         return None
-    names = {one.pw_name for one in pwd.getpwall()}
+    names = {entry.pw_name for entry in pwd.getpwall()}
     return next(name for name in ("postgres", "nobody") if name in names)
 
 
 def _binary(name: str) -> str:
     """Return the path of a program in its newest version, or "" if it is not installed."""
-    found = sorted(
+    candidates = sorted(
         Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3])
     )
-    return str(found[-1]) if found else shutil.which(name) or ""
+    return str(candidates[-1]) if candidates else shutil.which(name) or ""

@@ -96,7 +96,9 @@ def _in_order(names: Iterable[str]) -> list[str]:
 
 def _columns(measurement: Measurement, values: Sequence[Mapping[str, float]]) -> list[Column]:
     """Return the columns for which a row has a value."""
-    return [column for column in measurement.columns if any(column.key in one for one in values)]
+    return [
+        column for column in measurement.columns if any(column.key in value for value in values)
+    ]
 
 
 def _medians(values: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -170,13 +172,14 @@ def _row_as_json(row: Row) -> dict[str, float | None]:
     medians = {key: float(f"{value:.4g}") for key, value in row.medians.items()}
     compared = {f"{REFERENCE}_is": row.reference_is, f"{REFERENCE}_is_by_cpu": row.by_cpu}
     intervals = {
-        f"{name}_{end}": round(getattr(found, end), 3)
-        for name, found in compared.items()
-        if found is not None
+        f"{name}_{end}": round(getattr(comparison, end), 3)
+        for name, comparison in compared.items()
+        if comparison is not None
         for end in ("low", "high")
     }
     medians_of = {
-        name: None if found is None else round(found.median, 2) for name, found in compared.items()
+        name: None if comparison is None else round(comparison.median, 2)
+        for name, comparison in compared.items()
     }
     return {
         **medians,

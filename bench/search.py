@@ -53,18 +53,18 @@ async def measure(folder: Path) -> None:
         with_search.read_bytes = 0
         missed: list[str] = []
         began = time.perf_counter()
-        for one in questions:
+        for question in questions:
             text = await with_search.call(
-                "search_tools", {"query": one["question"], "limit": FIRST}
+                "search_tools", {"query": question["question"], "limit": FIRST}
             )
             names = [line.partition("(")[0] for line in text.splitlines()]
-            if not set(names) & set(one["wanted"]):
-                missed.append(one["question"])
+            if not set(names) & set(question["wanted"]):
+                missed.append(question["question"])
         search_ms = (time.perf_counter() - began) * 1000 / len(questions)
         search_bytes = with_search.read_bytes / len(questions)
         with_search.read_bytes = 0
-        for one in questions:
-            await with_search.call("describe_tool", {"name": one["wanted"][0]})
+        for question in questions:
+            await with_search.call("describe_tool", {"name": question["wanted"][0]})
         described_bytes = with_search.read_bytes / len(questions)
     tokens = [
         round(size / BYTES_PER_TOKEN)
@@ -72,13 +72,13 @@ async def measure(folder: Path) -> None:
     ]
     print("| tools | questions | in the first five | first search | a search |")
     print("|---|---|---|---|---|")
-    found = len(questions) - len(missed)
-    print(f"| {count:,} | {len(questions)} | {found} | {first_ms:.0f} ms | {search_ms:.1f} ms |")
+    hits = len(questions) - len(missed)
+    print(f"| {count:,} | {len(questions)} | {hits} | {first_ms:.0f} ms | {search_ms:.1f} ms |")
     print()
     print("| tokens of the whole list | of the list with search | of a search | of a description |")
     print("|---|---|---|---|")
-    print("| " + " | ".join(f"{one:,}" for one in tokens) + " |")
-    print(*(f"not found: {one}" for one in missed), sep="\n")
+    print("| " + " | ".join(f"{question:,}" for question in tokens) + " |")
+    print(*(f"not found: {question}" for question in missed), sep="\n")
 
 
 class Asking:

@@ -121,8 +121,10 @@ def running(
                 _ask_until_answered(process, port, first)
             except Exception as reason:
                 log.seek(0)
-                said = log.read().decode(errors="replace")[-2000:]
-                raise ServerFailedError(f"{subject.name} ({serves}): {reason}\n{said}") from reason
+                output = log.read().decode(errors="replace")[-2000:]
+                raise ServerFailedError(
+                    f"{subject.name} ({serves}): {reason}\n{output}"
+                ) from reason
             yield Server(subject, port, process.pid, 1000 * (time.perf_counter() - began))
         finally:
             stop(process)

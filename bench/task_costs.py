@@ -203,10 +203,10 @@ class Meter:
         consumed = parsed.get("ConsumedCapacity", [])
         units = "read_units" if model.name in READS else "write_units"
         self.add(dynamodb_calls=1)
-        for one in consumed if isinstance(consumed, list) else [consumed]:
-            indexes = one.get("GlobalSecondaryIndexes", {}).values()
+        for capacity in consumed if isinstance(consumed, list) else [consumed]:
+            indexes = capacity.get("GlobalSecondaryIndexes", {}).values()
             in_index = sum(index["CapacityUnits"] for index in indexes)
-            self.add(**{units: one["CapacityUnits"], "index_units": in_index})
+            self.add(**{units: capacity["CapacityUnits"], "index_units": in_index})
 
 
 def _ask(params: dict[str, Any], **_: Any) -> dict[str, Any]:

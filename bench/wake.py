@@ -91,9 +91,9 @@ def woken(place: str, messages: Path, count: int, workers: int) -> dict[str, flo
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    told = [json.loads(process.communicate(timeout=PATIENCE_S)[0]) for process in running]
-    found, cpu_s, ended = zip(*told, strict=True)
-    assert sum(found) == count, f"{found} of {count}"
+    results = [json.loads(process.communicate(timeout=PATIENCE_S)[0]) for process in running]
+    counts, cpu_s, ended = zip(*results, strict=True)
+    assert sum(counts) == count, f"{counts} of {count}"
     took_s = max(ended) - began
     return {"woken_per_s": count / took_s, "woken_s": took_s, "cpu_us": 1e6 * sum(cpu_s) / count}
 
@@ -134,12 +134,12 @@ async def _sweep(place: str, messages: Path) -> None:
     await tasks.late_shards(0)
     print("connected", flush=True)
     sys.stdin.readline()
-    used_s, found, ended = time.process_time(), 0, time.monotonic()
+    used_s, count, ended = time.process_time(), 0, time.monotonic()
     while await tasks.late_shards(clock.now_ms()):
         if late := await sweep.sweep():
-            found, ended = found + late, time.monotonic()
+            count, ended = count + late, time.monotonic()
         await asyncio.sleep(0.05)
-    print(json.dumps([found, time.process_time() - used_s, ended]))
+    print(json.dumps([count, time.process_time() - used_s, ended]))
     await tasks.aclose()
     await queue.aclose()
 

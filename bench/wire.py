@@ -159,15 +159,15 @@ def _call_add(request_id: int, a: int, b: int, written: Callable[..., bytes]) ->
 def list_hundred(count: int) -> Sequence[Exchange]:
     """Return `tools/list` requests for the catalogue. The answer must contain every tool with its
     description and schema."""
-    wanted = {tool.name: tool.as_json() for tool in hundred_tools()}
+    expected = {tool.name: tool.as_json() for tool in hundred_tools()}
 
     def check(result: dict[str, Any]) -> None:
         _require("nextCursor" not in result, "not everything on one page")
         got = {
-            tool["name"]: {key: tool[key] for key in wanted[tool["name"]]}
+            tool["name"]: {key: tool[key] for key in expected[tool["name"]]}
             for tool in result["tools"]
         }
-        _require(len(result["tools"]) == len(wanted) and got == wanted, "not the catalogue")
+        _require(len(result["tools"]) == len(expected) and got == expected, "not the catalogue")
 
     return [Exchange(http_request("tools/list", {}, n), n, check) for n in range(1, count + 1)]
 

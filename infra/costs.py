@@ -168,15 +168,16 @@ class Measured:
         """Read the counts from `MEASURED`."""
         values: dict[str, Any] = json.loads(MEASURED.read_text("utf-8"))
         fields: dict[str, Any] = {
-            name: Writes(*one) if isinstance(one, list) else one for name, one in values.items()
+            name: Writes(*value) if isinstance(value, list) else value
+            for name, value in values.items()
         }
         return cls(**fields)
 
     def write(self) -> None:
         """Write the counts to `MEASURED`."""
         values = {
-            name: [one.table, one.due, one.owned] if isinstance(one, Writes) else one
-            for name, one in vars(self).items()
+            name: [writes.table, writes.due, writes.owned] if isinstance(writes, Writes) else writes
+            for name, writes in vars(self).items()
         }
         lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in values.items()]
         MEASURED.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
@@ -274,7 +275,7 @@ def idle(
     template: Template, prices: Prices, assumed: Assumed, measured: Measured, worker_gb: float
 ) -> Iterator[tuple[str, float]]:
     """Yield each item of a month without calls, with its cost in dollars."""
-    resources = [one["Type"] for one in template.source["Resources"].values()]
+    resources = [resource["Type"] for resource in template.source["Resources"].values()]
     sweep = assumed.worker_ms / 1000 * worker_gb * prices.gb_s + prices.invocations / MILLION
     sweep_log = (SWEEP_LOG_BYTES + 26 + AWS_LOG_BYTES["function"]) / GB * prices.log_gb
     yield "alarms", resources.count("AWS::CloudWatch::Alarm") * prices.alarm
@@ -321,7 +322,7 @@ def ceilings(
     rate, workers = (parameters[name]["Default"] for name in ("RequestRate", "WorkerConcurrency"))
     both = (task(assumed, measured), long_task(assumed, measured))
     for whose, executions in EXECUTIONS.items():
-        held = [_of_lambda(units, assumed, executions) for units in both]
+        held = [_tasks_per_second(units, assumed, executions) for units in both]
         yield f"{whose}, {executions:,} functions at once", held
     turn_s = assumed.worker_ms / 1000
     held = [workers / (units.turns * turn_s) for units in both]
@@ -336,7 +337,7 @@ def ceilings(
             yield f"{what}, {units:,} units; {shards} shards", held
 
 
-def _of_lambda(units: Units, assumed: Assumed, executions: int) -> float:
+def _tasks_per_second(units: Units, assumed: Assumed, executions: int) -> float:
     """Return the tasks per second that an account's functions support, by their time and number."""
     busy_s = (units.requests * assumed.gateway_ms + units.turns * assumed.worker_ms) / 1000
     invocations = units.requests + units.turns
@@ -374,7 +375,7 @@ def tables(prices: Prices, assumed: Assumed) -> str:
     rows = [(name, [costs[name] for costs in each]) for name in each[0]]
     months = [(name, [cost]) for name, cost in idle(template, prices, assumed, measured, worker_gb)]
     held = [
-        (name, [float(int(one)) for one in tasks])
+        (name, [float(int(value)) for value in tasks])
         for name, tasks in ceilings(template, measured, assumed)
     ]
     kinds = list(columns)[2:]
@@ -385,9 +386,9 @@ def tables(prices: Prices, assumed: Assumed) -> str:
         "",
     ]
     written = [
-        (name, [one.table, one.due, one.owned])
-        for name, one in vars(measured).items()
-        if isinstance(one, Writes)
+        (name, [value.table, value.due, value.owned])
+        for name, value in vars(measured).items()
+        if isinstance(value, Writes)
     ]
     parts += [
         *plain_table(
@@ -432,7 +433,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m infra.costs", description=__doc__.partition("\n")[0]
     )
-    known = [field.name for one in (Prices, Assumed) for field in fields(one)]
+    known = [field.name for model in (Prices, Assumed) for field in fields(model)]
     parser.add_argument(
         "--set",
         action="append",
@@ -447,20 +448,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.write:
         DOCUMENT.write_text(documented(DOCUMENT.read_text("utf-8")), "utf-8")
         return 0
-    chosen = dict(one.partition("=")[::2] for one in arguments.set)
+    chosen = dict(setting.partition("=")[::2] for setting in arguments.set)
     if unknown := chosen.keys() - set(known):
         parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     print(tables(_with(Prices(), chosen), _with(Assumed(), chosen)), end="")
     return 0
 
 
-def _with(one: T, chosen: Mapping[str, str]) -> T:
+def _with(instance: T, chosen: Mapping[str, str]) -> T:
     """Return a copy with the chosen values, each converted to the type of its field."""
-    known = vars(one)
+    known = vars(instance)
     changes: dict[str, Any] = {
         name: type(known[name])(text) for name, text in chosen.items() if name in known
     }
-    return replace(one, **changes)
+    return replace(instance, **changes)
 
 
 if __name__ == "__main__":

@@ -48,10 +48,10 @@ _ABOUT_BACK_ENDS: Final = frozenset({"views", "search", "fallback"})
 _ENTRY: Final = re.compile(r"backends\[(\d+)\]")
 
 
-def _kind_of_auth(given: Any) -> str:
+def _kind_of_auth(value: Any) -> str:
     """Return the tag of a section `auth`. The tag is in angle brackets, so problems omit it from
     their location."""
-    match given:
+    match value:
         case AuthorizerConfig() | {"authorizer": _}:
             return "<authorizer>"
         case CallersConfig() | Mapping():
@@ -223,17 +223,17 @@ def inspect(
     origin = Origin(located)
     value, environment, references = _filled_in(origin, environ, placeholder, problems)
     unresolved = {problem.path for problem in problems}
-    found: list[Problem] = []
-    config = _sections(value, origin, found)
-    backends = _backends(value, origin, found)
+    listed: list[Problem] = []
+    config = _sections(value, origin, listed)
+    backends = _backends(value, origin, listed)
     # Skip the model's problems with unresolved references, which are reported already.
-    found = [one for one in found if one.path not in unresolved]
-    problems += [*found, *_repeated_names(value, origin), *_misplaced(config, backends, origin)]
-    left_out = {int(one[1]) for path in unresolved if (one := _ENTRY.match(path))}
-    kept = {index: one for index, one in backends.items() if index not in left_out}
-    if config is None or len(kept) < len(config.backends):
-        return Inspected(problems, _rest(value, origin, kept, environment))
-    file = ConfigFile(config, origin, list(kept.values()), references, environment)
+    listed = [entry for entry in listed if entry.path not in unresolved]
+    problems += [*listed, *_repeated_names(value, origin), *_misplaced(config, backends, origin)]
+    left_out = {int(entry[1]) for path in unresolved if (entry := _ENTRY.match(path))}
+    usable = {index: entry for index, entry in backends.items() if index not in left_out}
+    if config is None or len(usable) < len(config.backends):
+        return Inspected(problems, _rest(value, origin, usable, environment))
+    file = ConfigFile(config, origin, list(usable.values()), references, environment)
     return Inspected(problems, file)
 
 

@@ -123,10 +123,10 @@ def read_declarations(function: Any) -> Sequence[Declaration]:
     """Return the declarations on a function, the first applied first; empty for any other
     object."""
     try:
-        found = getattr(function, ATTRIBUTE, ())
+        declared = getattr(function, ATTRIBUTE, ())
     except Exception:  # a framework's proxy may raise outside of a request
         return ()
-    return found if isinstance(found, tuple) else ()
+    return declared if isinstance(declared, tuple) else ()
 
 
 def _attaching(decorator: str, options: Mapping[str, Any], uri: str = "") -> Callable[[F], F]:
@@ -143,8 +143,8 @@ def _attaching(decorator: str, options: Mapping[str, Any], uri: str = "") -> Cal
             f"{decorator}() got an unexpected keyword argument {unknown[0]!r}{meant}"
             f" (@{decorator} takes {', '.join(names)})"
         )
-    given = {name: value for name, value in options.items() if value is not None}
-    declaration = Declaration(decorator, given, _place_of_decorator(), uri)
+    set_options = {name: value for name, value in options.items() if value is not None}
+    declaration = Declaration(decorator, set_options, _place_of_decorator(), uri)
 
     def attach(function: F) -> F:
         if isinstance(function, str):

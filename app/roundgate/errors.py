@@ -256,9 +256,9 @@ class InternalError(GatewayError):
 
     def __init__(self, reference: str, shown: str | None = None) -> None:
         """Make the error. `shown` is the cause as the caller sees it, in development only."""
-        said = f": {shown}" if shown else ""
+        suffix = f": {shown}" if shown else ""
         super().__init__(
-            f"Internal error{said}; the server's log has the details under reference {reference}"
+            f"Internal error{suffix}; the server's log has the details under reference {reference}"
         )
         self.reference = reference
 

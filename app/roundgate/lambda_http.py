@@ -155,7 +155,7 @@ def _own_path(path: str, event: Event, served: Container[str], base: str) -> str
     stage = f"/{event['requestContext'].get('stage')}"
     prefixes = (_before_resource(path, event), "", stage, base)
     own = [path.removeprefix(prefix) for prefix in prefixes if path.startswith(prefix)]
-    known = [one for one in own if one.removesuffix("/") in served]
+    known = [candidate for candidate in own if candidate.removesuffix("/") in served]
     known += filter(is_event_path, own)  # last: the stage may be called `events`
     return known[0] if known else path
 
@@ -236,10 +236,10 @@ def _size(response: Response) -> int:
 def _too_large(event: Event, size: int) -> Response:
     """Return the error for a response that AWS would replace by a 502 without a body."""
     body = event.get("body") or ""
-    asked = jsonrpc.parse(
+    request = jsonrpc.parse(
         base64.b64decode(body) if event.get("isBase64Encoded") else body.encode("utf-8", "replace")
     )
-    request_id = asked.id if isinstance(asked, Request) else None
+    request_id = request.id if isinstance(request, Request) else None
     message = (
         f"The call succeeded, but its response has {size} bytes as JSON in JSON, and AWS Lambda"
         f" returns at most {MAX_ANSWER_BYTES}; request less data per call"

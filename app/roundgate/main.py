@@ -116,7 +116,7 @@ def build_app(
     )
     app.include_router(
         make_router(
-            lambda: _health_of(replica),
+            lambda: _read_health(replica),
             resources.values(),
             http.path,
             streams=using.streams,
@@ -135,7 +135,7 @@ def build_app(
     return app
 
 
-def _health_of(replica: Replica) -> Health:
+def _read_health(replica: Replica) -> Health:
     """Return the gateway's current health; a reload may have changed the configuration."""
     server, troubles = replica.config.server, replica.troubles()
     return Health(
@@ -144,12 +144,12 @@ def _health_of(replica: Replica) -> Health:
         version=server.version,
         store=replica.core.stores.id(),
         missing=list(replica.core.serving.catalog.missing) or None,
-        upstreams=[_upstream_of(state) for state in replica.core.serving.now.servers()] or None,
+        upstreams=[_read_upstream(state) for state in replica.core.serving.now.servers()] or None,
         troubles=troubles or None,
     )
 
 
-def _upstream_of(state: ServerState) -> Upstream:
+def _read_upstream(state: ServerState) -> Upstream:
     left_out = dict(islice(state.left_out.items(), MAX_LEFT_OUT))
     return Upstream(
         name=state.name,

@@ -18,10 +18,10 @@ async def app(
         event = await receive()
         body, is_more = body + event["body"], event.get("more_body", False)
     if scope["method"] == "GET":
-        said = os.environ["BENCH_KEYS"].encode()
+        keys = os.environ["BENCH_KEYS"].encode()
     else:
-        asked = json.loads(body)
-        said = json.dumps({"result": asked["a"] + asked["b"]}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(said))]
+        numbers = json.loads(body)
+        keys = json.dumps({"result": numbers["a"] + numbers["b"]}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(keys))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": said})
+    await send({"type": "http.response.body", "body": keys})

@@ -54,7 +54,7 @@ async def wire_shapes(client: Client) -> None:
     required = recognize_input_required({"result": result})
     assert required is not None
     assert required.is_standard
-    assert [one.id for one in required.input_requests] == ["city"]
+    assert [request.id for request in required.input_requests] == ["city"]
     responses = collect_responses(required.input_requests, FIXTURE)
     retry = build_retry_params(CALL, required.request_state, responses)
     assert retry["arguments"] == CALL["arguments"]

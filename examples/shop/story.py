@@ -133,12 +133,12 @@ def replicas(shop: Shop) -> Iterator[Sequence[Replica]]:
     """Start two replicas, yield them once they answer, and stop them at the end of the block."""
     both = [shop.start("A"), shop.start("B")]
     try:
-        for one in both:
-            one.wait_until_ready()
+        for replica in both:
+            replica.wait_until_ready()
         yield both
     finally:
-        for one in both:
-            one.stop()
+        for replica in both:
+            replica.stop()
 
 
 def wait_for(what: str, is_so: Callable[[], bool]) -> None:
@@ -198,14 +198,17 @@ async def play(shop: Shop, both: Sequence[Replica]) -> None:
         failed = await task.wait()
         assert failed.is_error, failed
         say(f"replica {survivor.name}", "takes over and packs; the carrier is closed for good")
-        found = json.loads(shop.tasks("list", "--outcome", "step_failed", "--json"))
-        assert found["failedSteps"] == ["carrier"], found
+        failed_task = json.loads(shop.tasks("list", "--outcome", "step_failed", "--json"))
+        assert failed_task["failedSteps"] == ["carrier"], failed_task
         assert shop.ledger() == ["reserve 2 teapot", "charge 20 EUR", "pack teapot"]
-        say("operator", f"finds the order: {found['tool']} failed at {found['failedSteps'][0]}")
-        check_log(survivor, found["task"])
+        say(
+            "operator",
+            f"finds the order: {failed_task['tool']} failed at {failed_task['failedSteps'][0]}",
+        )
+        check_log(survivor, failed_task["task"])
 
         shop.open("carrier-closed")
-        goes_on = shop.tasks("retry", found["task"], "--json")
+        goes_on = shop.tasks("retry", failed_task["task"], "--json")
         going_on = json.loads(goes_on)["text"].partition("continues as ")[2].partition(":")[0]
         say("operator", "has the carrier open again, and retries")
         retried = client.resume(f"{survivor.url}#task={going_on.partition('.')[2]}")
@@ -226,8 +229,8 @@ async def play(shop: Shop, both: Sequence[Replica]) -> None:
 def check_log(survivor: Replica, task: str) -> None:
     """Check that the log records the same events, under one id of the call."""
     lines = [line for line in survivor.lines() if line.get("task") == task]
-    told = [line["msg"] for line in lines if line["level"] == "warning"]
-    assert "a task is taken over" in told, told
+    warnings = [line["msg"] for line in lines if line["level"] == "warning"]
+    assert "a task is taken over" in warnings, warnings
     (ended,) = [line for line in lines if line["msg"] == "a failed step has ended a task"]
     assert (ended["tool"], ended["step"], ended["attempt"]) == ("order", "carrier", 2), ended
     assert len({line["call"] for line in lines if "call" in line}) == 1, lines

@@ -113,12 +113,12 @@ def replicas(office: Path) -> Iterator[tuple[Replica, Replica]]:
     """Start two replicas, yield them once they answer, and stop them at the end of the block."""
     both = Replica("A", office), Replica("B", office)
     try:
-        for one in both:
-            one.wait_until_ready()
+        for replica in both:
+            replica.wait_until_ready()
         yield both
     finally:
-        for one in both:
-            one.stop()
+        for replica in both:
+            replica.stop()
 
 
 def poll(replica: Replica, task: str, until: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -153,12 +153,12 @@ def main() -> None:
 def play(office: Path, a: Replica, b: Replica) -> None:
     """Play the story. Raise an error if it does not go as expected."""
     call: dict[str, Any] = {"name": "book_trip", "arguments": {"city": "Lisbon"}}
-    asked = a.ask("tools/call", "book_trip", call)
-    question = asked["inputRequests"]["confirm"]["params"]["message"]
+    first = a.ask("tools/call", "book_trip", call)
+    question = first["inputRequests"]["confirm"]["params"]["message"]
     say("replica A", f"asks: {question} (and keeps nothing)")
 
     yes = {"confirm": {"action": "accept", "content": {"book": True}}}
-    retry = call | {"inputResponses": yes, "requestState": asked["requestState"]}
+    retry = call | {"inputResponses": yes, "requestState": first["requestState"]}
     task = b.ask("tools/call", "book_trip", retry)["taskId"]
     say("replica B", "has the answer, and continues as a task")
 

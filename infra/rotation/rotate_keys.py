@@ -48,7 +48,9 @@ def handler(event: dict[str, str], context: Any, client: Any = None) -> None:
             if not all(len(_decoded(key)) == KEY_BYTES for key in pending):
                 raise ValueError("a key of the new ring has the wrong length")
         case "finishSecret":
-            current = next(one for one, marks in stages.items() if "AWSCURRENT" in marks)
+            current = next(
+                candidate for candidate, marks in stages.items() if "AWSCURRENT" in marks
+            )
             client.update_secret_version_stage(
                 SecretId=secret,
                 VersionStage="AWSCURRENT",

@@ -36,13 +36,15 @@ def problems(path: Path, *, is_quick: bool = False) -> Iterator[str]:
     """Yield all problems of a template."""
     sets = [{}] if is_quick else every_few(MATTERS, 2)[:SLOW]
     of_sets = f"{len(sets)} set{'s' * (len(sets) > 1)} of parameters"
-    found = (problem for one in sets for problem in linted(path, one))
-    yield from _report(f"cfn-lint on the expanded template, errors and warnings: {of_sets}", found)
+    all_problems = (problem for parameters in sets for problem in linted(path, parameters))
+    yield from _report(
+        f"cfn-lint on the expanded template, errors and warnings: {of_sets}", all_problems
+    )
     yield from _report("moto creates the stack and updates it", created_and_updated(path, sets))
 
 
-def _report(check: str, found: Iterator[str]) -> Iterator[str]:
-    unique = list(dict.fromkeys(found))
+def _report(check: str, problems_found: Iterator[str]) -> Iterator[str]:
+    unique = list(dict.fromkeys(problems_found))
     print(f"{'NOT OK' if unique else 'ok':7} {check}", flush=True)
     yield from unique
 
@@ -51,10 +53,10 @@ def main() -> int:
     logging.disable(logging.ERROR)  # silence the translator and moto
     paths = [argument for argument in sys.argv[1:] if argument != "--quick"]
     path = Path(paths[0] if paths else "template.yaml")
-    found = list(problems(path, is_quick="--quick" in sys.argv[1:]))
-    for problem in found:
+    all_problems = list(problems(path, is_quick="--quick" in sys.argv[1:]))
+    for problem in all_problems:
         print(f"{path}: {problem}", file=sys.stderr)
-    return 1 if found else 0
+    return 1 if all_problems else 0
 
 
 if __name__ == "__main__":

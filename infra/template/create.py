@@ -34,7 +34,9 @@ ROW: Final = {"pk": {"S": "T#owner.id"}, "sk": {"S": "0"}}
 def created_and_updated(path: Path, sets: Sequence[Mapping[str, str]]) -> Iterator[str]:
     """Yield the problems of a stack that is created with the first set of parameters and updated to
     each of the others. Only resources that moto supports are checked."""
-    known = [{name: one[name] for name in one.keys() - UNKNOWN} for one in sets]
+    known = [
+        {name: parameters[name] for name in parameters.keys() - UNKNOWN} for parameters in sets
+    ]
     os.environ.update(
         AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_DEFAULT_REGION=REGION
     )
@@ -50,9 +52,9 @@ def created_and_updated(path: Path, sets: Sequence[Mapping[str, str]]) -> Iterat
             stack.cloudformation.create_stack(**stack.arguments(known[0]))
             stack.fill()
             yield from stack.problems("creation")
-            for one in known[1:]:
-                stack.cloudformation.update_stack(**stack.arguments(one))
-                after = ", ".join(f"{name}={value}" for name, value in one.items())
+            for parameters in known[1:]:
+                stack.cloudformation.update_stack(**stack.arguments(parameters))
+                after = ", ".join(f"{name}={value}" for name, value in parameters.items())
                 yield from stack.problems(after)
         except ClientError as error:
             yield f"moto rejects the template: {error}"
@@ -85,23 +87,25 @@ class Stack:
                 )
 
     def arguments(self, parameters: Mapping[str, str]) -> dict[str, Any]:
-        given = [
+        pairs = [
             {"ParameterKey": name, "ParameterValue": value} for name, value in parameters.items()
         ]
         return {
             "StackName": STACK,
             "TemplateBody": json.dumps(self.expanded),
-            "Parameters": given,
+            "Parameters": pairs,
             "Capabilities": ["CAPABILITY_IAM"],
         }
 
     def resources(self) -> dict[str, str]:
         """Return the physical name of each resource that moto supports, by logical name."""
-        found = self.cloudformation.list_stack_resources(StackName=STACK)["StackResourceSummaries"]
+        summaries = self.cloudformation.list_stack_resources(StackName=STACK)[
+            "StackResourceSummaries"
+        ]
         return {
-            one["LogicalResourceId"]: one["PhysicalResourceId"]
-            for one in found
-            if one.get("PhysicalResourceId")
+            summary["LogicalResourceId"]: summary["PhysicalResourceId"]
+            for summary in summaries
+            if summary.get("PhysicalResourceId")
         }
 
     def fill(self) -> None:

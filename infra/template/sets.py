@@ -48,7 +48,9 @@ CANDIDATES: Final = 40
 def whole(chosen: Parameters, matters: Choices) -> Parameters:
     """Return the chosen parameters with the parameters that their values require."""
     others = [name for name, value in chosen.items() if value != matters[name][0]]
-    needed = {key: one for name in others for key, one in NEEDS.get(name, {}).items()}
+    needed = {
+        key: needed_value for name in others for key, needed_value in NEEDS.get(name, {}).items()
+    }
     return {**chosen, **needed}
 
 
@@ -68,8 +70,8 @@ def every_few(matters: Choices, few: int) -> list[Parameters]:
         for names in itertools.combinations(matters, few)
         for values in itertools.product(*(matters[name] for name in names))
     }
-    found = [{name: values[0] for name, values in matters.items()}]
-    left -= _covered(found[0], few)
+    chosen = [{name: values[0] for name, values in matters.items()}]
+    left -= _covered(chosen[0], few)
     while left:
         begun = dict(min(left))
         drawn = [
@@ -79,10 +81,10 @@ def every_few(matters: Choices, few: int) -> list[Parameters]:
             }
             for _ in range(CANDIDATES)
         ]
-        best = max(drawn, key=lambda one: len(left & _covered(one, few)))
+        best = max(drawn, key=lambda parameters: len(left & _covered(parameters, few)))
         left -= _covered(best, few)
-        found.append(best)
-    return [whole(one, matters) for one in found]
+        chosen.append(best)
+    return [whole(parameters, matters) for parameters in chosen]
 
 
 def _covered(chosen: Parameters, few: int) -> set[tuple[tuple[str, str], ...]]:

@@ -58,8 +58,10 @@ def check_paths(option: str, paths: Sequence[str]) -> Sequence[str]:
 
 def matches(pattern: str, path: Path) -> bool:
     """Return whether a path ends with the steps of a pattern."""
-    wanted = steps(pattern)
-    return len(path) >= len(wanted) and is_at(wanted, path[len(path) - len(wanted) :])
+    pattern_steps = steps(pattern)
+    return len(path) >= len(pattern_steps) and is_at(
+        pattern_steps, path[len(path) - len(pattern_steps) :]
+    )
 
 
 def is_at(place: Path, path: Path) -> bool:

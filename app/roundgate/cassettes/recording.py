@@ -99,12 +99,12 @@ class Recording:
         """Record a request, and return its exchange."""
         lower = {name.lower(): value for name, value in headers}
         self._note_secrets(lower)
-        kept = {
+        fields = {
             name: value
             for name, value in lower.items()
             if name in _KEPT or name.startswith("mcp-param-")
         }
-        exchange = Exchange(len(self.exchanges) + 1, http, kept)
+        exchange = Exchange(len(self.exchanges) + 1, http, fields)
         self._count += 1
         if body is not None:
             self._size += len(body)

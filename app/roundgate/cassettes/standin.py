@@ -124,7 +124,7 @@ def _parse_fault(text: str, interactions: int, kinds: Sequence[str]) -> Fault:
     except ValueError:
         number, more = 0.0, [0.0, 0.0]
     if kind not in kinds or len(more) > 1 or (more and kind in ("lost", "twice")):
-        examples = ", ".join(f"{one}:2:0.5" if one == "delay" else f"{one}:2" for one in kinds)
+        examples = ", ".join(f"{word}:2:0.5" if word == "delay" else f"{word}:2" for word in kinds)
         raise UsageError(f"--fault {text}: write it as one of {examples}")
     if not (number.is_integer() and 1 <= number <= interactions):
         raise UsageError(f"--fault {text}: the cassette has interactions 1 to {interactions}")
@@ -227,7 +227,7 @@ class StandIn:
 
     def _filled(self, text: str) -> Any:
         try:
-            return fill(text, self._value_of)
+            return fill(text, self._resolve_slot)
         except (UnboundPlaceholder, ValueError):
             return None
 
@@ -326,14 +326,14 @@ class StandIn:
                 else None
             )
             if result is not None and result.get("resultType") == "task":
-                state = fill(result, self._value_of)
+                state = fill(result, self._resolve_slot)
                 if state.get("taskId") == read_subject(message):
                     answer = {"result": {**state, "resultType": "complete"}}
                     body = encode(wire(answer, message.get("id")))
                     return Reply(200, {"content-type": "application/json"}, body)
         return None
 
-    def _value_of(self, slot: Slot) -> Any:
+    def _resolve_slot(self, slot: Slot) -> Any:
         """Return the value of a placeholder: bound by the client, or generated once.
 
         Raises:
@@ -353,7 +353,7 @@ class StandIn:
     def _value_or_own(self, slot: Slot) -> Any:
         """Return the value of a placeholder; generate it even if only the client determines it."""
         try:
-            return self._value_of(slot)
+            return self._resolve_slot(slot)
         except UnboundPlaceholder:
             return _made_up(slot)
 
@@ -413,7 +413,7 @@ class StandIn:
             await asyncio.Event().wait()  # until the client hangs up
 
     def _event(self, event: Event, request_id: Any) -> bytes:
-        message = wire(fill(event.message, self._value_of), request_id)
+        message = wire(fill(event.message, self._resolve_slot), request_id)
         event_id = None if event.event_id is None else str(self._filled(event.event_id))
         return _event_bytes(message, event_id, event.retry_ms)
 

@@ -110,15 +110,15 @@ class _Live:
         pieces = self.recorded.response.pieces if self.recorded.response else ()
         return sum((piece.after or self.number) < number for piece in pieces)
 
-    def has_received(self, wanted: int) -> bool:
-        """Return whether `wanted` messages have arrived. Return False for a poll and for a response
+    def has_received(self, needed: int) -> bool:
+        """Return whether `needed` messages have arrived. Return False for a poll and for a response
         without messages, whose end is awaited instead."""
         response = self.recorded.response
         if response is None:
             return True
         if is_poll(self.recorded) or (response.events is None and not response.pieces):
             return False
-        return self.status is not None and len(self.received) >= wanted
+        return self.status is not None and len(self.received) >= needed
 
     def short(self, message: Any) -> Any:
         """Return a message in the form of a cassette: without `jsonrpc`, and without the id of this
@@ -224,7 +224,7 @@ class Verifier:
 
     async def _request(self, live: _Live) -> HttpRequest:
         recorded = live.recorded.request
-        message = fill(recorded.message, self._value_of)
+        message = fill(recorded.message, self._resolve_slot)
         if isinstance(message, dict):
             if "jsonrpc" not in message:
                 message = self._addressed(message, live)
@@ -232,7 +232,7 @@ class Verifier:
         self._course.begin(message)
         url = self._urls[(live.number - 1) % len(self._urls)]
         headers = self._course.headers(message) | _metadata(message, self._course.is_older)
-        headers |= fill(recorded.headers, self._value_of)
+        headers |= fill(recorded.headers, self._resolve_slot)
         sent = [("accept", "text/event-stream" if recorded.http == "GET" else _ACCEPT)]
         sent += [("accept-encoding", "identity"), *headers.items(), *self._headers]
         if self._auth is not None:
@@ -241,7 +241,7 @@ class Verifier:
             return HttpRequest(recorded.http, url, sent)
         sent.append(("content-type", "application/json"))
         text = recorded.text
-        body = encode(message) if text is None else str(fill(text, self._value_of)).encode()
+        body = encode(message) if text is None else str(fill(text, self._resolve_slot)).encode()
         return HttpRequest(recorded.http, url, sent, body)
 
     def _addressed(self, message: Json, live: _Live) -> Json:
@@ -254,9 +254,9 @@ class Verifier:
         is_older = self._course.is_older or method == "initialize"
         if is_older or live.recorded.request.own_envelope or not self._cassette.client:
             return message
-        return with_envelope(message, fill(self._cassette.client, self._value_of))
+        return with_envelope(message, fill(self._cassette.client, self._resolve_slot))
 
-    def _value_of(self, slot: Slot) -> Any:
+    def _resolve_slot(self, slot: Slot) -> Any:
         values = self._bindings.values
         if slot.kind == "secret":
             return _secret(slot, self._environment)
@@ -334,21 +334,21 @@ class Verifier:
         interval_ms = interval_ms if isinstance(interval_ms, (int, float)) else 500
         return min(max(interval_ms, 20), 5_000) / 1_000
 
-    async def _receive(self, live: _Live, wanted: int) -> None:
-        """Wait for `wanted` messages or the timeout, and compare the messages."""
+    async def _receive(self, live: _Live, needed: int) -> None:
+        """Wait for `needed` messages or the timeout, and compare the messages."""
         try:
             async with asyncio.timeout(self._timeout_s), live.changed:
                 await live.changed.wait_for(
-                    lambda: live.is_over or live.task is None or live.has_received(wanted)
+                    lambda: live.is_over or live.task is None or live.has_received(needed)
                 )
         except TimeoutError:
             if live.failure is None:
                 live.failure = f"no answer within {self._timeout_s:g} s"
                 await live.stop()
-        self._compare(live, wanted)
+        self._compare(live, needed)
 
-    def _compare(self, live: _Live, wanted: int) -> None:
-        """Compare the first `wanted` messages unless they were compared before; bind
+    def _compare(self, live: _Live, needed: int) -> None:
+        """Compare the first `needed` messages unless they were compared before; bind
         placeholders."""
         response = live.recorded.response
         if response is None:
@@ -356,7 +356,7 @@ class Verifier:
         if not live.has_head and live.status is not None:
             live.has_head = True
             live.differences += self._compare_head(live, response)
-        arrived = min(wanted, len(live.received))
+        arrived = min(needed, len(live.received))
         for index in range(live.compared, min(arrived, len(response.pieces))):
             live.differences += self._compare_piece(live, response, index)
         live.compared = max(live.compared, arrived)

@@ -209,8 +209,8 @@ class _Pair:
         if not types or "string" in types:
             return text
         shown = repr(text if len(text) <= 40 else text[:37] + "…")
-        wanted = " or ".join(_TYPES[name] for name in sorted(types))
-        raise UsageError(f"{self.key}: {shown} is not {wanted}")
+        expected = " or ".join(_TYPES[name] for name in sorted(types))
+        raise UsageError(f"{self.key}: {shown} is not {expected}")
 
     def _json(self) -> Any:
         try:
@@ -279,7 +279,9 @@ class _PropertyTypes:
         if self.types(schema) - {"null"} != {"array"}:
             return None
         schemas = (schema, *map(self._followed, self._alternatives(schema)))
-        return self._followed(next((one["items"] for one in schemas if "items" in one), {}))
+        return self._followed(
+            next((candidate["items"] for candidate in schemas if "items" in candidate), {})
+        )
 
     def types(self, schema: _Schema) -> frozenset[str]:
         """Return the JSON types that a schema allows; empty if it allows any."""

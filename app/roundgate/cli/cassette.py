@@ -163,7 +163,7 @@ async def _verify(arguments: argparse.Namespace) -> int:
         async with Client(
             arguments.urls[0], auth=auth, headers=headers, versions=versions
         ) as client:
-            outcomes = [one async for one in in_another_era(compared, client, os.environ)]
+            outcomes = [result async for result in in_another_era(compared, client, os.environ)]
         outcomes = [outcome for outcome in outcomes if outcome.number in only]
         return _report([outcome for outcome in outcomes if outcome.differences], len(outcomes))
     recorder = _recorder(arguments, cassette) if arguments.update else None
@@ -177,7 +177,7 @@ async def _verify(arguments: argparse.Namespace) -> int:
         faults=faults,
     )
     outcomes = [outcome async for outcome in verifier.run()]
-    differing = [one for one in outcomes if one.number in only and one.differences]
+    differing = [result for result in outcomes if result.number in only and result.differences]
     if recorder is not None:
         return _update(arguments, cassette, recorder, [outcome.number for outcome in differing])
     return _report(differing, len(only))

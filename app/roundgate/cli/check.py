@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
             problems += _serving(file, using, arguments.host, arguments.port)
     if problems or file is None or served is None:
         unique = {str(problem): problem for problem in problems}
-        raise ConfigError(sorted(unique.values(), key=lambda one: (one.file, one.line or 0)))
+        raise ConfigError(sorted(unique.values(), key=lambda entry: (entry.file, entry.line or 0)))
     _print_served(file, served, fetched)
     print(f"{path}: no problems")
     return 0
@@ -84,8 +84,8 @@ def _print_servers(snapshot: Snapshot) -> None:
     if states:
         print(f"servers ({len(states)})")
         lines = [
-            (one.name, f"{one.software}, revision {one.revision}, {one.tools} tools")
-            for one in states
+            (state.name, f"{state.software}, revision {state.revision}, {state.tools} tools")
+            for state in states
         ]
         show_table(lines, indent="  ")
 
@@ -180,7 +180,7 @@ def _environment(environ: Mapping[str, str]) -> tuple[Settings, list[Problem]]:
 
 
 def _stores_and_keys(using: Settings) -> Iterator[Problem]:
-    yield from _problems_of(lambda: _check_keys(using))
+    yield from _collect_problems(lambda: _check_keys(using))
     if using.is_store_local:
         yield from _sqlite(using.sqlite_path)
     if using.postgresql_url is not None and find_spec("asyncpg") is None:
@@ -202,8 +202,8 @@ def _serving(file: ConfigFile, using: Settings, host: str, port: int | None) -> 
     auth = file.config.auth
     if isinstance(auth, AuthorizerConfig):
         return
-    yield from _problems_of(lambda: shows_errors(file, using))
-    yield from _problems_of(lambda: check_exposure(file, using, host))
+    yield from _collect_problems(lambda: shows_errors(file, using))
+    yield from _collect_problems(lambda: check_exposure(file, using, host))
     if auth != "none" and using.public_url is None:
         message = "is required with auth: tokens and metadata contain this URL"
         remedy = (
@@ -219,7 +219,7 @@ def _serving(file: ConfigFile, using: Settings, host: str, port: int | None) -> 
             yield Problem("command line", "--port", str(error), remedy)
 
 
-def _problems_of(check: Callable[[], object]) -> Iterator[Problem]:
+def _collect_problems(check: Callable[[], object]) -> Iterator[Problem]:
     try:
         check()
     except ConfigError as error:

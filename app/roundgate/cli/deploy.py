@@ -86,19 +86,19 @@ def _make(planned: packaging.Plan, out: Path) -> Path:
 
 
 def _deploy(arguments: argparse.Namespace) -> int:
-    asked = options.read_options(arguments.stack, arguments.rest)
-    path = configuration_file(asked.config)
-    asked = options.completed(asked, path)
-    asked, account = deploying.of_account(asked, path)
+    deploy_options = options.read_options(arguments.stack, arguments.rest)
+    path = configuration_file(deploy_options.config)
+    deploy_options = options.completed(deploy_options, path)
+    deploy_options, account = deploying.of_account(deploy_options, path)
     stored = account.stored
-    deploying.check(asked, path, stored, account.executions)
-    planned = planned_from(path, deploying.parameters(asked, stored)["Architecture"])
+    deploying.check(deploy_options, path, stored, account.executions)
+    planned = planned_from(path, deploying.parameters(deploy_options, stored)["Architecture"])
     print(*planned.lines(), sep="\n")
     written = _make(planned, path.parent / ".build")
-    for remark in deploying.remarks(asked, path, stored):
+    for remark in deploying.remarks(deploy_options, path, stored):
         print(remark)
-    commands = deploying.commands(asked, stored, written, machine.sam())
-    return deploying.run(commands, lambda: deploying.is_made(asked))
+    commands = deploying.commands(deploy_options, stored, written, machine.sam())
+    return deploying.run(commands, lambda: deploying.is_made(deploy_options))
 
 
 def _run_stack(arguments: argparse.Namespace) -> int:
@@ -128,8 +128,8 @@ def _variables(path: Path) -> dict[str, str]:
         UsageError: a variable that refers to a value at AWS is not set.
     """
     env = config.load(path, placeholder=packaging.PLACEHOLDER).config.env
-    kept = [name for name, text in env.items() if list(kept_at_aws(text))]
-    unset = [name for name in kept if name not in os.environ]
+    references = [name for name, text in env.items() if list(kept_at_aws(text))]
+    unset = [name for name in references if name not in os.environ]
     if unset:
         raise UsageError(f"set {', '.join(unset)}: the local stack does not read secrets at AWS")
     return {name: os.environ[name] for name in env if name in os.environ}

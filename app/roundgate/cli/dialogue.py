@@ -85,10 +85,10 @@ class Prompts:
         """Ask for one option and return its index."""
         shown = [(index, escaped(option)) for index, option in enumerate(options)]
         with create_app_session(self._keys, self._screen):
-            asked: ChoiceInput[int] = ChoiceInput(
+            prompt: ChoiceInput[int] = ChoiceInput(
                 message=escaped(label), options=shown, default=default
             )
-            return await asked.prompt_async()
+            return await prompt.prompt_async()
 
     async def choices(
         self,

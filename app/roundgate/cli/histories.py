@@ -32,15 +32,15 @@ _OF_ANOTHER_VERSION: Final = (ParseError, ValueError, TypeError, KeyError)
 
 
 async def export(
-    arguments: argparse.Namespace, wanted: Wanted, store: StoredTasks, clock: Clock
+    arguments: argparse.Namespace, filters: Wanted, store: StoredTasks, clock: Clock
 ) -> int:
     """Write the histories of the tasks that a search selects to standard output; return 0. Report
     skipped tasks on standard error."""
     written, too_long, named, unknown = 0, 0, 0, 0
-    wanted = replace(wanted, statuses=(wanted.statuses or WITH_JOURNAL) & WITH_JOURNAL)
-    if not wanted.statuses:
+    filters = replace(filters, statuses=(filters.statuses or WITH_JOURNAL) & WITH_JOURNAL)
+    if not filters.statuses:
         return 0
-    async for record, work in tasks_with_work(store, wanted):
+    async for record, work in tasks_with_work(store, filters):
         if work is None or record.expires_ms <= clock.now_ms():
             continue
         if written == arguments.limit:

@@ -81,13 +81,13 @@ def cut(text: str, width: int) -> str:
     """Return a text cut to a width in terminal columns. A cut text ends with `…`."""
     if columns(text) <= width:
         return text
-    kept, taken = "", 0
+    prefix, taken = "", 0
     for character in text:
         taken += _width(character)
         if taken > width - 1:
             break
-        kept += character
-    return f"{kept}…"
+        prefix += character
+    return f"{prefix}…"
 
 
 def _width(character: str) -> int:

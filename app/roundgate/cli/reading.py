@@ -32,7 +32,7 @@ async def _list(client: Client, arguments: argparse.Namespace) -> int:
         kind: await _entries(client, kind, is_required=bool(arguments.kind)) for kind in kinds
     }
     if arguments.json:
-        output.show_json({kind: [one.raw for one in entries] for kind, entries in listed.items()})
+        output.show_json({kind: [item.raw for item in entries] for kind, entries in listed.items()})
         return remote.DONE
     rows = [
         (kind, _key(entry), " ".join((entry.description or entry.title or "").split()))

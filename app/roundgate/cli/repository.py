@@ -224,16 +224,16 @@ def _print_page(page: str | None) -> None:
         }
         show_table([(name, title.removeprefix("# ")) for name, title in titles.items()])
         return
-    wanted = page.removeprefix("docs/").partition("#")[0].removesuffix(".md")
-    if wanted not in all_pages:
-        near = get_close_matches(wanted, all_pages, 3)
+    page_name = page.removeprefix("docs/").partition("#")[0].removesuffix(".md")
+    if page_name not in all_pages:
+        near = get_close_matches(page_name, all_pages, 3)
         meant = (
             f"did you mean {' or '.join(near)}?"
             if near
             else "run `roundgate docs` to list the pages"
         )
-        raise UsageError(f"there is no page {wanted!r}: {meant}")
-    print(all_pages[wanted].read_text("utf-8"), end="")
+        raise UsageError(f"there is no page {page_name!r}: {meant}")
+    print(all_pages[page_name].read_text("utf-8"), end="")
 
 
 def pages() -> dict[str, Path]:

@@ -95,12 +95,12 @@ class _Session:
         return remote.FAILED if failed else remote.DONE
 
     def _chosen(self, file: SuiteFile) -> list[int]:
-        wanted = [text.casefold() for text in self._arguments.filter]
+        texts = [text.casefold() for text in self._arguments.filter]
         names = [[name.casefold() for name in (case.name, *case.tags)] for case in file.suite.cases]
         return [
             index
             for index, of_case in enumerate(names)
-            if not wanted or any(text in name for text in wanted for name in of_case)
+            if not texts or any(text in name for text in texts for name in of_case)
         ]
 
     async def _suite(

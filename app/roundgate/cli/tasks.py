@@ -110,8 +110,8 @@ async def _run(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> i
             case "versions":
                 return await _versions(arguments, stores, clock)
             case "export":
-                wanted = _wanted(arguments, clock.now_ms())
-                return await histories.export(arguments, wanted, stores.tasks, clock)
+                filters = _wanted(arguments, clock.now_ms())
+                return await histories.export(arguments, filters, stores.tasks, clock)
             case action:
                 return await _act(ACTIONS[action], arguments, stores, clock)
     finally:
@@ -121,12 +121,12 @@ async def _run(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> i
 
 async def _list(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
     now_ms = clock.now_ms()
-    wanted = _wanted(arguments, now_ms)
+    filters = _wanted(arguments, now_ms)
     records: list[TaskRecord] = []
     cursor, is_begun = arguments.cursor, False
     while len(records) < arguments.limit and (cursor is not None or not is_begun):
         try:
-            page = await stores.tasks.find(wanted, arguments.limit - len(records), cursor)
+            page = await stores.tasks.find(filters, arguments.limit - len(records), cursor)
         except ValueError as error:
             say(f"--cursor: {error}", to=sys.stderr)
             return 2
@@ -233,7 +233,10 @@ async def _deliver(arguments: argparse.Namespace, stores: Stores, clock: Clock) 
     if record is None:
         return _unknown(arguments.task)
     names = [mark.name for mark in marks_of(record)]
-    name = next((one for one in names if arguments.event in (one, _short(one))), None)
+    name = next(
+        (candidate for candidate in names if arguments.event in (candidate, _short(candidate))),
+        None,
+    )
     if name is None:
         known = ", ".join(map(_short, names)) or "none"
         say(
@@ -268,7 +271,7 @@ async def _retry_from(arguments: argparse.Namespace, stores: Stores, clock: Cloc
     """Continue a parked or failed task from a chosen step, after showing the parts that are
     repeated. Return 1 if that is not possible or the operator did not confirm."""
     filters = (arguments.owner, arguments.tool, arguments.status, arguments.outcome)
-    is_narrowed = any(one is not None for one in (*filters, arguments.older_than))
+    is_narrowed = any(value is not None for value in (*filters, arguments.older_than))
     if len(arguments.task) != 1 or is_narrowed:
         say("--from needs exactly one task: name it, without filters", to=sys.stderr)
         return 2
@@ -407,7 +410,7 @@ def _facts(
             "created": iso(record.created_ms),
             "changed": iso(record.updated_ms),
             "expires": iso(record.expires_ms),
-            "asks": [{"key": key, "method": decode(asked)["method"]} for key, asked in requests]
+            "asks": [{"key": key, "method": decode(request)["method"]} for key, request in requests]
             or None,
             "events": [_event_facts(mark) for mark in marks_of(record)] or None,
             "outcomeBytes": None if record.outcome is None else len(record.outcome),
@@ -465,9 +468,9 @@ def _print_facts(record: TaskRecord, now_ms: int, steps: Sequence[StepDone] | No
             case "failedSteps":
                 value = ", ".join(value)
             case "asks":
-                value = ", ".join(f"{asked['key']} ({asked['method']})" for asked in value)
+                value = ", ".join(f"{question['key']} ({question['method']})" for question in value)
             case "events":
-                value = ", ".join(f"{one['name']} ({_event_state(one)})" for one in value)
+                value = ", ".join(f"{event['name']} ({_event_state(event)})" for event in value)
             case "outcomeBytes":
                 value = f"{value} bytes"
             case "hidden":
@@ -606,7 +609,7 @@ async def _act(action: Action, arguments: argparse.Namespace, stores: Stores, cl
     """Act on the named or selected tasks. Return 1 if a named task could not be changed or the
     operator did not confirm, and 2 if the arguments have both names and filters, or neither."""
     filters = (arguments.owner, arguments.tool, arguments.status, arguments.outcome)
-    is_narrowed = any(one is not None for one in (*filters, arguments.older_than))
+    is_narrowed = any(value is not None for value in (*filters, arguments.older_than))
     if bool(arguments.task) == is_narrowed:
         say(
             "name tasks, or select them with --owner, --tool, --status, --outcome or --older-than,"
@@ -627,7 +630,8 @@ async def _act(action: Action, arguments: argparse.Namespace, stores: Stores, cl
             if len(chosen) > _AT_ONCE:
                 line.progressed(Progress(start, float(len(chosen)), arguments.action))
             results = await asyncio.gather(
-                *(action.act(stores, one, clock.now_ms()) for one in batch), return_exceptions=True
+                *(action.act(stores, value, clock.now_ms()) for value in batch),
+                return_exceptions=True,
             )
             line.hide()
             for (ref, _), result in zip(batch, results, strict=True):
@@ -643,13 +647,15 @@ async def _find(
     action: Action, arguments: argparse.Namespace, stores: Stores, clock: Clock
 ) -> list[Chosen]:
     now_ms = clock.now_ms()
-    wanted = _wanted(arguments, now_ms)
-    wanted = replace(wanted, statuses=(wanted.statuses or action.statuses) & action.statuses)
+    filters = _wanted(arguments, now_ms)
+    filters = replace(filters, statuses=(filters.statuses or action.statuses) & action.statuses)
     fences: dict[TaskRef, int] = {}
     cursor, is_begun = None, False
-    while wanted.statuses and (cursor is not None or not is_begun):
-        page = await stores.tasks.find(wanted, PAGE, cursor)
-        fences |= {one.ref: one.fence for one in page.records if action.is_meant(one, now_ms)}
+    while filters.statuses and (cursor is not None or not is_begun):
+        page = await stores.tasks.find(filters, PAGE, cursor)
+        fences |= {
+            record.ref: record.fence for record in page.records if action.is_meant(record, now_ms)
+        }
         cursor, is_begun = page.cursor, True
     return list(fences.items())
 

@@ -161,12 +161,12 @@ class Speaker:
             return message(method, params, request_id, members)
         # Older revisions do not define these members; `logging/setLevel` sets their log level.
         extra = {key: value for key, value in extra.items() if not key.startswith(META)}
-        asked: Json = {"jsonrpc": "2.0", "id": request_id, "method": method}
+        request: Json = {"jsonrpc": "2.0", "id": request_id, "method": method}
         if extra:
-            asked["params"] = {**params, "_meta": {**own, **extra}}
+            request["params"] = {**params, "_meta": {**own, **extra}}
         elif params:
-            asked["params"] = params
-        return asked
+            request["params"] = params
+        return request
 
 
 # -- events ----------------------------------------------------------------------------------------

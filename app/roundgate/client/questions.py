@@ -61,7 +61,7 @@ _ACTIONS: Final = frozenset(action.value for action in Action)
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question. `target` is the tool, prompt or resource that asks; `round` counts from 1."""
+    """A question of the server. `target` is the tool, prompt or resource that asks; `round` counts from 1."""
 
     key: str
     kind: Kind
@@ -119,7 +119,7 @@ class Question:
             return Schema.compile(self.schema).problems(content, "answer")
         except ValueError as error:
             raise BadAnswer(
-                f"The server asks {self.key!r} with a schema that cannot be used: {error}"
+                f"The server's question {self.key!r} has an unusable schema: {error}"
             ) from None
 
     def is_declared_in(self, capabilities: Mapping[str, Any]) -> bool:
@@ -154,24 +154,24 @@ class Question:
 
 
 def _kind(key: str, method: str, params: Json) -> Kind:
-    asks = f"The server asks {key[:80]!r}"
+    question = f"The server's question {key[:80]!r}"
     if method == _ROOTS:
         return Kind.ROOTS
     if method == _SAMPLING:
         if not isinstance(params.get("messages"), list):
-            raise BadAnswer(f"{asks} for a sample without messages")
+            raise BadAnswer(f"{question} requests a sample without messages")
         return Kind.SAMPLING
     if method != _ELICITATION:
-        raise BadAnswer(f"{asks} by the unknown method {method[:80]!r}")
+        raise BadAnswer(f"{question} has the unknown method {method[:80]!r}")
     mode = params.get("mode", "form")
     if mode == "url":
         try:
             page_host(params.get("url"))
         except ValueError as error:
-            raise BadAnswer(f"{asks} to open a page with an unusable URL: {error}") from None
+            raise BadAnswer(f"{question} has an unusable URL: {error}") from None
         return Kind.URL
     if mode != "form" or not isinstance(params.get("requestedSchema", {}), dict):
-        raise BadAnswer(f"{asks} in an unknown way: neither a form with a schema nor a URL")
+        raise BadAnswer(f"{question} must be a form with a schema, or a URL")
     return Kind.FORM
 
 

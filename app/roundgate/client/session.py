@@ -301,14 +301,14 @@ class Client:
     ) -> Subscription:
         """Return a subscription to changes at the server: `async with client.listen(tools=True) as
         changes`."""
-        wanted = {
+        filters = {
             "toolsListChanged": tools,
             "promptsListChanged": prompts,
             "resourcesListChanged": resources,
             "resourceSubscriptions": list(uris),
             "taskIds": list(tasks),
         }
-        named: Json = {name: value for name, value in wanted.items() if value}
+        named: Json = {name: value for name, value in filters.items() if value}
         return Subscription(self._connection, named)
 
     async def _call(self, params: Json, options: CallOptions, *, detach: bool) -> Finished:

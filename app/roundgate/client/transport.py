@@ -381,7 +381,7 @@ def _translated(error: Exception, url: Url, limits: Limits) -> ClientError:
             return TimedOut(f"{url.authority} sent no data for {limits.idle_s:g} s (limit idle_s)")
         case httpx.ConnectError():
             kind = "secure connection" if url.scheme == "https" else "connection"
-            text = f"No {kind} to {url.authority}{_cause_of(error)}"
+            text = f"No {kind} to {url.authority}{_describe_cause(error)}"
             return ConnectionLost(text, was_sent=False)
         case httpx.LocalProtocolError():  # its text quotes the header, which may be a credential
             return ClientError("The request cannot be sent: a header has a forbidden character")
@@ -394,7 +394,7 @@ def _translated(error: Exception, url: Url, limits: Limits) -> ClientError:
     )
 
 
-def _cause_of(error: BaseException) -> str:
+def _describe_cause(error: BaseException) -> str:
     """Return ": " and the reason for a failure given by the operating system or TLS, or ""."""
     cause: BaseException | None = error
     while cause is not None:

@@ -280,7 +280,7 @@ def with_functions(options: DeployOptions, config: Path, session: Any) -> Deploy
         function
         for entry in value.get("backends") or []
         if isinstance(entry, dict) and entry.get("kind") == "lambda"
-        for function in _functions_of(entry)
+        for function in _functions_from_entry(entry)
     )
     for function_name in named:
         if "${" in f"{function_name.function}{function_name.qualifier}{function_name.region}":
@@ -303,7 +303,7 @@ def with_functions(options: DeployOptions, config: Path, session: Any) -> Deploy
     return replace(options, overrides={**lists, **options.overrides})
 
 
-def _functions_of(entry: Mapping[str, Any]) -> Iterator[Named]:
+def _functions_from_entry(entry: Mapping[str, Any]) -> Iterator[Named]:
     general, qualifier, region = (entry.get(name) for name in ("function", "qualifier", "region"))
     if entry.get("describe") and general:
         # the gateway may follow a described tool as a durable execution

@@ -58,7 +58,9 @@ def credentials(file: ConfigFile, source: Mapping[str, Any]) -> Iterator[Problem
         file: the configuration.
         source: the file's content, with references unresolved.
     """
-    places = dict.fromkeys([*_of_settings(file, source), *_of_env(source), *_of_shape(source)])
+    places = dict.fromkeys(
+        [*_places_in_settings(file, source), *_places_in_env(source), *_places_in_shape(source)]
+    )
     for loc in places:
         yield _problem(file.origin.at(*loc), _text(source, loc))
 
@@ -78,9 +80,11 @@ def in_files(base: Path, names: Iterable[str]) -> Iterator[Problem]:
             yield Problem(str(base / name), "(file)", message, remedy, line)
 
 
-def _of_settings(file: ConfigFile, source: Mapping[str, Any]) -> Iterator[_Loc]:
+def _places_in_settings(file: ConfigFile, source: Mapping[str, Any]) -> Iterator[_Loc]:
     """Yield the places of settings whose secret is literal text."""
-    parts = [(file.backend_origin(index).loc, one) for index, one in enumerate(file.backends)]
+    parts = [
+        (file.backend_origin(index).loc, backend) for index, backend in enumerate(file.backends)
+    ]
     settings = chain.from_iterable(
         settings_of(part, loc) for loc, part in [((), file.config), *parts]
     )
@@ -92,14 +96,14 @@ def _of_settings(file: ConfigFile, source: Mapping[str, Any]) -> Iterator[_Loc]:
                 yield loc
 
 
-def _of_env(source: Mapping[str, Any]) -> Iterator[_Loc]:
+def _places_in_env(source: Mapping[str, Any]) -> Iterator[_Loc]:
     """Yield the places of variables that are named like secrets and have a literal text."""
     for name, text in (source.get("env") or {}).items():
         if isinstance(text, str) and _VARIABLE_OF_A_SECRET.search(name) and _is_literal(text):
             yield "env", name
 
 
-def _of_shape(source: Any, loc: _Loc = ()) -> Iterator[_Loc]:
+def _places_in_shape(source: Any, loc: _Loc = ()) -> Iterator[_Loc]:
     """Yield the places of all texts that contain a credential."""
     for place, text in settings_of(source, loc):
         if isinstance(text, str) and _SHAPES.search(text):

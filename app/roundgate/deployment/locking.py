@@ -73,11 +73,11 @@ def read_requirements(directory: Path) -> Requirements:
         ConfigError: a file cannot be read.
     """
     if (lock := directory / "uv.lock").is_file():
-        return _of_uv(lock, directory / "pyproject.toml")
+        return _requirements_from_uv(lock, directory / "pyproject.toml")
     if (file := directory / "requirements.txt").is_file():
-        return _of_lines(file, list(_flat(file, ())))
+        return _requirements_from_lines(file, list(_flat(file, ())))
     if (project := directory / "pyproject.toml").is_file():
-        return _of_lines(project, _dependencies(project))
+        return _requirements_from_lines(project, _dependencies(project))
     return Requirements(None)
 
 
@@ -94,7 +94,7 @@ def name_of(requirement: str) -> str | None:
     return normalized(match[0])
 
 
-def _of_lines(file: Path, lines: list[str]) -> Requirements:
+def _requirements_from_lines(file: Path, lines: list[str]) -> Requirements:
     requirements = [line for line in lines if name_of(line) != "roundgate"]
     named = [(name_of(line), frozenset(_HASH.findall(line))) for line in requirements]
     hashes = {name: hashes for name, hashes in named if name and hashes}
@@ -126,9 +126,11 @@ def _dependencies(project: Path) -> list[str]:
     return [str(dependency) for dependency in dependencies]
 
 
-def _of_uv(lock: Path, project: Path) -> Requirements:
+def _requirements_from_uv(lock: Path, project: Path) -> Requirements:
     requirements = (
-        _of_lines(lock, _dependencies(project)) if project.is_file() else Requirements(lock)
+        _requirements_from_lines(lock, _dependencies(project))
+        if project.is_file()
+        else Requirements(lock)
     )
     versions: dict[str, set[str]] = {}
     hashes: dict[str, set[str]] = {}
@@ -225,7 +227,9 @@ class Lock:
         return "\n".join([*head, *(pin.line() for pin in self.pins), ""])
 
 
-def for_repository(wanted: Requirements, directory: Path, arch: str, *, anew: bool = False) -> Lock:
+def for_repository(
+    requirements: Requirements, directory: Path, arch: str, *, anew: bool = False
+) -> Lock:
     """Return the lock of a repository; write it if it is missing or outdated.
 
     Args:
@@ -237,12 +241,12 @@ def for_repository(wanted: Requirements, directory: Path, arch: str, *, anew: bo
     Raises:
         ConfigError: a package has no wheel for the functions, or requirements conflict.
     """
-    if not wanted.lines and not wanted.extras & _EXTRAS:
+    if not requirements.lines and not requirements.extras & _EXTRAS:
         return _read_lock(machine.LOCK)
-    digest, file = _digest(wanted), directory / NAME
+    digest, file = _digest(requirements), directory / NAME
     if not anew and file.is_file() and f"# of {digest}\n" in file.read_text("utf-8"):
         return _read_lock(file)
-    lock = Lock(file, _resolved(wanted, arch, directory), is_new=True)
+    lock = Lock(file, _resolved(requirements, arch, directory), is_new=True)
     file.write_text(lock.text(digest), "utf-8")
     return lock
 
@@ -253,9 +257,9 @@ def of_roundgate(source: Path) -> Lock:
     Raises:
         ConfigError: a package has no wheel for the functions, or requirements conflict.
     """
-    wanted = Requirements(source / "pyproject.toml", (f"{source}[lambda]",))
+    requirements = Requirements(source / "pyproject.toml", (f"{source}[lambda]",))
     dropped = _NOT_IN_FUNCTIONS | machine.PROVIDED.keys()
-    return Lock(machine.LOCK, _made(wanted, (), machine.architecture(), source, dropped))
+    return Lock(machine.LOCK, _made(requirements, (), machine.architecture(), source, dropped))
 
 
 def wheels(lock: Lock, arch: str) -> dict[str, Path]:
@@ -288,30 +292,39 @@ def _read_lock(file: Path) -> Lock:
     return Lock(file, tuple(pins))
 
 
-def _digest(wanted: Requirements) -> str:
+def _digest(requirements: Requirements) -> str:
     """Return a digest of all input of a lock."""
-    wanted_here = [*wanted.lines, *wanted.constraints, *sorted(wanted.extras & _EXTRAS)]
+    wanted_here = [
+        *requirements.lines,
+        *requirements.constraints,
+        *sorted(requirements.extras & _EXTRAS),
+    ]
     texts = [machine.PYTHON, machine.LOCK.read_text("utf-8"), *wanted_here]
     return "sha256:" + hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
-def _resolved(wanted: Requirements, arch: str, directory: Path) -> tuple[Pin, ...]:
+def _resolved(requirements: Requirements, arch: str, directory: Path) -> tuple[Pin, ...]:
     """Return pins that prefer roundgate's own versions, or ignore these versions if they
     conflict."""
-    extras = {"lambda", *(wanted.extras & _EXTRAS)}
-    own = [line for line in metadata.requires("roundgate") or [] if _is_of(line, extras)]
-    together = Requirements(wanted.file, (*own, *wanted.lines), wanted.constraints, wanted.hashes)
-    chosen = {name_of(pin) for pin in wanted.constraints}
+    extras = {"lambda", *(requirements.extras & _EXTRAS)}
+    own = [line for line in metadata.requires("roundgate") or [] if _is_needed(line, extras)]
+    together = Requirements(
+        requirements.file,
+        (*own, *requirements.lines),
+        requirements.constraints,
+        requirements.hashes,
+    )
+    chosen = {name_of(pin) for pin in requirements.constraints}
     preferred = [f"{pin.name}=={pin.version}" for pin in _read_lock(machine.LOCK).pins]
     others = [pin for pin in preferred if name_of(pin) not in chosen]
-    dropped = (_NOT_IN_FUNCTIONS - wanted.names) | _of_the_runtime(wanted)
+    dropped = (_NOT_IN_FUNCTIONS - requirements.names) | _find_provided(requirements)
     try:
         return _made(together, others, arch, directory, dropped)
     except VersionsConflict:
         return _made(together, (), arch, directory, dropped)
 
 
-def _is_of(requirement: str, extras: Collection[str]) -> bool:
+def _is_needed(requirement: str, extras: Collection[str]) -> bool:
     """Return whether a function needs a requirement of roundgate."""
     if name_of(requirement) in _NOT_IN_FUNCTIONS:
         return False
@@ -321,7 +334,7 @@ def _is_of(requirement: str, extras: Collection[str]) -> bool:
 
 
 def _made(
-    wanted: Requirements,
+    requirements: Requirements,
     preferred: Sequence[str],
     arch: str,
     directory: Path,
@@ -330,7 +343,7 @@ def _made(
     other_arch = next(platform for platform in machine.PLATFORMS if platform != arch)
     with tempfile.TemporaryDirectory() as temporary:
         here, there = Path(temporary, arch), Path(temporary, other_arch)
-        _download(wanted, (*wanted.constraints, *preferred), arch, directory, here)
+        _download(requirements, (*requirements.constraints, *preferred), arch, directory, here)
         files = {name: file for name, file in _by_name(here).items() if name not in dropped}
         native = [file for file in files.values() if not file.name.endswith("-any.whl")]
         options = ["--no-deps", "--dest", str(there), *machine.pip_options(other_arch)]
@@ -338,34 +351,38 @@ def _made(
             machine.try_pip(["download", *options, _pinned(file)])
         others = _by_name(there) if there.is_dir() else {}
         pins = [
-            Pin(name, _version(file), frozenset(_hashes(name, [file, others.get(name)], wanted)))
+            Pin(
+                name,
+                _version(file),
+                frozenset(_hashes(name, [file, others.get(name)], requirements)),
+            )
             for name, file in sorted(files.items())
         ]
         _keep([*files.values(), *others.values()])
     return tuple(pins)
 
 
-def _of_the_runtime(wanted: Requirements) -> frozenset[str]:
+def _find_provided(requirements: Requirements) -> frozenset[str]:
     """Return the distributions that the runtime provides; empty if the repository pins one of
     them."""
-    pinned = (line for line in wanted.lines if "==" in line.partition(";")[0])
+    pinned = (line for line in requirements.lines if "==" in line.partition(";")[0])
     is_pinned = any(name_of(line) in machine.PROVIDED for line in pinned)
     return frozenset() if is_pinned else frozenset(machine.PROVIDED)
 
 
 def _download(
-    wanted: Requirements, constraints: Sequence[str], arch: str, directory: Path, to: Path
+    requirements: Requirements, constraints: Sequence[str], arch: str, directory: Path, to: Path
 ) -> None:
     to.mkdir()
     listed, constraint_file = to / "requirements.txt", to / "constraints.txt"
-    listed.write_text("\n".join([*map(_without_extra, wanted.lines), ""]), "utf-8")
+    listed.write_text("\n".join([*map(_without_extra, requirements.lines), ""]), "utf-8")
     constraint_file.write_text("\n".join([*constraints, ""]), "utf-8")
     files = ["--requirement", str(listed), "--constraint", str(constraint_file)]
     output = machine.try_pip(
         ["download", "--quiet", "--dest", str(to), *machine.pip_options(arch), *files], directory
     )
     if output is not None:
-        raise _refused(output, wanted.file or directory, arch)
+        raise _refused(output, requirements.file or directory, arch)
 
 
 def _without_extra(requirement: str) -> str:
@@ -446,14 +463,14 @@ def _pinned(wheel: Path) -> str:
     return f"{normalized(wheel.name.partition('-')[0])}=={_version(wheel)}"
 
 
-def _hashes(name: str, files: Iterable[Path | None], wanted: Requirements) -> Iterable[str]:
+def _hashes(name: str, files: Iterable[Path | None], requirements: Requirements) -> Iterable[str]:
     """Yield the hashes of a package's wheels; raise ConfigError if uv.lock lacks a hash."""
     for file in filter(None, files):
-        sha256, right = _sha256(file), wanted.hashes.get(name)
+        sha256, right = _sha256(file), requirements.hashes.get(name)
         if right is not None and sha256 not in right:
             message = f"{file.name} does not have a hash that the file allows"
             remedy = "run `uv lock` again, or check the index that pip uses"
-            raise ConfigError([_problem(wanted.file or file, message, remedy)])
+            raise ConfigError([_problem(requirements.file or file, message, remedy)])
         yield sha256
 
 

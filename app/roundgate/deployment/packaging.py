@@ -178,7 +178,7 @@ def _staged(
 ) -> list[Problem]:
     """Write the content of a function's zip into the folder `staging`; return its problems."""
     staging.mkdir()
-    unpack_wheels(_wheels_of(function, planned, wheels), staging)
+    unpack_wheels(_select_wheels(function, planned, wheels), staging)
     for pattern in _UNNEEDED:
         for path in staging.glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -206,7 +206,7 @@ def unpack_wheels(wheels: Iterable[Path], staging: Path) -> None:
         shutil.rmtree(data)
 
 
-def _wheels_of(function: Function, planned: Plan, wheels: Mapping[str, Path]) -> list[Path]:
+def _select_wheels(function: Function, planned: Plan, wheels: Mapping[str, Path]) -> list[Path]:
     """Return the wheels of a function: all, except those that it does not need and that no package
     of the repository requires, whatever the markers."""
     required, queue = set[str](), list(planned.wanted.names)

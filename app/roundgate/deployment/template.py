@@ -98,7 +98,9 @@ class Template:
         """
         self.source: dict[str, Any] = source or yaml.load(path.read_text("utf-8"), _Loader)
         self._directory = path.parent
-        defaults = {name: one.get("Default") for name, one in self.source["Parameters"].items()}
+        defaults = {
+            name: parameter.get("Default") for name, parameter in self.source["Parameters"].items()
+        }
         if unknown := parameters.keys() - defaults.keys():
             raise ValueError(f"the template has no parameters {', '.join(sorted(unknown))}")
         self._values: dict[str, Any] = {**_PSEUDO, **defaults, **parameters, **known}
@@ -128,7 +130,9 @@ class Template:
 
     def named(self, kind: str) -> list[str]:
         """Return the names of the resources of a type."""
-        return [name for name, one in self.source["Resources"].items() if one["Type"] == kind]
+        return [
+            name for name, resource in self.source["Resources"].items() if resource["Type"] == kind
+        ]
 
     def routes(self) -> list[tuple[str, str]]:
         """Return the method and path of each route of the API: `$default` and "" for the default
@@ -152,7 +156,7 @@ class Template:
             case {"Fn::Sub": str(text)}:
                 return self._filled(text, {})
             case {"Fn::Sub": [text, dict(more)]}:
-                return self._filled(text, {name: self.value(one) for name, one in more.items()})
+                return self._filled(text, {name: self.value(item) for name, item in more.items()})
             case {"Fn::If": [condition, yes, no]}:
                 return self.value(yes if self.holds({"Condition": condition}) else no)
             case {"Fn::Select": [index, items]}:
@@ -160,10 +164,10 @@ class Template:
             case {"Fn::Split": [separator, text]}:
                 return self.value(text).split(separator)
             case dict():
-                members = {name: self.value(one) for name, one in value.items()}
-                return {name: one for name, one in members.items() if one is not None}
+                members = {name: self.value(item) for name, item in value.items()}
+                return {name: item for name, item in members.items() if item is not None}
             case list():
-                return [one for one in map(self.value, value) if one is not None]
+                return [item for item in map(self.value, value) if item is not None]
         return value
 
     def _filled(self, text: str, more: Mapping[str, Any]) -> str:
@@ -225,9 +229,9 @@ def undeclared(source: Mapping[str, Any], file: str) -> Iterator[Problem]:
     """Yield a problem for each reference to a variable that the functions lack, and for each
     variable whose parameter would be that of another."""
     env = source.get("env") or {}
-    rest = {name: one for name, one in source.items() if name != "env"}
-    variables = [one for one in expressions(rest) if one.source in ("", "env")]
-    for name in sorted({one.name for one in variables if one.default is None}):
+    rest = {name: expression for name, expression in source.items() if name != "env"}
+    variables = [expression for expression in expressions(rest) if expression.source in ("", "env")]
+    for name in sorted({expression.name for expression in variables if expression.default is None}):
         if name not in env and not name.startswith(_OF_AWS):
             message = f"the functions have no variable {name}, to which ${{{name}}} refers"
             remedy = f"declare it: `env: {{{name}: …}}` makes it a parameter of the stack"

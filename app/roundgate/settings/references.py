@@ -316,7 +316,7 @@ class Resolver:
                 if self.placeholder is not None and not error.is_syntax:
                     text = self.placeholder
                 elif isinstance(part, Expression) and part.source == "file":
-                    unread, reference = unread or problem, _of_file(part, origin)
+                    unread, reference = unread or problem, _reference_from_file(part, origin)
                 else:
                     self.problems.append(problem)
             texts.append(text)
@@ -337,10 +337,10 @@ class Resolver:
         Raises:
             UnresolvedReference: the reference cannot be resolved.
         """
-        if (kept := expression.kept) is not None:
-            return ("", kept) if self.placeholder is None else (self.placeholder, None)
+        if (cached := expression.kept) is not None:
+            return ("", cached) if self.placeholder is None else (self.placeholder, None)
         if expression.source == "file" and expression.default is None:
-            reference = _of_file(expression, origin)
+            reference = _reference_from_file(expression, origin)
             self.files.add(Path(reference.name))
             return read_file(Path(reference.name), expression.name), reference
         if expression.source == "file" or ":" in expression.name:
@@ -410,7 +410,7 @@ STORES_AT_AWS: Final[Mapping[str, StoreAtAws]] = {
 """The AWS services by the source of a reference."""
 
 
-def _of_file(expression: Expression, origin: Origin) -> Reference:
+def _reference_from_file(expression: Expression, origin: Origin) -> Reference:
     return Reference("file", str(origin.base_dir / expression.name))
 
 

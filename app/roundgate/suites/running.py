@@ -137,7 +137,12 @@ class Run:
         return None
 
     def _without_secrets(
-        self, number: int, title: str, line: int | None, message: str, found: Sequence[Difference]
+        self,
+        number: int,
+        title: str,
+        line: int | None,
+        message: str,
+        shown_differences: Sequence[Difference],
     ) -> Failure:
         hide = self.secrets.hidden
         hidden = [
@@ -147,7 +152,7 @@ class Run:
                 hide(difference.actual),
                 tuple(map(hide, difference.lines)),
             )
-            for difference in found
+            for difference in shown_differences
         ]
         return Failure(number, hide(title), line, hide(message), hidden)
 
@@ -236,10 +241,10 @@ class _RunningCase:
                 return {"result": noted.statuses[-1], "rounds": 1}
             case "prompt":
                 name, arguments = text(step.prompt or ""), self._texts(step.arguments)
-                return _of_prompt(await client.prompt(name, arguments, answers=script))
+                return _json_from_prompt(await client.prompt(name, arguments, answers=script))
             case "read":
                 resource = await client.read(text(step.read or ""), answers=script)
-                return _of_result(resource, resource.contents, resource.text)
+                return _json_from_result(resource, resource.contents, resource.text)
             case "complete":
                 return await self._complete(step)
             case "list":
@@ -274,15 +279,15 @@ class _RunningCase:
         if task.state is not None:
             noted.task(task.state)
         if step.start is None:
-            return _of_call(await task.wait(answers=script, on_task=noted.task))
+            return _json_from_call(await task.wait(answers=script, on_task=noted.task))
         self._tasks[step.as_ or step.start] = task
         if task.handle is None:
-            return _of_call(await task.wait())
+            return _json_from_call(await task.wait())
         return {"result": task.handle}
 
     async def _wait(self, task: Task, step: Step, script: Script, noted: _Noted) -> dict[str, Any]:
         if step.until is None:
-            return _of_call(await task.wait(answers=script, on_task=noted.task))
+            return _json_from_call(await task.wait(answers=script, on_task=noted.task))
         if not task.id:
             raise ClientError("The call ended without a task, so there is no status to wait for")
         while True:
@@ -413,22 +418,22 @@ class _Noted:
             self.statuses.append(state.status)
 
 
-def _of_result(
+def _json_from_result(
     result: CallResult | PromptResult | ReadResult, value: Any, text: str
 ) -> dict[str, Any]:
     return {"result": value, "text": text, "raw": result.raw, "rounds": result.rounds}
 
 
-def _of_call(result: CallResult) -> dict[str, Any]:
-    return {**_of_result(result, result.value, result.text), "is_error": result.is_error}
+def _json_from_call(result: CallResult) -> dict[str, Any]:
+    return {**_json_from_result(result, result.value, result.text), "is_error": result.is_error}
 
 
-def _of_prompt(result: PromptResult) -> dict[str, Any]:
+def _json_from_prompt(result: PromptResult) -> dict[str, Any]:
     contents = [message.get("content") for message in result.messages]
     texts = [
         str(content.get("text", "")) if isinstance(content, dict) else "" for content in contents
     ]
-    return _of_result(result, result.messages, "\n".join(texts))
+    return _json_from_result(result, result.messages, "\n".join(texts))
 
 
 def _question(question: Question) -> dict[str, Any]:
@@ -448,12 +453,12 @@ def _error(error: ClientError) -> dict[str, Any]:
     outcome: dict[str, Any] = {"kind": type(error).__name__, "message": error.on_command_line}
     match error:
         case RpcError():
-            outcome |= _of_rpc_error(error)
+            outcome |= _json_from_rpc_error(error)
         case HttpRefused():
             outcome["status"] = error.status
         case TaskEnded():
             outcome["status"] = error.status
-            outcome |= {} if error.error is None else _of_rpc_error(error.error)
+            outcome |= {} if error.error is None else _json_from_rpc_error(error.error)
         case Unanswered():
             outcome["questions"] = [question.as_json() for question in error.questions]
         case AnswerInvalid():
@@ -461,5 +466,5 @@ def _error(error: ClientError) -> dict[str, Any]:
     return outcome
 
 
-def _of_rpc_error(error: RpcError) -> dict[str, Any]:
+def _json_from_rpc_error(error: RpcError) -> dict[str, Any]:
     return {"code": error.code, "message": error.message, "data": error.details}

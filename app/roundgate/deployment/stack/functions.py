@@ -61,9 +61,9 @@ class InvocationFailed(Inside):
     """A function of the local stack raised an error, timed out, or its environment died. `said` is
     AWS's response to the invoker."""
 
-    def __init__(self, message: str, said: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, message: str, error: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
-        self.said = said or {"errorType": "Runtime.ExitError", "errorMessage": message}
+        self.said = error or {"errorType": "Runtime.ExitError", "errorMessage": message}
 
 
 class PayloadTooLarge(InvocationFailed):
@@ -284,8 +284,8 @@ class Pool:
         payload = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
         if len(payload) > MAX_PAYLOAD_BYTES:
             raise PayloadTooLarge(f"{len(payload)} bytes")
-        told = json.dumps({"trace": trace or new_trace(), "client": client_context})
-        running = asyncio.create_task(self._counted(payload, told))
+        context = json.dumps({"trace": trace or new_trace(), "client": client_context})
+        running = asyncio.create_task(self._counted(payload, context))
         self._running.add(running)
         running.add_done_callback(self._ended)
         return await asyncio.shield(running)
@@ -295,11 +295,11 @@ class Pool:
         if not running.cancelled():
             running.exception()  # mark it as retrieved: the caller may be cancelled
 
-    async def _counted(self, payload: bytes, told: str) -> Any:
+    async def _counted(self, payload: bytes, context: str) -> Any:
         try:
             with self.account.execution():
                 self.counts["Invocations"] += 1
-                return await self._run(payload, told)
+                return await self._run(payload, context)
         except Throttled:
             self.counts["Throttles"] += 1
             raise
@@ -307,20 +307,20 @@ class Pool:
             self.counts["Errors"] += 1
             raise
 
-    async def _run(self, payload: bytes, told: str) -> Any:
+    async def _run(self, payload: bytes, context: str) -> Any:
         environment = await self._free.get()
         try:
             if not environment.is_alive:
                 await asyncio.to_thread(environment.start)
             environment.invocations += 1
             self.recent.append(environment.name)
-            return await self._invoke(environment, payload, told)
+            return await self._invoke(environment, payload, context)
         finally:
             self._free.put_nowait(environment)
 
-    async def _invoke(self, environment: Environment, payload: bytes, told: str) -> Any:
+    async def _invoke(self, environment: Environment, payload: bytes, context: str) -> Any:
         url = f"http://127.0.0.1:{environment.port}{INVOCATION}"
-        headers = {"X-Amz-Client-Context": base64.b64encode(told.encode()).decode()}
+        headers = {"X-Amz-Client-Context": base64.b64encode(context.encode()).decode()}
         timeout_s = environment.function.timeout_s + START_S
         try:
             response = await self.http.post(
@@ -332,8 +332,8 @@ class Pool:
             result = response.json()
         except ValueError:  # text of the emulator, such as "Task timed out after …"
             environment.kill()  # as AWS does after a time-out or a crash of the runtime
-            said = {"errorType": "Sandbox.Timedout", "errorMessage": response.text[:500]}
-            raise InvocationFailed(f"{environment.name}: {response.text[:500]}", said) from None
+            details = {"errorType": "Sandbox.Timedout", "errorMessage": response.text[:500]}
+            raise InvocationFailed(f"{environment.name}: {response.text[:500]}", details) from None
         if isinstance(result, dict) and "errorMessage" in result and "errorType" in result:
             raise InvocationFailed(
                 f"{environment.name}: {result['errorType']}: {result['errorMessage']}", result
@@ -363,9 +363,9 @@ def family(pid: int) -> list[int]:
     return [
         pid,
         *(
-            one
+            descendant
             for children in tasks
             for child in children.read_text().split()
-            for one in family(int(child))
+            for descendant in family(int(child))
         ),
     ]

@@ -80,8 +80,8 @@ class LambdaApi:
         is_event = request.headers.get("x-amz-invocation-type") == "Event"
         limit = MAX_EVENT_BYTES if is_event else MAX_PAYLOAD_BYTES
         if len(body) > limit:
-            said = f"{len(body)} byte payload is too large (limit {limit} bytes)"
-            return refused(413, "RequestEntityTooLargeException", said)
+            message = f"{len(body)} byte payload is too large (limit {limit} bytes)"
+            return refused(413, "RequestEntityTooLargeException", message)
         if "x-amz-durable-execution-name" in request.headers:
             return refused(
                 400, "InvalidParameterValueException", "Durable functions are not supported"
@@ -104,8 +104,10 @@ class LambdaApi:
             running.add_done_callback(self._asynchronous.discard)
             return Response(b"", 202, identified())
         try:
-            told = base64.b64decode(context).decode() or None
-            return JSONResponse(await pool.invoke(event, client_context=told), 200, identified())
+            client_context = base64.b64decode(context).decode() or None
+            return JSONResponse(
+                await pool.invoke(event, client_context=client_context), 200, identified()
+            )
         except Throttled:
             more = {"Reason": "ReservedFunctionConcurrentInvocationLimitExceeded"}
             return refused(
@@ -153,21 +155,23 @@ def make_pools(
     """Return a pool for each function of a file, with its environments and reserved concurrency."""
     declared: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text("utf-8"))
     pools = {}
-    for name, one in declared.items():
+    for name, declaration in declared.items():
         function = Function(
             name=name,
-            handler=one["handler"],
+            handler=declaration["handler"],
             zip=file,
-            timeout_s=int(one.get("timeout_s", 3)),
+            timeout_s=int(declaration.get("timeout_s", 3)),
             memory_mb=128,
             runtime="python3.13",
-            environment={key: str(value) for key, value in one.get("environment", {}).items()},
+            environment={
+                key: str(value) for key, value in declaration.get("environment", {}).items()
+            },
             events={},
             allows_loops=False,
         )
-        count, code = int(one.get("environments", 2)), file.parent.resolve()
+        count, code = int(declaration.get("environments", 2)), file.parent.resolve()
         made = environments(function, count, code, tools, variables, logs)
-        pools[name] = Pool(made, http, Account(int(one.get("reserved", 1_000))))
+        pools[name] = Pool(made, http, Account(int(declaration.get("reserved", 1_000))))
     return pools
 
 
