@@ -1,9 +1,8 @@
 """`template.yaml` in the form that CloudFormation receives: expanded by AWS's own translator, with
 one set of parameters.
 
-python -m infra.template.expand template.yaml [NAME=VALUE …]     print it as JSON, with its
-conditions python -m infra.template.expand --schemas template.yaml          print the schemas of its
-resource types
+python -m infra.template.expand template.yaml [NAME=VALUE …]    print it as JSON, with its conditions
+python -m infra.template.expand --schemas template.yaml         print the schemas of its resources
 """
 
 from __future__ import annotations

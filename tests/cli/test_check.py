@@ -192,7 +192,10 @@ def test_serve_tells_what_is_wrong_in_the_environment(tmp_path: Path) -> None:
     assert ran.err.startswith(
         "2 problem(s):\nenvironment: GATEWAY_PUBLIC_URL: is not an http(s) URL"
     )
-    assert "environment: GATEWAY_LISTEN: is 'maybe'\n    → use one of auto, on, off" in ran.err
+    assert (
+        "environment: GATEWAY_LISTEN: does not accept 'maybe'\n    → use one of auto, on, off"
+        in ran.err
+    )
 
 
 def test_a_store_in_postgresql_needs_a_shared_key_and_is_not_connected_to(gateway: Path) -> None:

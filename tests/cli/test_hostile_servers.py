@@ -109,7 +109,7 @@ def test_a_suite_reads_no_file_outside_of_its_folder(
         suite.write_text(text)
         assert main(["test", str(suite), "--url", url]) != 0
     told = capsys.readouterr()
-    assert "is not beside the suite" in told.out + told.err
+    assert "is not in the suite's folder" in told.out + told.err
     assert "hush-hush" not in told.out + told.err
 
 

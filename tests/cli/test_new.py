@@ -125,8 +125,8 @@ def test_a_service_that_is_not_on_the_internet_is_where_its_document_says(
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("gateway.yaml", json.dumps(OPENAPI), "already has a gateway.yaml: rename"),
-        ("tools.py", json.dumps(OPENAPI), "already has a tools.py: rename"),
+        ("gateway.yaml", json.dumps(OPENAPI), "has its own gateway.yaml: rename"),
+        ("tools.py", json.dumps(OPENAPI), "has its own tools.py: rename"),
         ("notes.md", "# Notes", "is not an OpenAPI document"),
         ("list.json", "[]", "is not an OpenAPI document"),
         ("half.json", '{"openapi": ', "is not JSON"),
@@ -153,7 +153,7 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "mine").write_text("mine")
     assert main(["new", str(tmp_path / "shop")]) == 2
-    assert "exists and is not empty" in capsys.readouterr().err
+    assert "is not empty" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "shop").iterdir()] == ["mine"]
     with pytest.raises(UsageError, match="lower-case letters"):
         repository.write_repository(tmp_path / "My Shop", None)
@@ -174,7 +174,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         ("a b", "use lower-case letters, digits and hyphens"),
         ("Shop", "use lower-case letters, digits and hyphens"),
         ("1shop", "use lower-case letters, digits and hyphens"),
-        ("roundgate", "a package that the project needs"),
+        ("roundgate", "a package that the project requires"),
     ],
 )
 def test_a_name_that_no_project_can_have_is_refused_and_nothing_is_made(

@@ -54,7 +54,7 @@ def test_a_port_that_is_none_is_wrong_usage(port: str, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as ended:
         main(["serve", f"--port={port}"])
     assert ended.value.code == 2
-    assert "give a number from 0 to 65535" in capsys.readouterr().err
+    assert "write a number from 0 to 65535" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def test_cases_are_chosen_by_name_and_tag(run: Run, suite: str) -> None:
     assert run(suite, "--filter", "quick", "--list")[1] == f"{suite}\tadds\n"
     status, _, err = run(suite, "--filter", "nothing")
     assert status == 2
-    assert "--list prints them" in err
+    assert "use --list to print all cases" in err
 
 
 def test_the_first_failure_may_be_the_last_case(run: Run, suite: str) -> None:
@@ -135,7 +135,7 @@ def test_a_suite_that_names_no_server_needs_one(run: Run, suite: str) -> None:
     Path(suite).write_text("cases:\n  - {name: a, call: add, arguments: {a: 1}}\n")
     status, _, err = run(suite, against=())
     assert status == 2
-    assert "give --url, --serve" in err
+    assert "pass --url or --serve" in err
     assert run(suite)[0] == 0
 
 
@@ -150,7 +150,7 @@ def test_a_gateway_that_does_not_start_is_status_5(run: Run, suite: str) -> None
     Path(suite).with_name("gateway.yaml").write_text(GATEWAY.replace("served", "nowhere"))
     status, out, err = run(suite, against=())
     assert (status, out) == (5, "")
-    assert "before it served" in err
+    assert "before it listened" in err
     assert "nowhere.py" in err
 
 

@@ -140,7 +140,7 @@ async def test_a_list_goes_on_where_it_ended(tmp_path: Path, operator: Operator)
         made = await one_of_each(ann)
     status, first, more = await operator("list", "--limit", "3", "--json")
     assert (status, len(first.splitlines())) == (0, 3)
-    assert more.startswith("there are more: --cursor=")
+    assert more.startswith("more tasks follow: continue with --cursor=")
     option = more.split()[-1]
     status, rest, more = await operator("list", "--limit", "3", "--json", option)
     assert (status, more) == (0, "")
@@ -317,7 +317,7 @@ async def test_a_store_that_goes_away_while_tasks_are_changed_leaves_none_untold
     status, out, err = await operator("cancel", *map(ref, made))
     assert status == 1
     assert out.splitlines() == [f"{ref(made[n])} is cancelled" for n in (0, 2)]
-    unknown = f"{ref(made[1])} may have been changed or not: show it, and try again"
+    unknown = f"{ref(made[1])} may or may not have been changed: check it with `tasks show`, and try again"
     assert err.splitlines() == [unknown, "the store is away"]
 
 
@@ -374,7 +374,7 @@ async def test_the_tasks_of_a_gateway_are_found_from_folders_below_its_file_and_
         monkeypatch.chdir(folder)
         assert await asyncio.to_thread(main, ["tasks", "count", *arguments]) == 0
     assert await asyncio.to_thread(main, ["tasks", "count"]) == 1
-    assert "or give its gateway.yaml with --config" in capsys.readouterr().err
+    assert "or pass its gateway.yaml with --config" in capsys.readouterr().err
 
 
 async def test_one_task_is_shown_without_what_belongs_to_its_owner(
@@ -506,7 +506,7 @@ async def test_a_call_of_an_older_client_is_shown_and_cancelled_and_not_queued(
     assert (name, doing) == (str(own), "waits for a request of its client")
     status, out, _ = await operator("show", str(own), "--json")
     assert (status, json.loads(out)["hidden"]) == (0, True)
-    assert "its requests run it" in (await operator("show", str(own)))[1]
+    assert "the client's requests run it" in (await operator("show", str(own)))[1]
     status, out, err = await operator("requeue", str(own))
     assert status == 1
     assert "only requests of its client continue" in out + err
@@ -580,7 +580,7 @@ PYTHON = "backends: [{kind: python, name: tools, path: tools.py}]\ntasks: {shard
         (PYTHON, 40, ""),
         (PYTHON + "wrong: 1\n", 40, ""),
         (PYTHON + "instructions: ${ELSEWHERE}\n", 40, ""),
-        ("}", 18, "gateway.yaml cannot be read, so tasks.shards is taken to be 8"),
+        ("}", 18, "gateway.yaml cannot be read, so the default of tasks.shards, 8, is used"),
     ],
 )
 async def test_tasks_in_every_part_of_the_index_are_listed(

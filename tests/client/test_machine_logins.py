@@ -158,7 +158,7 @@ async def test_an_identity_that_an_enterprise_vouches_for_is_exchanged_twice() -
 @pytest.mark.parametrize(
     ("answer", "error", "said"),
     [
-        (({"error": "access_denied"}, 400), AuthorizationFailed, "vouches for nobody: access_denied"),
+        (({"error": "access_denied"}, 400), AuthorizationFailed, "issued no assertion: access_denied"),
         (({"token": "x"},), BadAnswer, "without 'access_token'"),
     ],
     ids=["refused", "no token"],

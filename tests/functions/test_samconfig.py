@@ -129,7 +129,7 @@ def test_without_a_file_everything_is_on_the_command_line(tmp_path: Path) -> Non
         (
             '[default.deploy.parameters]\nparameter_overrides = "EnvMotto=it\'s"',
             (),
-            "needs NAME=VALUE, not",
+            "has an unclosed quotation mark",
         ),
     ],
 )

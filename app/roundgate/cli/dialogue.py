@@ -311,7 +311,7 @@ class _Field:
         """Return the typed text as a value of the field's type.
 
         Raises:
-            ValueError: the field needs a number, and the text is not such a number.
+            ValueError: the field needs a number or an integer, and the text is neither.
         """
         kind = self._schema.get("type")
         if kind not in (*_NUMBERS, "array", "object"):

@@ -268,12 +268,14 @@ class HttpxTransport:
         send: SendThrough | None = None,
     ) -> None:
         """Prepare the transport without opening a connection.
-        limits: the limits on time, connections and sizes.
-        tls: the TLS settings; `None` trusts the authorities of certifi, or of the file that
-            `SSL_CERT_FILE` names.
-        http: a client to send through, for proxies, HTTP/2 or an app in this process.
-        send: sends a request through the client and returns the response unread; for
-            authentication that needs more than headers.
+
+        Args:
+            limits: the limits on time, connections and sizes.
+            tls: the TLS settings; `None` trusts the authorities of certifi, or of the file that
+                `SSL_CERT_FILE` names.
+            http: a client to send through, for proxies, HTTP/2 or an app in this process.
+            send: sends a request through the client and returns the response unread; for
+                authentication that needs more than headers.
         """
         self._limits = limits
         self._send_through = send or _send_as_built

@@ -1,10 +1,11 @@
 """References (`${…}`) in the values of a suite: variables, the environment, secrets, files.
 
-${order.id}              JMESPath over the variables of the case; as the whole of a text, it keeps
-the value's type ${env:NAME}              an environment variable; ${env:NAME:-default} if it may be
-unset or empty ${secret:NAME}           an environment variable whose value is redacted in all
-output ${file:path}             the text of a file in the suite's folder or below ${unique}
-a text that is unique for one run of one case $${                      a literal ${
+${order.id}       JMESPath over the variables of the case; as the whole text, it keeps the value's type
+${env:NAME}       an environment variable; ${env:NAME:-default} if it may be unset or empty
+${secret:NAME}    an environment variable whose value is redacted in all output
+${file:path}      the text of a file in the suite's folder or below
+${unique}         a text that is unique for one run of one case
+$${               a literal ${
 """
 
 from __future__ import annotations
