@@ -16,12 +16,13 @@ from fnmatch import fnmatchcase
 
 from roundgate.backends.catalog import MAX_NAME, NAME, Catalog, ServedTool, serve, with_reading
 from roundgate.backends.config import ToolOverride, ViewConfig, ViewSelector
-from roundgate.backends.definitions import encoded
+from roundgate.backends.definitions import encoded, meta_of
 from roundgate.backends.policy import asking_first
 from roundgate.backends.search import not_pinned, with_search
 from roundgate.backends.shaping import matches, overridden, unknown_names
 from roundgate.errors import ConfigError, Problem
 from roundgate.protocol import Pages
+from roundgate.protocol.apps import page_uris
 from roundgate.settings import Origin
 
 
@@ -123,8 +124,11 @@ def _overridden(
 
 
 def _others(everything: Catalog, config: ViewConfig, chosen: Mapping[str, ServedTool]) -> Catalog:
-    """Return a view without tools, but with the task sources behind the chosen tools."""
+    """Return a view without tools, but with the task sources and the pages of the chosen tools."""
     served_by = {served.backend for served in chosen.values()}
+    pages = {
+        uri for served in chosen.values() for uri in page_uris(meta_of(served.tool.definition))
+    }
     return Catalog(
         tools={},
         tool_pages=Pages((), everything.tool_pages.size),
@@ -136,7 +140,7 @@ def _others(everything: Catalog, config: ViewConfig, chosen: Mapping[str, Served
         resources={
             uri: resource
             for uri, resource in everything.resources.items()
-            if _is_one_of(uri, config.resources)
+            if uri in pages or _is_one_of(uri, config.resources)
         },
         templates=[
             served
@@ -144,7 +148,7 @@ def _others(everything: Catalog, config: ViewConfig, chosen: Mapping[str, Served
             if _is_one_of(served.resource.definition["uriTemplate"], config.resources)
         ],
         prompt_pages=_part(everything.prompt_pages, config.prompts),
-        resource_pages=_part(everything.resource_pages, config.resources),
+        resource_pages=_part(everything.resource_pages, config.resources, pages),
         template_pages=_part(everything.template_pages, config.resources),
         task_sources={
             name: source for name, source in everything.task_sources.items() if name in served_by
@@ -178,8 +182,10 @@ def _is_one_of(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _part(pages: Pages, patterns: Sequence[str]) -> Pages:
-    return Pages([item for item in pages.items if _is_one_of(item[0], patterns)], pages.size)
+def _part(pages: Pages, patterns: Sequence[str], names: Collection[str] = ()) -> Pages:
+    """Return the entries that match a pattern or have one of the names."""
+    items = [item for item in pages.items if item[0] in names or _is_one_of(item[0], patterns)]
+    return Pages(items, pages.size)
 
 
 def _changed(
