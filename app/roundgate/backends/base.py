@@ -153,6 +153,9 @@ class Offering:
     tools: Sequence[Tool] = ()
     prompts: Sequence[Prompt] = ()
     resources: Sequence[Resource] = ()
+    unlisted: Mapping[str, Resource] = field(default_factory=dict)
+    """Readers of resources that need not be in a list, by the beginning of their URIs:
+    `ui://NAME/`, with the name of the back end."""
     task_source: TaskSource | None = None
     """The tasks of the back end's service, if its tools may return tasks."""
     files: frozenset[Path] = frozenset()

@@ -14,6 +14,7 @@ import re
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -116,6 +117,12 @@ class Catalog:
     prompt_pages: Pages
     resource_pages: Pages
     template_pages: Pages
+    unlisted: Mapping[str, Resource] = field(default_factory=dict)
+    """See `Offering.unlisted`."""
+    unlisted_patterns: Sequence[str] = ("*",)
+    """The URIs of unlisted resources that may be read; `*` stands for any text."""
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    """The text before the names of a back end's tools, by the name of the back end."""
     task_sources: Mapping[str, TaskSource] = field(default_factory=dict)
     """The tasks of services, by the name of the back end."""
     files: frozenset[Path] = frozenset()
@@ -190,8 +197,15 @@ class Catalog:
             for backend, missing in self.missing.items():
                 if missing.prefix and name.startswith(missing.prefix):
                     raise Unavailable(f"The back end {backend} is not served just now; try later")
-            raise InvalidParams(f"Unknown tool: {name[:MAX_NAME]}")
+            raise InvalidParams(f"Unknown tool: {name[:MAX_NAME]}{self._meant(name)}")
         return served
+
+    def _meant(self, name: str) -> str:
+        """Return a hint if a name lacks the prefix of its back end, as names in pages do."""
+        for prefix in self.prefixes.values():
+            if prefix and prefix + name in self.tools:
+                return f"; is {prefix}{name} meant?"
+        return ""
 
     def prompt(self, name: str) -> Prompt:
         """Return a prompt; raise InvalidParams if it does not exist."""
@@ -209,11 +223,18 @@ class Catalog:
         """
         if uri in self.resources:
             return self.resources[uri], {}
+        if (unlisted := self._unlisted(uri)) is not None:
+            return unlisted, {}
         for served in self.templates:
             values = served.template.match(uri)
             if values is not None:
                 return served.resource, values
         raise ResourceNotFound(uri)
+
+    def _unlisted(self, uri: str) -> Resource | None:
+        start = uri[: uri.find("/", uri.find("://") + 3) + 1]
+        is_served = any(fnmatchcase(uri, pattern) for pattern in self.unlisted_patterns)
+        return self.unlisted.get(start) if is_served else None
 
     async def read_resource(self, context: Context, uri: str) -> Sequence[ResourceContents]:
         """Return the contents at a URI; raise ResourceNotFound if no resource has it."""
@@ -467,6 +488,12 @@ def merge(
         prompt_pages=prompts.pages(page_size),
         resource_pages=resources.pages(page_size),
         template_pages=templates.pages(page_size),
+        unlisted={
+            start: resource
+            for _, offering in offered
+            for start, resource in offering.unlisted.items()
+        },
+        prefixes={backend.name: backend.prefix for backend, _ in offered},
         task_sources={
             backend.name: offering.task_source
             for backend, offering in offered

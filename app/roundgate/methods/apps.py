@@ -16,5 +16,4 @@ class AppsExtension(Extension):
 
     def is_served(self, catalog: Catalog) -> bool:
         """Return whether the catalog has a page."""
-        templates = (served.resource.definition["uriTemplate"] for served in catalog.templates)
-        return any(uri.startswith(apps.SCHEME) for uri in (*catalog.resources, *templates))
+        return any(uri.startswith(apps.SCHEME) for uri in (*catalog.resources, *catalog.unlisted))

@@ -118,7 +118,7 @@ def catalog_features(catalog: Catalog, *, streams: bool) -> frozenset[str]:
     served = {
         "tools": bool(catalog.tools or catalog.missing or catalog.is_tolerant),
         "prompts": bool(catalog.prompts),
-        "resources": bool(catalog.resources or catalog.templates),
+        "resources": bool(catalog.resources or catalog.templates or catalog.unlisted),
         "completions": catalog.can_complete,
         "subscriptions": streams,
         **{extension.feature: extension.is_served(catalog) for extension in EXTENSIONS},

@@ -20,6 +20,9 @@ SCHEME: Final = "ui://"
 HTML: Final = "text/html;profile=mcp-app"
 SETTINGS: Final[Mapping[str, Any]] = {"mimeTypes": [HTML]}
 """The settings that a client declares: the media types of the pages that it shows."""
+DECLARED: Final[Mapping[str, Any]] = {"extensions": {EXTENSION: SETTINGS}}
+"""The capability of a client that shows pages. Without it, servers leave pages out of their
+lists."""
 FLAT_KEYS: Final = ("ui/resourceUri", "openai/outputTemplate")
 """Members of `_meta` that name a page, too: the deprecated form, and that of OpenAI's Apps SDK."""
 

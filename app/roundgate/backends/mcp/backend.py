@@ -24,8 +24,10 @@ from roundgate.backends.http.credentials import Accesses, authenticated
 from roundgate.backends.http.reliability import Gate, Hosts
 from roundgate.backends.http.secrets import SECRET_NAME, Redactor
 from roundgate.backends.http.tls import Certificates
+from roundgate.backends.mcp.apps import PageUris, has_pages, pages_of
 from roundgate.backends.mcp.calls import ToolCalls
 from roundgate.backends.mcp.config import McpBackendConfig
+from roundgate.backends.mcp.reading import Reading
 from roundgate.backends.mcp.server import CARRIED, INFO, Server, pause_s
 from roundgate.backends.mcp.tasks import ServerTasks
 from roundgate.backends.mcp.tools import LeftOut, UsableTool, usable_tools
@@ -35,6 +37,7 @@ from roundgate.client.stdio import Program, StdioLink
 from roundgate.client.types import Json
 from roundgate.clock import Clock
 from roundgate.errors import ClientError, ConfigError, GatewayError, Problem
+from roundgate.protocol.apps import DECLARED
 from roundgate.settings import Origin
 
 START_S: Final = 1.0
@@ -60,7 +63,10 @@ MAX_LINES: Final = 100
 """Lines of a process's standard error that are logged in `LINES_S` seconds; more are counted."""
 LINES_S: Final = 10.0
 _STDERR_CHARS: Final = 2_000
-_CAPABILITIES: Final[Json] = {name: {part: {} for part in parts} for name, parts in CARRIED.items()}
+_CAPABILITIES: Final[Json] = {
+    **{name: {part: {} for part in parts} for name, parts in CARRIED.items()},
+    **DECLARED,
+}
 
 log = logging.getLogger("roundgate.backends")
 
@@ -129,6 +135,7 @@ class McpBackend:
         self._redact = (of_process if config.command else self._accesses.redactor).of_bytes
         self._lines = _Lines(config.name, self._clock, self._redact)
         self._server = self._make_server()
+        self._pages = PageUris(config.name)
         self._tools: _Tools | None = None
         self._offered: _Tools | None = None
         self._condition = _Condition()
@@ -166,8 +173,13 @@ class McpBackend:
         ]
         has_tasks = self._tools.has_tasks
         tools = [self._tool(tool, has_tasks) for tool in self._tools.usable]
-        source = ServerTasks(self._server, self._clock) if has_tasks else None
-        return Offering(tools, task_source=source, files=files, left_out=left_out)
+        source = ServerTasks(self._server, self._clock, self._pages) if has_tasks else None
+        unlisted = {}
+        if has_pages(self._tools.info, self._tools.usable):
+            unlisted[self._pages.start] = pages_of(self._pages, Reading(self._server))
+        return Offering(
+            tools, unlisted=unlisted, task_source=source, files=files, left_out=left_out
+        )
 
     async def _ask_once(self) -> None:
         """Read the list through a connection of its own, which is closed afterwards."""
@@ -202,10 +214,12 @@ class McpBackend:
         return _Tools(listing.items, info, usable, left_out, listing.ttl_ms)
 
     def _tool(self, tool: UsableTool, has_tasks: bool) -> Tool:
-        call = ToolCalls(self._config, self._server, tool, self._limits, has_tasks, self._wake)
+        call = ToolCalls(
+            self._config, self._server, tool, self._limits, has_tasks, self._pages, self._wake
+        )
         schema = tool.definition["inputSchema"]
         return Tool(
-            tool.definition,
+            self._pages.in_meta(tool.definition),
             call,
             is_described_remotely=True,
             compiled=(schema, tool.arguments),

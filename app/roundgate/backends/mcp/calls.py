@@ -17,6 +17,7 @@ from itertools import count
 from typing import Any, Final
 
 from roundgate.backends.base import Returned, check_request, may_hand_over
+from roundgate.backends.mcp.apps import PageUris, declared_by
 from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.server import CARRIED, Server
 from roundgate.backends.mcp.tasks import view_from_wire
@@ -54,6 +55,8 @@ class ToolCalls:
     limits: Limits
     has_tasks: bool
     """Whether the server has the tasks extension, so that calls may become its tasks."""
+    pages: PageUris
+    """The gateway's URIs for the server's pages."""
     on_unknown: Callable[[], None]
     """Called when the server does not know the tool any more."""
 
@@ -70,9 +73,9 @@ class ToolCalls:
                 at_most_once=context.task_id is not None and not self.tool.listed.may_be_repeated,
             )
             if "result" in kept:
-                return result_from_wire(kept["result"], self.config.name)
+                return result_from_wire(self.pages.in_result(kept["result"]), self.config.name)
             if "task" in kept:
-                return view_from_wire(kept["task"])
+                return view_from_wire(kept["task"], self.pages)
             answering = await self._answered(context, kept)
         raise AssertionError("the loop returns or raises")
 
@@ -209,6 +212,8 @@ class _Relay:
         if self.log_level is not None:
             meta[f"{META}logLevel"] = self.log_level
         capabilities = merged([carried_capabilities(self._context), extensions])
+        if shown := declared_by(self._context):
+            capabilities["extensions"] = {**capabilities.get("extensions", {}), **shown}
         return Listener(self._notified, _refuse, meta or None, headers, capabilities)
 
     async def _notified(self, method: str, params: Json) -> None:

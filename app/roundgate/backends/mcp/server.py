@@ -40,6 +40,7 @@ from roundgate.errors import (
     TimedOut,
     UnexpectedAnswer,
 )
+from roundgate.protocol.apps import DECLARED
 
 MakeLink: TypeAlias = Callable[[], Awaitable[Link | StdioLink]]
 
@@ -161,7 +162,7 @@ class Server:
         return Connection(
             await self._make_link(),
             info=INFO,
-            capabilities={},
+            capabilities=dict(DECLARED),
             versions=self._versions,
             answers=Answers.of(None),
             clock=self._clock,
