@@ -25,6 +25,7 @@ from roundgate.backends.base import (
     Prompt,
     Resource,
     Returned,
+    SkillSource,
     TaskSource,
     Tool,
 )
@@ -120,7 +121,11 @@ class Catalog:
     unlisted: Mapping[str, Resource] = field(default_factory=dict)
     """See `Offering.unlisted`."""
     unlisted_patterns: Sequence[str] = ("*",)
-    """The URIs of unlisted resources that may be read; `*` stands for any text."""
+    """The URIs of unlisted resources, and of skills, that may be read; `*` stands for any text."""
+    skill_sources: Mapping[str, SkillSource] = field(default_factory=dict)
+    """The skills of back ends, by the name of the back end."""
+    skill_pages: Pages = field(default_factory=lambda: Pages((), 1))
+    """The list of all skills."""
     prefixes: Mapping[str, str] = field(default_factory=dict)
     """The text before the names of a back end's tools, by the name of the back end."""
     task_sources: Mapping[str, TaskSource] = field(default_factory=dict)
@@ -233,8 +238,16 @@ class Catalog:
 
     def _unlisted(self, uri: str) -> Resource | None:
         start = uri[: uri.find("/", uri.find("://") + 3) + 1]
-        is_served = any(fnmatchcase(uri, pattern) for pattern in self.unlisted_patterns)
-        return self.unlisted.get(start) if is_served else None
+        return self.unlisted.get(start) if self._is_part(uri) else None
+
+    def _is_part(self, uri: str) -> bool:
+        """Return whether the catalog has a URI, if a back end has it."""
+        return any(fnmatchcase(uri, pattern) for pattern in self.unlisted_patterns)
+
+    def skill_source(self, uri: str) -> SkillSource | None:
+        """Return the source of the skill or directory with this URI, if there is one."""
+        name = uri.partition("://")[2].partition("/")[0]
+        return self.skill_sources.get(name) if self._is_part(uri) else None
 
     async def read_resource(self, context: Context, uri: str) -> Sequence[ResourceContents]:
         """Return the contents at a URI; raise ResourceNotFound if no resource has it."""
@@ -476,6 +489,14 @@ def merge(
                 resources.put(resource.definition["uri"], resource, backend.name)
     if found := [*problems, *shelves.problems]:
         raise ConfigError(found)
+    skill_sources = {
+        backend.name: offering.skill_source
+        for backend, offering in offered
+        if offering.skill_source is not None
+    }
+    skills = [
+        (entry["uri"], entry) for source in skill_sources.values() for entry in source.entries
+    ]
     return Catalog(
         tools=served,
         prompts=prompts.items(),
@@ -493,6 +514,8 @@ def merge(
             for _, offering in offered
             for start, resource in offering.unlisted.items()
         },
+        skill_sources=skill_sources,
+        skill_pages=Pages(EncodedDefinitions(skills), page_size),
         prefixes={backend.name: backend.prefix for backend, _ in offered},
         task_sources={
             backend.name: offering.task_source

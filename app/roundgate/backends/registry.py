@@ -96,6 +96,10 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "roundgate.backends.mcp.config:McpBackendConfig",
             "roundgate.backends.mcp.backend:McpBackend",
         ),
+        "skills": Kind(
+            "roundgate.backends.skills.config:SkillsBackendConfig",
+            "roundgate.backends.skills.backend:SkillsBackend",
+        ),
         "lambda": Kind(
             "roundgate.backends.aws_lambda.config:LambdaBackendConfig",
             "roundgate.backends.aws_lambda.backend:LambdaBackend",

@@ -22,7 +22,7 @@ from roundgate.backends.policy import asking_first
 from roundgate.backends.search import not_pinned, with_search
 from roundgate.backends.shaping import matches, overridden, unknown_names
 from roundgate.errors import ConfigError, Problem
-from roundgate.protocol import Pages
+from roundgate.protocol import Pages, skills
 from roundgate.protocol.apps import SCHEME, page_uris
 from roundgate.settings import Origin
 
@@ -196,6 +196,13 @@ def _others(everything: Catalog, config: ViewConfig, chosen: Mapping[str, Served
             for start, resource in everything.unlisted.items()
             if start in starts or _may_begin(start, config.resources)
         },
+        skill_sources={
+            name: source
+            for name, source in everything.skill_sources.items()
+            if _may_begin(f"{skills.SCHEME}{name}/", config.resources)
+            or any(_is_one_of(entry["uri"], config.resources) for entry in source.entries)
+        },
+        skill_pages=_part(everything.skill_pages, config.resources),
         unlisted_patterns=[*config.resources, *(f"{escape(start)}*" for start in starts)],
         task_sources={
             name: source for name, source in everything.task_sources.items() if name in served_by

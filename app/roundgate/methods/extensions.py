@@ -22,6 +22,7 @@ from roundgate.errors import InvalidParams
 from roundgate.methods.apps import AppsExtension
 from roundgate.methods.parts import Extension, Kit, Method, Results, Tools
 from roundgate.methods.rounds import Reply, RequestContext
+from roundgate.methods.skills import SkillsExtension
 from roundgate.methods.tools import invalid_arguments
 from roundgate.protocol import (
     EXTENSION,
@@ -188,6 +189,7 @@ EXTENSIONS: Final[tuple[Extension, ...]] = (
     TasksExtension(),
     SearchExtension(),
     AppsExtension(),
+    SkillsExtension(),
 )
 
 ROUTES: Final[Mapping[str, Route]] = {
