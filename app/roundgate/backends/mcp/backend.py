@@ -26,9 +26,14 @@ from roundgate.backends.http.secrets import SECRET_NAME, Redactor
 from roundgate.backends.http.tls import Certificates
 from roundgate.backends.mcp.calls import ToolCalls
 from roundgate.backends.mcp.config import McpBackendConfig
+from roundgate.backends.mcp.lists import Lists, read_lists
+from roundgate.backends.mcp.prompts import prompts_of
+from roundgate.backends.mcp.requests import Requests
+from roundgate.backends.mcp.resources import resources_of
 from roundgate.backends.mcp.server import CARRIED, INFO, Server, pause_s
 from roundgate.backends.mcp.tasks import ServerTasks
 from roundgate.backends.mcp.tools import LeftOut, UsableTool, usable_tools
+from roundgate.backends.mcp.uris import Uris
 from roundgate.client import HttpxTransport, Limits, ServerInfo, Url
 from roundgate.client.link import Link
 from roundgate.client.stdio import Program, StdioLink
@@ -76,6 +81,8 @@ class _Tools:
     left_out: Sequence[LeftOut]
     ttl_ms: int | None
     """For how long the server says that the list holds."""
+    lists: Lists
+    """Its other lists."""
 
     @property
     def has_tasks(self) -> bool:
@@ -88,7 +95,13 @@ class _Tools:
             other is not None
             and self.definitions == other.definitions
             and self.has_tasks == other.has_tasks
+            and self.lists.offers_as(other.lists)
         )
+
+    def lacks_a_list_of(self, other: _Tools) -> bool:
+        """Return whether a list is empty that had entries in another look."""
+        is_emptied = bool(other.definitions) and not self.definitions
+        return is_emptied or self.lists.lacks_a_list_of(other.lists)
 
 
 @dataclass(slots=True)
@@ -129,6 +142,12 @@ class McpBackend:
         self._redact = (of_process if config.command else self._accesses.redactor).of_bytes
         self._lines = _Lines(config.name, self._clock, self._redact)
         self._server = self._make_server()
+        self._uris = Uris(config.name if config.uris == "named" else None)
+        self._requests = Requests(self._server, self._limits, self._wake)
+        self._others = 0, 0
+        """The numbers of prompts and of resources."""
+        self._other_left_out: dict[str, str] = {}
+        """The reasons why prompts, resources and lists are not served, by name."""
         self._tools: _Tools | None = None
         self._offered: _Tools | None = None
         self._condition = _Condition()
@@ -160,14 +179,34 @@ class McpBackend:
         if self._tools is None:
             missing = [self._missing()] if self._shared.asks_servers else []
             return Offering(files=files, missing=missing)
-        left_out = [
-            self._origin.problem(f"tool {tool.name!r}: {tool.reason}", "have the server mend it")
-            for tool in self._tools.left_out
-        ]
-        has_tasks = self._tools.has_tasks
+        has_tasks, lists = self._tools.has_tasks, self._tools.lists
         tools = [self._tool(tool, has_tasks) for tool in self._tools.usable]
-        source = ServerTasks(self._server, self._clock) if has_tasks else None
-        return Offering(tools, task_source=source, files=files, left_out=left_out)
+        prompts, other_prompts = prompts_of(
+            lists, self._requests, self._config.prompts, self._uris, self._clock
+        )
+        resources, other_resources = resources_of(
+            lists, self._requests, self._config.resources, self._uris, self._clock
+        )
+        self._others = len(prompts), len(resources)
+        self._other_left_out = {
+            **lists.faults,
+            **{entry.name: entry.reason for entry in (*other_prompts, *other_resources)},
+        }
+        tools_left_out = {tool.name: tool.reason for tool in self._tools.left_out}
+        left_out = [
+            self._origin.problem(f"{kind} {name!r}: {reason}", "have the server mend it")
+            for kind, reasons in (("tool", tools_left_out), ("entry", self._other_left_out))
+            for name, reason in reasons.items()
+        ]
+        return Offering(
+            tools,
+            prompts,
+            resources,
+            task_source=ServerTasks(self._server, self._clock, self._uris) if has_tasks else None,
+            files=files,
+            left_out=left_out,
+            may_list=lists.declared & {"prompts", "resources"},
+        )
 
     async def _ask_once(self) -> None:
         """Read the list through a connection of its own, which is closed afterwards."""
@@ -194,15 +233,21 @@ class McpBackend:
         """
         info, listing = await server.tools()
         known = self._tools
+        lists = await read_lists(
+            await server.connection(), info, None if known is None else known.lists
+        )
+        ttl_ms = min((ms for ms in (listing.ttl_ms, lists.ttl_ms) if ms is not None), default=None)
         if known is not None and known.definitions == listing.items:
-            return _Tools(known.definitions, info, known.usable, known.left_out, listing.ttl_ms)
+            return _Tools(known.definitions, info, known.usable, known.left_out, ttl_ms, lists)
         usable, left_out = await asyncio.to_thread(
             usable_tools, listing.items, check_arguments=self._config.check_arguments
         )
-        return _Tools(listing.items, info, usable, left_out, listing.ttl_ms)
+        return _Tools(listing.items, info, usable, left_out, ttl_ms, lists)
 
     def _tool(self, tool: UsableTool, has_tasks: bool) -> Tool:
-        call = ToolCalls(self._config, self._server, tool, self._limits, has_tasks, self._wake)
+        call = ToolCalls(
+            self._config, self._server, tool, self._limits, has_tasks, self._wake, self._uris
+        )
         schema = tool.definition["inputSchema"]
         return Tool(
             tool.definition,
@@ -245,7 +290,9 @@ class McpBackend:
             None if info is None else info.protocol_version,
             None if info is None else f"{info.name} {info.version}",
             0 if tools is None else len(tools.usable),
-            {} if tools is None else {tool.name: tool.reason for tool in tools.left_out},
+            *self._others,
+            self._other_left_out
+            | ({} if tools is None else {tool.name: tool.reason for tool in tools.left_out}),
             condition.error,
         )
 
@@ -309,15 +356,17 @@ class McpBackend:
         self._condition = _Condition(look.info)
         looks = self._seen.empty_looks
         self._seen.empty_looks = 0
-        if not look.definitions and looks < len(EMPTY_LOOKS_S):
+        may_be_early = looks < len(EMPTY_LOOKS_S)
+        if may_be_early and self._tools is not None and look.lacks_a_list_of(self._tools):
             self._seen.empty_looks = looks + 1
-            if self._tools is not None and self._tools.definitions:
-                return EMPTY_LOOKS_S[looks]
+            return EMPTY_LOOKS_S[looks]
+        if may_be_early and not look.definitions:
+            self._seen.empty_looks = looks + 1
         if not look.offers_as(self._tools):
             self._tools = look
             self._tell_left_out(look)
             self._changed()
-        if not look.definitions and looks < len(EMPTY_LOOKS_S):
+        if may_be_early and not look.definitions:
             return EMPTY_LOOKS_S[looks]
         ttl_s = (look.ttl_ms or 0) / 1000
         return min(max(ttl_s, LEAST_TTL_S), LONGEST_TTL_S) if ttl_s else self._config.refresh_s
