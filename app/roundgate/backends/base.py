@@ -22,6 +22,8 @@ from roundgate.protocol import (
     NEWEST,
     REQUIRED,
     Completion,
+    ForwardedPrompt,
+    ForwardedRead,
     PromptMessage,
     ResourceContents,
     Schema,
@@ -36,13 +38,22 @@ from roundgate.settings import Origin, TaskMode, WithoutTasks
 Returned: TypeAlias = ToolResult | TaskView
 """A tool's result, or a task of the tool's service that finishes the call (`may_hand_over`)."""
 CallTool: TypeAlias = Callable[[Context, dict[str, Any]], Awaitable[Returned]]
-GetPrompt: TypeAlias = Callable[[Context, dict[str, str]], Awaitable[Sequence[PromptMessage]]]
+GetPrompt: TypeAlias = Callable[
+    [Context, dict[str, str]], Awaitable[Sequence[PromptMessage] | ForwardedPrompt]
+]
 ReadResource: TypeAlias = Callable[
-    [Context, str, Mapping[str, Any]], Awaitable[Sequence[ResourceContents]]
+    [Context, str, Mapping[str, Any]], Awaitable[Sequence[ResourceContents] | ForwardedRead]
 ]
 """Takes the requested URI and the values of the template's variables."""
-Complete: TypeAlias = Callable[[Principal, str], Awaitable[Completion]]
-"""Takes the caller and the typed text."""
+Complete: TypeAlias = Callable[[Principal, str, Mapping[str, str]], Awaitable[Completion]]
+"""Takes the caller, the typed text, and the arguments that have values already."""
+
+
+class UriPattern(Protocol):
+    """Matches the URIs of a resource template."""
+
+    def match(self, uri: str) -> Mapping[str, Any] | None:
+        """Return the values of the template's variables, or `None` if the URI does not match."""
 
 
 class About(Protocol):
@@ -134,6 +145,8 @@ class Prompt:
     definition: Mapping[str, Any]
     get: GetPrompt
     complete: Mapping[str, Complete] = field(default_factory=dict)
+    scopes: frozenset[str] = frozenset()
+    """The scopes that the caller's token must grant to see and get the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +157,10 @@ class Resource:
     definition: Mapping[str, Any]
     read: ReadResource
     complete: Mapping[str, Complete] = field(default_factory=dict)
+    scopes: frozenset[str] = frozenset()
+    """The scopes that the caller's token must grant to see and read the resource."""
+    pattern: UriPattern | None = None
+    """Matches the URIs of a template; `None` for those that RFC 6570 expands it to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +183,9 @@ class Offering:
     """A problem for each part that is not offered."""
     missing: Sequence[Problem] = ()
     """The reasons why a service cannot be asked now for its offer. Only of a `LiveBackend`."""
+    may_list: frozenset[str] = frozenset()
+    """The lists among "prompts" and "resources" that the service has, even if they are empty now.
+    Only of a `LiveBackend`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +201,11 @@ class ServerState:
     software: str | None
     """Its own name and version."""
     tools: int
+    prompts: int
+    resources: int
+    """The resources and templates."""
     left_out: Mapping[str, str]
-    """The reason why a tool is not served, by the tool's name."""
+    """The reason why a tool, prompt, resource or list is not served, by its name."""
     error: str | None
     """Why it could not be asked the last time; not for callers."""
 

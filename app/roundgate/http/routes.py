@@ -51,8 +51,11 @@ class Upstream(BaseModel):
     revision: str | None = Field(None, description="The revision of the protocol that it speaks.")
     software: str | None = Field(None, description="Its own name and version.")
     tools: int = Field(description="The tools that it lists and that can be served.")
+    prompts: int = Field(0, description="The prompts that are served.")
+    resources: int = Field(0, description="The resources and templates that are served.")
     left_out: dict[str, str] | None = Field(
-        None, description="Tools that are not served, with the reason."
+        None,
+        description="Tools, prompts, resources and whole lists that are not served, with the reason.",
     )
 
 

@@ -68,6 +68,8 @@ class EffectivePolicy:
     """Tools by view ("" is the endpoint of all tools), back end, and name in that back end."""
     missing: frozenset[str] = frozenset()
     """The back ends that could not be served; their tools are unknown."""
+    scopes: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The scopes of prompts and resources, by kind and name or URI, such as `prompt greet`."""
 
 
 def effective_policy(file: ConfigFile, catalog: Catalog) -> EffectivePolicy:
@@ -88,6 +90,14 @@ def effective_policy(file: ConfigFile, catalog: Catalog) -> EffectivePolicy:
         selections={view.name: _selection(view.include, view.exclude) for view in config.views},
         tools=dict(_tools(file, catalog)),
         missing=frozenset(catalog.missing),
+        scopes={
+            **{f"prompt {name}": prompt.scopes for name, prompt in catalog.prompts.items()},
+            **{f"resource {uri}": item.scopes for uri, item in catalog.resources.items()},
+            **{
+                f"resource {item.resource.definition['uriTemplate']}": item.resource.scopes
+                for item in catalog.templates
+            },
+        },
     )
 
 
@@ -120,6 +130,9 @@ def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
             all_losses.append(
                 f"{place} is served; it was left out by include or exclude, or is new"
             )
+    for name in sorted(before.scopes.keys() & after.scopes.keys()):
+        lost = sorted(before.scopes[name] - after.scopes[name])
+        all_losses += (f"{name} no longer needs the scope {scope}" for scope in lost)
     return all_losses
 
 

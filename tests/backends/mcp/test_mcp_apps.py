@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.backends.mcp import backend as mcp_backend
-from roundgate.backends.mcp.apps import PageUris
+from roundgate.backends.mcp.uris import Uris
 from roundgate.errors import ConfigError
 from roundgate.protocol.apps import DECLARED, EXTENSION
 from tests.support.asgi import built, config_of
@@ -238,7 +238,7 @@ async def test_a_page_that_a_server_adds_later_can_be_read(
 
 @given(st.text())
 def test_a_uri_of_a_page_returns_as_it_was(rest: str) -> None:
-    uris = PageUris("up")
+    uris = Uris("up", is_named=False)
     assert uris.ours("ui://" + rest).startswith("ui://up/")
     assert uris.theirs(uris.ours("ui://" + rest)) == "ui://" + rest
 
@@ -261,7 +261,7 @@ JSON = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(["content", "_meta", "x"]), JSON))
 def test_any_result_is_rewritten_and_keeps_its_members(answer: dict[str, Any]) -> None:
-    changed = PageUris("up").in_result(answer)
+    changed = Uris("up", is_named=False).in_result(answer)
     assert changed.keys() == answer.keys()
     assert changed.get("x") == answer.get("x")
 

@@ -24,20 +24,24 @@ from roundgate.backends.http.credentials import Accesses, authenticated
 from roundgate.backends.http.reliability import Gate, Hosts
 from roundgate.backends.http.secrets import SECRET_NAME, Redactor
 from roundgate.backends.http.tls import Certificates
-from roundgate.backends.mcp.apps import PageUris, has_pages, pages_of
+from roundgate.backends.mcp.apps import has_pages
 from roundgate.backends.mcp.calls import ToolCalls
 from roundgate.backends.mcp.config import McpBackendConfig
-from roundgate.backends.mcp.reading import Reading
+from roundgate.backends.mcp.lists import Lists, read_lists
+from roundgate.backends.mcp.prompts import prompts_of
+from roundgate.backends.mcp.requests import Requests
+from roundgate.backends.mcp.resources import resources_of, unlisted_resource
 from roundgate.backends.mcp.server import CARRIED, INFO, Server, pause_s
 from roundgate.backends.mcp.tasks import ServerTasks
 from roundgate.backends.mcp.tools import LeftOut, UsableTool, usable_tools
+from roundgate.backends.mcp.uris import Uris
 from roundgate.client import HttpxTransport, Limits, ServerInfo, Url
 from roundgate.client.link import Link
 from roundgate.client.stdio import Program, StdioLink
 from roundgate.client.types import Json
 from roundgate.clock import Clock
 from roundgate.errors import ClientError, ConfigError, GatewayError, Problem
-from roundgate.protocol.apps import DECLARED
+from roundgate.protocol.apps import DECLARED, SCHEME
 from roundgate.settings import Origin
 
 START_S: Final = 1.0
@@ -82,6 +86,8 @@ class _Tools:
     left_out: Sequence[LeftOut]
     ttl_ms: int | None
     """For how long the server says that the list holds."""
+    lists: Lists
+    """Its other lists."""
 
     @property
     def has_tasks(self) -> bool:
@@ -94,7 +100,13 @@ class _Tools:
             other is not None
             and self.definitions == other.definitions
             and self.has_tasks == other.has_tasks
+            and self.lists.offers_as(other.lists)
         )
+
+    def lacks_a_list_of(self, other: _Tools) -> bool:
+        """Return whether a list is empty that had entries in another look."""
+        is_emptied = bool(other.definitions) and not self.definitions
+        return is_emptied or self.lists.lacks_a_list_of(other.lists)
 
 
 @dataclass(slots=True)
@@ -135,7 +147,12 @@ class McpBackend:
         self._redact = (of_process if config.command else self._accesses.redactor).of_bytes
         self._lines = _Lines(config.name, self._clock, self._redact)
         self._server = self._make_server()
-        self._pages = PageUris(config.name)
+        self._uris = Uris(config.name, is_named=config.uris == "named")
+        self._requests = Requests(self._server, self._limits, self._wake)
+        self._others = 0, 0
+        """The numbers of prompts and of resources."""
+        self._other_left_out: dict[str, str] = {}
+        """The reasons why prompts, resources and lists are not served, by name."""
         self._tools: _Tools | None = None
         self._offered: _Tools | None = None
         self._condition = _Condition()
@@ -167,19 +184,42 @@ class McpBackend:
         if self._tools is None:
             missing = [self._missing()] if self._shared.asks_servers else []
             return Offering(files=files, missing=missing)
-        left_out = [
-            self._origin.problem(f"tool {tool.name!r}: {tool.reason}", "have the server mend it")
-            for tool in self._tools.left_out
-        ]
-        has_tasks = self._tools.has_tasks
+        has_tasks, lists = self._tools.has_tasks, self._tools.lists
         tools = [self._tool(tool, has_tasks) for tool in self._tools.usable]
-        source = ServerTasks(self._server, self._clock, self._pages) if has_tasks else None
-        unlisted = {}
-        if has_pages(self._tools.info, self._tools.usable):
-            unlisted[self._pages.start] = pages_of(self._pages, Reading(self._server))
-        return Offering(
-            tools, unlisted=unlisted, task_source=source, files=files, left_out=left_out
+        prompts, other_prompts = prompts_of(
+            lists, self._requests, self._config.prompts, self._uris, self._clock
         )
+        resources, other_resources = resources_of(
+            lists, self._requests, self._config.resources, self._uris, self._clock
+        )
+        self._others = len(prompts), len(resources)
+        self._other_left_out = {
+            **lists.faults,
+            **{entry.name: entry.reason for entry in (*other_prompts, *other_resources)},
+        }
+        tools_left_out = {tool.name: tool.reason for tool in self._tools.left_out}
+        left_out = [
+            self._origin.problem(f"{kind} {name!r}: {reason}", "have the server mend it")
+            for kind, reasons in (("tool", tools_left_out), ("entry", self._other_left_out))
+            for name, reason in reasons.items()
+        ]
+        return Offering(
+            tools,
+            prompts,
+            resources,
+            unlisted={
+                start: unlisted_resource(start, self._requests, self._config.resources, self._uris)
+                for start in self._unlisted_starts(self._tools)
+            },
+            task_source=ServerTasks(self._server, self._clock, self._uris) if has_tasks else None,
+            files=files,
+            left_out=left_out,
+            may_list=lists.declared & {"prompts", "resources"},
+        )
+
+    def _unlisted_starts(self, tools: _Tools) -> list[str]:
+        """Return the beginnings of URIs that the server need not list."""
+        return [self._uris.start(SCHEME)] if has_pages(tools.info, tools.usable) else []
 
     async def _ask_once(self) -> None:
         """Read the list through a connection of its own, which is closed afterwards."""
@@ -206,20 +246,24 @@ class McpBackend:
         """
         info, listing = await server.tools()
         known = self._tools
+        lists = await read_lists(
+            await server.connection(), info, None if known is None else known.lists
+        )
+        ttl_ms = min((ms for ms in (listing.ttl_ms, lists.ttl_ms) if ms is not None), default=None)
         if known is not None and known.definitions == listing.items:
-            return _Tools(known.definitions, info, known.usable, known.left_out, listing.ttl_ms)
+            return _Tools(known.definitions, info, known.usable, known.left_out, ttl_ms, lists)
         usable, left_out = await asyncio.to_thread(
             usable_tools, listing.items, check_arguments=self._config.check_arguments
         )
-        return _Tools(listing.items, info, usable, left_out, listing.ttl_ms)
+        return _Tools(listing.items, info, usable, left_out, ttl_ms, lists)
 
     def _tool(self, tool: UsableTool, has_tasks: bool) -> Tool:
         call = ToolCalls(
-            self._config, self._server, tool, self._limits, has_tasks, self._pages, self._wake
+            self._config, self._server, tool, self._limits, has_tasks, self._wake, self._uris
         )
         schema = tool.definition["inputSchema"]
         return Tool(
-            self._pages.in_meta(tool.definition),
+            self._uris.in_meta(tool.definition),
             call,
             is_described_remotely=True,
             compiled=(schema, tool.arguments),
@@ -259,7 +303,9 @@ class McpBackend:
             None if info is None else info.protocol_version,
             None if info is None else f"{info.name} {info.version}",
             0 if tools is None else len(tools.usable),
-            {} if tools is None else {tool.name: tool.reason for tool in tools.left_out},
+            *self._others,
+            self._other_left_out
+            | ({} if tools is None else {tool.name: tool.reason for tool in tools.left_out}),
             condition.error,
         )
 
@@ -323,15 +369,17 @@ class McpBackend:
         self._condition = _Condition(look.info)
         looks = self._seen.empty_looks
         self._seen.empty_looks = 0
-        if not look.definitions and looks < len(EMPTY_LOOKS_S):
+        may_be_early = looks < len(EMPTY_LOOKS_S)
+        if may_be_early and self._tools is not None and look.lacks_a_list_of(self._tools):
             self._seen.empty_looks = looks + 1
-            if self._tools is not None and self._tools.definitions:
-                return EMPTY_LOOKS_S[looks]
+            return EMPTY_LOOKS_S[looks]
+        if may_be_early and not look.definitions:
+            self._seen.empty_looks = looks + 1
         if not look.offers_as(self._tools):
             self._tools = look
             self._tell_left_out(look)
             self._changed()
-        if not look.definitions and looks < len(EMPTY_LOOKS_S):
+        if may_be_early and not look.definitions:
             return EMPTY_LOOKS_S[looks]
         ttl_s = (look.ttl_ms or 0) / 1000
         return min(max(ttl_s, LEAST_TTL_S), LONGEST_TTL_S) if ttl_s else self._config.refresh_s
