@@ -6,17 +6,23 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
-from mcp.server import MCPServer
+from mcp.server import MCPServer, Server
 from mcp.server.mcpserver import Context
+from mcp.server.session import ServerSession
 from mcp_types import (
     Completion,
     ElicitRequest,
     ElicitRequestFormParams,
     EmbeddedResource,
+    EmptyResult,
     InputRequiredResult,
+    ListResourcesResult,
+    ReadResourceResult,
+    Resource,
     ResourceLink,
     TextResourceContents,
 )
@@ -67,6 +73,28 @@ def library(name: str = "library") -> MCPServer:
         return Completion(values=[f"{argument.value}-{argument.name}", *others.values()], total=7)
 
     @server.tool()
+    async def touch(uri: str, ctx: Context) -> str:
+        """Report a change of a resource."""
+        await ctx.notify_resource_updated(uri)
+        return "told"
+
+    @server.tool()
+    async def grow(ctx: Context) -> str:
+        """Add a prompt and a resource, and report it."""
+
+        @server.prompt()
+        def another() -> str:
+            return "another"
+
+        @server.resource("notes://another")
+        def more() -> str:
+            return "more"
+
+        await ctx.notify_prompts_changed()
+        await ctx.notify_resources_changed()
+        return "told"
+
+    @server.tool()
     def links() -> Any:
         """Name resources in a result."""
         contents = TextResourceContents(uri="notes://ann/2", text="two")
@@ -78,8 +106,48 @@ def library(name: str = "library") -> MCPServer:
     return server
 
 
+@dataclass
+class Subscribed:
+    """A server of 2025-11-25 with resources to subscribe to, and what it was asked."""
+
+    sessions: dict[str, ServerSession] = field(default_factory=dict)
+    """The session that has subscribed to each URI."""
+    asked: list[str] = field(default_factory=list)
+
+    def server(self) -> Server[Any]:
+        """A new server."""
+        return Server(
+            "subscribed",
+            on_list_resources=self._list,
+            on_read_resource=self._read,
+            on_subscribe_resource=self._subscribe,
+            on_unsubscribe_resource=self._unsubscribe,
+        )
+
+    async def touch(self, uri: str, named: str | None = None) -> None:
+        """Report a change of a resource, under its own or another URI."""
+        await self.sessions[uri].send_resource_updated(named or uri)
+
+    async def _list(self, ctx: Any, params: Any) -> ListResourcesResult:
+        names = ("a", "b")
+        return ListResourcesResult(resources=[Resource(name=n, uri=f"s://{n}") for n in names])
+
+    async def _read(self, ctx: Any, params: Any) -> ReadResourceResult:
+        return ReadResourceResult(contents=[TextResourceContents(uri=params.uri, text="x")])
+
+    async def _subscribe(self, ctx: Any, params: Any) -> EmptyResult:
+        self.asked.append(f"+{params.uri}")
+        self.sessions[str(params.uri)] = ctx.session
+        return EmptyResult()
+
+    async def _unsubscribe(self, ctx: Any, params: Any) -> EmptyResult:
+        self.asked.append(f"-{params.uri}")
+        del self.sessions[str(params.uri)]
+        return EmptyResult()
+
+
 @asynccontextmanager
-async def sdk_served(server: MCPServer, *, older: bool = False) -> AsyncIterator[str]:
+async def sdk_served(server: MCPServer | Server[Any], *, older: bool = False) -> AsyncIterator[str]:
     """The URL of a server, which runs in this event loop; with `older`, it knows no 2026-07-28."""
     app: ASGIApp = server.streamable_http_app()
     listening = socket.create_server(("127.0.0.1", 0))

@@ -137,6 +137,14 @@ class Tool:
     began elsewhere (`replay.Cleanup`)."""
 
 
+class ChangeReporter(Protocol):
+    """Reports changes of resources that a service has."""
+
+    def report(self, uris: frozenset[str], changed: Callable[[str], None]) -> None:
+        """Call `changed` in this event loop with the URI of each of these resources that changes,
+        until the next call; an empty set ends it. The method does not wait."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A prompt. `definition` is the schema's `Prompt`; `complete` maps each argument with
@@ -161,6 +169,8 @@ class Resource:
     """The scopes that the caller's token must grant to see and read the resource."""
     pattern: UriPattern | None = None
     """Matches the URIs of a template; `None` for those that RFC 6570 expands it to."""
+    reporter: ChangeReporter | None = None
+    """Reports changes of the resource; `None` if handlers alone report them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -594,7 +594,7 @@ async def test_a_reload_that_takes_scopes_away_is_a_loss_of_protection() -> None
     async with scripted(shelf) as server:
         policies = []
         for scopes in (["a"], []):
-            parts = {"prompts": {"scopes": scopes}, "resources": {"scopes": scopes}}
+            parts: dict[str, Any] = {"prompts": {"scopes": scopes}, "resources": {"scopes": scopes}}
             file = config_of({"backends": [entry(server, **parts)]})
             snapshot = await asyncio.to_thread(loading.load, file)
             policies.append(effective_policy(file, snapshot.catalog))

@@ -27,6 +27,7 @@ from roundgate.backends.http.tls import Certificates
 from roundgate.backends.mcp.apps import has_pages
 from roundgate.backends.mcp.calls import ToolCalls
 from roundgate.backends.mcp.config import McpBackendConfig
+from roundgate.backends.mcp.listening import Listening
 from roundgate.backends.mcp.lists import Lists, read_lists
 from roundgate.backends.mcp.prompts import prompts_of
 from roundgate.backends.mcp.requests import Requests
@@ -149,6 +150,7 @@ class McpBackend:
         self._server = self._make_server()
         self._uris = Uris(config.name, is_named=config.uris == "named")
         self._requests = Requests(self._server, self._limits, self._wake)
+        self._listening = Listening(self._server, self._uris, self._clock)
         self._others = 0, 0
         """The numbers of prompts and of resources."""
         self._other_left_out: dict[str, str] = {}
@@ -190,7 +192,12 @@ class McpBackend:
             lists, self._requests, self._config.prompts, self._uris, self._clock
         )
         resources, other_resources = resources_of(
-            lists, self._requests, self._config.resources, self._uris, self._clock
+            lists,
+            self._requests,
+            self._config.resources,
+            self._uris,
+            self._listening,
+            self._clock,
         )
         self._others = len(prompts), len(resources)
         self._other_left_out = {
@@ -316,6 +323,7 @@ class McpBackend:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._listening.aclose()
         await self._server.aclose()
         await self._accesses.aclose()
 

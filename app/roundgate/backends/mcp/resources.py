@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-from roundgate.backends.base import Resource
+from roundgate.backends.base import ChangeReporter, Resource
 from roundgate.backends.mcp.config import PartConfig
 from roundgate.backends.mcp.lists import Lists, check_entry, checked_text, left_out
 from roundgate.backends.mcp.requests import Requests
@@ -28,7 +28,12 @@ from roundgate.replay import Context
 
 
 def resources_of(
-    lists: Lists, requests: Requests, config: PartConfig, uris: Uris, clock: Clock
+    lists: Lists,
+    requests: Requests,
+    config: PartConfig,
+    uris: Uris,
+    reporter: ChangeReporter,
+    clock: Clock,
 ) -> tuple[list[Resource], list[LeftOut]]:
     """Return the resources and templates that are selected and can be served, and the others that
     cannot."""
@@ -45,7 +50,7 @@ def resources_of(
                 resource = _resource(raw, member, requests, config, uris)
                 if member == "uriTemplate":
                     resource = _completed(resource, uri, lists, requests, uris, clock)
-                served[member, uri] = resource
+                served[member, uri] = replace(resource, reporter=reporter)
             except ValueError as error:
                 others.append(left_out(raw, member, error))
     return list(served.values()), others

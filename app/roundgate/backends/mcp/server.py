@@ -40,6 +40,7 @@ from roundgate.errors import (
     TimedOut,
     UnexpectedAnswer,
 )
+from roundgate.protocol import notifications
 from roundgate.protocol.apps import DECLARED
 
 MakeLink: TypeAlias = Callable[[], Awaitable[Link | StdioLink]]
@@ -319,9 +320,10 @@ def _reports_changes(server: ServerInfo, name: str) -> bool:
 async def _listen(connection: Connection, wanted: Json, changed: Callable[[], None]) -> None:
     """Report changes until the stream ends; a server need not have one."""
     try:
-        async with Subscription(connection, wanted) as changes:
-            async for _ in changes:
-                changed()
+        async with Subscription(connection, wanted, on_reopened=changed) as changes:
+            async for change in changes:
+                if change.method in notifications.LIST_CHANGED.values():
+                    changed()
     except ClientError:
         return
 
