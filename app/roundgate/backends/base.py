@@ -323,6 +323,10 @@ class SkillSource(Protocol):
     def entries(self) -> Sequence[Mapping[str, Any]]:
         """The entries of skills/list, in their order."""
 
+    @property
+    def scopes(self) -> frozenset[str]:
+        """The scopes that the caller's token must grant to see the skills."""
+
     async def get(self, uri: str) -> Mapping[str, Any] | None:
         """Return the current entry of a skill by the URI of its SKILL.md, listed or not; `None` if
         there is no such skill."""

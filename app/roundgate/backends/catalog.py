@@ -222,6 +222,15 @@ class Catalog:
         }
         return self._pages_for("templates", self.template_pages, needed.__getitem__, scopes)
 
+    def skill_pages_for(self, scopes: frozenset[str]) -> Pages:
+        """Return the pages of the skills that a caller with these scopes sees."""
+        needed = {
+            entry["uri"]: source.scopes
+            for source in self.skill_sources.values()
+            for entry in source.entries
+        }
+        return self._pages_for("skills", self.skill_pages, needed.__getitem__, scopes)
+
     def _pages_for(
         self,
         kind: str,

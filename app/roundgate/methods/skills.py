@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from roundgate.backends import Catalog
 from roundgate.backends.base import SkillSource
 from roundgate.errors import InternalError, InvalidParams
-from roundgate.methods.parts import Extension, Kit, Listing, Method
+from roundgate.methods.parts import Extension, Kit, Listing, Method, list_hint
 from roundgate.methods.rounds import Reply, RequestContext
 from roundgate.protocol import ListParams, Params, Route, Uri, skills, without_none
 from roundgate.replay import Journal, Restarted, Run, Suspended, engine
@@ -74,12 +74,23 @@ class SkillMethods:
         self._calls = kit.calls
         self._results = kit.results
         self._clock = kit.parts.clock
-        self._cache = kit.config.caching.resources
+        self._scopes = kit.scopes
+        sources = kit.catalog.skill_sources.values()
+        is_personal = kit.config.auth != "none" and any(source.scopes for source in sources)
+        self._cache = list_hint(
+            kit.config.caching.resources,
+            is_personal=is_personal,
+            is_changing=bool(kit.catalog.missing),
+        )
+        self._is_personal = is_personal
         self._list = Listing("skills", self._cache, kit.results)
 
     async def list(self, context: RequestContext, params: ListParams) -> Reply:
         """Serve skills/list."""
-        return self._list.reply(self._catalog.skill_pages, params.cursor)
+        pages = self._catalog.skill_pages
+        if self._is_personal:
+            pages = self._catalog.skill_pages_for(context.principal.scopes)
+        return self._list.reply(pages, params.cursor)
 
     async def get(self, context: RequestContext, params: GetSkillParams) -> Reply:
         """Serve skills/get.
@@ -118,12 +129,18 @@ class SkillMethods:
         uri: str,
         ask: Callable[[SkillSource], Awaitable[T | None]],
     ) -> T | None:
-        """Return the answer of the back end that a URI names; `None` if there is no such back
-        end."""
+        """Return the answer of the back end that a URI names; `None` if there is no such back end.
+
+        Raises:
+            InsufficientScope: the skills need scopes that the token lacks.
+            Unavailable: a server cannot be asked now.
+        """
         source = self._catalog.skill_source(uri)
         if source is None:
             return None
-        call, subject = self._calls.call(context), f"skill {uri[:_SHOWN]}"
+        subject = f"skill {uri[:_SHOWN]}"
+        self._scopes.require(subject, source.scopes, context.principal)
+        call = self._calls.call(context)
         outcome = await engine.run_handler(lambda: ask(source), Run(call, Journal()))
         if isinstance(outcome, (Suspended, Restarted)):  # a source has no context to ask with
             raise InternalError(

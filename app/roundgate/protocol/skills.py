@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import mimetypes
 import re
+from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Final
+from typing import Any, Final
+from urllib.parse import unquote
 
 EXTENSION: Final = "io.modelcontextprotocol/skills"
 SCHEME: Final = "skill://"
@@ -42,3 +44,23 @@ def _types() -> mimetypes.MimeTypes:
     types = mimetypes.MimeTypes()
     types.add_type(MARKDOWN, ".md")
     return types
+
+
+def directories_of(resources: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the children of each directory above some resources, by the directory's URI, as the
+    schema's `Resource`."""
+    directories: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for child in resources:
+        while (parent := child["uri"].rpartition("/")[0]).count("/") >= _SLASHES_OF_AUTHORITY:
+            siblings = directories.setdefault(parent, {})
+            is_known = child["uri"] in siblings
+            siblings.setdefault(child["uri"], child)
+            if is_known:
+                break
+            name = unquote(parent.rpartition("/")[2])
+            child = {"uri": parent, "name": name, "mimeType": DIRECTORY}
+    return {uri: list(children.values()) for uri, children in directories.items()}
+
+
+_SLASHES_OF_AUTHORITY: Final = SCHEME.count("/")
+"""The slashes of the topmost directory, `skill://NAME`."""

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from roundgate.backends.base import Offering, ServerState, Shared, Tool
+from roundgate.backends.base import Offering, Resource, ServerState, Shared, Tool
 from roundgate.backends.http.credentials import Accesses, authenticated
 from roundgate.backends.http.reliability import Gate, Hosts
 from roundgate.backends.http.secrets import SECRET_NAME, Redactor
@@ -33,6 +33,7 @@ from roundgate.backends.mcp.prompts import prompts_of
 from roundgate.backends.mcp.requests import Requests
 from roundgate.backends.mcp.resources import resources_of, unlisted_resource
 from roundgate.backends.mcp.server import CARRIED, INFO, Server, pause_s
+from roundgate.backends.mcp.skills import ServerSkills, SkillList, read_skill_list
 from roundgate.backends.mcp.tasks import ServerTasks
 from roundgate.backends.mcp.tools import LeftOut, UsableTool, usable_tools
 from roundgate.backends.mcp.uris import Uris
@@ -42,6 +43,7 @@ from roundgate.client.stdio import Program, StdioLink
 from roundgate.client.types import Json
 from roundgate.clock import Clock
 from roundgate.errors import ClientError, ConfigError, GatewayError, Problem
+from roundgate.protocol import without_none
 from roundgate.protocol.apps import DECLARED, SCHEME
 from roundgate.settings import Origin
 
@@ -89,6 +91,8 @@ class _Tools:
     """For how long the server says that the list holds."""
     lists: Lists
     """Its other lists."""
+    skills: SkillList
+    """The skills that it lists."""
 
     @property
     def has_tasks(self) -> bool:
@@ -102,6 +106,7 @@ class _Tools:
             and self.definitions == other.definitions
             and self.has_tasks == other.has_tasks
             and self.lists.offers_as(other.lists)
+            and self.skills == other.skills
         )
 
     def lacks_a_list_of(self, other: _Tools) -> bool:
@@ -199,10 +204,15 @@ class McpBackend:
             self._listening,
             self._clock,
         )
+        skills, other_skills = ServerSkills.of(
+            self._tools.skills, self._server, self._clock, self._config.resources
+        )
+        others = (*other_prompts, *other_resources, *other_skills)
         self._others = len(prompts), len(resources)
         self._other_left_out = {
             **lists.faults,
-            **{entry.name: entry.reason for entry in (*other_prompts, *other_resources)},
+            **without_none(**{"skills/list": self._tools.skills.fault}),
+            **{entry.name: entry.reason for entry in others},
         }
         tools_left_out = {tool.name: tool.reason for tool in self._tools.left_out}
         left_out = [
@@ -214,19 +224,22 @@ class McpBackend:
             tools,
             prompts,
             resources,
-            unlisted={
-                start: unlisted_resource(start, self._requests, self._config.resources, self._uris)
-                for start in self._unlisted_starts(self._tools)
-            },
+            unlisted=self._unlisted(self._tools, skills),
+            skill_source=skills if self._tools.skills.is_declared else None,
             task_source=ServerTasks(self._server, self._clock, self._uris) if has_tasks else None,
             files=files,
             left_out=left_out,
             may_list=lists.declared & {"prompts", "resources"},
         )
 
-    def _unlisted_starts(self, tools: _Tools) -> list[str]:
-        """Return the beginnings of URIs that the server need not list."""
-        return [self._uris.start(SCHEME)] if has_pages(tools.info, tools.usable) else []
+    def _unlisted(self, tools: _Tools, skills: ServerSkills) -> dict[str, Resource]:
+        """Return readers of pages and of files of skills, which the server need not list."""
+        uris = Uris(self.name, is_named=True)
+        starts = {uris.start(SCHEME)} if has_pages(tools.info, tools.usable) else set()
+        if tools.skills.is_declared:
+            starts |= skills.starts
+        part = self._config.resources
+        return {start: unlisted_resource(start, self._requests, part, uris) for start in starts}
 
     async def _ask_once(self) -> None:
         """Read the list through a connection of its own, which is closed afterwards."""
@@ -256,13 +269,18 @@ class McpBackend:
         lists = await read_lists(
             await server.connection(), info, None if known is None else known.lists
         )
+        skills = await read_skill_list(
+            await server.connection(), info, SkillList() if known is None else known.skills
+        )
         ttl_ms = min((ms for ms in (listing.ttl_ms, lists.ttl_ms) if ms is not None), default=None)
         if known is not None and known.definitions == listing.items:
-            return _Tools(known.definitions, info, known.usable, known.left_out, ttl_ms, lists)
+            return _Tools(
+                known.definitions, info, known.usable, known.left_out, ttl_ms, lists, skills
+            )
         usable, left_out = await asyncio.to_thread(
             usable_tools, listing.items, check_arguments=self._config.check_arguments
         )
-        return _Tools(listing.items, info, usable, left_out, ttl_ms, lists)
+        return _Tools(listing.items, info, usable, left_out, ttl_ms, lists, skills)
 
     def _tool(self, tool: UsableTool, has_tasks: bool) -> Tool:
         call = ToolCalls(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -134,8 +133,7 @@ def unlisted_resource(start: str, requests: Requests, config: PartConfig, uris: 
     """
 
     async def read(context: Context, uri: str, values: Mapping[str, Any]) -> ForwardedRead:
-        own = uris.theirs(uri)
-        if any(fnmatchcase(own, pattern) for pattern in config.exclude):
+        if config.excludes(uris.theirs(uri)):
             raise ResourceNotFound(uri)
         return await _read(requests, uris, context, uri, values)
 

@@ -49,6 +49,7 @@ class FolderSkills:
     """The skills of a folder (`SkillSource`)."""
 
     skills: Skills
+    scopes: frozenset[str] = frozenset()
 
     @property
     def entries(self) -> Sequence[Mapping[str, Any]]:

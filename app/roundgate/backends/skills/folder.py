@@ -13,20 +13,20 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from roundgate.backends.skills.frontmatter import frontmatter
 from roundgate.protocol.skills import (
-    DIRECTORY,
     MARKDOWN,
     MAX_BYTES,
     MAX_FILES,
     SCHEME,
     SKILL_FILE,
+    directories_of,
     media_type,
 )
 
@@ -240,7 +240,9 @@ def read_skills(root: Path, name: str) -> tuple[Skills, list[Unusable]]:
         reader.problems.append(Unusable(root, f"has no folder with a {SKILL_FILE}", remedy))
     files = {file.uri: file for file in reader.files.values()}
     paths = frozenset({*reader.folders, *reader.files})
-    return Skills(entries, files, directories_of(files.values()), paths), reader.problems
+    return Skills(
+        entries, files, directories_of(file.definition() for file in files.values()), paths
+    ), reader.problems
 
 
 def _check_name(name: str, folder: Path, uri: str) -> None:
@@ -260,23 +262,3 @@ def _excess(folder: Path, manifest: Sequence[Mapping[str, Any]]) -> Unusable | N
         f" and {MAX_BYTES:,} bytes"
     )
     return Unusable(folder, message, "divide the skill, or make its files smaller")
-
-
-def directories_of(files: Iterable[File]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the children of each directory above some files, by the directory's URI."""
-    directories: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for file in files:
-        child: Mapping[str, Any] = file.definition()
-        while True:
-            parent = child["uri"].rpartition("/")[0]
-            siblings = directories.setdefault(parent, {})
-            is_known = child["uri"] in siblings
-            siblings.setdefault(child["uri"], child)
-            if is_known or parent.count("/") <= SCHEME.count("/"):
-                break
-            child = {
-                "uri": parent,
-                "name": unquote(parent.rpartition("/")[2]),
-                "mimeType": DIRECTORY,
-            }
-    return {uri: list(children.values()) for uri, children in directories.items()}
