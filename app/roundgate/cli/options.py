@@ -115,7 +115,7 @@ def _add_local_commands(commands: Commands) -> None:
     check.add_argument("--host", default="127.0.0.1", help="as for serve")
     check.add_argument("--port", type=_PORT, help="also check whether this port is free")
 
-    about = "compile the documents of back ends into indexes"
+    about = "compile the documents of back ends into indexes, and pin the definitions of servers"
     _add_config(_command(commands, "compile", "deploy", about, "roundgate compile gateway.yaml"))
 
     keys = _command(
