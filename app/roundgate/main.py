@@ -160,6 +160,7 @@ def _upstream_of(state: ServerState) -> Upstream:
         prompts=state.prompts,
         resources=state.resources,
         left_out=left_out or None,
+        changed=list(islice(state.differing, MAX_LEFT_OUT)) or None,
     )
 
 

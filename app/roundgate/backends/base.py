@@ -218,6 +218,8 @@ class ServerState:
     """The reason why a tool, prompt, resource or list is not served, by its name."""
     error: str | None
     """Why it could not be asked the last time; not for callers."""
+    differing: Sequence[str] = ()
+    """The names of definitions that differ from the accepted ones."""
 
 
 class Backend(Protocol):

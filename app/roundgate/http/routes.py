@@ -57,6 +57,9 @@ class Upstream(BaseModel):
         None,
         description="Tools, prompts, resources and whole lists that are not served, with the reason.",
     )
+    changed: list[str] | None = Field(
+        None, description="Names of definitions that differ from the lock file."
+    )
 
 
 class Health(BaseModel):

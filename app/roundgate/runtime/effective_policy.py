@@ -19,6 +19,8 @@ from roundgate.config import ConfigFile
 
 _APPROVE: Final = ("never", "destructive", "always")
 """The values of a back end's `approve`, weakest first."""
+_CHANGES: Final = ("take", "announce", "quarantine")
+"""The values of an MCP server's `changes`, weakest first."""
 _NO_OVERRIDE: Final = ToolOverride.model_construct(_fields_set=set())
 
 
@@ -51,6 +53,8 @@ class BackendPolicy:
     trusted: frozenset[str] = frozenset()
     """The origins that receive the back end's credentials."""
     bounds: Mapping[str, float] = field(default_factory=dict)
+    changes: str = "take"
+    """The treatment of definitions of an MCP server that differ from its lock file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ def effective_policy(file: ConfigFile, catalog: Catalog) -> EffectivePolicy:
                 _selection(backend.include, backend.exclude),
                 _trusted(backend),
                 _backend_bounds(backend),
+                getattr(backend, "changes", "take") if backend.kind == "mcp" else "take",
             )
             for backend in file.backends
         },
@@ -250,6 +255,8 @@ def _tool_losses(before: ToolPolicy, after: ToolPolicy) -> Iterator[str]:
 def _backend_losses(place: str, before: BackendPolicy, after: BackendPolicy) -> Iterator[str]:
     if _APPROVE.index(after.approve) < _APPROVE.index(before.approve):
         yield f"{place}: approve is {after.approve}; it was {before.approve}"
+    if _CHANGES.index(after.changes) < _CHANGES.index(before.changes):
+        yield f"{place}: changes is {after.changes}; it was {before.changes}"
     for origin in sorted(after.trusted - before.trusted if before.trusted else ()):
         yield f"{place}: its credentials may go to {origin}"
     yield from _loosened(place, before.bounds, after.bounds)

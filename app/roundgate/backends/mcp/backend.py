@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from roundgate.aio import Threads
 from roundgate.backends.base import Offering, Resource, ServerState, Shared, Tool
 from roundgate.backends.http.credentials import Accesses, authenticated
 from roundgate.backends.http.reliability import Gate, Hosts
@@ -29,6 +31,8 @@ from roundgate.backends.mcp.calls import ToolCalls
 from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.listening import Listening
 from roundgate.backends.mcp.lists import Lists, read_lists
+from roundgate.backends.mcp.lock import KINDS as PINNED
+from roundgate.backends.mcp.lock import Lock
 from roundgate.backends.mcp.prompts import prompts_of
 from roundgate.backends.mcp.requests import Requests
 from roundgate.backends.mcp.resources import resources_of, unlisted_resource
@@ -37,6 +41,7 @@ from roundgate.backends.mcp.skills import ServerSkills, SkillList, read_skill_li
 from roundgate.backends.mcp.tasks import ServerTasks
 from roundgate.backends.mcp.tools import LeftOut, UsableTool, usable_tools
 from roundgate.backends.mcp.uris import Uris
+from roundgate.backends.python.modules import Modules
 from roundgate.client import HttpxTransport, Limits, ServerInfo, Url
 from roundgate.client.link import Link
 from roundgate.client.stdio import Program, StdioLink
@@ -65,11 +70,15 @@ EMPTY_LOOKS_S: Final = (1.0, 5.0, 15.0)
 LEAST_TTL_S: Final = 5.0
 LONGEST_TTL_S: Final = 3_600.0
 """The bounds of the time for which a list is believed, whatever the server says."""
+MAX_NAMED: Final = 20
+"""The most names in one line of the log."""
 MAX_PAGES: Final = 200
 MAX_LINES: Final = 100
 """Lines of a process's standard error that are logged in `LINES_S` seconds; more are counted."""
 LINES_S: Final = 10.0
 _STDERR_CHARS: Final = 2_000
+_MENDED: Final = "have the server mend it"
+_ACCEPTED: Final = "look at it; `roundgate compile` accepts what the server offers now"
 _CAPABILITIES: Final[Json] = {
     **{name: {part: {} for part in parts} for name, parts in CARRIED.items()},
     **DECLARED,
@@ -98,6 +107,15 @@ class _Tools:
     def has_tasks(self) -> bool:
         """Whether calls may become tasks of the server."""
         return self.info.is_modern and self.info.has_tasks
+
+    @property
+    def pinned(self) -> Mapping[str, Sequence[Json]]:
+        """The definitions that a lock file pins, by kind."""
+        return {
+            "tools": self.definitions,
+            "prompts": self.lists.of("prompts/list"),
+            "templates": self.lists.of("resources/templates/list"),
+        }
 
     def offers_as(self, other: _Tools | None) -> bool:
         """Return whether the same is offered as in another look."""
@@ -156,6 +174,8 @@ class McpBackend:
         self._uris = Uris(config.name, is_named=config.uris == "named")
         self._requests = Requests(self._server, self._limits, self._wake)
         self._listening = Listening(self._server, self._uris, self._clock)
+        self._differing: Sequence[str] = ()
+        """The names of definitions that differ from the lock file."""
         self._others = 0, 0
         """The numbers of prompts and of resources."""
         self._other_left_out: dict[str, str] = {}
@@ -169,8 +189,9 @@ class McpBackend:
 
     @property
     def files(self) -> frozenset[Path]:
-        """The TLS files, which are read once."""
-        return self._certificates.files | self._accesses.files
+        """The TLS files and the lock file, which are read once."""
+        lock = () if self._config.changes == "take" else (self._lock_path,)
+        return self._certificates.files | self._accesses.files | frozenset(lock)
 
     # -- the offer ---------------------------------------------------------------------------------
 
@@ -180,7 +201,7 @@ class McpBackend:
         A server that cannot be asked is missing now; `follow` asks again.
 
         Raises:
-            ConfigError: a certificate or a secret is unavailable.
+            ConfigError: a certificate, a secret or the lock file is unavailable.
         """
         if problems := await self._accesses.problems(self._certificates):
             raise ConfigError(problems)
@@ -188,11 +209,17 @@ class McpBackend:
             await self._ask_once()
         self._offered = self._tools
         files = self.files
+        lock = self._read_lock()
         if self._tools is None:
             missing = [self._missing()] if self._shared.asks_servers else []
             return Offering(files=files, missing=missing)
         has_tasks, lists = self._tools.has_tasks, self._tools.lists
-        tools = [self._tool(tool, has_tasks) for tool in self._tools.usable]
+        differing, held = self._differences(lock, self._tools)
+        tools = [
+            self._tool(tool, has_tasks)
+            for tool in self._tools.usable
+            if tool.name not in held["tools"]
+        ]
         prompts, other_prompts = prompts_of(
             lists, self._requests, self._config.prompts, self._uris, self._clock
         )
@@ -204,20 +231,30 @@ class McpBackend:
             self._listening,
             self._clock,
         )
+        prompts = [one for one in prompts if one.definition["name"] not in held["prompts"]]
+        templates = {self._uris.ours(template) for template in held["templates"]}
+        resources = [one for one in resources if one.definition.get("uriTemplate") not in templates]
         skills, other_skills = ServerSkills.of(
             self._tools.skills, self._server, self._clock, self._config.resources
         )
         others = (*other_prompts, *other_resources, *other_skills)
         self._others = len(prompts), len(resources)
-        self._other_left_out = {
+        self._differing = differing
+        refused = {
             **lists.faults,
             **without_none(**{"skills/list": self._tools.skills.fault}),
             **{entry.name: entry.reason for entry in others},
         }
-        tools_left_out = {tool.name: tool.reason for tool in self._tools.left_out}
+        unaccepted = {name: reason for some in held.values() for name, reason in some.items()}
+        self._other_left_out = refused | unaccepted
+        groups = (
+            ({f"tool {tool.name!r}": tool.reason for tool in self._tools.left_out}, _MENDED),
+            ({repr(name): reason for name, reason in refused.items()}, _MENDED),
+            ({repr(name): reason for name, reason in unaccepted.items()}, _ACCEPTED),
+        )
         left_out = [
-            self._origin.problem(f"{kind} {name!r}: {reason}", "have the server mend it")
-            for kind, reasons in (("tool", tools_left_out), ("entry", self._other_left_out))
+            self._origin.problem(f"{name}: {reason}", remedy)
+            for reasons, remedy in groups
             for name, reason in reasons.items()
         ]
         return Offering(
@@ -240,6 +277,77 @@ class McpBackend:
             starts |= skills.starts
         part = self._config.resources
         return {start: unlisted_resource(start, self._requests, part, uris) for start in starts}
+
+    # -- the lock file -----------------------------------------------------------------------------
+
+    @property
+    def _lock_path(self) -> Path:
+        return self._origin.base_dir / self._config.lock_file
+
+    def _read_lock(self) -> Lock | None:
+        """Return the lock file; `None` if changes are taken.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        if self._config.changes == "take" or not self._shared.asks_servers:
+            return None
+        try:
+            return Lock.read(self._lock_path)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            remedy = "run `roundgate compile`, look at what it pins, and keep the file"
+            place = self._origin.at("lock" if self._config.lock else "changes")
+            raise ConfigError(
+                [place.problem(f"the lock file {self._lock_path}: {reason}", remedy)]
+            ) from None
+
+    def _differences(
+        self, lock: Lock | None, look: _Tools
+    ) -> tuple[Sequence[str], Mapping[str, Mapping[str, str]]]:
+        """Return the names of definitions that differ from the lock file, and by kind the reasons
+        why some are not served; log new differences."""
+        differences: dict[str, dict[str, str]] = {kind: {} for kind in PINNED}
+        if lock is not None:
+            for kind, definitions in look.pinned.items():
+                differences[kind] = lock.differences(kind, definitions)
+        names = sorted({name for some in differences.values() for name in some})
+        is_held = self._config.changes == "quarantine"
+        if names and names != self._differing:
+            fields = {"backend": self.name, "n": len(names), "names": names[:MAX_NAMED]}
+            fields["are_served"] = not is_held
+            log.warning("definitions of a server are not those accepted", extra={"fields": fields})
+        return names, differences if is_held else {kind: {} for kind in PINNED}
+
+    async def pin(self) -> str:
+        """Write the lock file with the definitions that the server has now; return a summary.
+
+        Raises:
+            ConfigError: the server cannot be asked, or the file cannot be written.
+        """
+        if problems := await self._accesses.problems(self._certificates):
+            raise ConfigError(problems)
+        await self._ask_once()
+        if self._tools is None:
+            raise ConfigError([self._missing()])
+        if self._tools.lists.faults:
+            method, reason = next(iter(self._tools.lists.faults.items()))
+            remedy = "have the server mend it: definitions that are not pinned would be quarantined"
+            raise ConfigError([self._origin.problem(f"{method}: {reason}", remedy)])
+        lock, path = Lock.of(self._tools.pinned), self._lock_path
+        before: Lock | None = None
+        with suppress(OSError, ValueError):
+            before = Lock.read(path)
+        try:
+            lock.write(path)
+        except OSError as error:
+            place = self._origin.at("lock" if self._config.lock else "changes")
+            remedy = "choose a file in a directory that can be written"
+            problem = place.problem(f"{path} cannot be written: {error.strerror}", remedy)
+            raise ConfigError([problem]) from None
+        counts = ", ".join(f"{len(names)} {kind}" for kind, names in lock.digests.items())
+        lines = [] if before is None else before.changes_to(lock)
+        return "\n".join([*lines, f"{self.name}: {counts} pinned: {path}"])
 
     async def _ask_once(self) -> None:
         """Read the list through a connection of its own, which is closed afterwards."""
@@ -332,6 +440,7 @@ class McpBackend:
             self._other_left_out
             | ({} if tools is None else {tool.name: tool.reason for tool in tools.left_out}),
             condition.error,
+            self._differing,
         )
 
     async def aclose(self) -> None:
@@ -526,3 +635,22 @@ def _no_process_on_lambda(origin: Origin) -> Problem:
 
 def _nothing() -> None:
     """Do nothing."""
+
+
+def pin_to_file(config: McpBackendConfig, origin: Origin) -> str:
+    """Write the lock file of a server for `roundgate compile`; return a report for the user.
+
+    Raises:
+        ConfigError: the server cannot be asked, or the file cannot be written.
+    """
+    if config.changes == "take":
+        return f"{config.name}: changes of its definitions are taken, there is nothing to pin"
+
+    async def pin() -> str:
+        backend = McpBackend(config, origin, Shared(Threads(1), Modules(), fetches=True))
+        try:
+            return await backend.pin()
+        finally:
+            await backend.aclose()
+
+    return asyncio.run(pin())

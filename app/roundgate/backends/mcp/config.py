@@ -96,6 +96,25 @@ class McpBackendConfig(RemoteConfig):
         True, description="Whether arguments are checked against the tool's schema before a call."
     )
 
+    changes: Literal["take", "announce", "quarantine"] = Field(
+        "take",
+        description="What happens to a tool, prompt or template that differs from the lock file.",
+    )
+    lock: str | None = Field(
+        None,
+        description="The file that `roundgate compile` writes, relative to gateway.yaml. Unset: NAME.lock.",
+    )
+
+    @property
+    def lock_file(self) -> str:
+        """The path of the lock file, relative to gateway.yaml."""
+        return self.lock or f"{self.name}.lock"
+
+    @property
+    def packed_files(self) -> tuple[str, ...]:
+        """The lock file, if definitions are compared with it."""
+        return () if self.changes == "take" else (self.lock_file,)
+
     @model_validator(mode="after")
     def _is_somewhere(self) -> McpBackendConfig:
         if (self.url is None) == (not self.command):
