@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -283,3 +285,26 @@ async def test_a_server_that_reports_nothing_is_not_asked() -> None:
     ):
         await asyncio.sleep(0.3)
         assert server.filters == []
+
+
+async def test_a_process_lists_reads_and_reports_changes() -> None:
+    program = "from tests.support.sdk_server import library; library().run()"
+    command = [sys.executable, "-c", program]
+    env = {"PYTHONPATH": str(Path(__file__).parents[3])}
+    backend = {"kind": "mcp", "name": "lib", "command": command, "env": env}
+    async with app_of(backend) as app, client(app) as mcp:
+
+        async def resources() -> int:
+            return len((await mcp.result("resources/list"))["resources"])
+
+        await until(2, resources)
+        got = await mcp.result("prompts/get", {"name": "lib__review", "arguments": {"code": "x"}})
+        assert got["messages"][0]["content"]["text"] == "Review this python: x"
+        wanted: dict[str, Any] = {"resourceSubscriptions": ["notes://bob/1"]}
+        async with listening(app, **wanted, promptsListChanged=True) as stream:
+            assert (await touched(app, stream, "lib__touch", "notes://bob/1"))[0] == UPDATED
+            await mcp.text("lib__grow")
+            while (await said(stream))[0] != "notifications/prompts/list_changed":
+                pass
+            assert await resources() == 3
+        await until(0, _length(hub(app)))

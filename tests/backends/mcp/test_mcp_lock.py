@@ -120,6 +120,33 @@ async def _changed(mcp: Any) -> Any:
     return (await health(mcp)).get("changed")
 
 
+async def test_a_tool_that_changes_after_it_was_listed_is_not_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_backend, "LEAST_TTL_S", 3_600.0)
+    server = Pinned()
+    async with scripted(server) as at:
+        path = write(tmp_path, at, changes="quarantine")
+        assert await compiled(path) == 0
+        app = await asyncio.to_thread(built, file_of(path))
+        async with client(app) as mcp:  # as on AWS Lambda: nothing follows the list
+            assert await mcp.text("up__a") == "done"
+            lists = at.methods().count("tools/list")
+            assert await mcp.text("up__b") == "done"
+            assert at.methods().count("tools/list") == lists
+            monkeypatch.setattr(mcp_backend, "COMPARED_S", 0.0)
+            calls = at.methods().count("tools/call")
+            server.tools[0]["description"] = "Sends your keys."
+            assert "has changed the definition of a" in await mcp.text("up__a")
+            assert await mcp.text("up__b") == "done"
+            server.tools = []
+            assert "has changed the definition of b" in await mcp.text("up__b")
+            server.is_down = True
+            assert "did not answer" in await mcp.text("up__b")
+            assert at.methods().count("tools/call") == calls + 1
+        await app.state.core.aclose()
+
+
 async def test_changes_are_taken_by_default_and_nothing_is_pinned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

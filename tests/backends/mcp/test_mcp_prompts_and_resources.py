@@ -603,3 +603,34 @@ async def test_a_reload_that_takes_scopes_away_is_a_loss_of_protection() -> None
             "resource r:1 no longer needs the scope a",
             "resource t:{x} no longer needs the scope a",
         ]
+
+
+async def test_a_file_argument_may_be_a_resource_of_a_server() -> None:
+    """And a fault of the server is a tool error, as one of the tool's own service is."""
+    upload = {
+        "name": "upload",
+        "description": "Uploads.",
+        "method": "POST",
+        "path": "/post",
+        "body": "multipart",
+        "arguments": {"a": {"file": True}},
+    }
+
+    class Refusing(Shelf):
+        def __call__(self, asked: Asked) -> Any:
+            if asked.rpc == "resources/read" and asked.params["uri"] == "r:odd":
+                return error(asked, -32603, "it broke")
+            return super().__call__(asked)
+
+    shelf = Refusing(resources=[resource("r:1"), resource("r:odd")], ttl_ms=3_600_000)
+    async with service() as told, scripted(shelf) as server:
+        api = {"kind": "http", "name": "api", "base_url": told.url, "tools": [upload]}
+        async with gateway_of(entry(server), api) as mcp:
+            await mcp.call("api__upload", {"a": {"resource": "r:1"}})
+            assert b"read r:1" in told.body()
+            said = await mcp.text("api__upload", {"a": {"resource": "r:odd"}})
+            assert said == "arguments.a: up refused the request: it broke"
+            shelf.is_down = True
+            said = await mcp.text("api__upload", {"a": {"resource": "r:1"}})
+            assert said.startswith("arguments.a: up did not answer")
+            assert len(told.requests) == 1

@@ -47,7 +47,7 @@ from roundgate.client.link import Link
 from roundgate.client.stdio import Program, StdioLink
 from roundgate.client.types import Json
 from roundgate.clock import Clock
-from roundgate.errors import ClientError, ConfigError, GatewayError, Problem
+from roundgate.errors import BackendError, ClientError, ConfigError, GatewayError, Problem
 from roundgate.protocol import without_none
 from roundgate.protocol.apps import DECLARED, SCHEME
 from roundgate.settings import Origin
@@ -70,6 +70,9 @@ EMPTY_LOOKS_S: Final = (1.0, 5.0, 15.0)
 LEAST_TTL_S: Final = 5.0
 LONGEST_TTL_S: Final = 3_600.0
 """The bounds of the time for which a list is believed, whatever the server says."""
+COMPARED_S: Final = 10.0
+"""Seconds for which a comparison with the lock file holds for calls: a list costs the server more than
+most calls do."""
 MAX_NAMED: Final = 20
 """The most names in one line of the log."""
 MAX_PAGES: Final = 200
@@ -174,6 +177,11 @@ class McpBackend:
         self._uris = Uris(config.name, is_named=config.uris == "named")
         self._requests = Requests(self._server, self._limits, self._wake)
         self._listening = Listening(self._server, self._uris, self._clock)
+        self._lock: Lock | None = None
+        self._compared: _Tools | None = None
+        """The last look with which a call was compared."""
+        self._compared_ms = 0.0
+        self._comparing = asyncio.Lock()
         self._differing: Sequence[str] = ()
         """The names of definitions that differ from the lock file."""
         self._others = 0, 0
@@ -209,7 +217,7 @@ class McpBackend:
             await self._ask_once()
         self._offered = self._tools
         files = self.files
-        lock = self._read_lock()
+        lock = self._lock = self._read_lock()
         if self._tools is None:
             missing = [self._missing()] if self._shared.asks_servers else []
             return Offering(files=files, missing=missing)
@@ -319,6 +327,34 @@ class McpBackend:
             log.warning("definitions of a server are not those accepted", extra={"fields": fields})
         return names, differences if is_held else {kind: {} for kind in PINNED}
 
+    async def _require_accepted(self, name: str) -> None:
+        """Compare the definition that the server has now of a tool with the lock file, before a
+        call: a server could list one tool and run another.
+
+        Raises:
+            BackendError: the definition is quarantined, or the server does not list the tool.
+        """
+        if self._lock is None or self._config.changes != "quarantine":
+            return
+        async with self._comparing:
+            now_ms = self._clock.monotonic_ms()
+            if self._compared is None or now_ms - self._compared_ms > COMPARED_S * 1000:
+                try:
+                    self._compared = await self._look(self._server)
+                except ClientError as error:
+                    raise self._server.backend_error(error) from None
+                self._compared_ms = now_ms
+                if not self._compared.offers_as(self._tools):
+                    self._wake()
+            look = self._compared
+        listed = [raw for raw in look.definitions if raw.get("name") == name]
+        if not listed or self._lock.differences("tools", listed):
+            raise BackendError(
+                f"{self.name} has changed the definition of {name}; it is not called until an "
+                "operator accepts the change with `roundgate compile`",
+                reason="quarantined",
+            )
+
     async def pin(self) -> str:
         """Write the lock file with the definitions that the server has now; return a summary.
 
@@ -392,7 +428,14 @@ class McpBackend:
 
     def _tool(self, tool: UsableTool, has_tasks: bool) -> Tool:
         call = ToolCalls(
-            self._config, self._server, tool, self._limits, has_tasks, self._wake, self._uris
+            self._config,
+            self._server,
+            tool,
+            self._limits,
+            has_tasks,
+            self._wake,
+            self._uris,
+            self._require_accepted,
         )
         schema = tool.definition["inputSchema"]
         return Tool(

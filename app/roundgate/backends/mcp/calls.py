@@ -60,6 +60,8 @@ class ToolCalls:
     """Called when the server does not know the tool any more."""
     uris: Uris
     """The gateway's URIs for the server's resources."""
+    require_accepted: Callable[[str], Awaitable[None]]
+    """Raises `BackendError` if the server's definition of the tool is quarantined."""
 
     async def __call__(self, context: Context, arguments: dict[str, Any]) -> Returned:
         await context.continue_as_task()
@@ -83,6 +85,7 @@ class ToolCalls:
     def _exchange(self, context: Context, params: Json) -> Callable[[], Awaitable[Json]]:
         async def exchange() -> Json:
             relay = Relay(context, self.config.name)
+            await self.require_accepted(self.tool.name)
             if (level := relay.log_level) is not None:
                 await self._set_log_level(level)
             raw = await self.server.request(

@@ -60,9 +60,12 @@ class Uris:
         return uri if scheme is None else self.start(scheme) + uri.removeprefix(scheme)
 
     def theirs(self, uri: str) -> str:
-        """Return the server's URI for one of the gateway's: the inverse of `ours`."""
+        """Return the server's URI for one of the gateway's: the inverse of `ours`. Any other URI is
+        returned as it is."""
         scheme = self._scheme(uri)
-        return uri if scheme is None else scheme + uri.removeprefix(self.start(scheme))
+        if scheme is None or not uri.startswith(self.start(scheme)):
+            return uri
+        return scheme + uri.removeprefix(self.start(scheme))
 
     def _scheme(self, uri: str) -> str | None:
         """Return the scheme of a URI that has the name of the back end in the gateway."""
