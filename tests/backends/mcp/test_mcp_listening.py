@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
+from roundgate import config as configuration
 from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.backends.mcp import listening as mcp_listening
 from roundgate.backends.mcp import server as mcp_server
 from roundgate.methods.changes import Hub
 from roundgate.runtime import resource_changes
+from roundgate.settings import Settings
 from tests.support import wire
-from tests.support.asgi import Exchange, client
+from tests.support.asgi import Exchange, built, client, stoppable
 from tests.support.scripted import STREAM_HEAD, Asked, event, result, scripted
 from tests.support.sdk_server import Subscribed, library, sdk_served
 from tests.support.upstreams import app_of, until
@@ -154,8 +156,11 @@ class Changing:
         self.streams: list[asyncio.Queue[dict[str, Any] | None]] = []
         self.filters: list[Any] = []
         self.open = 0
+        self.is_down = False
 
     def __call__(self, asked: Asked) -> Any:
+        if self.is_down:
+            return None
         match asked.rpc:
             case "server/discover":
                 about = {"supportedVersions": ["2026-07-28"]}
@@ -308,3 +313,35 @@ async def test_a_process_lists_reads_and_reports_changes() -> None:
                 pass
             assert await resources() == 3
         await until(0, _length(hub(app)))
+
+
+async def test_a_reload_moves_what_is_listened_to_and_a_server_may_come_later(
+    tmp_path: Path,
+) -> None:
+    server = Changing()
+    server.is_down = True
+
+    async def opened() -> int:
+        return server.open
+
+    async with scripted(server) as at:
+        path = tmp_path / "gateway.yaml"
+        text_of = "backends:\n  - {{kind: mcp, name: up, url: '{}'{}}}\n".format
+        path.write_text(text_of(at.url, ""))
+        app = await asyncio.to_thread(built, configuration.load(path), Settings(reload=True))
+        async with stoppable(app), listening(app, resourceSubscriptions=["r:a"]) as stream:
+            server.is_down = False
+            await until(1, opened)
+            server.streams[-1].put_nowait({"uri": "r:a"})
+            assert await said(stream) == (UPDATED, "r:a")
+            streams = len(server.streams)
+            path.write_text(text_of(at.url, ", prefix: p"))
+
+            async def moved() -> bool:
+                return len(server.streams) > streams and server.open == 1
+
+            await until(True, moved)
+            server.streams[-1].put_nowait({"uri": "r:a"})
+            assert await said(stream) == (UPDATED, "r:a")
+            path.write_text(text_of(at.url, ", resources: {include: []}"))
+            await until(0, opened)
