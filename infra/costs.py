@@ -442,9 +442,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="NAME=VALUE",
         help=f"one of {', '.join(known)}",
     )
-    parser.add_argument(
-        "--write", action="store_true", help="put the tables into bench/costs.md"
-    )
+    parser.add_argument("--write", action="store_true", help="put the tables into bench/costs.md")
     arguments = parser.parse_args(argv)
     if arguments.write:
         DOCUMENT.write_text(documented(DOCUMENT.read_text("utf-8")), "utf-8")
