@@ -19,6 +19,8 @@ from roundgate.config import ConfigFile
 
 _APPROVE: Final = ("never", "destructive", "always")
 """The values of a back end's `approve`, weakest first."""
+_CHANGES: Final = ("take", "announce", "quarantine")
+"""The values of an MCP server's `changes`, weakest first."""
 _NO_OVERRIDE: Final = ToolOverride.model_construct(_fields_set=set())
 
 
@@ -51,6 +53,8 @@ class BackendPolicy:
     trusted: frozenset[str] = frozenset()
     """The origins that receive the back end's credentials."""
     bounds: Mapping[str, float] = field(default_factory=dict)
+    changes: str = "take"
+    """The treatment of definitions of an MCP server that differ from its lock file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,8 @@ class EffectivePolicy:
     """Tools by view ("" is the endpoint of all tools), back end, and name in that back end."""
     missing: frozenset[str] = frozenset()
     """The back ends that could not be served; their tools are unknown."""
+    scopes: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The scopes of prompts and resources, by kind and name or URI, such as `prompt greet`."""
 
 
 def effective_policy(file: ConfigFile, catalog: Catalog) -> EffectivePolicy:
@@ -82,12 +88,21 @@ def effective_policy(file: ConfigFile, catalog: Catalog) -> EffectivePolicy:
                 _selection(backend.include, backend.exclude),
                 _trusted(backend),
                 _backend_bounds(backend),
+                getattr(backend, "changes", "take") if backend.kind == "mcp" else "take",
             )
             for backend in file.backends
         },
         selections={view.name: _selection(view.include, view.exclude) for view in config.views},
         tools=dict(_tools(file, catalog)),
         missing=frozenset(catalog.missing),
+        scopes={
+            **{f"prompt {name}": prompt.scopes for name, prompt in catalog.prompts.items()},
+            **{f"resource {uri}": item.scopes for uri, item in catalog.resources.items()},
+            **{
+                f"resource {item.resource.definition['uriTemplate']}": item.resource.scopes
+                for item in catalog.templates
+            },
+        },
     )
 
 
@@ -120,6 +135,9 @@ def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
             all_losses.append(
                 f"{place} is served; it was left out by include or exclude, or is new"
             )
+    for name in sorted(before.scopes.keys() & after.scopes.keys()):
+        lost = sorted(before.scopes[name] - after.scopes[name])
+        all_losses += (f"{name} no longer needs the scope {scope}" for scope in lost)
     return all_losses
 
 
@@ -237,6 +255,8 @@ def _tool_losses(before: ToolPolicy, after: ToolPolicy) -> Iterator[str]:
 def _backend_losses(place: str, before: BackendPolicy, after: BackendPolicy) -> Iterator[str]:
     if _APPROVE.index(after.approve) < _APPROVE.index(before.approve):
         yield f"{place}: approve is {after.approve}; it was {before.approve}"
+    if _CHANGES.index(after.changes) < _CHANGES.index(before.changes):
+        yield f"{place}: changes is {after.changes}; it was {before.changes}"
     for origin in sorted(after.trusted - before.trusted if before.trusted else ()):
         yield f"{place}: its credentials may go to {origin}"
     yield from _loosened(place, before.bounds, after.bounds)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from roundgate.aio import Threads
@@ -204,9 +204,10 @@ def _arranged(
         ConfigError: lists `found`, and every problem of these parts.
     """
     page_size = file.config.limits.page_size or ONE_PAGE
-    served = catalog.merge(offers, page_size, found, origins)
-    problems: list[Problem] = []
     checks_scopes = file.config.auth != "none"
+    served = catalog.merge(offers, page_size, found, origins)
+    served = replace(served, checks_scopes=checks_scopes)
+    problems: list[Problem] = []
     if file.config.views:
         from roundgate.backends.views import with_views
 
