@@ -1,7 +1,7 @@
-"""The questions of a handler: recorded answers are returned, missing ones requested from the
+"""The questions of a handler: the run returns recorded answers and requests missing ones from the
 client.
 
-An answer counts only for the question as it was shown. If the handler now asks something else, the
+An answer counts only for the question as it was shown. If the text of the question has changed, the
 question is sent again under a new key.
 """
 
@@ -22,7 +22,7 @@ from roundgate.replay.run import Run
 from roundgate.replay.waiting import within_scopes
 
 MAX_CHANGES: Final = 3
-"""The number of rounds in a row with a changed question at which the question is an error."""
+"""The number of consecutive rounds with a changed question after which the run raises an error."""
 
 
 @engine_call
@@ -35,12 +35,13 @@ async def ask(
     Args:
         run: the run of the handler that asks.
         asked: the questions by name.
-        timeout_s: seconds from the first asking after which a missing answer is `default`.
+        timeout_s: seconds from the first asking, after which a missing answer is `default`.
         default: the value of missing answers.
 
     Raises:
-        MissingCapability: the client lacks a capability that a question needs; nothing is asked.
-        RuntimeError: a question reads differently in `MAX_CHANGES` rounds in a row.
+        MissingCapability: the client lacks a capability that a question needs; no question was
+            sent.
+        RuntimeError: a question changed in `MAX_CHANGES` consecutive rounds.
     """
     branch = await run.enter("question", *asked)
     keys = {name: run.come_to(branch, "question", name) for name in asked}
@@ -76,7 +77,7 @@ async def ask(
 
 
 def _withdraw(run: Run, opened: Sequence[tuple[str, Asked, Question]]) -> None:
-    """Withdraw questions: the handler no longer waits for the answers."""
+    """Withdraw questions whose answers the handler no longer awaits."""
     for _, entry, _ in opened:
         kept = run.journal.questions[entry.key]
         run.requests.pop(wire_key(getattr(kept, "wire", None) or entry.key, entry.attempt), None)
@@ -84,8 +85,8 @@ def _withdraw(run: Run, opened: Sequence[tuple[str, Asked, Question]]) -> None:
 
 @engine_call
 async def ask_anew(run: Run, asked: Mapping[str, Question]) -> NoReturn:
-    """Send questions even if they are answered, and suspend: the low-level form, whose handler
-    looks up answers itself (`ctx.input_response`)."""
+    """Send questions even if they are answered, and suspend the run. This is the low-level form,
+    whose handler looks up answers itself (`ctx.input_response`)."""
     branch = await run.enter("question", *asked)
     opened: list[tuple[str, Asked, Question]] = []
     for name, question in asked.items():
@@ -108,8 +109,7 @@ def answered_key(run: Run, name: str) -> str | None:
 
 
 def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
-    """Return the usable answer to a question, or the question in the form that must be asked
-    now."""
+    """Return the usable answer to a question, or the question in the form in which to send it."""
     entry, shown = _received(run, key, name), question_digest(name, question)
     match entry:
         case None:
@@ -130,14 +130,15 @@ def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
     changed = getattr(entry, "changed", 0) + 1
     if changed >= MAX_CHANGES:
         raise RuntimeError(
-            f"question {name!r} reads differently in every round; build it from arguments, answers "
+            f"question {name!r} changes in every round; build it from arguments, answers "
             "and steps alone (take times and random values from ctx.now and ctx.random)"
         )
     return Asked(key, shown, entry.attempt + 1, changed, None, entry.wire)
 
 
 def _received(run: Run, key: str, name: str) -> Asked | Answered | Unanswered | None:
-    """Return the entry of a question, or an unasked answer if the handler accepts those."""
+    """Return the entry of a question, or an unasked answer if the handler accepts unasked
+    answers."""
     entry = run.journal.questions.get(key)
     if entry is None and run.call.takes_unasked and name in run.journal.unasked:
         return Answered(key, None, 1, 0, run.journal.unasked[name], _wire(run, key, name))
@@ -156,12 +157,11 @@ def _in_time(run: Run, entry: Asked) -> Asked | None:
 def _open(
     run: Run, opened: Sequence[tuple[str, Asked, Question]], timeout_s: float | None
 ) -> int | None:
-    """Add questions to the response of this run: all, or none if the client lacks a capability.
-
-    Return the earliest end of their time limits in milliseconds since the epoch, or `None`.
+    """Add all of these questions to the response of this run. Return the earliest end of their time
+    limits in milliseconds since the epoch, or `None`.
 
     Raises:
-        MissingCapability: the client lacks a capability that one of them needs.
+        MissingCapability: the client lacks a capability; no question was added.
     """
     names = ", ".join(entry.key for _, entry, _ in opened)
     required = merged(question.requires for _, _, question in opened)
@@ -170,7 +170,7 @@ def _open(
         isinstance(question, Form) and question.is_approval for _, _, question in opened
     )
     if is_for_a_person:
-        what_for = f"asking a person for approval ({names}), which no text can do,"
+        what_for = f"asking a person for approval ({names}), which text in a result cannot replace,"
         capabilities = capabilities.with_substitutes({})
     capabilities.require(required, what_for, has_substitute=not is_for_a_person)
     untils: list[int] = []
@@ -184,7 +184,7 @@ def _open(
             untils.append(until_ms)
         run.journal.add(entry)
         run.wire_names.take(entry.wire or entry.key)
-        # a copy: another branch may change the objects in the question before the round ends
+        # a copy, because another branch may change the objects in the question before the round ends
         run.requests[wire_key(entry.wire or entry.key, entry.attempt)] = plain(
             question.to_wire(entry.problem), f"question {name!r}"
         )
@@ -192,7 +192,7 @@ def _open(
 
 
 def _wire(run: Run, key: str, name: str) -> str | None:
-    """Return the wire name of a new question; `None` if it is the key."""
+    """Return the wire name of a new question; `None` if it equals the key."""
     base = name if run.journal.generation == 1 else f"{name}@{run.journal.generation}"
     wire = run.wire_names.new(base)
     return None if wire == key else wire

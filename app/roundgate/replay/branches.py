@@ -1,4 +1,5 @@
-"""Branches: the places in a handler under which results are recorded, however its parts interleave.
+"""Branches: stable places in a handler under which results are recorded, even if its parts
+interleave.
 
 Each asyncio task that a handler creates is a branch, known by the name of its coroutine function
 and by the order in which its parent created it, which is the same in every run:
@@ -7,9 +8,9 @@ and by the order in which its parent created it, which is the same in every run:
                                                     order@1/charge   order@1/ship
     async with ctx.branch("refund"):                refund/charge
 
-The key of a step or question is the path of its branch, its name, and the number of that name's use
-in the branch unless it is the first. Tasks that a library creates in the handler have other names,
-so they do not change the numbers; tasks created in a step have no branch.
+The key of a step or question is the path of its branch and its name. From the second use of the
+name in the branch, the number of the use follows. Tasks that a library creates in the handler have
+other names, so they do not change the numbers; tasks created in a step have no branch.
 """
 
 from __future__ import annotations
@@ -36,8 +37,7 @@ _PREFIXES: Final = MappingProxyType(
 
 
 JUST_FIRED_S: Final = 1.0
-"""The time in seconds after its deadline during which a fired timer may still be about to end a
-wait."""
+"""The time in seconds after its deadline during which a fired timer may still end a wait."""
 
 
 class _Set(NamedTuple):
@@ -54,7 +54,7 @@ class _Set(NamedTuple):
 
 
 class Timeouts:
-    """The timers of one run. Most of those that have ended are dropped."""
+    """The timers of one run. Ended timers are dropped from time to time."""
 
     def __init__(self) -> None:
         self._timers: list[_Set] = []
@@ -150,7 +150,7 @@ class Branch:
         self.has_branched = False
         """Whether the branch has children."""
         self.awaited: dict[int, Branch] = {}
-        """The branches of coroutines of `as_completed` whose tasks are not created yet, by id."""
+        """The branches of coroutines of `as_completed` without a task yet, by id."""
 
     @property
     def limits(self) -> list[Scope]:
@@ -161,14 +161,14 @@ class Branch:
     def key(self, kind: str, name: str) -> str:
         """Return the place of the next use of a name: `order@1/charge`, then `order@1/charge#2`.
 
-        A kind other than step and question stands before the name: `order@1/sleep:sleep`.
+        Kinds other than step and question precede the name: `order@1/sleep:sleep`.
         """
         count = self.uses[kind, name] = self.uses.get((kind, name), 0) + 1
         place = f"{self.path}{_PREFIXES.get(kind, '')}{name}"
         return place if count == 1 else f"{place}#{count}"
 
     def named(self, name: str) -> Branch:
-        """Return a new child branch with a name that the handler gives."""
+        """Return a new child branch with a name from the handler."""
         return self._child(self.key("branch", name).removeprefix(self.path))
 
     def created(self, coroutine: object) -> Branch:
@@ -199,7 +199,7 @@ here: Final[ContextVar[Here]] = ContextVar("here", default=None)
 
 
 class inside:  # noqa: N801  # read as a phrase: `with inside(branch): …`
-    """A context manager that runs a block at a place; `None` is code that belongs to no handler."""
+    """A context manager that runs a block at a place; `None` is code outside of every handler."""
 
     __slots__ = ("_place", "_token")
 

@@ -1,9 +1,9 @@
-"""Calls that outlive their request: created and watched for their owner, carried by
-workers, kept in a store.
+"""Calls that outlive their request: created and watched for their owner, run by workers, stored in
+a store.
 
-There is one engine, and its journal is kept in one of two places: between rounds it travels with
-the client (`methods.rounds`), in a task it is rows in a store (`tasks.turn`). This package
-knows the catalog, the engine and the ports of storage; it knows nothing of HTTP.
+The engine has one journal with two homes: between rounds the journal travels with the client
+(`methods.rounds`), in a task it is rows in a store (`tasks.turn`). This package depends on the
+catalog, the engine and the ports of storage, but not on HTTP.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     with fake_context(answers={"confirm": {"go": True}}) as ctx:
         assert await refund(ctx, order=7) == "refunded"
 
-The context runs the real engine, but questions are answered at once, so the handler runs only once.
-The clock advances when the handler waits for nothing else.
+The context runs the real engine, but answers questions at once, so the handler runs only once. The
+clock advances when the handler waits only for time.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def fake_context(
         capabilities: the client's capabilities.
         clock: the clock; by default a new `VirtualClock`.
         task_id: the id of the call's task; `None` if the call is not a task.
-        events: the payloads of external events by name; other events are not delivered in time.
+        events: the payloads of external events by name; other events time out.
 
     Raises:
-        Unanswered: a question has no answer. Raised where the handler asks.
-        AnswerInvalid: an answer does not fit its question. Raised where the handler asks.
+        Unanswered: a question has no answer; raised in the handler.
+        AnswerInvalid: an answer does not fit its question; raised in the handler.
     """
     clock = clock or VirtualClock()
     call = Call(
@@ -77,7 +77,7 @@ def fake_context(
 
 @dataclass(frozen=True, slots=True)
 class EventsHere:
-    """External events whose tokens nobody can use: an `AnsweredRun` delivers them."""
+    """External events with unusable tokens, which an `AnsweredRun` delivers."""
 
     clock: VirtualClock
     base: str = "http://127.0.0.1/events/"
@@ -92,8 +92,8 @@ class EventsHere:
 
 
 def payload_of(events: Mapping[str, Any], name: str) -> tuple[Any] | None:
-    """Return the payload of an event in a tuple, or `None` if `events` has none. An event is known by
-    its name, with or without its branch."""
+    """Return the payload of an event in a tuple, or `None` if `events` has none. `events` may name
+    an event with or without its branch."""
     path, slash, last = name.rpartition("/")
     short = last.removeprefix("event:").partition("@")[0]  # without the number of a restart
     for known in (f"{path}{slash}{short}", short):
@@ -103,8 +103,8 @@ def payload_of(events: Mapping[str, Any], name: str) -> tuple[Any] | None:
 
 
 class AnsweredRun(Run):
-    """A run whose questions are answered, and whose events are delivered, as soon as all of its
-    branches wait."""
+    """A run that answers its questions and delivers its events as soon as all of its branches
+    wait."""
 
     def __init__(
         self,
@@ -131,8 +131,11 @@ class AnsweredRun(Run):
             super().come_to_rest()
 
     async def park(self, branch: Branch) -> None:  # type: ignore[override]
-        """Wait until the branch can continue in the same run. Raise `Suspend` for the low-level
-        form."""
+        """Wait until the branch can continue in the same run.
+
+        Raises:
+            Suspend: the handler is in the low-level form.
+        """
         await self.quiescence.park(branch)
         if self.decides_by_state:  # the low-level form receives its answers in a new run
             self.stop(Stop.SUSPENDED)
@@ -142,7 +145,7 @@ class AnsweredRun(Run):
         return (one for one in self._parked if one.until_ms is None and not one.future.done())
 
     def _deliver(self) -> bool:
-        """Deliver the events that branches wait for; return whether there was a payload for one."""
+        """Deliver the events that branches await; return whether any had a payload."""
         found = {name: payload_of(self._events, name) for name in self.awaited}
         payloads = {name: payload[0] for name, payload in found.items() if payload is not None}
         self.journal.deliver(payloads, self.awaited | self._open)
@@ -150,7 +153,8 @@ class AnsweredRun(Run):
         return bool(payloads)
 
     def _miss(self) -> bool:
-        """Let the time of the next event pass; return whether a branch waits for one."""
+        """Advance the clock beyond the time limit of the next event; return whether a branch awaits
+        one."""
         awaited = [entry for entry in self.journal.opened() if entry.name in self.awaited]
         if not awaited or not isinstance(self.clock, VirtualClock):
             return False
@@ -177,7 +181,7 @@ class AnsweredRun(Run):
         failed: Exception | None = None
         try:
             self.journal.receive(await answer_all(asked, self._answers))
-        except Exception as error:  # raised where the handler asks
+        except Exception as error:  # raised in the handler
             failed = error
         self.requests.clear()
         for one in self._parked:
@@ -189,5 +193,5 @@ class AnsweredRun(Run):
 
 
 def _path(key: str) -> str:
-    """Return the path of the branch that a key belongs to."""
+    """Return the path of the branch to which a key belongs."""
     return key[: key.rfind("/") + 1]

@@ -1,11 +1,12 @@
-"""Crash tests of a call: its process dies at each possible moment, and the outcomes are compared.
+"""Crash tests of a call: its process dies at each possible moment, and the test compares the
+outcomes.
 
     step charge   begins ──── has run ──── is remembered          a process may die at all three
-    round 1       ─────────────────────────────────── answered    each round's answer may be lost
+        round 1       ─────────────────────────────────── answered    each response may be lost
 
-After a crash, the client sends the request again, and a task continues on another worker. Each of
-these calls must behave like a call without replay. Effects outside of steps are reported, because a
-replay repeats them. The call is also replayed in other processes (`replays`).
+After a crash, the client repeats the request, and a task continues on another worker. Each of these
+calls must behave like a call without replay. The test reports effects outside of steps, because a
+replay repeats them. It also replays the call in other processes (`replays`).
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ Moment: TypeAlias = Literal["begins", "has run", "is remembered"]
 Crash: TypeAlias = Literal["everywhere"] | tuple[str, Moment]
 
 _UNKNOWN: Final = ("ended without a known outcome", "it is not known whether it took effect")
-"""Texts of errors that report an unknown outcome, of a `once` tool and an `at_most_once` step."""
+"""Parts of error messages that report an unknown outcome, of a `once` tool and an `at_most_once`
+step."""
 MAX_MOMENTS: Final = 1_000
-"""The most crash points that one test tries."""
+"""The maximum number of crash points that one test tries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A crash point: a step's place and its moment, or a request whose answer is lost."""
+    """A crash point: a place and a moment, or a request whose response is lost."""
 
     what: str
     moment: str
@@ -54,8 +56,8 @@ class Watched:
     crash point."""
 
     def __init__(self, dies_at: int | None, observe: Callable[[], Any] | None = None) -> None:
-        """Begin a record. `dies_at` is the number of a crash point, from 0; `observe` returns the
-        effects so far."""
+        """Make an empty record. `dies_at` is the number of the crash point, from 0; `observe`
+        returns the effects so far."""
         self.points: list[Point] = []
         self.outside: list[str] = []
         """Descriptions of the effects outside of steps."""
@@ -64,12 +66,12 @@ class Watched:
         self.errors: list[NondeterminismError] = []
         self.last_run: Run | None = None
         self.is_open = False
-        """Whether the call's effects may depend on timing: a step was cancelled by its handler, or
-        has an unknown outcome."""
+        """Whether the call's effects may depend on timing, because its handler cancelled a step, or
+        a step has an unknown outcome."""
         self.upgrade: ConfigFile | None = None
         self.values: dict[tuple[int, str], Any] = {}
         """The values that the engine made, by restart and place. Every repetition of a call gets
-        those of the first."""
+        the values of the first."""
         self.has_died = False
         self.begins_upgraded = False
         self._dies_at = dies_at
@@ -78,7 +80,7 @@ class Watched:
 
     @property
     def file(self) -> ConfigFile | None:
-        """The configuration to serve now; `None` for the first one."""
+        """Return the configuration to serve now; `None` for the first one."""
         return self.upgrade if self.has_died or self.begins_upgraded else None
 
     def reaches(self, what: str, moment: str) -> bool:
@@ -89,18 +91,18 @@ class Watched:
         return dies
 
     def look(self, before: str | None) -> None:
-        """Record new effects as effects outside of a step, before the event `before`; with `None`,
-        only note that they exist, because a step had them."""
+        """Record new effects as effects outside of a step, before the event `before`. With `None`,
+        only count them, because a step had them."""
         size = self._size()
         if before is not None and size > self._seen:
             self.outside.append(
-                f"it does something outside of a step, before {before}: {self._latest(size)}"
+                f"it has an effect outside of a step, before {before}: {self._latest(size)}"
             )
         self._seen = size
 
     def value(self, run: Run, key: str, value: Any) -> Any:
-        """Return the value that an earlier repetition of the call got at a place, or else this one.
-        A version depends on what is served."""
+        """Return the value of an earlier repetition of the call at a place, or else `value`.
+        Versions are exempt, because they depend on the served configuration."""
         if self.upgrade is not None and key.startswith(VERSION):
             return value
         return self.values.setdefault((run.journal.generation, key), value)
@@ -170,14 +172,15 @@ class _Record:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the call ended with an error that says that the outcome is unknown."""
+        """Return whether the call ended with an error that reports an unknown outcome."""
         text = "" if self.result is None or not self.result.is_error else self.result.text
         return any(error in text for error in _UNKNOWN)
 
     def asked_again(self) -> list[str]:
-        """Return descriptions of the questions that were answered and then asked in other words."""
+        """Return descriptions of the questions that were answered and then asked with another
+        text."""
         return [
-            f"question {key} was answered, and is asked again because it reads differently:"
+            f"question {key} was answered, and is asked again because its text changed:"
             f" {texts[0]!r}, then {texts[-1]!r}"
             for key, texts in self.asked.items()
             if len(set(texts)) > 1
@@ -192,20 +195,21 @@ class _Record:
         ran, runs = self.watched.steps, reference.watched.steps
         asked, asks = self.asked.keys(), reference.asked.keys()
         return [
-            *(f"it runs step {key}, and does not otherwise" for key in ran - runs),
-            *(f"it does not run step {key}, and does otherwise" for key in runs - ran),
-            *(f"it asks {key}, and does not otherwise" for key in asked - asks),
-            *(f"it does not ask {key}, and does otherwise" for key in asks - asked),
+            *(f"it runs step {key}, unlike the call without replay" for key in ran - runs),
+            *(f"it skips step {key}, unlike the call without replay" for key in runs - ran),
+            *(f"it asks {key}, unlike the call without replay" for key in asked - asks),
+            *(f"it does not ask {key}, unlike the call without replay" for key in asks - asked),
         ]
 
 
 Play: TypeAlias = Callable[[Watched, AnswersLike], Awaitable[CallResult]]
-"""A function that makes the call at a new gateway and records it."""
+"""Makes the call at a new gateway and records it."""
 
 
 @dataclass
 class CrashTest:
-    """A test that a call ends the same way wherever its process dies; see `Gateway.call`."""
+    """A test that a call ends the same way at whichever crash point its process dies; see
+    `Gateway.call`."""
 
     setup: Setup
     now_ms: int
@@ -219,7 +223,7 @@ class CrashTest:
     observe: Callable[[], Any] | None
     reset: Callable[[], Any] | None
     values: dict[tuple[int, str], Any] = field(default_factory=dict)
-    """See `Watched.values`."""
+    """As `Watched.values`."""
 
     async def survive(self) -> CallResult:
         """Make the call without a crash, then once per crash point; return the first result.
@@ -234,7 +238,7 @@ class CrashTest:
         for error in first.watched.errors:
             raise error
         if first.result is None:
-            raise Diverged(self.tool, [f"{first.ending}, although nothing happens to it"])
+            raise Diverged(self.tool, [f"{first.ending}, without any crash"])
         findings = [*first.watched.outside, *effects]
         endings = [first.ending]
         reference = None
@@ -242,7 +246,7 @@ class CrashTest:
             reference = await self._reference(first.watched)
         if reference is not None:
             findings += [
-                f"where it is run again from the top after each question: {difference}"
+                f"when it runs again from the top after each question: {difference}"
                 for difference in first.differences(reference)
             ]
             if not findings:
@@ -251,7 +255,7 @@ class CrashTest:
             whole = Watched(None)
             whole.begins_upgraded = True
             endings.append((await self._played(whole)).ending)
-        then = "its process dies" if self.upgrade is None else "the other version goes on"
+        then = "its process dies" if self.upgrade is None else "the other version continues"
         errors: list[NondeterminismError] = []
         for number in self._crash_points(first.watched.points):
             played = await self._played(Watched(number))
@@ -277,11 +281,11 @@ class CrashTest:
             ]
             if not numbers:
                 known = ", ".join(sorted({point.what for point in points})) or "none"
-                raise ValueError(f"the call never comes to {self.crash}; its steps are: {known}")
+                raise ValueError(f"the call never reaches {self.crash}; its steps are: {known}")
         if len(numbers) > MAX_MOMENTS:
             raise ValueError(
-                f"the call has {len(numbers)} moments to die at, and {MAX_MOMENTS} can be gone "
-                "through: name one"
+                f"the call has {len(numbers)} crash points, but a test tries at most {MAX_MOMENTS}: "
+                "name one with crash="
             )
         return numbers
 

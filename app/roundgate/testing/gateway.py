@@ -5,7 +5,7 @@
         assert result.value == "refunded"
 
 As in a deployment, each request reaches a new instance, and each turn of a task runs on another
-worker. Instances share only a database in memory. The clock advances when everything waits: a
+worker. Instances share only a database in memory. The clock advances when all code waits, so a
 `ctx.sleep` of a day takes no time.
 """
 
@@ -51,7 +51,7 @@ from roundgate.tokens import EventPlace, keys
 
 ORIGIN: Final = "http://127.0.0.1"
 _IDLE_TURNS: Final = 3
-"""How often in a row `advance` may find no work and no future event before it raises."""
+"""The maximum number of consecutive calls of `advance` that find no work and no future event."""
 _ISSUER: Final = "https://issuer.test"
 _errors: Final[ContextVar[list[NondeterminismError] | None]] = ContextVar("errors", default=None)
 """The list that receives the nondeterminism errors of the current call's handler."""
@@ -72,11 +72,14 @@ class Gateway:
         """Prepare a gateway; entering it loads the sources.
 
         Args:
-            sources: a gateway.yaml, or else Python files, modules and functions that are served
-                under their own names; by default the gateway.yaml of the working directory.
-            environ: variables for references in gateway.yaml, in addition to the process's.
-            scopes: the default caller's scopes; by default all that the tools and `auth` need.
-            fresh: whether each request runs on a new instance. Each turn of a task always does.
+            sources: a gateway.yaml, or Python files, modules and functions to serve under their own
+                names; by default the gateway.yaml of the working directory.
+            environ: variables for references in gateway.yaml, in addition to the process's
+                variables.
+            scopes: the default caller's scopes; by default all scopes that the tools and `auth`
+                need.
+            fresh: whether each request runs on a new instance. Each turn of a task always runs on
+                one.
             clock: the clock; by default a new `VirtualClock`.
             sections: sections of gateway.yaml, such as `limits={"threads": 4}`; only without a
                 gateway.yaml among the sources.
@@ -94,7 +97,7 @@ class Gateway:
         self._left: list[Core] = []
         self._kept: tuple[Life, Any] | None = None
         self._events: dict[str, Any] = {}
-        """The payloads that the present calls give for events."""
+        """The payloads for events of the current calls, by event name."""
         self._working = asyncio.Lock()
         self._idle_turns = 0
         self._watch: Watched | None = None
@@ -138,11 +141,11 @@ class Gateway:
         """Return a client of the gateway.
 
         Args:
-            subject: the caller's subject; `None` is the default caller, for whom the next two are
-                ignored.
+            subject: the caller's subject; `None` for the default caller, who ignores `scopes` and
+                `client_id`.
             scopes: the caller's scopes.
             client_id: the caller's client id.
-            options: those of `roundgate.client.Client`, except `auth`, `clock` and `transport`.
+            options: options of `roundgate.client.Client`, except `auth`, `clock` and `transport`.
         """
         auth = None if subject is None else self._callers.add(subject, scopes, client_id)
         made = Client(
@@ -169,28 +172,28 @@ class Gateway:
         reset: Callable[[], Any] | None = None,
         **more: Any,
     ) -> CallResult:
-        """Call a tool and return its result, after its rounds and its task if it becomes one.
+        """Call a tool and return its result, after all rounds and the task if the call becomes one.
 
         Args:
             tool: the tool's name.
             arguments: the arguments, as a mapping or as keywords.
             answers: answers to questions, as for `roundgate.client`.
-            events: the payloads of external events by name. Each is posted to its URL once its task
-                waits for it; events that are left out are not delivered.
+            events: the payloads of external events by name. Each payload is posted to its URL once
+                the task awaits the event; other events are not delivered.
             crash: `"everywhere"` repeats the call once per crash point and lost answer, and
                 compares each run with a run without replay and with replays in other processes.
                 `("charge", "begins" | "has run" | "is remembered")` is one crash point of a step.
-            upgrade: sources that are served after the process has died, at each crash point.
-            observe: a function that returns the tool's effects so far, as a collection or a
-                number; finds effects outside of steps.
-            reset: a function, called before each run, that undoes the tool's effects.
+            upgrade: the sources to serve after the process has died, at each crash point.
+            observe: returns the tool's effects so far, as a collection or a number; used to find
+                effects outside of steps.
+            reset: undoes the tool's effects; called before each run.
             more: further arguments of the tool.
 
         Raises:
             NondeterminismError: the handler took another path in a later run.
             Diverged: a run ended differently, or had effects outside of steps.
-            ClientError: the call failed. A tool that fails returns a result with `is_error`.
-            NothingGoesOn: nothing will ever continue the call's task.
+            ClientError: the call failed. The failure of a tool is a result with `is_error` instead.
+            NothingGoesOn: no event will ever continue the call's task.
         """
         given = {**(arguments or {}), **more}
         if crash is None and not upgrade:
@@ -263,7 +266,7 @@ class Gateway:
         answers: AnswersLike = None,
         **more: Any,
     ) -> Task:
-        """Call a tool and return as soon as it is a task."""
+        """Call a tool and return as soon as the call is a task."""
         return await self._client.start(tool, {**(arguments or {}), **more}, answers=answers)
 
     async def deliver(self, event: str, payload: Any = None, *, task: str | None = None) -> int:
@@ -272,10 +275,10 @@ class Gateway:
         Args:
             event: the name of the event, with or without its branch.
             payload: a JSON value.
-            task: the id of the task; it can be left out if only one task has the event.
+            task: the id of the task; optional if only one task has the event.
 
         Raises:
-            LookupError: no task has such an event, or several tasks have.
+            LookupError: no task or more than one task has the event.
         """
         found = [
             (ref, mark)
@@ -284,7 +287,7 @@ class Gateway:
             if task in (None, ref.id) and payload_of({event: payload}, mark.name) is not None
         ]
         if len(found) != 1:
-            raise LookupError(f"{len(found)} tasks have an event {event!r}: name one with task=")
+            raise LookupError(f"{len(found)} tasks have an event {event!r}: choose one with task=")
         ((ref, mark),) = found
         return await self._post(ref, mark.name, payload)
 
@@ -300,8 +303,8 @@ class Gateway:
         return response.status
 
     async def _deliver_awaited(self) -> bool:
-        """Deliver the events that tasks wait for, as far as calls give payloads; return whether there
-        were any."""
+        """Deliver the awaited events for which calls have payloads; return whether there were
+        any."""
         awaited = [
             (ref, mark.name, payload[0])
             for ref, marks in self._memory.marks().items()
@@ -319,18 +322,18 @@ class Gateway:
         arguments: Mapping[str, Any] | None = None,
         values: Mapping[str, Any] | None = None,
     ) -> list[Replayed]:
-        """Replay the recorded histories of a file (`roundgate tasks export`), and return what
-        became of each. No step runs.
+        """Replay the recorded histories of a file (`roundgate tasks export`) without running steps.
+        Return the result for each history.
 
         Args:
-            file: the histories, one a line.
-            arguments: the arguments of histories without values.
-            values: results of steps and contents of answers, by place or name, for histories
-                without values; and results of new steps by place, which the replay passes by.
+            file: the histories, one per line.
+            arguments: the arguments for histories without values.
+            values: for histories without values, results of steps and contents of answers, by place
+                or name. Also results for new steps, by place.
 
         Raises:
-            HistoriesDiverged: a handler departs from a history; the text shows where.
-            ValueError: a line of the file is no history.
+            HistoriesDiverged: a handler departs from a history; the message shows the place.
+            ValueError: a line of the file is not a history.
         """
         given = Given(self._callers.default, arguments or {}, values or {})
         async with serving(self._setup.load(), self.clock) as core:
@@ -356,11 +359,11 @@ class Gateway:
             return turns
 
     async def advance(self, seconds: float) -> None:
-        """Run the tasks that are due. If there are none, advance the clock to the next event and
-        run them then.
+        """Run the tasks that are due. If no task is due, advance the clock to the next event and
+        run the tasks of that time.
 
         Args:
-            seconds: how far the clock advances if there is no next event, or an overdue one.
+            seconds: the step of the clock if the next event is unknown or overdue.
 
         Raises:
             NothingGoesOn: several calls in a row found no event.
@@ -393,10 +396,10 @@ class Gateway:
             " where status not in ('completed', 'failed', 'cancelled')"
         ).fetchall()
         left = "; ".join(
-            f"{tool} is {status}: {said or 'it says nothing'}{_waits_for(events)}{_too_late(*times)}"
-            for tool, status, said, events, *times in rows
+            f"{tool} is {status}: {message or 'no status message'}{_waits_for(events)}{_too_late(*times)}"
+            for tool, status, message, events, *times in rows
         )
-        return f"Nothing goes on by itself any more. {left or 'There is no open task'}"
+        return f"No event will continue the tasks. {left or 'There is no open task'}"
 
     async def _turn(self, message: Message) -> None:
         life = Life()
@@ -407,8 +410,8 @@ class Gateway:
             await self._leave(life, core)
 
     async def _leave(self, life: Life, core: Core) -> None:
-        """Close an instance. A dead instance is closed at the end, because its work still uses
-        it."""
+        """Close an instance. The test closes a dead instance at its end, because pending work still
+        uses the instance."""
         if life.died.is_set():
             self._left.append(core)
         else:
@@ -488,7 +491,8 @@ class _Noting(StepWatch):
 
 
 class _Callers:
-    """A verifier that accepts the tokens of known callers; no token is the default caller."""
+    """A verifier that accepts the tokens of known callers. A request without a token comes from the
+    default caller."""
 
     def __init__(self) -> None:
         self.default = LOCAL
@@ -509,12 +513,14 @@ class _Callers:
             return self.default
         found = self._known.get(authorization.decode("latin-1").removeprefix("Bearer "))
         if found is None:
-            raise Unauthenticated("invalid_token", "The gateway of this test has no such caller")
+            raise Unauthenticated(
+                "invalid_token", "This token belongs to no caller of the test's gateway"
+            )
         return found
 
 
 class _Paced(Clock):
-    """The gateway's clock for its clients: while a client sleeps, tasks run."""
+    """The gateway's clock for its clients. While a client sleeps, tasks run."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -530,21 +536,21 @@ class _Paced(Clock):
 
 
 def _waits_for(events: str | None) -> str:
-    """Return which external events a task waits for; empty if it waits for none."""
+    """Return the external events that a task awaits, as a clause; empty without any."""
     marks = [Mark.parse(text) for text in decode(events.encode())] if events else []
     names = ", ".join(mark.name for mark in marks if mark.is_awaited)
-    return f"; it waits for {names}: give the payload (events=)" if names else ""
+    return f"; it waits for {names}: pass the payload (events=)" if names else ""
 
 
 def _too_late(due_ms: int | None, created_ms: int, expires_ms: int) -> str:
-    """Return the problem of a task that would continue only after its expiry; empty if it continues
-    before."""
+    """Return the problem of a task that would continue only after its expiry, as a clause; empty
+    otherwise."""
     if due_ms is None or due_ms < expires_ms:
         return ""
     due_s, ttl_s = (due_ms - created_ms) // 1000, (expires_ms - created_ms) // 1000
     return (
-        f"; it sleeps until {due_s} s after its creation, and is forgotten after {ttl_s} s:"
-        " raise tasks.ttl_s in gateway.yaml, and tasks.task_timeout_s, or sleep for less"
+        f"; it sleeps until {due_s} s after its creation, but expires after {ttl_s} s:"
+        " raise tasks.ttl_s and tasks.task_timeout_s in gateway.yaml, or sleep for less"
     )
 
 

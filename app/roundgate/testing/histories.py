@@ -1,12 +1,13 @@
-"""The replay of recorded histories (`roundgate tasks export`) with the handlers of a test's gateway.
+"""The replay of recorded histories (`roundgate tasks export`) with the handlers of a test's
+gateway.
 
-A replay runs no step: each new one waits, so the handler goes as far as its history and no further.
+A replay runs no step: each new step waits, so the handler goes exactly as far as its history.
 
     recorded    plan ✓   confirm ✓   charge ✓
-    replay 1    plan ✓   confirm ✓   charge ✓   ship …       goes on where the task was
+    replay 1    plan ✓   confirm ✓   charge ✓   ship …       continues at the place of the task
     replay 2    plan ✓   confirm ✓   weigh …                 departs: `charge` is recorded
 
-An outline has no values. A value that the test does not give ends the replay at its place.
+An outline has no values. If the test supplies no value either, the replay ends at that place.
 """
 
 from __future__ import annotations
@@ -51,40 +52,40 @@ from roundgate.tasks.histories import History, without_arguments
 from roundgate.testing.instances import VirtualClock
 
 WITHIN_S: Final = 30.0
-"""How long one replay may take, in seconds."""
+"""The time limit of one replay in seconds."""
 GRACE_S: Final = 2.0
-"""How long a replay whose handler waits may take to come to the next recorded place, in seconds:
-longer than the engine holds back results that no branch asks for, with a margin for a busy machine."""
+"""The time in seconds for a waiting handler to reach the next recorded place: longer than the
+engine holds back unrequested results, with a margin for a busy machine."""
 LOOK_S: Final = 0.02
 MAX_SHOWN: Final = 10
-"""The most entries of each kind that the description of a departure shows."""
+"""The maximum number of entries of each kind in the description of a departure."""
 
 _VALUES: Final = ("key", "now", "random", "uuid")
-"""The kinds of places that need nothing recorded."""
+"""The kinds of places that need no recorded entry."""
 _QUESTIONS: Final = (Asked, Answered, Unanswered)
 Place: TypeAlias = tuple[bool, str]
-"""Whether it is of a question, and the key."""
+"""Whether the place belongs to a question, and the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The replay of one history."""
+    """The result of replaying one history."""
 
     task: str
     tool: str
     reached: Sequence[str]
-    """The recorded places that the handler came to."""
+    """The recorded places that the handler reached."""
     unchecked: Sequence[str]
-    """The recorded places behind a value that is not in the history."""
+    """The recorded places after a missing value."""
     departure: str | None
-    """The first departure in words; `None` if the handler keeps to the history."""
+    """The first departure as text; `None` if the handler follows the history."""
 
 
 def read_histories(file: str | Path) -> Iterator[History]:
-    """Yield the histories of a file, one a line.
+    """Yield the histories of a file, one per line.
 
     Raises:
-        ValueError: a line is not a history; the text has its number.
+        ValueError: a line is not a history; the message has the line number.
     """
     with Path(file).open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
@@ -97,18 +98,18 @@ def read_histories(file: str | Path) -> Iterator[History]:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a test gives to its replays."""
+    """The values that a test supplies for its replays."""
 
     caller: Principal
     """The caller of outlines."""
     arguments: Mapping[str, Any]
     """The arguments of outlines."""
     values: Mapping[str, Any]
-    """Results of steps and contents of answers by place or name: those of outlines, and by place
-    those of steps that are new."""
+    """For outlines, results of steps and contents of answers by place or name; for all histories,
+    results of new steps by place."""
 
     def value(self, key: str) -> tuple[Any] | None:
-        """Return the value for a place as a tuple, or `None` if there is none."""
+        """Return the value for a place as a tuple, or `None`."""
         name = key.rpartition("/")[2].partition("#")[0]
         for known in (key, name, name.removeprefix("event:")):
             if known in self.values:
@@ -147,7 +148,7 @@ async def replay(history: History, catalog: Catalog, given: Given) -> Replayed:
 
 
 class _Run(Run):
-    """A run that records the places to which the handler comes, and begins no step."""
+    """A run that records the places that the handler reaches, and begins no step."""
 
     stop_requested = True
 
@@ -170,7 +171,7 @@ class _Run(Run):
         return key
 
     def come_to_rest(self) -> None:
-        """Suspend the run; but if recorded places are left, wait first for branches that wait
+        """Suspend the run. While recorded places are left, first wait for branches that wait
         outside of ctx."""
         loop = asyncio.get_running_loop()
         if len(self.reached) > self._reached_before:
@@ -190,7 +191,7 @@ class _Run(Run):
 
 
 def _is_shown(entry: Entry) -> bool:
-    """Return whether an entry shows that its handler came to a place."""
+    """Return whether an entry shows that its handler reached a place."""
     return not isinstance(entry, Told | Cut | Remembered)
 
 
@@ -222,7 +223,7 @@ def _journal(history: History, given: Given) -> tuple[Journal, set[Place]]:
         if known is not None:
             journal.add(known)
         elif isinstance(entry, Opened):
-            journal.add(replace(entry, outcome=None))  # its handler waits for it
+            journal.add(replace(entry, outcome=None))  # the handler waits for the event
             missing.add((False, "wait:".join(entry.key.rsplit("event:", 1))))
         elif not isinstance(entry, Remembered):
             missing.add(_place(entry))
@@ -285,9 +286,9 @@ def _departure(
     if again and history.is_redacted:
         return None  # the replaced answer does not fit
     if again:
-        return f"{again[0]!r} was answered, and is asked again, because it reads differently"
+        return f"{again[0]!r} was answered, and is asked again because its text changed"
     if left and new:
-        return f"it comes to {new[0]!r} before {left[0].key!r}, which is recorded"
+        return f"it reaches {new[0]!r} before {left[0].key!r}, which is recorded"
     if isinstance(outcome, Failed) and (left or not isinstance(outcome.error, RoundgateError)):
         return f"it ends with {type(outcome.error).__name__}: {str(outcome.error)[:500]}"
     if not left:
@@ -301,8 +302,8 @@ def _of_error(error: NondeterminismError) -> str:
         return str(error)
     before, now = without_arguments(error.remembered), without_arguments(error.asked)
     if before == now and before.startswith(("step", "poll")):
-        return f"{error.key!r} has other arguments than recorded"
-    return f"{error.key!r} is recorded as {before!r}, and the handler asks for {now!r}"
+        return f"{error.key!r} has other arguments than the recorded ones"
+    return f"{error.key!r} is recorded as {before!r}, but the handler uses it as {now!r}"
 
 
 _HOW: Final[Mapping[type[Entry], str]] = {
