@@ -395,7 +395,7 @@ async def test_objects_that_as_completed_would_start_in_any_order_are_refused() 
     async def handler(ctx: Context) -> Any:
         return [await one for one in asyncio.as_completed([Later(ctx), Later(ctx)])]
 
-    assert "in no order; give it coroutines or tasks" in str(
+    assert "in no fixed order; pass coroutines or tasks" in str(
         error_of(await SharedJournal().run(handler))
     )
 

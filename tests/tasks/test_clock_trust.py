@@ -182,7 +182,7 @@ async def test_healthz_says_that_the_clock_is_not_trusted(tmp_path: Path) -> Non
                 await asyncio.sleep(0.05)
                 health = (await mcp.http.get("/healthz")).json()
     assert health["status"] == "degraded"
-    assert "another on the same store" in health["troubles"][0]
+    assert "another process on the same store" in health["troubles"][0]
 
 
 async def test_a_machine_whose_clock_is_set_a_day_ahead_and_mended_loses_no_task(

@@ -445,7 +445,7 @@ async def test_payloads_count_towards_what_a_task_may_remember(shared: Shared) -
         await shop.all_turns()
     assert number == 3
     text = (await shop.shown(ref))["result"]["content"][0]["text"]
-    assert "more remembered than 20000 bytes" in text
+    assert "more than 20000 bytes" in text
 
 
 async def test_without_a_public_url_a_handler_is_told_what_to_set(shared: Shared) -> None:

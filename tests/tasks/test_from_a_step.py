@@ -291,7 +291,7 @@ async def test_the_command_says_what_happens_again_and_wants_a_yes(
     assert out.startswith(f"{ref} goes on as ")
     assert out.endswith(", from who\n")
     status, _, err = await operate(shared, capsys, *wanted, "--yes")
-    assert (status, "was taken up again as" in err) == (1, True)
+    assert (status, "was already retried as" in err) == (1, True)
 
 
 @pytest.mark.usefixtures("_store")

@@ -158,21 +158,21 @@ async def test_a_change_that_keeps_calls_in_flight_on_their_way_is_none(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"first": True}, "it comes to 'weigh' before 'plan', which is recorded"),
-        ({"weighs": True}, "it comes to 'weigh' before 'charge', which is recorded"),
+        ({"first": True}, "it reaches 'weigh' before 'plan', which is recorded"),
+        ({"weighs": True}, "it reaches 'weigh' before 'charge', which is recorded"),
         ({"skips": True}, "it waits before 'charge', which is recorded"),
-        ({"more": 1}, "'charge' has other arguments than recorded"),
+        ({"more": 1}, "'charge' has other arguments than the recorded ones"),
         (
             {"calls": charge_card},
-            "'charge' is recorded as 'step charge', and the handler asks for 'step charge_card'",
+            "'charge' is recorded as 'step charge', but the handler uses it as 'step charge_card'",
         ),
         (
             {"sleeps": 60},
-            "'sleep:sleep' is recorded as 'sleep 3600000', and the handler asks for 'sleep 60000'",
+            "'sleep:sleep' is recorded as 'sleep 3600000', but the handler uses it as 'sleep 60000'",
         ),
         (
             {"asks": "Really?"},
-            "'confirm' was answered, and is asked again, because it reads differently",
+            "'confirm' was answered, and is asked again because its text changed",
         ),
         ({"raises": KeyError("x")}, "it ends with KeyError: 'x'"),
         ({"returns": True}, "it ends before 'charge', which is recorded"),
@@ -221,7 +221,7 @@ async def test_a_task_that_only_asks_may_be_asked_in_other_words(tmp_path: Path)
             (replayed,) = await gateway.replay(history)
         assert replayed.reached == ["plan", "confirm"]
     async with served(handler(first=True)) as gateway:
-        with pytest.raises(HistoriesDiverged, match="it comes to 'weigh' before 'plan'"):
+        with pytest.raises(HistoriesDiverged, match="it reaches 'weigh' before 'plan'"):
             await gateway.replay(history)
 
 

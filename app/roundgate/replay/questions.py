@@ -317,9 +317,7 @@ def _with_problem(message: str, problem: str | None) -> str:
 def _action(response: Any) -> Action:
     action = response.get("action") if isinstance(response, dict) else None
     if action not in ("accept", "decline", "cancel"):
-        raise UnfitAnswer(
-            'the action of an elicitation response must be "accept", "decline" or "cancel"'
-        )
+        raise UnfitAnswer('an elicitation response has the action "accept", "decline" or "cancel"')
     return action  # type: ignore[no-any-return]
 
 

@@ -306,7 +306,7 @@ async def _attempt(
         return Raised(task.key, _text(error), told=True, what=task.what), None
     except TimeoutError as error:
         if limit.expired():
-            return task.raised(f"no result within {timeout_s:g} s", TIMED_OUT), None
+            return task.raised(f"it was not over within {timeout_s:g} s", TIMED_OUT), None
         return task.raised_by(error), error
     except NotJson as error:
         return task.raised(_text(error), NOT_JSON), None
