@@ -51,13 +51,13 @@ async def ask(
         answers: dict[str, Answer] = {}
         opened: list[tuple[str, Asked, Question]] = []
         for name, question in asked.items():
-            known = _known(run, keys[name], name, question)
-            if isinstance(known, Answer):
+            answer = _known(run, keys[name], name, question)
+            if isinstance(answer, Answer):
                 answers[name] = (
-                    replace(known, value=fresh(default)) if known.action == "timeout" else known
+                    replace(answer, value=fresh(default)) if answer.action == "timeout" else answer
                 )
             else:
-                opened.append((name, known, question))
+                opened.append((name, answer, question))
         if not opened:
             async with recording_cut(run, given_up):
                 await take_event(run, branch, given_up)
@@ -79,8 +79,8 @@ async def ask(
 def _withdraw(run: Run, opened: Sequence[tuple[str, Asked, Question]]) -> None:
     """Withdraw questions whose answers the handler no longer awaits."""
     for _, entry, _ in opened:
-        kept = run.journal.questions[entry.key]
-        run.requests.pop(wire_key(getattr(kept, "wire", None) or entry.key, entry.attempt), None)
+        current = run.journal.questions[entry.key]
+        run.requests.pop(wire_key(getattr(current, "wire", None) or entry.key, entry.attempt), None)
 
 
 @engine_call
@@ -100,12 +100,14 @@ async def ask_anew(run: Run, asked: Mapping[str, Question]) -> NoReturn:
 
 def answered_key(run: Run, name: str) -> str | None:
     """Return the wire key of the last answered question of a name, or `None`."""
-    found = [
+    answered = [
         entry
         for entry in run.journal.questions.values()
         if isinstance(entry, Answered) and entry.key.rpartition("/")[2].partition("#")[0] == name
     ]
-    return wire_key(found[-1].wire or found[-1].key, found[-1].attempt) if found else None
+    return (
+        wire_key(answered[-1].wire or answered[-1].key, answered[-1].attempt) if answered else None
+    )
 
 
 def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:

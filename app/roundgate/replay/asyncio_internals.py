@@ -131,8 +131,10 @@ def name_of(coroutine: object) -> str:
     function = _last_name(coroutine)
     if function not in _OF_ANYIO:
         return function
-    given = getattr(getattr(coroutine, "cr_frame", None), "f_locals", {})
-    return _last_name(given.get("coro") or getattr(given.get("self"), "_coro", coroutine))
+    frame_locals = getattr(getattr(coroutine, "cr_frame", None), "f_locals", {})
+    return _last_name(
+        frame_locals.get("coro") or getattr(frame_locals.get("self"), "_coro", coroutine)
+    )
 
 
 def _last_name(coroutine: object) -> str:
@@ -197,16 +199,18 @@ def _behind(awaited: object) -> Any:
     kinds = (CoroutineType, GeneratorType, AsyncGeneratorType)
     if isinstance(awaited, asyncio.Future):
         return None
-    return next((one for one in gc.get_referents(awaited) if isinstance(one, kinds)), None)
+    return next(
+        (referent for referent in gc.get_referents(awaited) if isinstance(referent, kinds)), None
+    )
 
 
 def _refuse(waiting: CoroutineType[Any, Any, Any]) -> None:
-    given = inspect.getcoroutinelocals(waiting)
-    if given.get("timeout") is None:
+    frame_locals = inspect.getcoroutinelocals(waiting)
+    if frame_locals.get("timeout") is None:
         return
     if waiting.cr_code is _WAIT:
         raise _refusal("asyncio.wait(timeout=…)")
-    waited_for = given.get("fut")
+    waited_for = frame_locals.get("fut")
     if isinstance(waited_for, asyncio.Future) and waited_for not in made_by_wait_for:
         raise _refusal("asyncio.wait_for(…) around a task or future")
 

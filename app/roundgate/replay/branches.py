@@ -63,13 +63,15 @@ class Timeouts:
     def add(self, timer: Timer, path: str, task: asyncio.Task[Any]) -> None:
         self._timers.append(_Set(timer, path, weakref.ref(task)))
         if len(self._timers) > self._watermark:
-            self._timers = [one for one in self._timers if one.state in ("active", "expiring")]
+            self._timers = [
+                timer_set for timer_set in self._timers if timer_set.state in ("active", "expiring")
+            ]
             self._watermark = 16 + 2 * len(self._timers)
 
     def whens(self, now_s: float) -> list[float]:
         """Return the deadlines of timers that may still end a wait, in seconds on the loop's
         clock."""
-        whens = [(one.state, one.timer.when()) for one in self._timers]
+        whens = [(timer_set.state, timer_set.timer.when()) for timer_set in self._timers]
         return [
             when
             for state, when in whens
@@ -80,13 +82,16 @@ class Timeouts:
     def has_ended_a_wait_of(self, task: asyncio.Task[Any] | None) -> bool:
         """Return whether a timer of the task has fired and its block is still open."""
         return task is not None and any(
-            one.task() is task and one.state == "expiring" for one in self._timers
+            timer_set.task() is task and timer_set.state == "expiring" for timer_set in self._timers
         )
 
     def is_ending(self, path: str) -> bool:
         """Return whether a timer around the branch at `path` has fired and its block is still
         open."""
-        return any(path.startswith(one.path) and one.state == "expiring" for one in self._timers)
+        return any(
+            path.startswith(timer_set.path) and timer_set.state == "expiring"
+            for timer_set in self._timers
+        )
 
 
 class Owner:

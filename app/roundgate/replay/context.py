@@ -113,9 +113,10 @@ class CallFacts:
         capabilities. A capability has the shape of `ClientCapabilities`, such as `{"sampling":
         {}}`."""
         try:
-            for one in required:
+            for requirement in required:
                 self._call.meta.capabilities.require(
-                    one if isinstance(one, Mapping) else one.requires, "this"
+                    requirement if isinstance(requirement, Mapping) else requirement.requires,
+                    "this",
                 )
         except MissingCapability:
             return False
@@ -427,14 +428,14 @@ class Context(CallFacts):
 
     @overload
     async def gather(
-        self, one: Coroutine[Any, Any, T], two: Coroutine[Any, Any, U], /
+        self, first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, U], /
     ) -> tuple[T, U]: ...
     @overload
     async def gather(
         self,
-        one: Coroutine[Any, Any, T],
-        two: Coroutine[Any, Any, U],
-        three: Coroutine[Any, Any, V],
+        first: Coroutine[Any, Any, T],
+        second: Coroutine[Any, Any, U],
+        third: Coroutine[Any, Any, V],
         /,
     ) -> tuple[T, U, V]: ...
     @overload
@@ -451,10 +452,12 @@ class Context(CallFacts):
         try:
             parent = await self._run.enter("gather")
         except BaseException:
-            for one in coroutines:
-                one.close()
+            for coroutine in coroutines:
+                coroutine.close()
             raise
-        return await side_by_side([(parent.created(one), one) for one in coroutines])
+        return await side_by_side(
+            [(parent.created(coroutine), coroutine) for coroutine in coroutines]
+        )
 
     async def map(
         self,
@@ -487,12 +490,12 @@ class Context(CallFacts):
         parent = await self._run.enter("map", name)
         slots = nullcontext() if at_most is None else asyncio.Semaphore(at_most)
 
-        async def one(item: I) -> T:
+        async def call_item(item: I) -> T:
             async with slots:
                 return await function(item)
 
         placed = item_branches(parent, name, items, key)
-        return await side_by_side([(branch, one(item)) for item, branch in placed])
+        return await side_by_side([(branch, call_item(item)) for item, branch in placed])
 
     @asynccontextmanager
     async def branch(self, name: str) -> AsyncIterator[None]:
@@ -646,11 +649,11 @@ class Context(CallFacts):
             fields = {"level": level, "logger": logger, "data": data}
             log.info("log message of a task", extra={"fields": fields})
             return
-        wanted = self._call.meta.log_level
+        least_level = self._call.meta.log_level
         if (
-            wanted is None
+            least_level is None
             or self._call.notify is None
-            or LOG_LEVELS.index(level) < LOG_LEVELS.index(wanted)
+            or LOG_LEVELS.index(level) < LOG_LEVELS.index(least_level)
         ):
             return
         params = {"level": level, "data": data} | without_none(logger=logger)

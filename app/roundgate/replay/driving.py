@@ -107,12 +107,12 @@ class Driven(Coroutine[Any, Any, T]):
             return self._raise_once_recorded(self._recording)
         return self._resume(self._coroutine.throw, *error)
 
-    def _resume(self, resume: Callable[..., Any], *given: Any) -> Any:
+    def _resume(self, resume: Callable[..., Any], *arguments: Any) -> Any:
         """Resume the coroutine and return the object that it awaits next."""
         if self._is_alone:
             self._owner.resumed += 1
         try:
-            awaited = resume(*given)
+            awaited = resume(*arguments)
         except (Suspend, SystemExit, KeyboardInterrupt) as error:
             _end(error)
         if awaited is END:
@@ -174,12 +174,12 @@ def _end(error: BaseException) -> NoReturn:
         if task is not None and isinstance(task.get_coro(), Driven):
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         raise error
-    said = (
+    cause = (
         f"sys.exit({error.code!r})"
         if isinstance(error, SystemExit)
         else "exit by KeyboardInterrupt"
     )
-    raise RuntimeError(f"the handler called {said}") from error
+    raise RuntimeError(f"the handler called {cause}") from error
 
 
 class TaskFactory:
@@ -240,9 +240,9 @@ class BranchTask(asyncio.Task[Any]):
             place.owner.timeouts.add(timer, place.path, self)
         return super().cancelling()
 
-    def add_done_callback(self, *given: Any, **options: Any) -> None:
+    def add_done_callback(self, *arguments: Any, **options: Any) -> None:
         refuse_as_completed()
-        super().add_done_callback(*given, **options)
+        super().add_done_callback(*arguments, **options)
 
 
 def spawn(branch: Branch, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -281,15 +281,15 @@ def _of_as_completed(parent: Branch, awaitables: Any, coroutine: Any) -> Branch:
             raise RuntimeError(
                 "asyncio.as_completed starts coroutines in no fixed order; pass a list of them"
             )
-        if not any(one is coroutine for one in awaitables):
+        if not any(awaitable is coroutine for awaitable in awaitables):
             coroutine.close()  # the wrapper that asyncio made
             raise RuntimeError(
                 "asyncio.as_completed starts awaitable objects in no fixed order; pass coroutines or tasks"
             )
         awaited.clear()
-        for one in awaitables:
-            if asyncio.iscoroutine(one) and id(one) not in awaited:
-                awaited[id(one)] = parent.created(one)
+        for awaitable in awaitables:
+            if asyncio.iscoroutine(awaitable) and id(awaitable) not in awaited:
+                awaited[id(awaitable)] = parent.created(awaitable)
     return awaited.pop(id(coroutine))
 
 
@@ -330,8 +330,10 @@ def item_branches(
     parent: Branch, name: str, items: Iterable[I], key: Callable[[I], Any] | None
 ) -> list[tuple[I, Branch]]:
     """Return each item with its branch: `name.7` for an item 7, and a digest for other types."""
-    own = parent.named(name)
-    return [(item, own.named(_segment(item if key is None else key(item)))) for item in items]
+    map_branch = parent.named(name)
+    return [
+        (item, map_branch.named(_segment(item if key is None else key(item)))) for item in items
+    ]
 
 
 def _segment(item: Any) -> str:

@@ -91,19 +91,19 @@ async def open_event(run: Run, name: str, timeout_s: float | None) -> Opened:
     branch = await run.enter("event", name)
     key = run.come_to(branch, "event", name)
     await repeat_cut(run, key)
-    known = run.journal.steps.get(key)
-    if isinstance(known, Opened):
-        return known
+    opened = run.journal.steps.get(key)
+    if isinstance(opened, Opened):
+        return opened
     async with recording_cut(run, key):
         await within_scopes(run, branch)
         external = run.call.external
         if external is None:
             await _become_task(run, branch, name)
         else:
-            known = _new(run, external, key, timeout_s)
-            await write(run, known)
-    assert isinstance(known, Opened)
-    return known
+            opened = _new(run, external, key, timeout_s)
+            await write(run, opened)
+    assert isinstance(opened, Opened)
+    return opened
 
 
 async def _become_task(run: Run, branch: Branch, name: str) -> None:

@@ -372,8 +372,8 @@ class Journal:
             )
         generation, arguments = restarted or (1, None)
         journal = cls(state=dict(state), arguments=arguments, generation=generation)
-        for one in rows:
-            journal.add(from_row(one))
+        for entry_row in rows:
+            journal.add(from_row(entry_row))
         return journal
 
     def largest(self) -> str:
@@ -495,22 +495,24 @@ def before_failure(entries: Sequence[Entry], failed: Collection[str]) -> list[En
         NotRetryable: another action began after the failure, or a step that may run only once would
             run again.
     """
-    place = next((n for n, one in enumerate(entries) if _is_failure(one, failed)), None)
+    place = next((n for n, entry in enumerate(entries) if _is_failure(entry, failed)), None)
     if place is None:
         unknown = ", ".join(sorted(failed))
         raise NotRetryable(f"the outcome of {unknown} is unknown; check at its service")
     first = entries[place]
-    begun_before = {one.key for one in entries[:place]} | _beside(first)
-    later = [one for one in entries[place:] if one.key not in failed]
-    if done := [one for one in later if _is_done(one) and one.key not in begun_before]:
+    begun_before = {entry.key for entry in entries[:place]} | _beside(first)
+    later = [entry for entry in entries[place:] if entry.key not in failed]
+    if done := [entry for entry in later if _is_done(entry) and entry.key not in begun_before]:
         names = ", ".join(dict.fromkeys(map(_name, done)))
         raise NotRetryable(
             f"{names} happened after {first.key} had failed, perhaps because of the failure; call the tool "
             "again instead"
         )
-    ended_well = [one for one in later if isinstance(one, Finished) and one.key in begun_before]
-    again = {*failed, *(one.key for one in later)} - {one.key for one in ended_well}
-    if once := sorted({one.key for one in entries if isinstance(one, Began)} & again):
+    ended_well = [
+        entry for entry in later if isinstance(entry, Finished) and entry.key in begun_before
+    ]
+    again = {*failed, *(entry.key for entry in later)} - {entry.key for entry in ended_well}
+    if once := sorted({entry.key for entry in entries if isinstance(entry, Began)} & again):
         raise NotRetryable(
             f"{', '.join(once)} may run only once (at_most_once); check at its service whether "
             "it took effect"

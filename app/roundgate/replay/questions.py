@@ -209,7 +209,8 @@ class Sample:
         )
         params = {
             "messages": [
-                one.to_wire() if isinstance(one, PromptMessage) else dict(one) for one in messages
+                message.to_wire() if isinstance(message, PromptMessage) else dict(message)
+                for message in messages
             ],
             "maxTokens": self.max_tokens,
             **without_none(
@@ -395,11 +396,11 @@ def _field(name: str, schema: Any, definitions: Mapping[str, Any]) -> dict[str, 
     return kept
 
 
-def _resolve(found: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
+def _resolve(declared: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
     """Follow pydantic's `$ref` to an enum, and unwrap `X | None`, because optional fields may be
     absent."""
     # `true` is also a schema
-    schema: dict[str, Any] = dict(found) if isinstance(found, Mapping) else {}
+    schema: dict[str, Any] = dict(declared) if isinstance(declared, Mapping) else {}
     if "anyOf" in schema:
         options = [option for option in schema["anyOf"] if option.get("type") != "null"]
         if len(options) == 1:

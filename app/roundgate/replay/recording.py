@@ -55,8 +55,8 @@ def compare(run: Run, key: str, what: str | None) -> None:
     Raises:
         Suspend: the run has ended with `NondeterminismError`.
     """
-    known = run.journal.steps.get(key)
-    before = getattr(known, "what", None)
+    entry = run.journal.steps.get(key)
+    before = getattr(entry, "what", None)
     if before is not None and not run.is_same(before, what):
         run.fail(NondeterminismError(key, before, what))
         raise Suspend
@@ -258,11 +258,11 @@ async def cut_wait(run: Run, branch: Branch) -> None:
     upcoming = None if order is None or order.is_over else order.upcoming(branch.path)
     if upcoming is not None:
         _, key = upcoming
-        known = run.journal.steps.get(key)
-        if not isinstance(known, Cut):
+        entry = run.journal.steps.get(key)
+        if not isinstance(entry, Cut):
             run.fail(NondeterminismError(key, reason=CUT_EARLY))
             return
-        if is_cut_wait(known):
+        if is_cut_wait(entry):
             branch.key("cut", "wait")
         await in_order(run, branch, key)
         return

@@ -43,14 +43,14 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 async def key_for(run: Run, name: str) -> str:
     """Return an idempotency key for a place in the handler."""
     key = run.come_to(await run.enter("key", name), "key", name)
-    known = run.journal.steps.get(key)
-    if not isinstance(known, Remembered):
+    entry = run.journal.steps.get(key)
+    if not isinstance(entry, Remembered):
         source = run.call.idempotency
-        made = run.clock.new_id() if source is None else digest([source, key])
-        known = Remembered(key, WATCH.get().value(run, key, made))
+        value = run.clock.new_id() if source is None else digest([source, key])
+        entry = Remembered(key, WATCH.get().value(run, key, value))
         # written with the next step: in a task the same key can be made again
-        run.journal.add(known)
-    text: str = known.value
+        run.journal.add(entry)
+    text: str = entry.value
     return text
 
 
@@ -101,10 +101,10 @@ def version(run: Run, name: str, newest: int, oldest: int) -> int:
 
 def _remembered(run: Run, key: str, make: Callable[[], Any]) -> Any:
     """Return the recorded value of a place. If there is none, make and record a value."""
-    known = run.journal.steps.get(key)
-    if not isinstance(known, Remembered):
-        known = Remembered(key, WATCH.get().value(run, key, make()))
-        run.journal.add(known)
-        run.unwritten.append(known)
+    entry = run.journal.steps.get(key)
+    if not isinstance(entry, Remembered):
+        entry = Remembered(key, WATCH.get().value(run, key, make()))
+        run.journal.add(entry)
+        run.unwritten.append(entry)
         run.values_made += 1
-    return known.value
+    return entry.value

@@ -556,7 +556,7 @@ class Run:
         if self.stopped is None:
             self.stopped = why
             self._stopped_at_ms = self.clock.monotonic_ms()
-            ends = [one.until_ms for one in self._parked if one.until_ms is not None]
+            ends = [parked.until_ms for parked in self._parked if parked.until_ms is not None]
             ends += [limit.until_ms for limit in self.limits]
             if not self.requests:
                 now_ms = self.clock.now_ms()
@@ -591,7 +591,7 @@ class Run:
 
     def _must_go_on(self) -> bool:
         """Return whether a branch waits only for its next turn."""
-        return any(one.until_ms is None for one in self._parked) and not self.requests
+        return any(parked.until_ms is None for parked in self._parked) and not self.requests
 
     def come_to_rest(self) -> None:
         """Suspend the run because all its branches wait."""
@@ -610,7 +610,7 @@ class Run:
         """Return the seconds until each `asyncio.timeout` ends a wait. Only this process knows
         these limits, so the task keeps its worker until they pass."""
         now_s = asyncio.get_running_loop().time()
-        longest_s = max((self._wait_s(one) for one in self._parked), default=0.0)
+        longest_s = max((self._wait_s(parked) for parked in self._parked), default=0.0)
         left = [
             max(when - now_s, 0.0) + _TICK_MS / 1000
             for when in self.owner.timeouts.whens(now_s)
@@ -623,10 +623,10 @@ class Run:
             )
         return [left_s for left_s in left if left_s <= HOLD_FOR_TIMEOUTS_S]
 
-    def _wait_s(self, one: Parked) -> float:
-        ends_ms = [scope.until_ms for scope in one.branch.limits]
-        if one.until_ms is not None:
-            ends_ms.append(one.until_ms)
+    def _wait_s(self, parked: Parked) -> float:
+        ends_ms = [scope.until_ms for scope in parked.branch.limits]
+        if parked.until_ms is not None:
+            ends_ms.append(parked.until_ms)
         return (min(ends_ms) - self.clock.now_ms()) / 1000 if ends_ms else math.inf
 
     def _enforce(self) -> None:

@@ -127,32 +127,32 @@ class Quiescence:
             Suspend: the run came to rest first.
         """
         loop = asyncio.get_running_loop()
-        one = Parked(branch, until_ms, loop.create_future())
-        self.parked[one] = None
+        parked = Parked(branch, until_ms, loop.create_future())
+        self.parked[parked] = None
         timer = (
             None
             if for_ms is None
-            else self._clock.call_later(max(0.0, for_ms) / 1000, partial(wake, one.future))
+            else self._clock.call_later(max(0.0, for_ms) / 1000, partial(wake, parked.future))
         )
         self.restart_quiet()
         try:
-            await one.future
+            await parked.future
         finally:
-            del self.parked[one]
+            del self.parked[parked]
             if timer is not None:
                 timer.cancel()
             self.restart_quiet()
 
     def unpark(self, error: Callable[[], BaseException]) -> None:
         """End every wait with an error."""
-        for one in self.parked:
-            if not one.future.done():
-                one.future.set_exception(error())
+        for parked in self.parked:
+            if not parked.future.done():
+                parked.future.set_exception(error())
 
     def close(self) -> None:
         """Cancel every wait."""
-        for one in self.parked:
-            one.future.cancel()
+        for parked in self.parked:
+            parked.future.cancel()
 
     def restart_quiet(self) -> None:
         """Restart the count of quiet turns of the event loop, if any branch waits."""
@@ -407,8 +407,8 @@ class Order:
         self._has_waited = True
         waiting = [one for one in self._waiting if not one[-1].done()]
         rank, *_, future = first = min(filter(_is_impatient, waiting), default=min(waiting))
-        kept = [one for one in (*self._cut_waits, *self._expected) if self._next <= one < rank]
-        until = min((one for one in kept if one not in self._gone), default=None)
+        protected = [one for one in (*self._cut_waits, *self._expected) if self._next <= one < rank]
+        until = min((one for one in protected if one not in self._gone), default=None)
         if until is None:
             self._waiting.remove(first)
             heapq.heapify(self._waiting)

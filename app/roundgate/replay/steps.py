@@ -449,4 +449,4 @@ def _unheld(function: Callable[..., Any]) -> str | None:
         or getattr(hint, "_is_protocol", False)
     ):
         return None
-    return hint.__name__ if not any(issubclass(held, hint) for held in _HELD) else None
+    return hint.__name__ if not any(issubclass(json_type, hint) for json_type in _HELD) else None

@@ -173,7 +173,9 @@ class SyncContext(CallFacts):
 
     async def _help(self, work: Items[Any, Any], count: int) -> list[asyncio.Future[None]]:
         return [
-            one for _ in range(min(count, len(work) - 1)) if (one := helper(work.work, self._run))
+            future
+            for _ in range(min(count, len(work) - 1))
+            if (future := helper(work.work, self._run))
         ]
 
     async def _await_helpers(self, helpers: Sequence[asyncio.Future[None]]) -> None:

@@ -235,9 +235,13 @@ def _names_one(hint: Any, room: int = _MAX_HINT_DEPTH) -> bool:
     if origin is Annotated:
         return _names_one(typing.get_args(hint)[0], room - 1)
     if origin is not None:
-        return _is_one(origin) or any(_names_one(one, room - 1) for one in typing.get_args(hint))
+        return _is_one(origin) or any(
+            _names_one(argument, room - 1) for argument in typing.get_args(hint)
+        )
     if _is_typed_dict(hint):
-        return any(_names_one(one, room - 1) for one in typing.get_type_hints(hint).values())
+        return any(
+            _names_one(argument, room - 1) for argument in typing.get_type_hints(hint).values()
+        )
     return _is_one(hint)
 
 
@@ -245,7 +249,7 @@ def _is_typed_dict(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, dict) and hasattr(hint, "__required_keys__")
 
 
-def _is_one(found: Any) -> bool:
-    return isinstance(found, type) and (
-        issubclass(found, _CONVERTED) or dataclasses.is_dataclass(found)
+def _is_one(candidate: Any) -> bool:
+    return isinstance(candidate, type) and (
+        issubclass(candidate, _CONVERTED) or dataclasses.is_dataclass(candidate)
     )

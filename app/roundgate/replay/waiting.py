@@ -131,9 +131,9 @@ def _begun(run: Run, new: Slept) -> Slept:
     """Return the entry of an earlier run, or add the new one to the journal. The entry of a sleep
     is written when the run is suspended; if the process dies before, the next run starts the sleep
     again."""
-    known = run.journal.steps.get(new.key)
-    if isinstance(known, Slept):
-        return known
+    entry = run.journal.steps.get(new.key)
+    if isinstance(entry, Slept):
+        return entry
     run.journal.add(new)
     return new
 

@@ -111,9 +111,9 @@ def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
         if (was := before.backends.get(renamed.get(name, name))) is not None:
             all_losses += _backend_losses(f"back end {name}", was, backend)
     named = {(view, tool.name): tool for (view, *_), tool in before.tools.items()}
-    for (view, name, own), tool in after.tools.items():
+    for (view, name, own_name), tool in after.tools.items():
         place, earlier = _place(view, tool.name), renamed.get(name, name)
-        earlier_tool = before.tools.get((view, earlier, own)) or named.get((view, tool.name))
+        earlier_tool = before.tools.get((view, earlier, own_name)) or named.get((view, tool.name))
         if earlier_tool is not None:
             all_losses += (f"{place} {loss}" for loss in _tool_losses(earlier_tool, tool))
         elif _is_selected(view, earlier, before):
@@ -125,10 +125,10 @@ def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
 
 def _is_protected(backend: str, policy: EffectivePolicy) -> bool:
     """Return whether a back end has approvals, scopes, withheld arguments or a selection."""
-    own = policy.backends[backend]
+    policy_of_backend = policy.backends[backend]
     return (
-        own.approve != "never"
-        or bool(own.selection)
+        policy_of_backend.approve != "never"
+        or bool(policy_of_backend.selection)
         or any(
             tool.asks_first or tool.scopes or tool.withheld
             for (_, name, _), tool in policy.tools.items()
@@ -141,12 +141,14 @@ def _renamed(before: EffectivePolicy, after: EffectivePolicy) -> dict[str, str]:
     """Return the name of a removed back end for each new one that serves a tool of the removed
     one."""
     removed = {
-        own: name for view, name, own in before.tools if not view and name not in after.backends
+        own_name: name
+        for view, name, own_name in before.tools
+        if not view and name not in after.backends
     }
     return {
-        name: removed[own]
-        for view, name, own in after.tools
-        if not view and name not in before.backends and own in removed
+        name: removed[own_name]
+        for view, name, own_name in after.tools
+        if not view and name not in before.backends and own_name in removed
     }
 
 
@@ -154,25 +156,25 @@ def _tools(file: ConfigFile, catalog: Catalog) -> Iterator[tuple[tuple[str, str,
     backends = {backend.name: backend for backend in file.backends}
     for name, served in catalog.tools.items():
         if served.backend in backends:
-            own, override = _own_name(backends[served.backend], name)
-            yield ("", served.backend, own), _tool_policy(name, served, override)
+            own_name, override = _own_name(backends[served.backend], name)
+            yield ("", served.backend, own_name), _tool_policy(name, served, override)
     for view in file.config.views:
         called = {backend.name or name: name for name, backend in view.override.items()}
         for name, served in catalog.views[view.name].tools.items():
             if served.backend in backends:
                 whole = called.get(name, name)
-                own, override = _own_name(backends[served.backend], whole)
+                own_name, override = _own_name(backends[served.backend], whole)
                 of_view = view.override.get(whole, _NO_OVERRIDE)
                 policy = _tool_policy(name, served, override, of_view)
-                yield (view.name, served.backend, own), policy
+                yield (view.name, served.backend, own_name), policy
 
 
 def _own_name(backend: BackendConfig, name: str) -> tuple[str, ToolOverride]:
     """Return a tool's name in its back end, and its override in that back end."""
     without_prefix = name.removeprefix(backend.effective_prefix)
-    for own, override in backend.override.items():
+    for own_name, override in backend.override.items():
         if override.name == without_prefix:
-            return own, override
+            return own_name, override
     return without_prefix, backend.override.get(without_prefix, _NO_OVERRIDE)
 
 
@@ -276,8 +278,8 @@ def _trusted(backend: BackendConfig) -> frozenset[str]:
     has_any = any(getattr(backend, name, None) for name in ("credential", "credentials"))
     if not has_any and not any(map(SECRET_NAME.search, getattr(backend, "headers", ()))):
         return frozenset()
-    own = [getattr(backend, name, None) for name in ("base_url", "url")]
-    urls = [*own, *getattr(backend, "origins", ())]
+    base_urls = [getattr(backend, name, None) for name in ("base_url", "url")]
+    urls = [*base_urls, *getattr(backend, "origins", ())]
     parts = [urlsplit(url) for url in urls if url is not None]
     return frozenset(f"{part.scheme}://{part.netloc.lower()}" for part in parts)
 

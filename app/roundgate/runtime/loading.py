@@ -141,13 +141,13 @@ def _make(
             if ":" in entry.kind:  # a user's module: register it, so that a reload imports it again
                 shared.modules.named(entry.kind.partition(":")[0], file.origin.base_dir)
             make: MakeBackend = kind_of(entry).factory()
-            kept = _kept(entry, make, before)
+            connected = _kept(entry, make, before)
             with failures_told(entry, origin):
-                backend = kept or make(entry, origin, shared)
+                backend = connected or make(entry, origin, shared)
             is_tolerant = bool(before) or entry.name in may_be_missing
             named = ConfiguredBackend(backend, entry, origin, is_tolerant=is_tolerant)
             parts.backends.append(named)
-            if kept is None:
+            if connected is None:
                 parts.new.append(named)
         except Exception as error:
             if entry.name in may_be_missing:
@@ -197,7 +197,7 @@ async def _offered(parts: _Made, file: ConfigFile, may_be_missing: Collection[st
 
 def _arranged(
     offers: Offers,
-    found: Sequence[Problem],
+    earlier_problems: Sequence[Problem],
     origins: Mapping[str, Origin],
     file: ConfigFile,
 ) -> Catalog:
@@ -207,7 +207,7 @@ def _arranged(
         ConfigError: lists `found`, and every problem of these parts.
     """
     page_size = file.config.limits.page_size or ONE_PAGE
-    served = catalog.merge(offers, page_size, found, origins)
+    served = catalog.merge(offers, page_size, earlier_problems, origins)
     problems: list[Problem] = []
     checks_scopes = file.config.auth != "none"
     if file.config.views:

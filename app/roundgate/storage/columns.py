@@ -82,11 +82,11 @@ def open_task_from_row(row: Sequence[Any]) -> OpenTask:
 def work_from_values(values: Iterable[tuple[str, str, bytes]]) -> Work:
     """Return the work in the values of a task: part, name and value of each, in the order in which
     they were put."""
-    kept: dict[str, list[tuple[str, bytes]]] = {kind: [] for kind in FOR_WORK}
+    by_kind: dict[str, list[tuple[str, bytes]]] = {kind: [] for kind in FOR_WORK}
     for kind, name, value in values:
-        kept[kind].append((name, value))
-    ((_, call),), ((_, state),) = kept["call"], kept["state"]
-    return Work(call, [entry for _, entry in kept["journal"]], state, dict(kept["answer"]))
+        by_kind[kind].append((name, value))
+    ((_, call),), ((_, state),) = by_kind["call"], by_kind["state"]
+    return Work(call, [entry for _, entry in by_kind["journal"]], state, dict(by_kind["answer"]))
 
 
 def index_condition(wanted: Wanted) -> str | None:

@@ -80,7 +80,7 @@ class SqsQueue:
         if not entries:
             return []
         answer = await self._aws.call("send_message_batch", QueueUrl=self._url, Entries=entries)
-        refused = {one["Id"] for one in answer.get("Failed", [])}
+        refused = {failure["Id"] for failure in answer.get("Failed", [])}
         return [entry for entry in entries if entry["Id"] in refused]
 
     async def receive(
@@ -121,8 +121,8 @@ class SqsQueue:
         # `_poll` has ended without these messages: make them visible to other workers at once
         if messages and given_up.is_set():
             visible = [
-                _entry(n, one["ReceiptHandle"]) | {"VisibilityTimeout": 0}
-                for n, one in enumerate(messages)
+                _entry(n, message["ReceiptHandle"]) | {"VisibilityTimeout": 0}
+                for n, message in enumerate(messages)
             ]
             client.change_message_visibility_batch(QueueUrl=self._url, Entries=visible)
         return messages
@@ -130,15 +130,15 @@ class SqsQueue:
     async def _known(self, received: Sequence[Any]) -> list[Message]:
         """Return the messages that are task references; log and delete the others."""
         known, unknown = [], []
-        for one in received:
+        for item in received:
             try:
-                known.append(Message(TaskRef.parse(one["Body"]), one["ReceiptHandle"]))
+                known.append(Message(TaskRef.parse(item["Body"]), item["ReceiptHandle"]))
             except ValueError:
                 logger.warning(
                     "deleted a message that is not a task reference from the queue: %.100r",
-                    one["Body"],
+                    item["Body"],
                 )
-                unknown.append(one["ReceiptHandle"])
+                unknown.append(item["ReceiptHandle"])
         await self._delete(unknown)
         return known
 

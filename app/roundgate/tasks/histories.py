@@ -82,7 +82,7 @@ class History:
 
     def entries(self) -> list[Entry]:
         """Return the entries of the journal."""
-        return [from_row(one) for one in self.journal]
+        return [from_row(entry_row) for entry_row in self.journal]
 
     def to_json(self) -> dict[str, Any]:
         """Return the history as a JSON object."""

@@ -208,8 +208,8 @@ class ClockTrust:
     def take_set_back(self) -> int:
         """Return the milliseconds by which times in rows may wrongly lie in the future, and reset
         the value; 0 if none do."""
-        found, self._set_back_ms = self._set_back_ms, 0
-        return found
+        set_back_ms, self._set_back_ms = self._set_back_ms, 0
+        return set_back_ms
 
     def _notice_jump(self) -> None:
         now, before = Moment.now(self._clock), self._last
@@ -228,23 +228,23 @@ class ClockTrust:
 
     def _said(self) -> bytes:
         """Return this process's report for the store."""
-        heard = [(name, one.ahead_ms) for name, one in self._others.items() if one.directly]
+        heard = [(name, other.ahead_ms) for name, other in self._others.items() if other.directly]
         ahead_ms = dict(heard[-RELAYED:])
         return json.encode({"by": self._me, "now_ms": self._last.wall_ms, "ahead_ms": ahead_ms})
 
-    def _hear(self, said: Mapping[str, Any]) -> None:
+    def _hear(self, report: Mapping[str, Any]) -> None:
         """Record the report of another process."""
-        name, now = said["by"], self._last
+        name, now = report["by"], self._last
         if name == self._me:
             return
-        ahead_ms: int = said["now_ms"] - now.wall_ms
+        ahead_ms: int = report["now_ms"] - now.wall_ms
         if self._told_ms is None and ahead_ms < -self._tolerance_ms:
             self._is_unsure = True
             self._expires_from_ms = now.monotonic_ms + HEARD_MS
             return
         if self._told_ms is not None and ahead_ms < 0:
             ahead_ms = min(0, ahead_ms + round(now.monotonic_ms - self._told_ms))
-        for other, further_ms in said["ahead_ms"].items():
+        for other, further_ms in report["ahead_ms"].items():
             if other != self._me:
                 heard = _Heard(ahead_ms + further_ms, now.monotonic_ms, directly=False)
                 self._others[other] = heard
@@ -254,15 +254,19 @@ class ClockTrust:
             self._set_back_ms = max(self._set_back_ms, ahead_ms)
 
     def _agreeing(self, ahead_ms: int, others_ms: Sequence[int]) -> int:
-        return sum(abs(one - ahead_ms) <= self._tolerance_ms for one in others_ms)
+        return sum(abs(other_ms - ahead_ms) <= self._tolerance_ms for other_ms in others_ms)
 
     def _judge(self) -> None:
         since_ms = self._last.monotonic_ms - HEARD_MS
-        heard = {name: one for name, one in self._others.items() if one.at_ms >= since_ms}
+        heard = {name: report for name, report in self._others.items() if report.at_ms >= since_ms}
         self._others = heard
-        against = [one.ahead_ms for one in heard.values() if abs(one.ahead_ms) > self._tolerance_ms]
+        against = [
+            report.ahead_ms
+            for report in heard.values()
+            if abs(report.ahead_ms) > self._tolerance_ms
+        ]
         with_me = 1 + len(heard) - len(against)
-        self.is_outvoted = any(self._agreeing(one, against) > with_me for one in against)
+        self.is_outvoted = any(self._agreeing(report, against) > with_me for report in against)
         if not against or len(against) < with_me:
             if self.trouble is not None:
                 log.info("the clock is trusted again")

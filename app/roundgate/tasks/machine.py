@@ -447,8 +447,8 @@ def _deliver(record: TaskRecord | None, event: events.Deliver, now_ms: int) -> D
     if is_over or not (record.is_open or _may_be_retried(record)):
         return Refused(Delivered.CLOSED)
     delivered = replace(mark, is_awaited=False, digest=event.digest)
-    kept = [delivered if one is mark else one for one in marks]
-    changes: Changes = {"events": _texts(kept)}
+    marks_after = [delivered if other is mark else other for other in marks]
+    changes: Changes = {"events": _texts(marks_after)}
     wakes = mark.is_awaited and record.is_open and record.lease_until_ms == 0
     if wakes:
         changes |= {"wake_ms": 0, "due_ms": event.due_ms, "unsent": False}

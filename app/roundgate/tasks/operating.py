@@ -180,11 +180,13 @@ def _journal(record: TaskRecord, work: Work, from_step: str | None) -> Journal:
 
 
 def _before(entries: Sequence[Entry], from_step: str) -> list[Entry]:
-    kept = before_step(entries, from_step)
-    if kept is None or not any(entry.key == from_step and _is_shown(entry) for entry in entries):
-        known = ", ".join(dict.fromkeys(entry.key for entry in entries if _is_shown(entry)))
-        raise NotRetryable(f"has no step {from_step!r}; it has {known or 'none'}")
-    return kept
+    entries_before = before_step(entries, from_step)
+    if entries_before is None or not any(
+        entry.key == from_step and _is_shown(entry) for entry in entries
+    ):
+        names = ", ".join(dict.fromkeys(entry.key for entry in entries if _is_shown(entry)))
+        raise NotRetryable(f"has no step {from_step!r}; it has {names or 'none'}")
+    return entries_before
 
 
 def _journal_with(entries: Sequence[Entry], record: TaskRecord, work: Work) -> Journal:
@@ -277,9 +279,9 @@ def steps_done(record: TaskRecord, work: Work) -> list[StepDone] | None:
         journal = _journal_with(entries, record, work)
     except _OF_ANOTHER_VERSION:
         return None
-    known = {entry.key: entry for entry in journal.entries()}
+    entry_of = {entry.key: entry for entry in journal.entries()}
     order = reversed(dict.fromkeys(entry.key for entry in reversed(entries)))
-    return [_step(known[key]) for key in order if _is_shown(known[key])]
+    return [_step(entry_of[key]) for key in order if _is_shown(entry_of[key])]
 
 
 def _is_shown(entry: Entry) -> bool:

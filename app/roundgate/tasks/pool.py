@@ -445,14 +445,14 @@ def _let_go_with(make_store: Callable[[], StoredTasks], clock: Clock) -> LetGo:
     async def let_go(held: Sequence[Held], guilty: Held | None) -> None:
         store, now_ms = make_store(), clock.now_ms()
 
-        async def one(running: Running) -> Any:
+        async def release(running: Running) -> Any:
             lease = running.carrier.lease
             # if the guilty task is unknown, each task becomes a suspect
             blame = guilty is None or guilty is running
             return await store.let_go(lease.ref, lease.fence, now_ms, now_ms, blame=blame)
 
         await asyncio.gather(
-            *(one(running) for running in held if isinstance(running, Running)),
+            *(release(running) for running in held if isinstance(running, Running)),
             return_exceptions=True,
         )
         await store.aclose()

@@ -237,8 +237,10 @@ class Tasks:
         record = await self._store.read(ref, now_ms)
         if record is None:
             return None
-        asked = [key for key, one in record.requests.items() if is_approval(json.decode(one))]
-        decision = decisions.get(asked[0]) if asked else None
+        approvals = [
+            key for key, request in record.requests.items() if is_approval(json.decode(request))
+        ]
+        decision = decisions.get(approvals[0]) if approvals else None
         return None if decision is None else (record, decision)
 
     async def cancel(self, principal: Principal, task_id: str) -> None:

@@ -273,7 +273,7 @@ class StoredTasks:
             *(self._write(records.get(ref), event, now_ms) for ref, event in happening),
             return_exceptions=True,
         )
-        decisions = [one for one in outcomes if isinstance(one, Next | Refused)]
+        decisions = [outcome for outcome in outcomes if isinstance(outcome, Next | Refused)]
         await self._send_many(decisions)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):

@@ -105,12 +105,12 @@ class Sweep:
             return 0
         if set_back_ms := self._trust.take_set_back():
             await self._pull_back(set_back_ms)
-        found = 0
+        total = 0
         while late := await self._store.late_shards(self._clock.now_ms()):
             # sweepers that start together begin with different shards, and skip the shards that are
             # done
             done = await self._sweep_some_of(sorted(late, key=self._order), deadline)
-            found += done
+            total += done
             if not done:
                 break
         while (
@@ -119,9 +119,9 @@ class Sweep:
             and await self._store.forget(self._clock.now_ms())
         ):
             pass  # in small transactions, so that other writers can proceed in between
-        if found:
-            log.info("late tasks", extra={"fields": {"count": found}})
-        return found
+        if total:
+            log.info("late tasks", extra={"fields": {"count": total}})
+        return total
 
     def _order(self, shard: int) -> int:
         return zlib.crc32(f"{self._me} {shard}".encode())
@@ -132,23 +132,23 @@ class Sweep:
 
         async def sweep_one() -> int:
             for shard in left:
-                if found := await self._sweep_shard(shard, deadline):
-                    return found
+                if handled := await self._sweep_shard(shard, deadline):
+                    return handled
             return 0
 
         return sum(await all_ended(sweep_one() for _ in range(SIDE_BY_SIDE)))
 
     async def _sweep_shard(self, shard: int, deadline: Deadline) -> int:
-        found = 0
+        total = 0
         while not deadline.is_past and await self._take(shard, SHARD_MS):
             late = await self._store.due(self._clock.now_ms(), AT_ONCE, shard)
             done = await self._see_to(late)
-            found += done
+            total += done
             if len(late) < AT_ONCE or not done:
                 break
-        if found:
+        if total:
             await self._take(shard, 0)
-        return found
+        return total
 
     async def _take(self, shard: int, for_ms: int) -> bool:
         now_ms = self._clock.now_ms()
@@ -197,7 +197,7 @@ class Sweep:
             sending = dict.fromkeys(waiting, Sending.WAITS)
         moves = [self._move(task, now_ms, sending.get(task.ref, Sending.NEEDED)) for task in late]
         became = await self._store.postpone_many(moves, now_ms, self._skew_ms)
-        return sum(one in _MOVED for one in became)
+        return sum(result in _MOVED for result in became)
 
     async def _probably_sent(self, late: Sequence[OpenTask]) -> Sequence[TaskRef]:
         """Return the tasks whose messages are probably in a queue that cannot list its messages."""

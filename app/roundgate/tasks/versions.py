@@ -73,7 +73,7 @@ async def count_versions(store: StoredTasks, tool: str | None, now_ms: int) -> l
             version = None if name is None else of_task.get(name)
             created_ms[tool_name, name, version].append(at_ms)
     counts = [VersionCount(*key, len(times), min(times)) for key, times in created_ms.items()]
-    return sorted(counts, key=lambda one: (one.tool, one.name or "", one.version or 0))
+    return sorted(counts, key=lambda count: (count.tool, count.name or "", count.version or 0))
 
 
 def versions_of(work: Work) -> dict[str, int]:

@@ -183,7 +183,9 @@ class _Poller:
         """Read due tasks, and return whether that succeeded."""
         glimpses: Mapping[TaskRef, Glimpse] = {}
         if self._glance_at is not None:
-            refs = [one.task.ref for one in due if one.task.ref and not one.has_news]
+            refs = [
+                watched.task.ref for watched in due if watched.task.ref and not watched.has_news
+            ]
             try:
                 glimpses = await self._glance_at(refs) if refs else {}
             except Exception as error:  # a later round reports the change
@@ -193,11 +195,11 @@ class _Poller:
                 message = "cannot read watched tasks, trying again"
                 log.log(level, message, exc_info=cause, extra={"fields": fields})
                 return False
-        changed = [one for one in due if not self._is_quiet(one, glimpses)]
+        changed = [watched for watched in due if not self._is_quiet(watched, glimpses)]
         looked: list[bool] = []
         for start in range(0, len(changed), AT_ONCE):
             some = changed[start : start + AT_ONCE]
-            looked += await asyncio.gather(*(self._look(one, glimpses) for one in some))
+            looked += await asyncio.gather(*(self._look(watched, glimpses) for watched in some))
         return any(looked) or len(changed) < len(due)
 
     def _is_quiet(self, watched: _Watched, glimpses: Mapping[TaskRef, Glimpse]) -> bool:

@@ -159,9 +159,9 @@ class Watchdog:
         where = (
             [line.rstrip() for line in traceback.format_stack(frame)] if frame is not None else []
         )
-        known = {} if guilty is None else guilty.facts()
+        facts = {} if guilty is None else guilty.facts()
         return {
-            **known,
+            **facts,
             "seconds": round(self._limit_s, 3),
             "leases": len(held),
             "stands_at": where[-FRAMES:],
@@ -190,8 +190,8 @@ def _count_processor_time(seconds: float) -> None:
 def _who_is_running(loop: asyncio.AbstractEventLoop, held: Sequence[Held]) -> Held | None:
     """Return the leased task whose code the loop runs now, or `None` if it is unknown."""
     task = asyncio.current_task(loop)
-    found = {context.get(RUNNING) for context in _contexts_of(task)} - {None}
-    return found.pop() if len(found) == 1 and found <= {*held} else None
+    running = {context.get(RUNNING) for context in _contexts_of(task)} - {None}
+    return running.pop() if len(running) == 1 and running <= {*held} else None
 
 
 def _contexts_of(task: asyncio.Task[Any] | None) -> Sequence[Context]:
@@ -201,4 +201,4 @@ def _contexts_of(task: asyncio.Task[Any] | None) -> Sequence[Context]:
         return [task.get_context()]
     # Python 3.11 has no such method; the garbage collector finds the context, and perhaps
     # the context of a waiter of the task
-    return [one for one in gc.get_referents(task) if isinstance(one, Context)]
+    return [referent for referent in gc.get_referents(task) if isinstance(referent, Context)]

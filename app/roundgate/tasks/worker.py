@@ -177,14 +177,14 @@ class Worker:
         """
         now_ms = self._clock.now_ms()
         due_ms = now_ms + int(self._config.requeue_after_s * 1000)
-        found = await self._store.read(ref, now_ms)
+        record = await self._store.read(ref, now_ms)
         if (
-            found is not None
-            and found.due_ms is not None
-            and (found.due_ms > due_ms or found.resends)
+            record is not None
+            and record.due_ms is not None
+            and (record.due_ms > due_ms or record.resends)
         ):
             task = OpenTask(
-                ref, found.tool, found.status, found.created_ms, found.expires_ms, found.due_ms
+                ref, record.tool, record.status, record.created_ms, record.expires_ms, record.due_ms
             )
             move = Move(task, due_ms, 0, Sending.LEFT)
             await self._store.postpone_many([move], now_ms, self._skew_ms)

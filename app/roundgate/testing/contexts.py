@@ -96,9 +96,9 @@ def payload_of(events: Mapping[str, Any], name: str) -> tuple[Any] | None:
     an event with or without its branch."""
     path, slash, last = name.rpartition("/")
     short = last.removeprefix("event:").partition("@")[0]  # without the number of a restart
-    for known in (f"{path}{slash}{short}", short):
-        if known in events:
-            return (events[known],)
+    for spelling in (f"{path}{slash}{short}", short):
+        if spelling in events:
+            return (events[spelling],)
     return None
 
 
@@ -125,8 +125,8 @@ class AnsweredRun(Run):
         elif self._deliver() or self.clock.pass_time() or self._miss():
             self.quiescence.restart_quiet()
         elif self.restart_arguments is None and (left := [*self._that_gave_their_turn_back()]):
-            for one in left:
-                one.future.set_result(None)
+            for parked in left:
+                parked.future.set_result(None)
         else:
             super().come_to_rest()
 
@@ -142,12 +142,18 @@ class AnsweredRun(Run):
             raise Suspend
 
     def _that_gave_their_turn_back(self) -> Iterator[Parked]:
-        return (one for one in self._parked if one.until_ms is None and not one.future.done())
+        return (
+            parked
+            for parked in self._parked
+            if parked.until_ms is None and not parked.future.done()
+        )
 
     def _deliver(self) -> bool:
         """Deliver the events that branches await; return whether any had a payload."""
-        found = {name: payload_of(self._events, name) for name in self.awaited}
-        payloads = {name: payload[0] for name, payload in found.items() if payload is not None}
+        payload_of_name = {name: payload_of(self._events, name) for name in self.awaited}
+        payloads = {
+            name: payload[0] for name, payload in payload_of_name.items() if payload is not None
+        }
         self.journal.deliver(payloads, self.awaited | self._open)
         self._wake(payloads)
         return bool(payloads)
@@ -170,26 +176,26 @@ class AnsweredRun(Run):
 
     def _wake(self, names: Collection[str]) -> None:
         waiting = [branch for name, branch in self.awaits if name in names]
-        self.awaits = [one for one in self.awaits if one[0] not in names]
-        for one in self._parked:
-            if one.branch in waiting and not one.future.done():
-                one.future.set_result(None)
+        self.awaits = [parked for parked in self.awaits if parked[0] not in names]
+        for parked in self._parked:
+            if parked.branch in waiting and not parked.future.done():
+                parked.future.set_result(None)
 
     async def _answer(self) -> None:
-        asked = [Question.read(key, request) for key, request in self.requests.items()]
+        questions = [Question.read(key, request) for key, request in self.requests.items()]
         asking = {_path(entry.key) for entry in self.journal.outstanding()}
         failed: Exception | None = None
         try:
-            self.journal.receive(await answer_all(asked, self._answers))
+            self.journal.receive(await answer_all(questions, self._answers))
         except Exception as error:  # raised in the handler
             failed = error
         self.requests.clear()
-        for one in self._parked:
-            if one.branch.path in asking and not one.future.done():
+        for parked in self._parked:
+            if parked.branch.path in asking and not parked.future.done():
                 if failed is None:
-                    one.future.set_result(None)
+                    parked.future.set_result(None)
                 else:
-                    one.future.set_exception(failed)
+                    parked.future.set_exception(failed)
 
 
 def _path(key: str) -> str:

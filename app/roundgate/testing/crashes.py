@@ -267,7 +267,10 @@ class CrashTest:
                     different = [f"{played.ending} instead of: {first.ending}"]
                 elif reference is not None and not findings:
                     different = played.differences(reference)
-            findings += [f"{happened}: {one}" for one in different + played.asked_again()]
+            findings += [
+                f"{happened}: {difference_text}"
+                for difference_text in different + played.asked_again()
+            ]
         if findings:
             raise Diverged(self.tool, list(dict.fromkeys(findings))) from next(iter(errors), None)
         return first.result
@@ -280,8 +283,8 @@ class CrashTest:
                 n for n, point in enumerate(points) if (point.what, point.moment) == self.crash
             ]
             if not numbers:
-                known = ", ".join(sorted({point.what for point in points})) or "none"
-                raise ValueError(f"the call never reaches {self.crash}; its steps are: {known}")
+                steps = ", ".join(sorted({point.what for point in points})) or "none"
+                raise ValueError(f"the call never reaches {self.crash}; its steps are: {steps}")
         if len(numbers) > MAX_MOMENTS:
             raise ValueError(
                 f"the call has {len(numbers)} crash points, but a test tries at most {MAX_MOMENTS}: "

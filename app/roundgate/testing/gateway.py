@@ -148,15 +148,15 @@ class Gateway:
             options: options of `roundgate.client.Client`, except `auth`, `clock` and `transport`.
         """
         auth = None if subject is None else self._callers.add(subject, scopes, client_id)
-        made = Client(
+        client = Client(
             f"{ORIGIN}{self._file.config.http.path}",
             auth=auth,
             clock=_Paced(self),
             transport=AsgiTransport(self._serve, self._watch),
             **options,
         )
-        self._clients.append(made)
-        return made
+        self._clients.append(client)
+        return client
 
     async def call(
         self,
@@ -195,9 +195,9 @@ class Gateway:
             ClientError: the call failed. The failure of a tool is a result with `is_error` instead.
             NothingGoesOn: no event will ever continue the call's task.
         """
-        given = {**(arguments or {}), **more}
+        all_arguments = {**(arguments or {}), **more}
         if crash is None and not upgrade:
-            return await self._called(tool, given, answers, events)
+            return await self._called(tool, all_arguments, answers, events)
         newer = (
             [upgrade] if isinstance(upgrade, str) or not isinstance(upgrade, Sequence) else upgrade
         )
@@ -214,7 +214,7 @@ class Gateway:
             other._watch = watched
             async with other:
                 try:
-                    return await other.call(tool, given, answers=answers, events=events)
+                    return await other.call(tool, all_arguments, answers=answers, events=events)
                 finally:
                     watched.look("its end")
 
@@ -222,7 +222,7 @@ class Gateway:
             self._setup,
             self.clock.now_ms(),
             tool,
-            given,
+            all_arguments,
             answers,
             events,
             play,
@@ -252,7 +252,9 @@ class Gateway:
             raise
         finally:
             _errors.reset(token)
-            self._events = {name: one for name, one in self._events.items() if name not in events}
+            self._events = {
+                name: payload for name, payload in self._events.items() if name not in events
+            }
         if errors and self._watch is None:
             raise errors[0]
         return result
@@ -280,15 +282,17 @@ class Gateway:
         Raises:
             LookupError: no task or more than one task has the event.
         """
-        found = [
+        open_events = [
             (ref, mark)
             for ref, marks in self._memory.marks().items()
             for mark in marks
             if task in (None, ref.id) and payload_of({event: payload}, mark.name) is not None
         ]
-        if len(found) != 1:
-            raise LookupError(f"{len(found)} tasks have an event {event!r}: choose one with task=")
-        ((ref, mark),) = found
+        if len(open_events) != 1:
+            raise LookupError(
+                f"{len(open_events)} tasks have an event {event!r}: choose one with task="
+            )
+        ((ref, mark),) = open_events
         return await self._post(ref, mark.name, payload)
 
     async def _post(self, ref: TaskRef, name: str, payload: Any) -> int:
@@ -335,13 +339,17 @@ class Gateway:
             HistoriesDiverged: a handler departs from a history; the message shows the place.
             ValueError: a line of the file is not a history.
         """
-        given = Given(self._callers.default, arguments or {}, values or {})
+        supplied = Given(self._callers.default, arguments or {}, values or {})
         async with serving(self._setup.load(), self.clock) as core:
             with core.serving.use() as catalog:
                 replayed = [
-                    await replay(history, catalog, given) for history in read_histories(file)
+                    await replay(history, catalog, supplied) for history in read_histories(file)
                 ]
-        if findings := [one.departure for one in replayed if one.departure is not None]:
+        if findings := [
+            history_result.departure
+            for history_result in replayed
+            if history_result.departure is not None
+        ]:
             raise HistoriesDiverged(findings, len(replayed))
         return replayed
 
@@ -477,7 +485,9 @@ class Gateway:
         if self._scopes is not None:
             return Principal(_ISSUER, "user", "client", frozenset(self._scopes))
         core = build_core(self._file, self._using, self.clock, self._memory.stores(Life()))
-        needed = {scope for one in core.serving.catalog.tools.values() for scope in one.tool.scopes}
+        needed = {
+            scope for served in core.serving.catalog.tools.values() for scope in served.tool.scopes
+        }
         return Principal(_ISSUER, "user", "client", frozenset({*needed, *auth.scopes}))
 
 
@@ -511,12 +521,12 @@ class _Callers:
     ) -> Principal:
         if authorization is None:
             return self.default
-        found = self._known.get(authorization.decode("latin-1").removeprefix("Bearer "))
-        if found is None:
+        caller = self._known.get(authorization.decode("latin-1").removeprefix("Bearer "))
+        if caller is None:
             raise Unauthenticated(
                 "invalid_token", "This token belongs to no caller of the test's gateway"
             )
-        return found
+        return caller
 
 
 class _Paced(Clock):

@@ -111,13 +111,13 @@ class Given:
     def value(self, key: str) -> tuple[Any] | None:
         """Return the value for a place as a tuple, or `None`."""
         name = key.rpartition("/")[2].partition("#")[0]
-        for known in (key, name, name.removeprefix("event:")):
-            if known in self.values:
-                return (self.values[known],)
+        for spelling in (key, name, name.removeprefix("event:")):
+            if spelling in self.values:
+                return (self.values[spelling],)
         return None
 
 
-async def replay(history: History, catalog: Catalog, given: Given) -> Replayed:
+async def replay(history: History, catalog: Catalog, supplied: Given) -> Replayed:
     """Replay a history.
 
     Raises:
@@ -129,9 +129,11 @@ async def replay(history: History, catalog: Catalog, given: Given) -> Replayed:
     if served is None:
         reason = "the gateway does not serve this tool"
         return Replayed(history.task, history.tool, (), (), _described(history, reason, (), (), ()))
-    journal, missing = _journal(history, given)
-    run = _Run(_call(history, given, served.tool.unasked_answers), journal, history, missing)
-    arguments = fresh(dict(history.arguments if history.arguments is not None else given.arguments))
+    journal, missing = _journal(history, supplied)
+    run = _Run(_call(history, supplied, served.tool.unasked_answers), journal, history, missing)
+    arguments = fresh(
+        dict(history.arguments if history.arguments is not None else supplied.arguments)
+    )
     async with asyncio.timeout(WITHIN_S):
         outcome = await engine.run_handler(lambda: served.call(Context(run), arguments), run)
     reached = [entry for entry in recorded if _place(entry) in run.reached]
@@ -199,14 +201,14 @@ def _place(entry: Entry) -> Place:
     return isinstance(entry, _QUESTIONS), entry.key
 
 
-def _call(history: History, given: Given, takes_unasked: bool) -> Call:
-    who = given.caller
+def _call(history: History, supplied: Given, takes_unasked: bool) -> Call:
+    caller = supplied.caller
     if history.principal is not None:
         issuer, subject, client_id, scopes = history.principal
-        who = Principal(issuer, subject, client_id, frozenset(scopes))
+        caller = Principal(issuer, subject, client_id, frozenset(scopes))
     capabilities = ClientCapabilities(history.capabilities, history.substituted)
     return Call(
-        principal=who,
+        principal=caller,
         meta=Meta(capabilities, dict(history.client_info or {}) or None, None, None),
         deadline=Deadline(VirtualClock(history.exported_ms), None),
         task_id=history.task,
@@ -214,26 +216,26 @@ def _call(history: History, given: Given, takes_unasked: bool) -> Call:
     )
 
 
-def _journal(history: History, given: Given) -> tuple[Journal, set[Place]]:
+def _journal(history: History, supplied: Given) -> tuple[Journal, set[Place]]:
     """Return the journal for a replay, and the places whose values are missing in it."""
     journal = Journal(state=fresh(dict(history.state or {})), generation=history.generation)
     missing: set[Place] = set()
     for entry in history.entries():
-        known = _known(entry, history, given)
-        if known is not None:
-            journal.add(known)
+        known_entry = _known(entry, history, supplied)
+        if known_entry is not None:
+            journal.add(known_entry)
         elif isinstance(entry, Opened):
             journal.add(replace(entry, outcome=None))  # the handler waits for the event
             missing.add((False, "wait:".join(entry.key.rsplit("event:", 1))))
         elif not isinstance(entry, Remembered):
             missing.add(_place(entry))
-    for key, value in given.values.items():
+    for key, value in supplied.values.items():
         if key not in journal.steps and (False, key) not in missing:
             journal.steps[key] = Finished(key, value)
     return journal, missing
 
 
-def _known(entry: Entry, history: History, given: Given) -> Entry | None:
+def _known(entry: Entry, history: History, supplied: Given) -> Entry | None:
     """Return an entry with its value, or `None` if the value is missing."""
     match entry:
         case Unanswered(digest=""):
@@ -249,10 +251,10 @@ def _known(entry: Entry, history: History, given: Given) -> Entry | None:
         case Remembered():
             return None
         case Opened() if entry.outcome == DELIVERED:
-            payload = given.value(entry.key)
+            payload = supplied.value(entry.key)
             return None if payload is None else replace(entry, payload=payload[0])
         case Finished() | Answered():
-            value = given.value(entry.key)
+            value = supplied.value(entry.key)
             if value is None:
                 return None
             if isinstance(entry, Finished):

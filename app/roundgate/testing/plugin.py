@@ -44,8 +44,8 @@ def gateway(request: pytest.FixtureRequest, virtual_clock: VirtualClock) -> Gate
 
 def _nearest(test: Path) -> Path:
     for directory in test.resolve().parents:
-        if (found := directory / "gateway.yaml").is_file():
-            return found
+        if (file := directory / "gateway.yaml").is_file():
+            return file
     pytest.fail(
         "no gateway.yaml in the test's directory or above; name one in pytest's configuration:"
         " roundgate_config = path/to/gateway.yaml",

@@ -238,8 +238,8 @@ async def truth(
 
 
 async def _run(served: ServedTool, run: Run, arguments: Mapping[str, Any]) -> Any:
-    given = fresh(dict(arguments))
-    return await engine.run_handler(lambda: served.call(Context(run), given), run)
+    own_arguments = fresh(dict(arguments))
+    return await engine.run_handler(lambda: served.call(Context(run), own_arguments), run)
 
 
 # In the test's process
@@ -386,8 +386,8 @@ async def _replay(facts: Mapping[str, Any]) -> dict[str, Any]:
         with core.serving.use() as catalog:
             outcome = await _run(catalog.tool(facts["tool"]), run, facts["arguments"])
     if isinstance(outcome, Suspended) and not watch.new:
-        asked = ", ".join(outcome.requests) or "for another turn"
-        watch.new.append(f"it asks {asked}, although all questions were answered")
+        questions = ", ".join(outcome.requests) or "for another turn"
+        watch.new.append(f"it asks {questions}, although all questions were answered")
     ending = _ending_of_outcome(outcome, facts["tool"], clock)
     return {"ending": [ending.how, ending.value], "new": watch.new}
 

@@ -81,20 +81,20 @@ def lengthened(
 
 def with_chunk(chunks: Sequence[Chunk], data: bytes, draft: Draft) -> tuple[Chunk, ...]:
     """Append `data` as a chunk, and merge chunks of the same rank once there are `FAN` of them."""
-    kept = [*chunks, Chunk("", len(data), data)]
-    while len(alike := _alike(kept)) >= FAN:
+    merged_chunks = [*chunks, Chunk("", len(data), data)]
+    while len(alike := _alike(merged_chunks)) >= FAN:
         merged = b"".join(chunk.data or b"" for chunk in alike)
-        kept[-len(alike) :] = [Chunk("", len(merged), merged)]
-    last = kept.pop()
+        merged_chunks[-len(alike) :] = [Chunk("", len(merged), merged)]
+    last = merged_chunks.pop()
     written = last.data or b""
-    return (*kept, make_chunk(draft.spill("2", written), written))
+    return (*merged_chunks, make_chunk(draft.spill("2", written), written))
 
 
 def _alike(chunks: Sequence[Chunk]) -> list[Chunk]:
     """Return the last chunks that fit into one row and have at most the rank of the last one."""
     alike: list[Chunk] = []
     for chunk in reversed(chunks):
-        fits = sum(one.size for one in alike) + chunk.size <= PART
+        fits = sum(other.size for other in alike) + chunk.size <= PART
         if chunk.data is None or chunk.rank > chunks[-1].rank or not fits:
             break
         alike.insert(0, chunk)
@@ -118,9 +118,9 @@ def row_size(value: Any) -> int:
         case int():
             return 21 if value < 0 else 2 + len(str(value)) // 2
         case dict():
-            return 3 + sum(1 + row_size(name) + row_size(one) for name, one in value.items())
+            return 3 + sum(1 + row_size(name) + row_size(item) for name, item in value.items())
         case list() | tuple():
-            return 3 + sum(1 + row_size(one) for one in value)
+            return 3 + sum(1 + row_size(item) for item in value)
         case _:
             return 1
 

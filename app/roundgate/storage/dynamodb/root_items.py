@@ -219,7 +219,7 @@ def _shown(
     requests = left | _asked(puts, draft)
     if requests != before:
         sets["requests"] = requests
-    return sets, [one["b"] for key, one in before.items() if key not in left]
+    return sets, [question["b"] for key, question in before.items() if key not in left]
 
 
 def _asked(puts: Sequence[Put], draft: Draft) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def _answered(notes: Notes, change: Change, draft: Draft) -> tuple[dict[str, Any
         return {}, notes.settled
     small = {key: value for key, value in answers.items() if isinstance(value, bytes)}
     spilled = {key: value for key, value in answers.items() if key not in small}
-    pairs = packed([one for key, value in small.items() for one in (key.encode(), value)])
+    pairs = packed([part for key, value in small.items() for part in (key.encode(), value)])
     grown = Log(with_chunk(notes.settled.chunks, pairs, draft))
     return {"settled": grown.refs, "answers": spilled, "answered": 0}, grown
 
@@ -317,7 +317,7 @@ def refs_for_work(root: Row) -> list[Kept]:
 
 def refs_shown(root: Row) -> list[Kept]:
     """Return the values and references that a client sees."""
-    return [*(asked["b"] for asked in root["requests"].values()), root.get("outcome", b"")]
+    return [*(question["b"] for question in root["requests"].values()), root.get("outcome", b"")]
 
 
 def make_record(
@@ -326,9 +326,9 @@ def make_record(
     """Return a root item as a record. With `rows`, the record has the values that a client sees."""
     values = {name: root[name] for name in _FIELDS if name in root}
     values |= {name: bool(root[name]) for name in _USUAL if _USUAL[name] is False and name in root}
-    asked = sorted(root["requests"].items(), key=lambda item: item[1]["n"])
+    questions = sorted(root["requests"].items(), key=lambda item: item[1]["n"])
     if rows is not None and root["status"] == Status.INPUT_REQUIRED:
-        values["requests"] = {key: load(one["b"], rows) for key, one in asked}
+        values["requests"] = {key: load(question["b"], rows) for key, question in questions}
     if rows is not None and "outcome" in root:
         values["outcome"] = load(root["outcome"], rows)
     return TaskRecord(
@@ -340,7 +340,7 @@ def make_record(
             "ending": Ending(root["ending"]) if "ending" in root else None,
             "failed_steps": tuple(root.get("failed_steps", ())),
             "events": tuple(root.get("events", ())),
-            "asked": tuple(key for key, _ in asked),
+            "asked": tuple(key for key, _ in questions),
             "version": root["version"],
             "notes": make_notes(root, rows or {}, known),
         }
@@ -354,7 +354,7 @@ def make_work(root: Row, rows: Mapping[str, Row]) -> Work | None:
         return None
     entries = [entry for ref in root["chunks"] for entry in unpacked(load(ref, rows))]
     # the later of two answers to a key is in the root item and counts
-    settled = [one for ref in root.get("settled", ()) for one in unpacked(load(ref, rows))]
+    settled = [part for ref in root.get("settled", ()) for part in unpacked(load(ref, rows))]
     older = {key.decode(): value for key, value in zip(settled[::2], settled[1::2], strict=True)}
     answers = older | {key: load(value, rows) for key, value in root["answers"].items()}
     return Work(

@@ -293,13 +293,13 @@ class Table:
                 "batch_get_item",
                 RequestItems={self._name: {"Keys": left, "ConsistentRead": consistent}},
             )
-            found = [
+            decoded = [
                 row for item in answer["Responses"].get(self._name, []) if (row := _decoded(item))
             ]
-            rows += found
+            rows += decoded
             left = answer.get("UnprocessedKeys", {}).get(self._name, {}).get("Keys", [])
-            tried = 0 if found else tried + 1  # an answer of 16 MB also leaves keys unprocessed
-            if left and not found:
+            tried = 0 if decoded else tried + 1  # an answer of 16 MB also leaves keys unprocessed
+            if left and not decoded:
                 await _pause_of_batch(tried)
         return rows
 
@@ -342,12 +342,12 @@ class Table:
             "Select": "COUNT",
         }
         arguments |= _placeholders(key, {":owner": owner})
-        found = 0
+        total = 0
         while True:
-            page = await self._aws.call("query", **arguments, Limit=max(1, up_to - found))
-            found += int(page["Count"])
-            if "LastEvaluatedKey" not in page or found >= up_to:
-                return min(found, up_to)
+            page = await self._aws.call("query", **arguments, Limit=max(1, up_to - total))
+            total += int(page["Count"])
+            if "LastEvaluatedKey" not in page or total >= up_to:
+                return min(total, up_to)
             arguments["ExclusiveStartKey"] = page["LastEvaluatedKey"]
 
     async def index(self, shard: str, until_ms: int | None, limit: int) -> list[Row]:
@@ -538,8 +538,8 @@ def _is_refused(error: Exception) -> bool:
     """Return whether the condition of a write failed. The function compares the error code, because
     two threads that request a client's exceptions at once get different classes."""
     response = getattr(error, "response", None)  # connection errors have none
-    said = response.get("Error", {}) if isinstance(response, dict) else {}
-    return bool(said.get("Code") == "ConditionalCheckFailedException")
+    details = response.get("Error", {}) if isinstance(response, dict) else {}
+    return bool(details.get("Code") == "ConditionalCheckFailedException")
 
 
 def _key(pk: str) -> Row:
@@ -596,9 +596,9 @@ def _encode(value: Any) -> dict[str, Any]:
         case int():
             return {"N": str(value)}
         case Mapping():
-            return {"M": {name: _encode(one) for name, one in value.items()}}
+            return {"M": {name: _encode(item) for name, item in value.items()}}
         case _:
-            return {"L": [_encode(one) for one in value]}
+            return {"L": [_encode(item) for item in value]}
 
 
 def _decoded(item: Mapping[str, Any] | None) -> Row | None:
@@ -611,9 +611,9 @@ def _decode(typed: Mapping[str, Any]) -> Any:
         case "N":
             return int(value)
         case "M":
-            return {name: _decode(one) for name, one in value.items()}
+            return {name: _decode(item) for name, item in value.items()}
         case "L":
-            return [_decode(one) for one in value]
+            return [_decode(item) for item in value]
         case _:
             return value
 

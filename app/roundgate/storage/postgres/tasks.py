@@ -155,14 +155,14 @@ class PostgresTasks:
             f"{sql.SHOWN} = any(${{}})": sorted(wanted.statuses or ()) or None,
             "ending = any(${})": sorted(wanted.endings or ()) or None,
         }
-        asked = {condition: value for condition, value in conditions.items() if value is not None}
-        where = [condition.format(n) for n, condition in enumerate(asked, 2)]
+        filters = {condition: value for condition, value in conditions.items() if value is not None}
+        where = [condition.format(n) for n, condition in enumerate(filters, 2)]
         where += [condition] if (condition := sql.index_condition(wanted)) else []
         select = (
             f"select {sql.HEAD} from roundgate.tasks where {' and '.join(where) or 'true'}"
             " order by n desc limit $1"
         )
-        rows = await self._database.fetch(select, limit, *asked.values())
+        rows = await self._database.fetch(select, limit, *filters.values())
         records = [sql.record_from_row(row) for row in rows]
         return Found(records, str(rows[-1][0]) if len(rows) == limit else None)
 

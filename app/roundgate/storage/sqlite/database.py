@@ -253,7 +253,7 @@ class Database:
         if not self._opened:
             return None
         now = [_file_id(place) for place in self._places]
-        if all(then in (None, one) for then, one in zip(self._opened, now, strict=True)):
+        if all(then in (None, current) for then, current in zip(self._opened, now, strict=True)):
             self._is_lost = False
             return None
         what = "deleted" if None in now[:1] else "replaced"
@@ -459,10 +459,10 @@ def _use_wal(db: sqlite3.Connection) -> None:
 def _file_id(path: Path) -> FileId | None:
     """Return the identity of a file; `None` if there is no file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def migrate(db: sqlite3.Connection, path: Path, scripts: Sequence[str] = MIGRATIONS) -> bool:

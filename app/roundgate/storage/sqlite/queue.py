@@ -169,8 +169,8 @@ def _is_any_visible(db: sqlite3.Connection, now_ms: int, skip: Sequence[str]) ->
     others = _not_in(skip)
     ready = f"select 1 from waiting where turn is not null and {others} limit 1"
     come = f"select 1 from waiting where turn is null and visible_ms <= ? and {others} limit 1"
-    found = db.execute(ready, skip).fetchone() or db.execute(come, (now_ms, *skip)).fetchone()
-    return found is not None
+    row = db.execute(ready, skip).fetchone() or db.execute(come, (now_ms, *skip)).fetchone()
+    return row is not None
 
 
 def _give_turns(db: sqlite3.Connection, now_ms: int) -> None:

@@ -190,8 +190,8 @@ class SqliteTasks:
             "tool = ?": wanted.tool,
             "created_ms < ?": wanted.created_before_ms,
         }
-        asked = {condition: value for condition, value in conditions.items() if value is not None}
-        where = [*asked, *_among(SHOWN, statuses), *_among("ending", endings)]
+        filters = {condition: value for condition, value in conditions.items() if value is not None}
+        where = [*filters, *_among(SHOWN, statuses), *_among("ending", endings)]
         of_index = index_condition(wanted)
         where += [of_index] if of_index else []
         select = (
@@ -200,7 +200,7 @@ class SqliteTasks:
         )
 
         def look(db: sqlite3.Connection) -> Found:
-            facts = (*asked.values(), *statuses, *endings, limit)
+            facts = (*filters.values(), *statuses, *endings, limit)
             rows = db.execute(select, facts).fetchall()
             records = [record_from_row(row) for row in rows]
             return Found(records, str(rows[-1][0]) if len(rows) == limit else None)
