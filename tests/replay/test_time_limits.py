@@ -185,7 +185,7 @@ class Shop:
         return handler
 
 
-def name_of(function: Any) -> str:
+def function_name(function: Any) -> str:
     return str(function.__name__)
 
 
@@ -194,7 +194,7 @@ def name_of(function: Any) -> str:
     ("limited", "wait"),
     [(limited, on_event) for limited in LIMITS]
     + [(limited, wait) for wait in WAITS[1:] for limited in (by_ctx, by_timeout, by_wait_for)],
-    ids=name_of,
+    ids=function_name,
 )
 async def test_a_limit_that_passed_passes_in_every_later_round(
     limited: Limited, wait: Wait, in_branch: bool
@@ -207,8 +207,8 @@ async def test_a_limit_that_passed_passes_in_every_later_round(
     assert shop.effects == ["refund"]
 
 
-@pytest.mark.parametrize("wait", WAITS, ids=name_of)
-@pytest.mark.parametrize("limited", LIMITS, ids=name_of)
+@pytest.mark.parametrize("wait", WAITS, ids=function_name)
+@pytest.mark.parametrize("limited", LIMITS, ids=function_name)
 async def test_a_limit_that_passed_passes_in_every_later_run_of_a_task(
     limited: Limited, wait: Wait
 ) -> None:
@@ -221,8 +221,8 @@ async def test_a_limit_that_passed_passes_in_every_later_run_of_a_task(
     assert shop.effects == ["refund"]
 
 
-@pytest.mark.parametrize("wait", WAITS, ids=name_of)
-@pytest.mark.parametrize("limited", LIMITS, ids=name_of)
+@pytest.mark.parametrize("wait", WAITS, ids=function_name)
+@pytest.mark.parametrize("limited", LIMITS, ids=function_name)
 async def test_a_limit_that_did_not_pass_does_not_in_a_later_run(
     limited: Limited, wait: Wait
 ) -> None:
@@ -235,8 +235,8 @@ async def test_a_limit_that_did_not_pass_does_not_in_a_later_run(
     assert shop.effects == ["ship"]
 
 
-@pytest.mark.parametrize("limited", [by_ctx, by_timeout], ids=name_of)
-@pytest.mark.parametrize("wait", [on_event, on_tasks], ids=name_of)
+@pytest.mark.parametrize("limited", [by_ctx, by_timeout], ids=function_name)
+@pytest.mark.parametrize("wait", [on_event, on_tasks], ids=function_name)
 @pytest.mark.parametrize("takes_s", [SHORT_S, LONG_S])
 async def test_so_it_is_when_the_process_dies_before_or_after_any_write(
     limited: Limited, wait: Wait, takes_s: float
@@ -295,7 +295,9 @@ async def test_a_limit_of_ctx_that_was_left_in_time_is_over_where_a_wait_is_slow
     assert shop.effects == ["ship"]
 
 
-@pytest.mark.parametrize("limited", [by_timeout, by_timeout_at, by_wait_for, by_anyio], ids=name_of)
+@pytest.mark.parametrize(
+    "limited", [by_timeout, by_timeout_at, by_wait_for, by_anyio], ids=function_name
+)
 @pytest.mark.parametrize("times", [(LONG_S, 0), (0, LONG_S)], ids=["faster", "slower"])
 async def test_a_limit_of_asyncio_that_does_something_else_later_is_an_error_that_names_the_remedy(
     limited: Limited, times: tuple[float, float]
@@ -382,7 +384,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("wait", REFUSED, ids=name_of)
+@pytest.mark.parametrize("wait", REFUSED, ids=function_name)
 @pytest.mark.parametrize("task_id", [None, "task"])
 async def test_a_limit_that_nobody_could_repeat_is_refused_with_the_remedy(
     wait: Any, task_id: str | None
@@ -401,7 +403,7 @@ async def test_a_limit_that_nobody_could_repeat_is_refused_with_the_remedy(
     assert "ctx.timeout" in str(error)
 
 
-@pytest.mark.parametrize("wait", [by_wait, by_shield, by_completion], ids=name_of)
+@pytest.mark.parametrize("wait", [by_wait, by_shield, by_completion], ids=function_name)
 async def test_in_a_step_any_limit_is_welcome(wait: Any) -> None:
     async def work() -> str:
         with suppress(TimeoutError):

@@ -49,7 +49,7 @@ from roundgate.tasks.events import (
     NotClaimed,
     Postponed,
     Sending,
-    marks_of,
+    marks_from_record,
 )
 from roundgate.tasks.external import Deliveries
 from roundgate.tasks.operating import retry, rewind
@@ -1448,13 +1448,13 @@ class TaskStoreContract:
         payload = blob(40_000)
         taken = await store.deliver(REF, "event:paid", payload, "digest", NOW, SOON)
         assert taken is Delivered.KEPT
-        assert marks_of(await raw(store)) == [replace(marks[0], digest="digest"), marks[1]]
+        assert marks_from_record(await raw(store)) == [replace(marks[0], digest="digest"), marks[1]]
         await store.release(
             *(lease, NOTHING, NOW), wake_ms=END, due_ms=END, awaits=["event:paid"], ready_ms=SOON
         )
         claimed = await claim(store, now_ms=NOW + 1)
         assert claimed.answers == {"event:paid": payload}
-        assert [mark.name for mark in marks_of(claimed.record)] == ["event:paid"]
+        assert [mark.name for mark in marks_from_record(claimed.record)] == ["event:paid"]
         await store.finish(claimed.lease, Status.COMPLETED, b"{}", None, NOW + 1)
         for digest, expected in (("digest", Delivered.AGAIN), ("other", Delivered.OTHER)):
             again = await store.deliver(REF, "event:paid", payload, digest, NOW + 1, SOON)
@@ -1518,7 +1518,10 @@ class TaskStoreContract:
         paid = from_row(decode(work.journal[0]))
         assert isinstance(paid, Opened)
         assert (paid.outcome, paid.payload) == ("delivered", 7)
-        assert [mark.digest for mark in marks_of(await raw(store, going_on))] == ["digest", None]
+        assert [mark.digest for mark in marks_from_record(await raw(store, going_on))] == [
+            "digest",
+            None,
+        ]
         late = await store.deliver(REF, "event:sent", b"8", "digest", NOW, SOON)
         assert late is Delivered.CLOSED
         deliveries = Deliveries(store, FixedClock(NOW), TasksConfig())

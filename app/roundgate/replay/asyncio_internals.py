@@ -7,7 +7,7 @@ every supported Python:
     entered_timeout    recognizes `asyncio.timeout` by the code object of the frame that enters it
     creator            recognizes `wait_for` and `as_completed` by the code objects of the frames
                        that create a task, and reads their arguments from these frames
-    name_of            reads the function that anyio's task groups wrap from the wrapper's frame
+    function_name      reads the function that anyio's task groups wrap from the wrapper's frame
     waits_alone        follows `cr_await`, `gi_yieldfrom` and `ag_await` to the object that a
                        coroutine awaits (`gc.get_referents` leads past objects that only delegate)
 """
@@ -126,7 +126,7 @@ _OF_ANYIO: Final = frozenset({"_run_coro", "_run_wrapped_task"})
 a wrapper contains the wrapped coroutine."""
 
 
-def name_of(coroutine: object) -> str:
+def function_name(coroutine: object) -> str:
     """Return the name of a coroutine's function, or of the function that anyio has wrapped."""
     function = _last_name(coroutine)
     if function not in _OF_ANYIO:

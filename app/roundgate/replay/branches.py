@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from roundgate.replay.asyncio_internals import Timer, name_of, state
+from roundgate.replay.asyncio_internals import Timer, function_name, state
 
 _PREFIXES: Final = MappingProxyType(
     {
@@ -79,7 +79,7 @@ class Timeouts:
             and (state == "active" or (state == "expiring" and when > now_s - JUST_FIRED_S))
         ]
 
-    def has_ended_a_wait_of(self, task: asyncio.Task[Any] | None) -> bool:
+    def has_ended_wait(self, task: asyncio.Task[Any] | None) -> bool:
         """Return whether a timer of the task has fired and its block is still open."""
         return task is not None and any(
             timer_set.task() is task and timer_set.state == "expiring" for timer_set in self._timers
@@ -178,7 +178,7 @@ class Branch:
 
     def created(self, coroutine: object) -> Branch:
         """Return a new child branch for a task, named after its function and numbered."""
-        function = name_of(coroutine)
+        function = function_name(coroutine)
         number = self.children[function] = self.children.get(function, -1) + 1
         return self._child(f"{function}@{number}")
 

@@ -162,7 +162,7 @@ def _may_be_a_limit(run: Run, branch: Branch) -> bool:
     task = asyncio.current_task()
     if run.root_task is task and not run.has_own_task:
         return True
-    has_fired = run.owner.timeouts.has_ended_a_wait_of(task)
+    has_fired = run.owner.timeouts.has_ended_wait(task)
     return has_fired or -math.inf < anyio.current_effective_deadline() <= anyio.current_time()
 
 
@@ -195,7 +195,7 @@ class TaskFactory:
                 return asyncio.Task(coroutine, loop=loop, **options)
             return self._make(loop, coroutine, options)
         maker = creator()
-        branch = _branch_of(place, maker, coroutine)
+        branch = _find_branch(place, maker, coroutine)
         context = options.pop("context", None)
         if context is None:
             context = copy_context()
@@ -261,7 +261,7 @@ def number_tasks(loop: asyncio.AbstractEventLoop) -> None:
         loop.set_task_factory(TaskFactory(factory))
 
 
-def _branch_of(
+def _find_branch(
     parent: Branch, maker: ByWaitFor | ByAsCompleted | None, coroutine: object
 ) -> Branch:
     match maker:
@@ -269,11 +269,11 @@ def _branch_of(
             # a journal may move from Python 3.11 to later versions, which create no task here
             return parent
         case ByAsCompleted(awaitables):
-            return _of_as_completed(parent, awaitables, coroutine)
+            return _as_completed_branch(parent, awaitables, coroutine)
     return parent.created(coroutine)
 
 
-def _of_as_completed(parent: Branch, awaitables: Any, coroutine: Any) -> Branch:
+def _as_completed_branch(parent: Branch, awaitables: Any, coroutine: Any) -> Branch:
     """Return the branch of a coroutine of `as_completed`, numbered in the order of its list."""
     awaited = parent.awaited
     if id(coroutine) not in awaited:

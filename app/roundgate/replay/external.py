@@ -51,7 +51,7 @@ class ExternalEvent:
         Raises:
             ToolError: the gateway has no public URL.
         """
-        return url_of(self._opened)
+        return event_url(self._opened)
 
     async def wait(self) -> Any:
         """Return the payload, a JSON value, once the event was delivered. A task releases its
@@ -63,7 +63,7 @@ class ExternalEvent:
         return await receive(self._run, self.name, self._opened.key)
 
 
-def url_of(opened: Opened) -> str:
+def event_url(opened: Opened) -> str:
     """Return the URL of an event.
 
     Raises:

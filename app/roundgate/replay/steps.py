@@ -192,7 +192,7 @@ async def step(
             entry = await _run_step(run, branch, task, options, attempts + 1, every_s is not None)
             if entry is None and every_s is not None:
                 await wait_until(run, branch, run.clock.now_ms() + round(every_s * 1000))
-    return _value_of(run, known, name, function)
+    return _recorded_value(run, known, name, function)
 
 
 async def _before_step(run: Run, branch: Branch, *, needs_task: bool) -> None:
@@ -368,7 +368,7 @@ def _log_failed(
         log.warning("a step failed, trying again", exc_info=error, extra={"fields": fields})
 
 
-def _value_of(
+def _recorded_value(
     run: Run, entry: Finished | Raised | Began, name: str, function: Callable[..., Any]
 ) -> Any:
     """Return the handler's own copy of a recorded value, converted by the function's annotation.
@@ -379,7 +379,7 @@ def _value_of(
     """
     run.mark_received(entry.key)
     if not isinstance(entry, Finished):
-        error = _error_of(entry, name)
+        error = _recorded_error(entry, name)
         # a step's own ToolError is meant for the caller, not for the operator
         if not (isinstance(entry, Raised) and entry.told):
             error.failed_step = entry.key
@@ -394,7 +394,7 @@ def _value_of(
         raise Suspend from None
 
 
-def _error_of(entry: Raised | Began, name: str) -> RoundgateError:
+def _recorded_error(entry: Raised | Began, name: str) -> RoundgateError:
     if isinstance(entry, Began):
         return OutcomeUnknown(name)
     message = entry.message

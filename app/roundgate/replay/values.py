@@ -183,7 +183,7 @@ def find_conversion(function: Callable[..., Any]) -> Conversion | None:
 
 def is_converted(value: Any) -> bool:
     """Return whether a value could be recorded if its function were annotated."""
-    return _names_one(type(value))
+    return _has_converted_type(type(value))
 
 
 _known: Final[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
@@ -216,7 +216,7 @@ def _read_from(function: Any) -> Any:
 
 @lru_cache(maxsize=512)
 def _conversion(hint: Any) -> Conversion | None:
-    if hint is None or not _names_one(hint):
+    if hint is None or not _has_converted_type(hint):
         return None
     config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
     try:
@@ -227,29 +227,30 @@ def _conversion(hint: Any) -> Conversion | None:
     return Conversion(adapter, getattr(hint, "__name__", None) or str(hint).replace("typing.", ""))
 
 
-def _names_one(hint: Any, room: int = _MAX_HINT_DEPTH) -> bool:
+def _has_converted_type(hint: Any, room: int = _MAX_HINT_DEPTH) -> bool:
     """Return whether an annotation contains a type that JSON lacks."""
     if room == 0:
         return False
     origin = typing.get_origin(hint)
     if origin is Annotated:
-        return _names_one(typing.get_args(hint)[0], room - 1)
+        return _has_converted_type(typing.get_args(hint)[0], room - 1)
     if origin is not None:
-        return _is_one(origin) or any(
-            _names_one(argument, room - 1) for argument in typing.get_args(hint)
+        return _is_converted_type(origin) or any(
+            _has_converted_type(argument, room - 1) for argument in typing.get_args(hint)
         )
     if _is_typed_dict(hint):
         return any(
-            _names_one(argument, room - 1) for argument in typing.get_type_hints(hint).values()
+            _has_converted_type(argument, room - 1)
+            for argument in typing.get_type_hints(hint).values()
         )
-    return _is_one(hint)
+    return _is_converted_type(hint)
 
 
 def _is_typed_dict(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, dict) and hasattr(hint, "__required_keys__")
 
 
-def _is_one(candidate: Any) -> bool:
+def _is_converted_type(candidate: Any) -> bool:
     return isinstance(candidate, type) and (
         issubclass(candidate, _CONVERTED) or dataclasses.is_dataclass(candidate)
     )

@@ -234,7 +234,9 @@ class Reloader:
                 log.error(
                     "the changed tools of servers cannot be served; the old ones stay served",
                     exc_info=None if isinstance(error, ConfigError) else error,
-                    extra={"fields": {"backends": sorted(names), "problems": _lines_of(error)}},
+                    extra={
+                        "fields": {"backends": sorted(names), "problems": _problem_lines(error)}
+                    },
                 )
                 return
             _tell_refreshed(names, before, snapshot.catalog)
@@ -371,7 +373,7 @@ def _tell_failure(path: Path, error: Exception) -> None:
         log.error(message, path, exc_info=error)
 
 
-def _lines_of(error: Exception) -> list[str]:
+def _problem_lines(error: Exception) -> list[str]:
     return [str(problem) for problem in error.problems] if isinstance(error, ConfigError) else []
 
 

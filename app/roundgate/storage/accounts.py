@@ -103,7 +103,7 @@ class Accounts:
             QuotaExceeded: the bytes exceed the owner's account.
             Unavailable: the account cannot be read or written now.
         """
-        ahead, end_ms = self._ahead(owner), end_of(until_ms, self._clock.now_ms())
+        ahead, end_ms = self._ahead(owner), period_end(until_ms, self._clock.now_ms())
         if not ahead.take(size, end_ms):
             async with ahead.adding:
                 for tries in range(_TRIES):
@@ -237,7 +237,7 @@ class CountedRows:
         await self._rows.aclose()
 
 
-def end_of(until_ms: int, now_ms: int) -> int:
+def period_end(until_ms: int, now_ms: int) -> int:
     """Return the end of the accounting period for bytes that count until `until_ms`: that time,
     rounded up by at most a quarter of the time until then. Rounding keeps the number of periods
     small."""

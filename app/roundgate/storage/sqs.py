@@ -64,11 +64,11 @@ class SqsQueue:
                 were sent.
         """
         batches = (refs[start : start + BATCH] for start in range(0, len(refs), BATCH))
-        outcomes = await asyncio.gather(*map(self._send_all_of, batches), return_exceptions=True)
+        outcomes = await asyncio.gather(*map(self._send_some, batches), return_exceptions=True)
         for error in filter(None, outcomes):
             raise error
 
-    async def _send_all_of(self, refs: Sequence[TaskRef]) -> None:
+    async def _send_some(self, refs: Sequence[TaskRef]) -> None:
         left = [{"Id": f"{n}", **_message(ref)} for n, ref in enumerate(refs)]
         for _ in range(_BATCH_TRIES):
             left = await self._send_batch(left)

@@ -16,8 +16,8 @@ from roundgate.tasks.operating import retry as retry
 from roundgate.tasks.operating import steps_done as steps_done
 from roundgate.tasks.outcome import Ended as Ended
 from roundgate.tasks.outcome import ended as ended
+from roundgate.tasks.outcome import failure_reason as failure_reason
 from roundgate.tasks.outcome import log_failure as log_failure
-from roundgate.tasks.outcome import reason_of as reason_of
 from roundgate.tasks.outcome import said_by as said_by
 from roundgate.tasks.outcome import tool_result as tool_result
 from roundgate.tasks.service import Tasks as Tasks

@@ -170,7 +170,7 @@ class Mark:
         return self.digest is None and now_ms < self.until_ms
 
 
-def marks_of(record: TaskRecord) -> list[Mark]:
+def marks_from_record(record: TaskRecord) -> list[Mark]:
     """Return the external events of a task in the order in which they were opened."""
     return [Mark.parse(text) for text in record.events]
 

@@ -39,7 +39,7 @@ from roundgate.replay import (
 )
 from roundgate.storage import TaskRecord, Work
 from roundgate.tasks.call import TaskCall
-from roundgate.tasks.events import marks_of
+from roundgate.tasks.events import marks_from_record
 
 Redact: TypeAlias = Callable[[str, Any], Any]
 """Returns the replacement for a value, given the name of its step, question or member."""
@@ -104,9 +104,9 @@ class History:
         return history
 
 
-def history_of(record: TaskRecord, work: Work, now_ms: int) -> History:
+def history_from_record(record: TaskRecord, work: Work, now_ms: int) -> History:
     """Return the whole history of a task. The history contains the tokens of external events, which
-    must not leave the process: use `outline` or `redacted` first.
+    must not leave the process: use `make_outline` or `redacted` first.
 
     Raises:
         ParseError, ValueError, TypeError, KeyError: a later version of Roundgate wrote the journal.
@@ -122,7 +122,7 @@ def history_of(record: TaskRecord, work: Work, now_ms: int) -> History:
         places[place] = None
     answers = {key: json.decode(answer) for key, answer in work.answers.items()}
     journal.receive(answers)
-    journal.deliver(answers, {mark.name for mark in marks_of(record)})
+    journal.deliver(answers, {mark.name for mark in marks_from_record(record)})
     for event in journal.opened():
         if event.key in journal.missed:
             journal.steps[event.key] = replace(event, outcome=MISSED)
@@ -140,7 +140,7 @@ def history_of(record: TaskRecord, work: Work, now_ms: int) -> History:
     )
 
 
-def outline_of(history: History) -> History:
+def make_outline(history: History) -> History:
     """Return a history without its values."""
     at_ms = history.exported_ms
     journal = [row(_outline(entry, at_ms)) for entry in history.entries()]

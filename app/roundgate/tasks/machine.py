@@ -112,7 +112,7 @@ from roundgate.tasks.events import (
     Refused,
     Sending,
     Waited,
-    marks_of,
+    marks_from_record,
 )
 
 Decision: TypeAlias = Next | Refused
@@ -235,7 +235,7 @@ def _claim(record: TaskRecord | None, event: events.Claim, now_ms: int) -> Decis
     }
     if record.due_ms is None or record.due_ms > event.due_ms:
         changes |= _moved(event.due_ms)
-    marks = marks_of(record)
+    marks = marks_from_record(record)
     if over := [mark for mark in marks if mark.digest is None and not mark.is_open(now_ms)]:
         changes["events"] = _texts([mark for mark in marks if mark not in over])
     return Next(record, changes)
@@ -437,7 +437,7 @@ def _expire(record: TaskRecord | None, event: events.Expire, now_ms: int) -> Dec
 def _deliver(record: TaskRecord | None, event: events.Deliver, now_ms: int) -> Decision:
     if record is None:
         return Refused(Delivered.UNKNOWN_TASK)
-    marks = marks_of(record)
+    marks = marks_from_record(record)
     mark = next((mark for mark in marks if mark.name == event.name), None)
     if mark is None:
         return Refused(Delivered.CLOSED)
@@ -466,7 +466,7 @@ def is_parked(record: TaskRecord) -> bool:
     """Return whether a task waits for its operator: it sleeps until its end, and awaits no external
     event."""
     is_asleep = record.status in sources(Step.RUN) and record.wake_ms >= record.expires_ms
-    return is_asleep and not any(mark.is_awaited for mark in marks_of(record))
+    return is_asleep and not any(mark.is_awaited for mark in marks_from_record(record))
 
 
 def _rewind(record: TaskRecord | None, event: events.Rewind, now_ms: int) -> Decision:
@@ -558,9 +558,9 @@ def _added(record: TaskRecord, added: Added, number: int, now_ms: int) -> tuple[
     puts = []
     if added.entries and number > record.noted:
         changes["noted"], puts = number, _entries(added.entries)
-        names = {mark.name for mark in marks_of(record)}
+        names = {mark.name for mark in marks_from_record(record)}
         if opened := [mark for mark in added.events if mark.name not in names]:
-            changes["events"] = _bounded([*marks_of(record), *opened])
+            changes["events"] = _bounded([*marks_from_record(record), *opened])
     if added.state is not None:
         puts.append(Put(Part.STATE, added.state))
     if added.status_message is not None and added.status_message != record.status_message:

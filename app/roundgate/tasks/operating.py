@@ -51,7 +51,7 @@ from roundgate.replay import (
 from roundgate.storage import Ending, TaskRecord, TaskRef, Work
 from roundgate.tasks import machine
 from roundgate.tasks.call import TaskCall
-from roundgate.tasks.events import Mark, NewTask, marks_of
+from roundgate.tasks.events import Mark, NewTask, marks_from_record
 from roundgate.tasks.stored import StoredTasks
 
 TRIES: Final = 5
@@ -102,7 +102,7 @@ async def _hand_on(store: StoredTasks, ref: TaskRef, successor: TaskRef, now_ms:
     record, work = await store.store.read_work(ref)
     if record is None or work is None:
         return
-    for mark in marks_of(record):
+    for mark in marks_from_record(record):
         if mark.digest is not None and mark.name in work.answers:
             payload = work.answers[mark.name]
             await store.deliver(successor, mark.name, payload, mark.digest, now_ms, now_ms)
@@ -132,7 +132,9 @@ async def rewind(store: StoredTasks, ref: TaskRef, now_ms: int, from_step: str) 
 def _marks(record: TaskRecord, journal: Journal) -> list[Mark]:
     """Return the marks of the external events that a journal has opened."""
     names = {entry.name for entry in journal.steps.values() if isinstance(entry, Opened)}
-    return [replace(mark, is_awaited=False) for mark in marks_of(record) if mark.name in names]
+    return [
+        replace(mark, is_awaited=False) for mark in marks_from_record(record) if mark.name in names
+    ]
 
 
 def _kept(record: TaskRecord, work: Work, from_step: str | None) -> tuple[TaskCall, Journal]:
@@ -195,7 +197,7 @@ def _journal_with(entries: Sequence[Entry], record: TaskRecord, work: Work) -> J
         journal.add(entry)
     answers = {key: json.decode(answer) for key, answer in work.answers.items()}
     journal.receive(answers)
-    journal.deliver(answers, {mark.name for mark in marks_of(record)})
+    journal.deliver(answers, {mark.name for mark in marks_from_record(record)})
     return journal
 
 

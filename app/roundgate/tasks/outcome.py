@@ -68,7 +68,7 @@ def said_by(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:_MAX_SAID] + (f" ({place})" if place else "")
 
 
-def reason_of(outcome: Completed[Returned] | Failed) -> str | None:
+def failure_reason(outcome: Completed[Returned] | Failed) -> str | None:
     """Return the reason of a tool error in a few words for the log, without any text of the
     tool."""
     match outcome:

@@ -236,7 +236,7 @@ class StoredTasks:
     async def _swap(self, change: Change, state_bytes: int = 0) -> TaskRecord | Lost:
         """Write a change and notify the listeners of the task. The values of the change count
         towards the account, less `state_bytes` for the state that they replace."""
-        reserved = await self._reserve(change.before, size_of(change.puts) - state_bytes)
+        reserved = await self._reserve(change.before, counted_bytes(change.puts) - state_bytes)
         swapped = await self.store.swap(change)
         if isinstance(swapped, Lost):
             self._give_back(reserved)
@@ -316,7 +316,7 @@ class StoredTasks:
         """
         created = machine.create(task)
         record = created.record
-        reserved = await self._reserve(record, 2 * ROW + size_of(created.puts))
+        reserved = await self._reserve(record, 2 * ROW + counted_bytes(created.puts))
         is_new = await self.store.insert(record, created.puts)
         if not is_new:
             self._give_back(reserved)
@@ -747,7 +747,7 @@ def _happened(decisions: Iterable[Next | Refused]) -> int:
     return sum(isinstance(decision, Next) for decision in decisions)
 
 
-def size_of(puts: Sequence[Put]) -> int:
+def counted_bytes(puts: Sequence[Put]) -> int:
     """Return the bytes that values count towards the account. Of an outcome, only the bytes beyond
     `ROW` count."""
     return sum(

@@ -109,7 +109,7 @@ class Sweep:
         while late := await self._store.late_shards(self._clock.now_ms()):
             # sweepers that start together begin with different shards, and skip the shards that are
             # done
-            done = await self._sweep_some_of(sorted(late, key=self._order), deadline)
+            done = await self._sweep_some(sorted(late, key=self._order), deadline)
             total += done
             if not done:
                 break
@@ -126,7 +126,7 @@ class Sweep:
     def _order(self, shard: int) -> int:
         return zlib.crc32(f"{self._me} {shard}".encode())
 
-    async def _sweep_some_of(self, shards: Sequence[int], deadline: Deadline) -> int:
+    async def _sweep_some(self, shards: Sequence[int], deadline: Deadline) -> int:
         """Sweep the first `SIDE_BY_SIDE` of these shards that no other process is sweeping."""
         left = iter(shards)
 
@@ -142,7 +142,7 @@ class Sweep:
         total = 0
         while not deadline.is_past and await self._take(shard, SHARD_MS):
             late = await self._store.due(self._clock.now_ms(), AT_ONCE, shard)
-            done = await self._see_to(late)
+            done = await self._handle(late)
             total += done
             if len(late) < AT_ONCE or not done:
                 break
@@ -154,7 +154,7 @@ class Sweep:
         now_ms = self._clock.now_ms()
         return await self._store.take_shard(shard, self._me, now_ms, now_ms + for_ms)
 
-    async def _see_to(self, late: Sequence[OpenTask]) -> int:
+    async def _handle(self, late: Sequence[OpenTask]) -> int:
         """Handle these tasks, and return the number that were late and not yet handled by another
         sweep. The index may be out of date."""
         now_ms = self._clock.now_ms()

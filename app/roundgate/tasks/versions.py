@@ -64,7 +64,7 @@ async def count_versions(store: StoredTasks, tool: str | None, now_ms: int) -> l
     names: defaultdict[str, set[str | None]] = defaultdict(set)
     async for record, work in tasks_with_work(store, Wanted(tool=tool, statuses=OPEN)):
         if record.expires_ms > now_ms:
-            of_task = {} if work is None else versions_of(work)
+            of_task = {} if work is None else versions_from_work(work)
             versions.append((record.tool, of_task, record.created_ms))
             names[record.tool].update(of_task)
     created_ms: defaultdict[tuple[str, str | None, int | None], list[int]] = defaultdict(list)
@@ -76,7 +76,7 @@ async def count_versions(store: StoredTasks, tool: str | None, now_ms: int) -> l
     return sorted(counts, key=lambda count: (count.tool, count.name or "", count.version or 0))
 
 
-def versions_of(work: Work) -> dict[str, int]:
+def versions_from_work(work: Work) -> dict[str, int]:
     """Return the versions of a task by name; none if a later version of Roundgate wrote its
     journal."""
     try:

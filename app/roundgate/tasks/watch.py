@@ -205,7 +205,7 @@ class _Poller:
     def _is_quiet(self, watched: _Watched, glimpses: Mapping[TaskRef, Glimpse]) -> bool:
         """Return whether a glance shows no change since the last read, and set the next due time if
         so."""
-        before, now = watched.glimpse, _glimpse_of(watched, glimpses)
+        before, now = watched.glimpse, _find_glimpse(watched, glimpses)
         if watched.has_news or before is None or now is None:
             return False
         if now != before and not now.is_before(before):
@@ -251,7 +251,7 @@ class _Poller:
             return False
         if self._watched.get(task.key) is not watched:
             return True
-        watched.glimpse = _glimpse_of(watched, glimpses) or watched.glimpse
+        watched.glimpse = _find_glimpse(watched, glimpses) or watched.glimpse
         seen = _stands_for(view)
         if seen != watched.seen:
             watched.seen, watched.since_s = seen, asyncio.get_running_loop().time()
@@ -263,7 +263,7 @@ class _Poller:
         return True
 
 
-def _glimpse_of(watched: _Watched, glimpses: Mapping[TaskRef, Glimpse]) -> Glimpse | None:
+def _find_glimpse(watched: _Watched, glimpses: Mapping[TaskRef, Glimpse]) -> Glimpse | None:
     return None if watched.task.ref is None else glimpses.get(watched.task.ref)
 
 

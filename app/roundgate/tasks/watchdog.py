@@ -120,7 +120,7 @@ class Watchdog:
             else:
                 break
             if held and stood_s >= self._limit_s:
-                self._bite(loop, watched, held)
+                self._end_process(loop, watched, held)
                 break
 
     def _ask(self, loop: asyncio.AbstractEventLoop) -> bool:
@@ -135,7 +135,9 @@ class Watchdog:
     def _beat(self) -> None:
         self._beaten = True
 
-    def _bite(self, loop: asyncio.AbstractEventLoop, watched: int, held: Sequence[Held]) -> None:
+    def _end_process(
+        self, loop: asyncio.AbstractEventLoop, watched: int, held: Sequence[Held]
+    ) -> None:
         """Release the leases, log, and end the process within `bound_s`, even if the blocked thread
         holds locks."""
         last = threading.Timer(self._bound_s, self._end, (EXIT_STATUS,))
@@ -190,11 +192,11 @@ def _count_processor_time(seconds: float) -> None:
 def _who_is_running(loop: asyncio.AbstractEventLoop, held: Sequence[Held]) -> Held | None:
     """Return the leased task whose code the loop runs now, or `None` if it is unknown."""
     task = asyncio.current_task(loop)
-    running = {context.get(RUNNING) for context in _contexts_of(task)} - {None}
+    running = {context.get(RUNNING) for context in _task_contexts(task)} - {None}
     return running.pop() if len(running) == 1 and running <= {*held} else None
 
 
-def _contexts_of(task: asyncio.Task[Any] | None) -> Sequence[Context]:
+def _task_contexts(task: asyncio.Task[Any] | None) -> Sequence[Context]:
     if task is None:
         return []
     if sys.version_info >= (3, 12):

@@ -69,7 +69,7 @@ from roundgate.storage import OpenTask, TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall, make_journal
 from roundgate.tasks.events import NotClaimed, Sending
 from roundgate.tasks.lease import ClockTrust
-from roundgate.tasks.outcome import reason_of
+from roundgate.tasks.outcome import failure_reason
 from roundgate.tasks.running import Outcome, Patience, Running, to_its_end
 from roundgate.tasks.stored import Claimed, Move, StoredTasks
 from roundgate.tasks.turn import CLEANUP_PAUSES_S, Carrier, Means, Turn
@@ -360,7 +360,7 @@ class Worker:
             outcome = await running.outcome(lambda: served.call(context, dict(task_call.arguments)))
             span.end("tool_error" if isinstance(outcome, Failed) else "ok", None)
         if isinstance(outcome, Completed | Failed):
-            self._reasons[running.carrier.ref] = reason_of(outcome)
+            self._reasons[running.carrier.ref] = failure_reason(outcome)
         return outcome
 
     # cleanup
@@ -428,7 +428,7 @@ class Worker:
             claimed = replace(left.claimed, record=known, journal=left.journal)
             begun_ms = self._clock.monotonic_ms()
             reason = await self._try_cleanup(claimed, Deadline(self._clock, None))
-            turn = _turn_of(reason, is_last=pause_s is None)
+            turn = _cleanup_turn(reason, is_last=pause_s is None)
             self._note_cleanup(claimed, turn, self._clock.monotonic_ms() - begun_ms, reason)
             if turn is not Turn.TO_CLEAN_UP:
                 break
@@ -446,7 +446,7 @@ class Worker:
                 call = self._call(claimed.record, task_call, catalog, bounded, _doubt(claimed))
                 run = Run(call, make_journal(claimed, task_call))
                 handler = partial(served.call, Context(run), dict(task_call.arguments))
-                return _end_of(await engine.run_handler(handler, run))
+                return _cleanup_error(await engine.run_handler(handler, run))
         except NotServedHere as needs:
             return NotServedHere(f"no worker here {needs}")
         except Exception as error:
@@ -456,7 +456,7 @@ class Worker:
         attempt = claimed.record.attempts
         if isinstance(reason, CleanedUp) or attempt > len(CLEANUP_PAUSES_S):
             await self._store.end_cleanup(claimed.lease, self._clock.now_ms())
-            return _turn_of(reason, is_last=True)
+            return _cleanup_turn(reason, is_last=True)
         now_ms = self._clock.now_ms()
         wake_ms = now_ms + CLEANUP_PAUSES_S[attempt - 1] * 1000
         due_ms = self._means.due_ms(wake_ms)
@@ -506,14 +506,14 @@ def _doubt(claimed: Claimed) -> Cleanup:
     return Cleanup.OF_WHAT_IS_KNOWN if is_known else Cleanup.IN_DOUBT
 
 
-def _turn_of(reason: Exception, *, is_last: bool) -> Turn:
+def _cleanup_turn(reason: Exception, *, is_last: bool) -> Turn:
     """Return the result of a cleanup attempt."""
     if isinstance(reason, CleanedUp):
         return Turn.CLEANED_UP
     return Turn.NOT_CLEANED_UP if is_last else Turn.TO_CLEAN_UP
 
 
-def _end_of(outcome: Outcome) -> Exception:
+def _cleanup_error(outcome: Outcome) -> Exception:
     match outcome:
         case Failed(error):
             return error

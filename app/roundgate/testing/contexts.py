@@ -91,7 +91,7 @@ class EventsHere:
         return self.clock.now_ms() + round(seconds * 1000)
 
 
-def payload_of(events: Mapping[str, Any], name: str) -> tuple[Any] | None:
+def find_payload(events: Mapping[str, Any], name: str) -> tuple[Any] | None:
     """Return the payload of an event in a tuple, or `None` if `events` has none. `events` may name
     an event with or without its branch."""
     path, slash, last = name.rpartition("/")
@@ -150,7 +150,7 @@ class AnsweredRun(Run):
 
     def _deliver(self) -> bool:
         """Deliver the events that branches await; return whether any had a payload."""
-        payload_of_name = {name: payload_of(self._events, name) for name in self.awaited}
+        payload_of_name = {name: find_payload(self._events, name) for name in self.awaited}
         payloads = {
             name: payload[0] for name, payload in payload_of_name.items() if payload is not None
         }

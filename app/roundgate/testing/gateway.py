@@ -41,7 +41,7 @@ from roundgate.storage import Message, TaskRef
 from roundgate.tasks.events import Mark, NotClaimed
 from roundgate.tasks.external import EVENTS_PATH
 from roundgate.tasks.stored import Claimed
-from roundgate.testing.contexts import payload_of
+from roundgate.testing.contexts import find_payload
 from roundgate.testing.crashes import Crash, CrashTest, Steps, Watched
 from roundgate.testing.histories import Given, Replayed, read_histories, replay
 from roundgate.testing.instances import Life, Memory, Setup, Source, VirtualClock
@@ -286,7 +286,7 @@ class Gateway:
             (ref, mark)
             for ref, marks in self._memory.marks().items()
             for mark in marks
-            if task in (None, ref.id) and payload_of({event: payload}, mark.name) is not None
+            if task in (None, ref.id) and find_payload({event: payload}, mark.name) is not None
         ]
         if len(open_events) != 1:
             raise LookupError(
@@ -313,7 +313,7 @@ class Gateway:
             (ref, mark.name, payload[0])
             for ref, marks in self._memory.marks().items()
             for mark in marks
-            if mark.is_awaited and (payload := payload_of(self._events, mark.name)) is not None
+            if mark.is_awaited and (payload := find_payload(self._events, mark.name)) is not None
         ]
         for ref, name, payload in awaited:
             await self._post(ref, name, payload)

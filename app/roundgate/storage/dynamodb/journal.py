@@ -73,7 +73,7 @@ def lengthened(
     if not entries:
         return {}, log
     longer = (*log.tail, *entries)
-    if size_of(longer) <= room:
+    if tail_size(longer) <= room:
         return {"tail": Append(list(entries))}, Log(log.chunks, longer)
     grown = Log(with_chunk(log.chunks, packed(longer), draft))
     return {"chunks": grown.refs, "tail": []}, grown
@@ -125,7 +125,7 @@ def row_size(value: Any) -> int:
             return 1
 
 
-def size_of(entries: Sequence[bytes]) -> int:
+def tail_size(entries: Sequence[bytes]) -> int:
     """Return the size of entries in a tail in bytes. In a chunk they take slightly more."""
     return sum(1 + len(entry) for entry in entries)
 

@@ -47,7 +47,7 @@ from roundgate.storage.dynamodb.table import (
     Kept,
     Row,
     load,
-    names_of,
+    row_names,
 )
 from roundgate.storage.tasks import (
     FORGET_AFTER_MS,
@@ -299,7 +299,7 @@ def make_notes(root: Row, rows: Mapping[str, Row], known: Notes | None = None) -
 
 def _chunk(ref: str, rows: Mapping[str, Row]) -> Chunk:
     """Return a chunk. An unread chunk counts as a large one, and stays unchanged."""
-    if all(name in rows for name in names_of(ref)):
+    if all(name in rows for name in row_names(ref)):
         return make_chunk(ref, load(ref, rows))
     return Chunk(ref, PART, None)
 

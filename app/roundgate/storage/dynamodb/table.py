@@ -278,7 +278,7 @@ class Table:
 
     async def named(self, pk: str, kept: Sequence[Kept]) -> dict[str, Row]:
         """Return the rows that the values of a root item refer to, by `sk`, strongly consistent."""
-        names = [name for value in kept for name in names_of(value)]
+        names = [name for value in kept for name in row_names(value)]
         rows: list[Row] = []
         for start in range(0, len(names), READ_BATCH):
             keys = [_encoded({"pk": pk, "sk": name}) for name in names[start : start + READ_BATCH]]
@@ -501,7 +501,7 @@ class Draft:
             for part, start in enumerate(cuts)
         ]
         reference = f"{blob}#{len(cuts)}"
-        self.names += names_of(reference)
+        self.names += row_names(reference)
         return reference
 
     def keep_each(
@@ -523,10 +523,10 @@ def load(kept: Kept, rows: Mapping[str, Row]) -> bytes:
     """Return a value that a root item contains or refers to."""
     if isinstance(kept, bytes):
         return kept
-    return b"".join(rows[name]["b"] for name in names_of(kept))
+    return b"".join(rows[name]["b"] for name in row_names(kept))
 
 
-def names_of(kept: Kept) -> list[str]:
+def row_names(kept: Kept) -> list[str]:
     """Return the names of the rows that a value refers to."""
     if isinstance(kept, bytes):
         return []

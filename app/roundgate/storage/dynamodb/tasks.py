@@ -46,7 +46,7 @@ from roundgate.storage.dynamodb.table import (
     Page,
     Row,
     Table,
-    names_of,
+    row_names,
 )
 from roundgate.storage.tasks import (
     ANY,
@@ -103,7 +103,7 @@ class DynamoDbTasks:
             root = rows.get(ROOT)
             if root is None:
                 return None
-            if all(name in rows for kept in refs_shown(root) for name in names_of(kept)):
+            if all(name in rows for kept in refs_shown(root) for name in row_names(kept)):
                 return make_record(root, rows)
             # a question was answered and its rows were deleted during the read
         raise Unavailable(_CHANGES_TOO_FAST)
@@ -130,7 +130,7 @@ class DynamoDbTasks:
                 return None, None
             refs = refs_for_work(root)
             rows = await self._table.named(pk, refs)
-            if all(name in rows for kept in refs for name in names_of(kept)):
+            if all(name in rows for kept in refs for name in row_names(kept)):
                 known = root_items.make_notes(root, rows)
                 return make_record(root, known=known), make_work(root, rows)
             # a worker has made progress, and the older rows were deleted
@@ -158,13 +158,13 @@ class DynamoDbTasks:
     async def _tidy(self, pk: str, root: Row) -> None:
         """Delete the rows of a worker that died before it wrote the root item. Otherwise each
         `tasks/get` would read them."""
-        live = {name for kept in refs_shown(root) for name in names_of(kept)}
+        live = {name for kept in refs_shown(root) for name in row_names(kept)}
         names = [name for name in await self._table.names_shown(pk) if name not in live]
         if names:
             await self._table.drop(pk, names)
 
     async def _drop(self, pk: str, kept: Sequence[Kept]) -> None:
-        names = [name for value in kept for name in names_of(value)]
+        names = [name for value in kept for name in row_names(value)]
         if names:
             await self._table.drop(pk, names)
 
@@ -172,7 +172,7 @@ class DynamoDbTasks:
         """Delete the rows of a write that did not happen. If botocore repeated a write that had
         happened, keep the rows that the root item refers to."""
         refs = [] if root is None else [*refs_shown(root), *refs_for_work(root)]
-        live = {name for kept in refs for name in names_of(kept)}
+        live = {name for kept in refs for name in row_names(kept)}
         names = [name for name in draft.names if name not in live]
         if names:
             await self._table.drop(pk, names)
@@ -212,7 +212,7 @@ class DynamoDbTasks:
         self, wanted: Wanted = ANY, limit: int = 100, cursor: str | None = None
     ) -> Found:
         """Search tasks, as `TaskStore.find` does."""
-        parts = parts_of(self._table, wanted, self.shards)
+        parts = search_parts(self._table, wanted, self.shards)
         return await Search(self._table, parts, wanted, cursor).run(limit)
 
     async def forget(self, now_ms: int) -> int:
@@ -271,7 +271,7 @@ class Part:
 Parts: TypeAlias = Sequence[Part]
 
 
-def parts_of(table: Table, wanted: Wanted, shards: int) -> Parts:
+def search_parts(table: Table, wanted: Wanted, shards: int) -> Parts:
     """Return the parts of the table that can have matching tasks."""
     statuses = frozenset(Status) if wanted.statuses is None else wanted.statuses
     if wanted.endings is not None:

@@ -179,8 +179,8 @@ def _give_turns(db: sqlite3.Connection, now_ms: int) -> None:
     come = db.execute(select, (now_ms, _PROMOTED_AT_ONCE)).fetchall()
     if not come:
         return
-    served = _turn_of(db, _SERVED)
-    last: dict[str, int | None] = {owner: _turn_of(db, owner) for _, owner in come}
+    served = _last_turn(db, _SERVED)
+    last: dict[str, int | None] = {owner: _last_turn(db, owner) for _, owner in come}
     for n, owner in come:
         before = last[owner]
         turn = last[owner] = max(served or 0, 0 if before is None else before + 1)
@@ -195,7 +195,7 @@ def _next(db: sqlite3.Connection, limit: int, skip: Sequence[str]) -> list[Any]:
     )
     rows = db.execute(select, (*skip, limit)).fetchall()
     if rows:
-        served = max(_turn_of(db, _SERVED) or 0, rows[-1][-1])
+        served = max(_last_turn(db, _SERVED) or 0, rows[-1][-1])
         # owners without a later turn start at the served turn
         db.execute("delete from turns where turn < ? or owner = ?", (served, _SERVED))
         db.execute("insert into turns (owner, turn) values (?, ?)", (_SERVED, served))
@@ -211,7 +211,7 @@ def _taken(db: sqlite3.Connection, row: Any, hidden_until_ms: int) -> Message:
     return Message(TaskRef.parse(task), f"{n}/{receipt + 1}")
 
 
-def _turn_of(db: sqlite3.Connection, owner: str) -> int | None:
+def _last_turn(db: sqlite3.Connection, owner: str) -> int | None:
     row = db.execute("select turn from turns where owner = ?", (owner,)).fetchone()
     return None if row is None else row[0]
 
