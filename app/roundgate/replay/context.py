@@ -110,7 +110,7 @@ class CallFacts:
 
     def supports(self, *required: Question | Mapping[str, Any]) -> bool:
         """Return whether the client can answer all of these questions, or has all of these
-        capabilities. A capability has the shape of `ClientCapabilities`, such as `{"sampling":
+        capabilities. Capabilities have the shape of `ClientCapabilities`, such as `{"sampling":
         {}}`."""
         try:
             for requirement in required:
@@ -225,8 +225,8 @@ class Context(CallFacts):
         """Notify the client that its user has finished with the last page asked for under a name.
 
         A client of revision 2025-11-25 receives `notifications/elicitation/complete` on the stream
-        of its call. Other revisions have no such notification, and a task has no stream; for them
-        the method does nothing.
+        of its call. The method does nothing for clients of other revisions, and in a task, which
+        has no stream.
 
         Raises:
             ValueError: the handler asked for no page under the name, or the user has not agreed to
@@ -385,7 +385,7 @@ class Context(CallFacts):
 
         Args:
             name: the place in the handler, as for `step`. Calls of the same name in a branch are
-                numbered, so give another name to a call that you add before others.
+                numbered, so give a new name to a call that you insert before existing ones.
         """
         return remembered.now(self._run, name)
 
@@ -412,7 +412,7 @@ class Context(CallFacts):
 
         A call that passed this place before the change of the handler has version 1; any other call
         has `newest`. The version is the same for the rest of the call, in all branches. If this
-        process does not know the version of a task yet, another worker runs the task.
+        process does not support the version of a task yet, another worker runs the task.
 
         Args:
             name: the name of the change, as for `step`.

@@ -296,8 +296,8 @@ def _as_completed_branch(parent: Branch, awaitables: Any, coroutine: Any) -> Bra
 class InOwnContext(Generic[T]):
     """An awaitable that runs a coroutine in a copy of the current context, in the current task.
 
-    A replay does not run a step again. So a handler must not see a context variable that a step has
-    set, and the next run must not see one that the handler has set.
+    A replay does not run a step again. So a handler must not see context variables that a step has
+    set, and the next run must not see those that the handler has set.
     """
 
     __slots__ = ("_context", "_coroutine")

@@ -35,7 +35,7 @@ MAX_DEPTH: Final = 100
 """The maximum nesting depth of a recorded value. The journal adds a few levels, and JSON readers
 stop at 200."""
 MAX_CAUSES: Final = 50
-"""The maximum number of causes of an error that are searched."""
+"""The maximum number of causes of an error that `find_failed_steps` follows."""
 JOURNAL_VERSION: Final = 1
 VERSION: Final = "version:"
 """The prefix of the key of a version."""
@@ -292,7 +292,7 @@ class Journal:
             self.steps[entry.key] = entry
 
     def receive(self, responses: Mapping[str, Any]) -> None:
-        """Record answers to outstanding questions by their wire keys; ignore others."""
+        """Record answers to outstanding questions by their wire keys; ignore other answers."""
         for entry in self.outstanding():
             key = wire_key(entry.wire or entry.key, entry.attempt)
             if key in responses:
@@ -449,7 +449,7 @@ def _plain_key(key: Any, where: str) -> str:
 
 
 def _plain_text(value: str, where: str) -> str:
-    """Return the text as a plain `str`, because members of a `StrEnum` are a subclass."""
+    """Return the text as a plain `str`, because members of a `StrEnum` belong to a subclass."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -219,8 +219,8 @@ async def _record_cut(run: Run, cut: Cut) -> None:
 
 
 def _is_cut_as_before(run: Run, branch: Branch) -> bool:
-    """Return whether a cancellation repeats a cancellation of an earlier run. A cancellation by a
-    limit never does."""
+    """Return whether a cancellation repeats a recorded one. The cancellation by a limit never
+    does."""
     if run.order is None or run.order.is_over or not run.root.has_branched:
         return False
     is_timer = run.owner.timeouts.is_ending(branch.path)

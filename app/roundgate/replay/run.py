@@ -60,7 +60,7 @@ handler ends a durable wait."""
 MAX_REFUSALS: Final = 100
 """The maximum number of calls of the engine that a handler may make after its run has ended."""
 LATE_REFUSALS: Final = 10
-"""The maximum number of these calls if the run ended more than `STOP_GRACE_S` ago."""
+"""The maximum number of calls of the engine if the run ended more than `STOP_GRACE_S` ago."""
 STOP_GRACE_S: Final = 5.0
 """The time in seconds for which a handler may continue after its run has ended; then the run
 cancels it."""
@@ -72,8 +72,7 @@ _WITHOUT_PLACE: Final = (Cut, Told, Remembered)
 
 
 class Cleanup(StrEnum):
-    """The reason why a call only ends the work that its earlier runs began elsewhere: its task
-    ended early."""
+    """The reason why a call only ends its earlier work elsewhere, after its task ended early."""
 
     OF_WHAT_IS_KNOWN = "of what is known"
     """The journal has all work that the task began."""
@@ -84,7 +83,7 @@ class Cleanup(StrEnum):
 Notify: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[None]]
 """Sends a notification (method, params) on the stream of this request."""
 PageDone: TypeAlias = Callable[[str], Awaitable[None]]
-"""Tells the client that its user has finished with the page of a question, by its wire key."""
+"""Notifies the client that its user has finished with the page of a question, by its wire key."""
 Publish: TypeAlias = Callable[[str, str | None], Awaitable[None]]
 """Notifies every subscribed `subscriptions/listen` stream of a change (method, uri)."""
 Read: TypeAlias = Callable[[Any, str], Awaitable[Sequence[ResourceContents]]]
@@ -286,7 +285,7 @@ class Run:
     values_made = 0
     """The number of values that the engine has made for the handler in this run."""
     values_durable = 0
-    """The number of these values that are certainly durable."""
+    """The number of values of the engine that are certainly durable."""
     _driver: asyncio.Task[Any] | None = None
     """The task that waits for the handler's own task, if it has one."""
     _driver_cancelling = 0
@@ -541,7 +540,7 @@ class Run:
         is_late = since_ms > STOP_GRACE_S * 1000 and self._refusals > LATE_REFUSALS
         place = here.get()
         is_in_thread = isinstance(place, Branch) and place.is_thread
-        # without a task that drives the handler, END also stops one that resists `close`
+        # END also stops a handler without a task of its own that resists `close`
         if (self.is_hopeless or is_late) and not is_in_thread:
             await END
         raise Suspend
@@ -551,8 +550,8 @@ class Run:
         self.stop_requested = True
 
     def stop(self, why: Stop) -> None:
-        """End the run. Waits end now, other actions at the handler's next call of the engine. The
-        first reason counts."""
+        """End the run. Waits end now; other actions end at the handler's next call of the engine.
+        The first reason counts."""
         if self.stopped is None:
             self.stopped = why
             self._stopped_at_ms = self.clock.monotonic_ms()

@@ -303,7 +303,7 @@ class Order:
         if self._is_open or (rank == math.inf and self.is_over):
             return
         if rank < self._next:
-            # this result was only late; others may be too, and are delivered in their order
+            # this result was late; other late results are delivered in their order
             self._has_waited = False
         await self._wait(rank)
 

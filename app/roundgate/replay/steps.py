@@ -355,8 +355,8 @@ def _text(error: BaseException) -> str:
 def _log_failed(
     entry: Raised, error: BaseException | None, attempt: int, again_ms: int | None
 ) -> None:
-    """Log a failed attempt, and the time of the retry in milliseconds since the epoch. The message
-    of the entry is left out, because it may be meant for the caller."""
+    """Log a failed attempt, and the time of the retry in milliseconds since the epoch. The log
+    omits the message of the entry, because the message may be meant for the caller."""
     reason = "ToolError" if entry.told else entry.how or entry.message.partition(":")[0]
     fields: dict[str, Any] = {"step": entry.key, "attempt": attempt, "reason": reason}
     if again_ms is None and entry.told:

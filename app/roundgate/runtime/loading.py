@@ -48,7 +48,7 @@ def load(
         file: the configuration.
         modules: the user's modules that are already loaded.
         fetches: whether documents without an index may be fetched.
-        fetched: the fetched documents by URL, to which new ones are added.
+        fetched: the fetched documents by URL; the function adds new documents.
         may_be_missing: names of back ends without which the rest is served (`Catalog.missing`).
         is_cold: whether a caller waits for this start. If so, services and secrets are read only
             when a call needs them.
@@ -239,7 +239,7 @@ def _arranged(
 
 @contextmanager
 def _collected(problems: list[Problem]) -> Iterator[None]:
-    """Add the problems of the block's ConfigError to `problems`, and suppress it."""
+    """Suppress a ConfigError of the block and add its problems to `problems`."""
     try:
         yield
     except ConfigError as error:

@@ -404,7 +404,8 @@ def _place(origin: Origin) -> str:
 
 
 def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
-    """Yield the names of settings that differ, such as `tasks.lease_s`; a list is one setting."""
+    """Yield the names of settings that differ, such as `tasks.lease_s`. A list counts as one
+    setting."""
     if isinstance(old, BaseModel) and type(old) is type(new):
         for member in type(old).model_fields:
             yield from _differences(

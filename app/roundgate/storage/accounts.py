@@ -45,8 +45,8 @@ most of an account that is nearly full."""
 MAX_KNOWN: Final = 10_000
 """The maximum number of owners whose reserved bytes a process remembers."""
 PAUSE_S: Final = 0.005
-"""The pause in seconds after losing a write to another process. It grows by this amount with each
-try."""
+"""The first pause in seconds after losing a write to another process; each further pause is longer
+by the same amount."""
 _TRIES: Final = 20
 _SHORTEST_MS: Final = 60_000
 

@@ -90,7 +90,7 @@ def work_from_values(values: Iterable[tuple[str, str, bytes]]) -> Work:
 
 
 def index_condition(wanted: Wanted) -> str | None:
-    """Return the condition of the index for a search, or `None`.
+    """Return the condition of the index that serves a search, or `None`.
 
     A search by owner has another index. Searches by tool or for completed tasks have none, because
     these tasks are most of the table.

@@ -6,9 +6,9 @@ repeatedly. The record of a token id has these states:
     (nothing) ──claim──▶ claimed ──finish──▶ finished
 
 Every transition is a conditional write. Of any number of claims, in any processes, exactly one gets
-`None` and runs the round; the others get the existing record. A finished record never changes. No
-process takes over the claim of a dead process, because the effect may have happened, and a second
-run could repeat it.
+`None` and runs the round; every other claim gets the existing record. A finished record never
+changes. No process takes over the claim of a dead process, because the effect may have happened,
+and a second run could repeat it.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class SqsQueue:
         return messages
 
     async def _known(self, received: Sequence[Any]) -> list[Message]:
-        """Return the messages that are task references; log and delete the others."""
+        """Return the messages that are task references; log and delete all other messages."""
         known, unknown = [], []
         for item in received:
             try:

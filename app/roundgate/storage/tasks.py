@@ -4,8 +4,8 @@ A store inserts, reads, swaps, scans and deletes. It decides nothing about a tas
 rules are in `roundgate.tasks.machine`, and `roundgate.tasks.stored` reads, asks the machine and
 swaps. `tests/storage/task_contract.py` holds each store to every sentence here.
 
-**One record decides.** A `TaskRecord` has a `version`, which each write changes. `swap` writes a
-new record in place of the one that it was made from, and happens as a whole or not at all:
+**One record decides.** A `TaskRecord` has a `version`, which each write changes. `swap` replaces a
+record by its successor, and happens as a whole or not at all:
 
     reader 1   read (version 7) ─── decide ───────────── swap 7 → 8
     reader 2   read (version 7) ─── decide ─ swap 7 → 8'        └ Lost: here is 8', decide again

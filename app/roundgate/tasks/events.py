@@ -106,16 +106,17 @@ class No(StrEnum):
 
 
 class Sending(StrEnum):
-    """The knowledge of a process that moves the due time about the task's message."""
+    """The state of a task's message, as a process that moves the due time knows it."""
 
     NEEDED = "needed"
-    """The queue has no message: send one."""
+    """The queue has no message, so the move sends one."""
     DOUBTED = "in doubt"
-    """The queue probably has a message: send another only if a worker died with the task."""
+    """The queue probably has a message, so the move sends another only if a worker died with the
+    task."""
     WAITS = "waits"
-    """The queue has a message: send none."""
+    """The queue has a message, so the move sends none."""
     LEFT = "left to a sweep"
-    """Send no message; the task becomes `unsent`."""
+    """The move sends no message, and the task becomes `unsent`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +335,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A restart: another call and journal replace the present ones and all answers."""
+    """Another call and journal, which replace the present ones and all answers."""
 
     fence: int
     call: bytes
@@ -420,7 +421,7 @@ class EndCleanup:
 
 @dataclass(frozen=True, slots=True)
 class GoOn:
-    """The end of the wait for answers: an `input_required` task whose `wake_ms` has passed becomes
+    """The end of the wait for answers. An `input_required` task whose `wake_ms` has passed becomes
     `working`."""
 
     due_ms: int
@@ -452,7 +453,7 @@ class Expire:
 @dataclass(frozen=True, slots=True)
 class Deliver:
     """The payload of an open external event. A task that awaits the event is due at `due_ms`. A
-    task that a failed step ended takes the payload too, for its retry."""
+    task that a failed step ended also stores the payload, for its retry."""
 
     name: str
     payload: bytes
@@ -477,9 +478,9 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """The continuation of a parked task from an earlier place: the call, the entries of `journal`
+    """The continuation of a parked task from an earlier place. The call, the entries of `journal`
     and `events` replace the present ones and all answers. The task must be unchanged since the
-    operator read it: not claimed since `fence`, and with no event delivered since `seen`."""
+    operator read it: no claim since `fence`, and no delivered event since `seen`."""
 
     call: bytes
     journal: Sequence[bytes]

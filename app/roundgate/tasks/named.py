@@ -6,8 +6,8 @@ back ends.
     sealed (`tokens.task_ids`)           a service      the source that the back end of this name offers now
 
 The gateway stores no part of a service's task, so any replica can serve requests about it. A source
-has `SOURCE_S` for an answer, which the gateway checks before it forwards the answer. A slow,
-failing or wrong source affects only the callers of its tasks.
+has `SOURCE_S` for an answer. The gateway checks each answer before it forwards it. A slow, failing
+or wrong source affects only the callers of its tasks.
 """
 
 from __future__ import annotations

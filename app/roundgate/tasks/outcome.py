@@ -108,7 +108,8 @@ class Ended:
 
     @classmethod
     def from_json(cls, value: Any) -> Ended:
-        """Return the end that `to_json` wrote, for values that the gateway itself has sealed."""
+        """Return the `Ended` that `to_json` wrote. Only values that the gateway itself has sealed
+        are accepted."""
         status, outcome, message, ending = value
         return cls(Status(status), outcome.encode(), message, Ending(ending))
 

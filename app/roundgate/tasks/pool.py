@@ -269,8 +269,8 @@ class Pool:
         """Return whether the event loop is cancelling all its tasks, as after `sys.exit` in a
         handler.
 
-        The turns then release their tasks as suspects. A single loop may be cancelled for a moment
-        by a time limit of its own, which reverts that.
+        The turns then release their tasks as suspects. The cancellation of a single loop does not
+        count, because a time limit of its own may cause it.
         """
         if self._stop_requested or not self._loops:
             return False

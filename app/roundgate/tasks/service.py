@@ -194,7 +194,7 @@ class Tasks:
     async def update(
         self, principal: Principal, task_id: str, responses: Mapping[str, Any]
     ) -> None:
-        """Store answers to outstanding questions; drop others.
+        """Store answers to outstanding questions; drop other answers.
 
         If the task continues because a time limit passed during a question, the method waits until
         the question is asked again.

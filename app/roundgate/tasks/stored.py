@@ -638,7 +638,7 @@ class StoredTasks:
         self, moves: Sequence[Move], now_ms: int, skew_ms: int = 0
     ) -> Sequence[Postponed]:
         """Postpone due tasks (`events.Postpone`). Each move succeeds or fails by itself. If several
-        callers move a task, one succeeds and the others get `MISSED`."""
+        callers move a task, one succeeds; each other caller gets `MISSED`."""
         decisions = await self._apply_many(
             [(move.task.ref, _postponement(move, skew_ms)) for move in moves], now_ms
         )

@@ -38,7 +38,7 @@ TICKS: Final = 20
 """The number of checks of the thread within the limit."""
 LONGEST_TICK_S: Final = 1.0
 FRAMES: Final = 12
-"""The maximum number of stack entries in the log: the innermost ones."""
+"""The maximum number of stack entries in the log, counted from the innermost."""
 
 log = logging.getLogger("roundgate.watchdog")
 
@@ -124,7 +124,7 @@ class Watchdog:
                 break
 
     def _ask(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Request a sign of life in the loop's next turn; return `False` if the loop is closed."""
+        """Ask the loop to run `_beat` in its next turn; return `False` if the loop is closed."""
         self._beaten = False
         try:
             loop.call_soon_threadsafe(self._beat)

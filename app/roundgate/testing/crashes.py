@@ -208,7 +208,7 @@ Play: TypeAlias = Callable[[Watched, AnswersLike], Awaitable[CallResult]]
 
 @dataclass
 class CrashTest:
-    """A test that a call ends the same way at whichever crash point its process dies; see
+    """A test that a call ends the same way after a crash at each crash point; see
     `Gateway.call`."""
 
     setup: Setup

@@ -141,8 +141,8 @@ class Gateway:
         """Return a client of the gateway.
 
         Args:
-            subject: the caller's subject; `None` for the default caller, who ignores `scopes` and
-                `client_id`.
+            subject: the caller's subject; `None` for the default caller, for which `scopes` and
+                `client_id` are ignored.
             scopes: the caller's scopes.
             client_id: the caller's client id.
             options: options of `roundgate.client.Client`, except `auth`, `clock` and `transport`.

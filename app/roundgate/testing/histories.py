@@ -105,8 +105,8 @@ class Given:
     arguments: Mapping[str, Any]
     """The arguments of outlines."""
     values: Mapping[str, Any]
-    """For outlines, results of steps and contents of answers by place or name; for all histories,
-    results of new steps by place."""
+    """Results of steps and contents of answers. Outlines look them up by place or name; every
+    history looks up the results of new steps by place."""
 
     def value(self, key: str) -> tuple[Any] | None:
         """Return the value for a place as a tuple, or `None`."""

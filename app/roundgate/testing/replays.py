@@ -167,8 +167,8 @@ def _refuse(event: str, args: tuple[Any, ...]) -> None:
 
 
 def _effect(event: str, args: tuple[Any, ...]) -> str | None:
-    """Return a description of an audit event's effect. The result is empty or `None` for an event
-    without an effect, and unless a handler is running outside of a step."""
+    """Return a description of an audit event's effect. Return an empty text or `None` if the event
+    has no effect, or if no handler is running outside of a step."""
     if not isinstance(here.get(), Branch):
         return None
     return _writing(*args) if event == "open" else _EVENTS.get(event, "").format(*args)

@@ -467,7 +467,7 @@ async def _pause_of_batch(tried: int) -> None:
 
 
 class Draft:
-    """The values for the next write of a root item, and the rows of the large ones."""
+    """The values for the next write of a root item, and the rows of its large values."""
 
     def __init__(self, clock: Clock, pk: str, ttl: int) -> None:
         self._clock = clock
@@ -507,7 +507,8 @@ class Draft:
     def keep_each(
         self, space: Space, values: Mapping[str, bytes], room: int
     ) -> Iterator[tuple[str, Kept]]:
-        """Spill the large ones of several values that share `room` bytes."""
+        """Yield several values that share `room` bytes in the root item, each as the value or as a
+        reference to its rows."""
         for name, value in values.items():
             kept = self.spill_if_large(space, value, min(SMALL["1"], max(room, 0)))
             room -= len(name) + len(kept)

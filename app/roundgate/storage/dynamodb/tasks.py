@@ -64,8 +64,8 @@ from roundgate.storage.tasks import (
 from roundgate.storage.tasks import Change as TaskChange
 
 EXACTLY: Final = 200
-"""The number of open tasks up to which each part of the index is read in full, so that the result
-has the soonest due tasks."""
+"""The maximum `limit` of a scan for which each part of the index is read up to `limit`, so that the
+result is exact."""
 
 _READ_TRIES: Final = 5
 _TOLD: Final = "S#told"
