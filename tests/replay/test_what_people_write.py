@@ -430,7 +430,7 @@ async def test_a_context_of_a_call_that_has_ended_is_an_error_in_another_handler
         return await kept[0].step("do", echo, 1)
 
     await SharedJournal().run(keeps)
-    assert "and that has ended" in str(error_of(await SharedJournal().run(takes)))
+    assert "the handler has ended" in str(error_of(await SharedJournal().run(takes)))
 
 
 # arguments

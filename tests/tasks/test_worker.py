@@ -713,7 +713,7 @@ async def test_a_handler_that_went_another_way_is_put_aside_until_its_operator_h
     shown = await shop.shown(ref)
     assert shown["status"] == "working"
     assert shown["statusMessage"].startswith(
-        "Waiting for the operator of this server: its handler took another path"
+        "Waiting for the operator of this server: the handler took another path"
     )
     clock.skip(3_600)
     await shop.sweep.sweep()
@@ -1119,7 +1119,7 @@ async def test_a_step_longer_than_a_worker_lives_fails_after_the_bound(share: Sh
     assert (record.status, record.attempts) == (Status.WORKING, 1)
     clock.skip(60)
     assert await shop.worker.work(ref, real.deadline(60)) is Turn.GIVEN_UP
-    assert "a step takes longer than a worker may run" in (await shop.shown(ref))["statusMessage"]
+    assert "a step exceeds the time limit of a worker" in (await shop.shown(ref))["statusMessage"]
 
 
 # Sleeps

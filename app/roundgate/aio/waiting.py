@@ -4,8 +4,8 @@
 function once for all concurrent callers:
 
     first caller   ──▶ begins ───────────────▶ result
-        others         ─────▶ wait ──────────────▶ the same result
-        cancelled one  ──▶ leaves; the run continues for the others and for later callers
+    others         ─────▶ wait ──────────────▶ the same result
+    cancelled one  ──▶ leaves; the run continues for the others and for later callers
 """
 
 from __future__ import annotations

@@ -486,7 +486,7 @@ class Context(CallFacts):
             Exception: the error of the function for an item; the other calls were cancelled.
         """
         if at_most is not None and at_most < 1:
-            raise ValueError(f"at_most is {at_most}; at least one item has to run")
+            raise ValueError(f"at_most is {at_most}; it must be at least 1")
         parent = await self._run.enter("map", name)
         slots = nullcontext() if at_most is None else asyncio.Semaphore(at_most)
 

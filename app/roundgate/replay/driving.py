@@ -175,11 +175,11 @@ def _end(error: BaseException) -> NoReturn:
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         raise error
     cause = (
-        f"sys.exit({error.code!r})"
+        f"called sys.exit({error.code!r})"
         if isinstance(error, SystemExit)
-        else "exit by KeyboardInterrupt"
+        else "raised KeyboardInterrupt"
     )
-    raise RuntimeError(f"the handler called {cause}") from error
+    raise RuntimeError(f"the handler {cause}") from error
 
 
 class TaskFactory:

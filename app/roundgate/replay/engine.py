@@ -4,9 +4,9 @@ A handler runs from the top each time, against the journal of its call. A questi
 *suspends* the run, and any process can continue from the outcome.
 
     run_handler(handler, run) → Completed(value)               the handler returned
-                                  | Suspended(requests, journal)   it waits: for answers, a time, a turn
-                                  | Restarted(arguments)           it begins again with these arguments
-                                  | Failed(error)                  it raised an error
+                              | Suspended(requests, journal)   it waits: for answers, a time, a turn
+                              | Restarted(arguments)           it begins again with these arguments
+                              | Failed(error)                  it raised an error
 """
 
 from __future__ import annotations

@@ -362,7 +362,7 @@ def form_schema(fields: type[BaseModel] | Mapping[str, Any]) -> dict[str, Any]:
         for name, field in source.get("properties", {}).items()
     }
     if unknown := [name for name in source.get("required", ()) if name not in properties]:
-        raise ValueError(f"the form requires {', '.join(unknown)}, which it does not have")
+        raise ValueError(f"the form requires {', '.join(unknown)}, which its properties lack")
     return {
         "type": "object",
         "properties": properties,

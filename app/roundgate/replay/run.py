@@ -429,17 +429,14 @@ class Run:
         except RuntimeError:
             raise RuntimeError(
                 f"the context of an async handler was used in another thread for {kind}: use it in "
-                "the handler, and pass the value"
+                "the handler, and pass the value to the thread"
             ) from None
         return branch
 
     def _check_owner(self) -> None:
         if getattr(here.get(), "owner", None) is not self.owner:
-            ended = ", and that has ended" if self.stopped is not None else ""
-            raise RuntimeError(
-                "ctx can be used by its handler and by tasks that it creates, not from outside of "
-                f"it{ended}"
-            )
+            ended = "; the handler has ended" if self.stopped is not None else ""
+            raise RuntimeError(f"only the handler and the tasks that it creates can use ctx{ended}")
 
     def _branch_here(self, kind: str, names: Collection[str]) -> Branch:
         place = here.get()
@@ -453,7 +450,7 @@ class Run:
             # never get answers to inner questions
             raise RuntimeError(
                 f"step {getattr(place, 'key', None)!r} contains the {kind} "
-                f"{', '.join(map(repr, names))}; a step is one piece: use ctx beside it"
+                f"{', '.join(map(repr, names))}; call ctx outside of steps"
             )
         return place
 

@@ -152,7 +152,7 @@ class SyncContext(CallFacts):
         """Call a plain function for each item, as `Context.map` does, in this thread and in free
         helper threads."""
         if at_most < 1:
-            raise ValueError(f"at_most is {at_most}; at least one item has to run")
+            raise ValueError(f"at_most is {at_most}; it must be at least 1")
         parent = self._wait(self._run.enter, "map", name)
         return self._run_items(Items(function, item_branches(parent, name, items, key)), at_most)
 

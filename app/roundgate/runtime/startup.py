@@ -287,7 +287,7 @@ def shows_errors(file: ConfigFile, using: Settings) -> bool:
         ConfigError: callers other than the developer would see the messages.
     """
     if using.show_errors == "on" and not is_private(file, using):
-        message = "is on, and others than the developer may call: exceptions can contain secrets"
+        message = "is on, but not only the developer can call: exceptions can contain secrets"
         remedy = (
             "unset it here; the log has each exception under the reference that the caller gets"
         )

@@ -115,5 +115,5 @@ def number_from_cursor(cursor: str | None) -> int | None:
     if cursor is None:
         return None
     if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):  # a signed 64-bit integer
-        raise ValueError("it is not a cursor of a list")
+        raise ValueError("unknown cursor; use the cursor of an earlier page")
     return int(cursor)

@@ -326,7 +326,7 @@ class Pool:
             Unavailable
         ) as error:  # the queue redelivers the message, or the sweep finds the task
             log.warning(
-                "a task has to wait",
+                "a task waits for the store or the queue",
                 extra={"fields": {"task": str(message.ref), "error": str(error)}},
             )
         except Exception as error:  # other turns continue
@@ -426,7 +426,9 @@ def _trouble(what: str, error: Exception) -> None:
     """Log an error and continue. A loop that ended would leave a process that looks healthy and
     does nothing."""
     if isinstance(error, Unavailable):
-        log.warning("%s has to wait", what, extra={"fields": {"error": str(error)}})
+        log.warning(
+            "%s waits for the store or the queue", what, extra={"fields": {"error": str(error)}}
+        )
     else:
         log.error("%s failed", what, exc_info=error)
 

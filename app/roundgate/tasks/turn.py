@@ -16,13 +16,16 @@ step ends for half a lease:
 
 **The end of the turn** is one write, with the message that makes a worker claim the task again:
 
-| turn | the row | attempts | blame | |---|---|---|---| | finished | terminal | | | | step failed |
-terminal; the work is kept for `tasks retry` | | | | asked, released | free, or waits for its client
-| 0 | lifted | | declined: this worker cannot serve the task | free after a pause | as before |
-stays | | restarted: `ctx.restart` | free, with a fresh journal | 0 | lifted | | parked: the handler
-took another path | asleep until its operator wakes it | as before | stays | | fault of the gateway
-| free after a pause | one more | stays | | the process crashes, perhaps because of a handler |
-free, a suspect | as before | begins |
+| turn | the row | attempts | blame |
+|---|---|---|---|
+| finished | terminal | | |
+| step failed | terminal; the work is kept for `tasks retry` | | |
+| asked, released | free, or waits for its client | 0 | lifted |
+| declined: this worker cannot serve the task | free after a pause | as before | stays |
+| restarted: `ctx.restart` | free, with a fresh journal | 0 | lifted |
+| parked: the handler took another path | asleep until its operator wakes it | as before | stays |
+| fault of the gateway | free after a pause | one more | stays |
+| the process crashes, perhaps because of a handler | free, a suspect | as before | begins |
 """
 
 from __future__ import annotations
@@ -353,7 +356,7 @@ class Carrier:
         """Write the outcome of the handler to its task and return the result of the turn.
 
         Raises:
-            WorkerFault: a step took longer than a worker may run.
+            WorkerFault: a step exceeded the time limit of a worker.
             LeaseLost: the task was cancelled or taken over.
             Unavailable: the store cannot be reached.
         """
@@ -383,7 +386,7 @@ class Carrier:
                 await self._park(tool, error)
                 return Turn.PARKED
             case Failed(CallTimeout()) if self.run.call.deadline.is_past:
-                raise WorkerFault("a step takes longer than a worker may run")
+                raise WorkerFault("a step exceeds the time limit of a worker")
             case Completed() | Failed():
                 most, shows_errors = self._means.config.max_result_bytes, self._means.shows_errors
                 end = ended(outcome, tool, self._clock, most, shows_errors=shows_errors)
@@ -442,7 +445,7 @@ class Carrier:
             if isinstance(error, HandlerVersionError)
             else "took another path than before,"
         )
-        why = f"{PARKED}: its handler {what} at {error.key!r} (reference {reference})"
+        why = f"{PARKED}: the handler {what} at {error.key!r} (reference {reference})"
         await self._last(lambda: self._store.park(self.lease, why, self._clock.now_ms()))
 
     async def _finish(self, end: Ended, *, is_early: bool) -> None:

@@ -7,7 +7,7 @@ of its own, so that a slow source delays no other.
 **Glances.** The watch first glances at all due tasks of the store, in a few calls. A glance may be
 out of date (`StoredTasks.glance`), so it only decides whether to read the task:
 
-    same as at the last read, or earlier     no read: the next glance follows after the pause
+    same as at the last read, or earlier      no read: the next glance follows after the pause
     any other result, or none                 a strongly consistent read, whose state is reported
 
 A later glance shows a change that this one misses.

@@ -5,7 +5,7 @@ lease is renewed, and other workers eventually take over all its tasks. A thread
 blockage well before that. The thread releases the leases, logs the stack of the loop's thread, and
 ends the process with `EXIT_STATUS`; the supervisor of the process starts another.
 
-    loop     beat  beat  beat  (blocked by the handler of task 7) ──────────────────────────┐
+    loop     beat  beat  beat  (blocked by the handler of task 7) ───────────────────────────────────────┐
     thread    ask   ask   ask   ask   ask   ask   ask    limit: release all, blame 7, log, end the process
 
 The thread counts its own ticks instead of reading a clock: after the whole process was stopped

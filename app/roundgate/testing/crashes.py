@@ -2,7 +2,7 @@
 outcomes.
 
     step charge   begins ──── has run ──── is remembered          a process may die at all three
-        round 1       ─────────────────────────────────── answered    each response may be lost
+    round 1       ─────────────────────────────────── answered    each response may be lost
 
 After a crash, the client repeats the request, and a task continues on another worker. Each of these
 calls must behave like a call without replay. The test reports effects outside of steps, because a

@@ -4,16 +4,16 @@ no I/O.
 Besides the fields of `TaskRecord` a root item has
 
     version     unique; each write compares it
-        shard       the part of the index of due tasks; absent when nothing is due
-        owner       the key of the index of open tasks by owner; absent when the task is terminal
+    shard       the part of the index of due tasks; absent when nothing is due
+    owner       the key of the index of open tasks by owner; absent when the task is terminal
     ended       the part of the index `ended`, for a task that failed, was cancelled, or was ended by a failed
-                    step
-        call, state, outcome                  each a value or the reference to its rows
+                step
+    call, state, outcome                  each a value or the reference to its rows
     requests    wire key → {"n": place in order, "b": value or reference}: `TaskRecord.asked`
     answers     wire key → value or reference; `answered`: the bytes of answers in the root item
-        settled     references to rows with answers that were in the root item
-        chunks      references to rows with the journal's older entries
-        tail        the latest entries of the journal, until they become a chunk
+    settled     references to rows with answers that were in the root item
+    chunks      references to rows with the journal's older entries
+    tail        the latest entries of the journal, until they become a chunk
 
 Fields in `_USUAL` are omitted if they have their usual value. Once a task no longer needs its work
 (`TaskRecord.keeps_work`), the item has no attributes of the work.

@@ -1,7 +1,8 @@
 """`SessionStore` on the DynamoDB table: a row for each key, and rows beside it for a large value.
 
-pk       sk             content U#key    0              value, version and expiry U#key 1#blob#0000
-part of a value of more than 350 KB
+pk       sk             content
+U#key    0              value, version and expiry
+U#key    1#blob#0000    part of a value of more than 350 KB
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 once store.
 
     pk              sk             content
-        T#owner.id      0              the root item of a task, with the state of the task (`tasks`, `root_items`)
+    T#owner.id      0              the root item of a task, with the state of the task (`tasks`, `root_items`)
     T#owner.id      1#blob#0000    part of a large value that `tasks/get` shows
     T#owner.id      2#blob#0000    part of a large value that only a worker needs
     O#token id      0              the record of a token id

@@ -371,4 +371,4 @@ def _place(cursor: str, parts: Parts) -> tuple[int, Row | None]:
                     return number, start
     except (ValueError, ParseError):
         pass
-    raise ValueError("it is not a cursor of this list")
+    raise ValueError("unknown cursor; use the cursor of an earlier page")
