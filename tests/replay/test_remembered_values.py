@@ -240,7 +240,7 @@ async def test_they_cannot_be_had_inside_a_step_or_in_another_thread_or_afterwar
         return said
 
     assert value_of(await play(handler)) == ["StepFailed", "RuntimeError"] * 4
-    with pytest.raises(RuntimeError, match="not from outside"):
+    with pytest.raises(RuntimeError, match="only the handler and the tasks"):
         left[0].now()
 
 

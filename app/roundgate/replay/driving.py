@@ -148,7 +148,7 @@ class Driven(Coroutine[Any, Any, T]):
 
     def _give_up(self) -> NoReturn:
         name = getattr(self._coroutine, "__qualname__", "handler")
-        log.error("%s continued after the end of its run and is abandoned", name)
+        log.error("%s continued after the end of its run and is not resumed", name)
         _given_up.append(self._coroutine)
         raise Suspend
 
