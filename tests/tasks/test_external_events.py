@@ -423,7 +423,7 @@ async def test_a_task_has_so_many_open_events_and_no_more(shared: Shared) -> Non
     await shop.all_turns()
     shown = await shop.shown(ref)
     assert shown["result"]["isError"] is True
-    assert "waits for 3 events already" in shown["result"]["content"][0]["text"]
+    assert "already has 3 open events" in shown["result"]["content"][0]["text"]
     assert "tasks.max_open_events" in shown["result"]["content"][0]["text"]
 
 

@@ -51,11 +51,11 @@ async def in_thread(function: Callable[[], T], *limiters: CapacityLimiter) -> T:
     """Wait for a slot of each limiter in this order, run a function in a thread, and return its
     result. If the caller is cancelled, the function continues and its result is dropped."""
     place, loop, owner = object(), asyncio.get_running_loop(), Lock()
-    held: list[CapacityLimiter] = []
+    acquired: list[CapacityLimiter] = []
 
     def release() -> None:
-        while held:
-            held.pop().release_on_behalf_of(place)
+        while acquired:
+            acquired.pop().release_on_behalf_of(place)
 
     def run() -> T:
         if not owner.acquire(blocking=False):
@@ -69,7 +69,7 @@ async def in_thread(function: Callable[[], T], *limiters: CapacityLimiter) -> T:
     try:
         for limiter in limiters:
             await limiter.acquire_on_behalf_of(place)
-            held.append(limiter)
+            acquired.append(limiter)
         # a new limiter never waits; the slots of `limiters` are held until the function ends
         return await to_thread.run_sync(run, abandon_on_cancel=True, limiter=CapacityLimiter(1))
     finally:

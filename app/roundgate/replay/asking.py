@@ -27,14 +27,14 @@ MAX_CHANGES: Final = 3
 
 @engine_call
 async def ask(
-    run: Run, asked: Mapping[str, Question], timeout_s: float | None = None, default: Any = None
+    run: Run, questions: Mapping[str, Question], timeout_s: float | None = None, default: Any = None
 ) -> dict[str, Answer]:
     """Return the answers by name once all are known. Until then, ask the open questions and suspend
     the run.
 
     Args:
         run: the run of the handler that asks.
-        asked: the questions by name.
+        questions: the questions by name.
         timeout_s: seconds from the first asking, after which a missing answer is `default`.
         default: the value of missing answers.
 
@@ -43,14 +43,14 @@ async def ask(
             sent.
         RuntimeError: a question changed in `MAX_CHANGES` consecutive rounds.
     """
-    branch = await run.enter("question", *asked)
-    keys = {name: run.come_to(branch, "question", name) for name in asked}
+    branch = await run.enter("question", *questions)
+    keys = {name: run.come_to(branch, "question", name) for name in questions}
     given_up = f"{branch.path}question:{'+'.join(keys.values()).removeprefix(branch.path)}"
     await repeat_cut(run, given_up)
     while True:
         answers: dict[str, Answer] = {}
         opened: list[tuple[str, Asked, Question]] = []
-        for name, question in asked.items():
+        for name, question in questions.items():
             answer = _known(run, keys[name], name, question)
             if isinstance(answer, Answer):
                 answers[name] = (
@@ -84,12 +84,12 @@ def _withdraw(run: Run, opened: Sequence[tuple[str, Asked, Question]]) -> None:
 
 
 @engine_call
-async def ask_anew(run: Run, asked: Mapping[str, Question]) -> NoReturn:
+async def ask_anew(run: Run, questions: Mapping[str, Question]) -> NoReturn:
     """Send questions even if they are answered, and suspend the run. This is the low-level form,
     whose handler looks up answers itself (`ctx.input_response`)."""
-    branch = await run.enter("question", *asked)
+    branch = await run.enter("question", *questions)
     opened: list[tuple[str, Asked, Question]] = []
-    for name, question in asked.items():
+    for name, question in questions.items():
         entry, shown = run.journal.questions.get(name), question_digest(name, question)
         if not isinstance(entry, Asked) or entry.digest != shown:
             entry = Asked(name, shown, 1 if entry is None else entry.attempt + 1)

@@ -470,17 +470,17 @@ def find_failed_steps(error: BaseException) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_failures(error, MAX_CAUSES)))
 
 
-def _failures(error: BaseException | None, left: int) -> Iterator[str]:
-    while error is not None and left > 0:
+def _failures(error: BaseException | None, depth_left: int) -> Iterator[str]:
+    while error is not None and depth_left > 0:
         step: str | None = getattr(error, "failed_step", None)
         if step is not None:
             yield step
             return
         if isinstance(error, BaseExceptionGroup):
             for member in error.exceptions:
-                yield from _failures(member, left - 1)
+                yield from _failures(member, depth_left - 1)
             return
-        error, left = error.__cause__ or error.__context__, left - 1
+        error, depth_left = error.__cause__ or error.__context__, depth_left - 1
 
 
 def before_failure(entries: Sequence[Entry], failed: Collection[str]) -> list[Entry]:

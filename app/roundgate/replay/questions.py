@@ -388,12 +388,12 @@ def _field(name: str, schema: Any, definitions: Mapping[str, Any]) -> dict[str, 
             f"field {name!r}: forms support the formats {', '.join(_FORMATS)}, not "
             f"{schema['format']!r}"
         )
-    kept = {keyword: schema[keyword] for keyword in ("type", *_KEPT[kind]) if keyword in schema}
+    shown = {keyword: schema[keyword] for keyword in ("type", *_KEPT[kind]) if keyword in schema}
     if kind == "array":
-        kept["items"] = _choices(name, _resolve(schema.get("items"), definitions))
-    if kept.get("default", ...) is None:
-        del kept["default"]  # a form says "no value" by leaving the field out
-    return kept
+        shown["items"] = _choices(name, _resolve(schema.get("items"), definitions))
+    if shown.get("default", ...) is None:
+        del shown["default"]  # a form says "no value" by leaving the field out
+    return shown
 
 
 def _resolve(declared: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:

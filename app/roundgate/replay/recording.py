@@ -88,13 +88,13 @@ async def write(run: Run, *entries: Entry) -> None:
         run.journal.add(entry)
     if run.checkpointer is None:
         return
-    written, made = [*run.unwritten, *entries], run.values_made
+    written, values_made = [*run.unwritten, *entries], run.values_made
     run.unwritten.clear()
     with inside(None):
         writing = asyncio.ensure_future(run.checkpointer.checkpoint(*written))
     cancelled = await to_its_end(writing)
     writing.result()
-    run.values_durable = max(run.values_durable, made)
+    run.values_durable = max(run.values_durable, values_made)
     if cancelled is not None:
         raise cancelled
 

@@ -52,8 +52,8 @@ log = logging.getLogger("roundgate.replay")
 
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 HOLD_MS: Final = 1_000
-"""The longest wait in milliseconds during which a task keeps its worker. To resume the task
-elsewhere costs as much."""
+"""The longest wait in milliseconds during which a task keeps its worker. Resuming the task
+elsewhere would take as long."""
 HOLD_FOR_TIMEOUTS_S: Final = 60.0
 """The longest time in seconds for which a task keeps its worker until an `asyncio.timeout` of the
 handler ends a durable wait."""
@@ -598,8 +598,10 @@ class Run:
         time limit ends a wait soon and the next turn has nothing else to do."""
         if self.call.task_id is None or self.requests or self.stop_requested or self._must_go_on():
             return 0.0
-        left = (limit.until_ms - self.clock.now_ms() for limit in self.limits if limit.is_pending)
-        soon = [max(left_ms, _TICK_MS) / 1000 for left_ms in left if left_ms <= HOLD_MS]
+        remaining_ms = (
+            limit.until_ms - self.clock.now_ms() for limit in self.limits if limit.is_pending
+        )
+        soon = [max(left_ms, _TICK_MS) / 1000 for left_ms in remaining_ms if left_ms <= HOLD_MS]
         return max(0.0, min([*soon, *self._timeouts_s()], default=0.0))
 
     def _timeouts_s(self) -> list[float]:
@@ -607,17 +609,17 @@ class Run:
         these limits, so the task keeps its worker until they pass."""
         now_s = asyncio.get_running_loop().time()
         longest_s = max((self._wait_s(parked) for parked in self._parked), default=0.0)
-        left = [
+        remaining_s = [
             max(when - now_s, 0.0) + _TICK_MS / 1000
             for when in self.owner.timeouts.whens(now_s)
             if when - now_s < longest_s
         ]
-        if any(left_s > HOLD_FOR_TIMEOUTS_S for left_s in left):
+        if any(left_s > HOLD_FOR_TIMEOUTS_S for left_s in remaining_s):
             log.warning(
                 "asyncio.timeout has no effect across a wait that releases the worker; use "
                 "ctx.timeout"
             )
-        return [left_s for left_s in left if left_s <= HOLD_FOR_TIMEOUTS_S]
+        return [left_s for left_s in remaining_s if left_s <= HOLD_FOR_TIMEOUTS_S]
 
     def _wait_s(self, parked: Parked) -> float:
         ends_ms = [scope.until_ms for scope in parked.branch.limits]

@@ -161,13 +161,13 @@ class Quiescence:
             self._watching = True
             asyncio.get_running_loop().call_soon(self._watch, self._activity, QUIET_TURNS)
 
-    def _watch(self, seen: int, turns: int) -> None:
+    def _watch(self, activity: int, turns: int) -> None:
         loop, run = asyncio.get_running_loop(), self._owner.run
         if self._in_flight > self._sleeping or not (self.parked or self._sleeping):
             self._watching = False  # `end` starts the next watch
-        elif seen != self._activity or turns:
-            left = turns - 1 if seen == self._activity else QUIET_TURNS
-            loop.call_soon(self._watch, self._activity, left)
+        elif activity != self._activity or turns:
+            turns_left = turns - 1 if activity == self._activity else QUIET_TURNS
+            loop.call_soon(self._watch, self._activity, turns_left)
         elif self._sleeping:
             self._watching = self._clock.pass_time()
             if self._watching:
@@ -316,12 +316,12 @@ class Order:
     def upcoming(self, path: str) -> tuple[float, str] | None:
         """Return the rank and key of the next recorded result of the branch at `path`, or
         `None`."""
-        left = (
+        undelivered = (
             (rank, key)
             for key, rank in self._ranks.items()
             if rank >= self._next and rank not in self._gone and _path_from_key(key) == path
         )
-        return min(left, default=None)
+        return min(undelivered, default=None)
 
     def is_cut_before(self, rank: float) -> bool:
         """Return whether a wait outside of ctx is still to be cancelled before a rank."""
@@ -379,8 +379,8 @@ class Order:
     def _is_active(self) -> bool:
         """Return whether a branch has resumed by itself since the last look while another one
         waits."""
-        seen, self._seen = self._seen, self._owner.resumed
-        if seen == self._seen or not self._waiting:
+        resumed_before, self._seen = self._seen, self._owner.resumed
+        if resumed_before == self._seen or not self._waiting:
             return False
         self._turns_unquiet += 1
         if self._turns_unquiet > MAX_TURNS:

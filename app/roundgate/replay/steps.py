@@ -179,20 +179,20 @@ async def step(
         case Began():
             async with recording_cut(run, key, what):
                 await take_event(run, branch, key)
-    while not isinstance(known := run.journal.steps.get(key), (Finished, Raised, Began)):
+    while not isinstance(recorded := run.journal.steps.get(key), (Finished, Raised, Began)):
         await repeat_cut(run, key)
         if every_s is None:
             check_return(function, name)
         async with recording_cut(run, key, what):
             await in_order(run, branch, key)
-            if isinstance(known, Tried):
-                await wait_until(run, branch, known.again_ms)
+            if isinstance(recorded, Tried):
+                await wait_until(run, branch, recorded.again_ms)
             await _before_step(run, branch, needs_task=options.at_most_once)
-            attempts = known.attempts if isinstance(known, Tried) else 0
+            attempts = recorded.attempts if isinstance(recorded, Tried) else 0
             entry = await _run_step(run, branch, task, options, attempts + 1, every_s is not None)
             if entry is None and every_s is not None:
                 await wait_until(run, branch, run.clock.now_ms() + round(every_s * 1000))
-    return _recorded_value(run, known, name, function)
+    return _recorded_value(run, recorded, name, function)
 
 
 async def _before_step(run: Run, branch: Branch, *, needs_task: bool) -> None:

@@ -150,7 +150,11 @@ class SyncContext(CallFacts):
         key: Callable[[I], Any] | None = None,
     ) -> list[T]:
         """Call a plain function for each item, as `Context.map` does, in this thread and in free
-        helper threads."""
+        helper threads.
+
+        Raises:
+            ValueError, Exception: as for `Context.map`.
+        """
         if at_most < 1:
             raise ValueError(f"at_most is {at_most}; it must be at least 1")
         parent = self._wait(self._run.enter, "map", name)
@@ -158,7 +162,11 @@ class SyncContext(CallFacts):
 
     def gather(self, *functions: Callable[[], Any]) -> list[Any]:
         """Run functions without arguments side by side, in threads as `map` does; return their
-        results in order. Each function is a branch named after it and numbered."""
+        results in order. Each function is a branch named after it and numbered.
+
+        Raises:
+            Exception: the error of a function.
+        """
         parent = self._wait(self._run.enter, "gather")
         placed = [(function, parent.created(function)) for function in functions]
         return self._run_items(Items(_call, placed), len(functions))

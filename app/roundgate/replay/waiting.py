@@ -277,9 +277,9 @@ class TimeLimit(Scope):
         if is_late and self._run.stopped is None:
             raise TimeoutError(f"the limit of {self._seconds:g} s is over") from error
         if self._begun is not None and not self._is_recorded and self._may_record_leaving(kind):
-            left = replace(self._begun, was_left=True)
-            self._run.journal.add(left)
-            self._run.unwritten.append(left)
+            entry = replace(self._begun, was_left=True)
+            self._run.journal.add(entry)
+            self._run.unwritten.append(entry)
 
     async def _wait_until_passed(self) -> None:
         order = self._run.order_here

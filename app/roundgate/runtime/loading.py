@@ -83,8 +83,8 @@ async def load_again(
         ConfigError: as for `load`.
     """
     shared = Shared(Threads(file.config.limits.threads), modules)
-    made = _make(file, shared, may_be_missing, () if before is None else before.backends)
-    return await _offered(made, file, {*may_be_missing, *made.live})
+    parts = _make(file, shared, may_be_missing, () if before is None else before.backends)
+    return await _offered(parts, file, {*may_be_missing, *parts.live})
 
 
 async def refreshed(file: ConfigFile, snapshot: Snapshot, names: Collection[str]) -> Snapshot:
@@ -204,7 +204,7 @@ def _arranged(
     """Return the catalog of offers, with views, `read_more`, and search.
 
     Raises:
-        ConfigError: lists `found`, and every problem of these parts.
+        ConfigError: lists `earlier_problems`, and every problem of these parts.
     """
     page_size = file.config.limits.page_size or ONE_PAGE
     served = catalog.merge(offers, page_size, earlier_problems, origins)

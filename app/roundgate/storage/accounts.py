@@ -75,10 +75,10 @@ class _Ahead:
 
     def take(self, size: int, end_ms: int) -> bool:
         """Use bytes that were reserved until a time; return whether enough were left."""
-        left = self.left.get(end_ms, 0) - size
-        if left >= 0:
-            self.left[end_ms] = left
-        return left >= 0
+        unused = self.left.get(end_ms, 0) - size
+        if unused >= 0:
+            self.left[end_ms] = unused
+        return unused >= 0
 
 
 class Accounts:
@@ -118,8 +118,8 @@ class Accounts:
     def give_back(self, reserved: Reserved) -> None:
         """Return reserved bytes of a write that did not happen, for later writes of this
         process."""
-        left = self._ahead(reserved.owner).left
-        left[reserved.end_ms] = left.get(reserved.end_ms, 0) + reserved.size
+        unused = self._ahead(reserved.owner).left
+        unused[reserved.end_ms] = unused.get(reserved.end_ms, 0) + reserved.size
 
     async def usage(self, owner: str) -> int:
         """Return the bytes that count for an owner now, including reserved ones.
@@ -166,7 +166,7 @@ class Accounts:
             is_written = await self._rows.replace(key, value, row.version, forget_ms)
         if is_written:
             ahead.block = min(2 * ahead.block, BLOCK)
-            ahead.left = {end: left for end, left in ahead.left.items() if end > now_ms}
+            ahead.left = {end: unused for end, unused in ahead.left.items() if end > now_ms}
             ahead.left[end_ms] = ahead.left.get(end_ms, 0) + block
 
 

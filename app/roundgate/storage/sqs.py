@@ -69,10 +69,10 @@ class SqsQueue:
             raise error
 
     async def _send_some(self, refs: Sequence[TaskRef]) -> None:
-        left = [{"Id": f"{n}", **_message(ref)} for n, ref in enumerate(refs)]
+        entries = [{"Id": f"{n}", **_message(ref)} for n, ref in enumerate(refs)]
         for _ in range(_BATCH_TRIES):
-            left = await self._send_batch(left)
-        if left:
+            entries = await self._send_batch(entries)
+        if entries:
             raise Unavailable("The queue cannot take all messages just now")
 
     async def _send_batch(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -129,10 +129,10 @@ class SqsQueue:
 
     async def _known(self, received: Sequence[Any]) -> list[Message]:
         """Return the messages that are task references; log and delete all other messages."""
-        known, unknown = [], []
+        messages, unknown = [], []
         for item in received:
             try:
-                known.append(Message(TaskRef.parse(item["Body"]), item["ReceiptHandle"]))
+                messages.append(Message(TaskRef.parse(item["Body"]), item["ReceiptHandle"]))
             except ValueError:
                 logger.warning(
                     "deleted a message that is not a task reference from the queue: %.100r",
@@ -140,7 +140,7 @@ class SqsQueue:
                 )
                 unknown.append(item["ReceiptHandle"])
         await self._delete(unknown)
-        return known
+        return messages
 
     async def delete(self, messages: Sequence[Message]) -> None:
         """Delete messages, as `TaskQueue.delete` does."""

@@ -251,13 +251,13 @@ class Change:
     puts: Sequence[Put] = ()
     drops: Sequence[Drop] = ()
 
-    def record(self, **known: Any) -> TaskRecord:
-        """Return the new record without the values that `read` fills in. `known` has fields that
+    def record(self, **stored_fields: Any) -> TaskRecord:
+        """Return the new record without the values that `read` fills in. `stored_fields` has fields that
         the store sets."""
         # `dataclasses.replace` takes ten times as long, for each write of a task
         record = object.__new__(TaskRecord)
         vars(record).update(vars(self.before), requests={}, outcome=None, **self.changes)
-        vars(record).update(known)
+        vars(record).update(stored_fields)
         return record
 
 

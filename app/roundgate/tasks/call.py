@@ -39,11 +39,16 @@ class TaskCall:
 
     def to_bytes(self) -> bytes:
         """Return the call as the store keeps it."""
-        who = self.principal
+        principal = self.principal
         facts = {
             "tool": self.tool,
             "arguments": dict(self.arguments),
-            "principal": [who.issuer, who.subject, who.client_id, sorted(who.scopes)],
+            "principal": [
+                principal.issuer,
+                principal.subject,
+                principal.client_id,
+                sorted(principal.scopes),
+            ],
             "capabilities": dict(self.capabilities),
             "client_info": self.client_info,
             "origin": dict(self.origin),

@@ -127,14 +127,19 @@ def history_from_record(record: TaskRecord, work: Work, now_ms: int) -> History:
         if event.key in journal.missed:
             journal.steps[event.key] = replace(event, outcome=MISSED)
     entries = {_place(entry): entry for entry in journal.entries()}
-    who = call.principal
+    principal = call.principal
     return History(
         *(record.ref.id, call.tool, call.view, call.generation, now_ms),
         capabilities=call.capabilities,
         substituted=call.substituted,
         journal=[row(entries[place]) for place in places],
         arguments=call.arguments,
-        principal=[who.issuer, who.subject, who.client_id, sorted(who.scopes)],
+        principal=[
+            principal.issuer,
+            principal.subject,
+            principal.client_id,
+            sorted(principal.scopes),
+        ],
         client_info=call.client_info or {},
         state=json.decode(work.state),
     )

@@ -1,5 +1,4 @@
-"""The time that is left of a worker's lease, and the trust of a process in its clock
-(`ClockTrust`).
+"""The remaining time of a worker's lease, and the trust of a process in its clock (`ClockTrust`).
 
     renewal sent ──────▶ store writes until = sent + lease ──────▶ answer
          └ counted from here, by two clocks; the shorter remaining time counts
@@ -49,7 +48,7 @@ class Moment:
 
 @dataclass(slots=True)
 class LeaseTime:
-    """The time that is left of a lease. `lease_ms` is the length of a lease, `skew_ms` the maximum
+    """The remaining time of a lease. `lease_ms` is the length of a lease, `skew_ms` the maximum
     difference of clocks, both in milliseconds."""
 
     clock: Clock

@@ -194,16 +194,16 @@ def _answer(record: TaskRecord | None, event: events.Answer, now_ms: int) -> Dec
         return Refused(Answered.NOT_NEEDED)
     if record.status not in sources(Step.ANSWER_ALL):
         return Refused(Answered.LATER)
-    left = tuple(key for key in record.asked if key not in event.answers)
-    status = target(Step.ANSWER_SOME if left else Step.ANSWER_ALL)
-    works = {} if left else {"due_ms": event.due_ms, "wake_ms": 0}
+    outstanding = tuple(key for key in record.asked if key not in event.answers)
+    status = target(Step.ANSWER_SOME if outstanding else Step.ANSWER_ALL)
+    works = {} if outstanding else {"due_ms": event.due_ms, "wake_ms": 0}
     return Next(
         record,
-        {**_seen(record, now_ms), "status": status, "asked": left, **works},
+        {**_seen(record, now_ms), "status": status, "asked": outstanding, **works},
         [Put(Part.ANSWER, event.answers[key], key) for key in taken],
         [Drop(Part.REQUEST, key) for key in taken],
-        Answered.PARTLY if left else Answered.FULLY,
-        None if left else AT_ONCE,
+        Answered.PARTLY if outstanding else Answered.FULLY,
+        None if outstanding else AT_ONCE,
     )
 
 
@@ -626,8 +626,8 @@ def _end_early(record: TaskRecord, step: Step, message: str, now_ms: int, due_ms
     over, drops = _ended(record, target(step), message, now_ms), _no_questions(record)
     if not record.cleans_up:
         return Next(record, over, (), drops, Cancelled.OVER)
-    left = {**over, **_to_clean_up(due_ms), "lease_until_ms": record.lease_until_ms}
-    return Next(record, left, (), drops, Cancelled.CLEAN_UP, AT_ONCE)
+    changes = {**over, **_to_clean_up(due_ms), "lease_until_ms": record.lease_until_ms}
+    return Next(record, changes, (), drops, Cancelled.CLEAN_UP, AT_ONCE)
 
 
 # The table

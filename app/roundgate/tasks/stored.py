@@ -599,8 +599,8 @@ class StoredTasks:
         return await self._cleaning(lease, events.EndCleanup(lease.fence), now_ms)
 
     async def _cleaning(self, lease: Lease, event: Event, now_ms: int) -> bool:
-        known = None if lease.held is None else lease.held.known
-        return isinstance(await self._apply(lease.ref, event, now_ms, known), Next)
+        record = None if lease.held is None else lease.held.known
+        return isinstance(await self._apply(lease.ref, event, now_ms, record), Next)
 
     # for the sweep
 

@@ -128,10 +128,10 @@ class Sweep:
 
     async def _sweep_some(self, shards: Sequence[int], deadline: Deadline) -> int:
         """Sweep the first `SIDE_BY_SIDE` of these shards that no other process is sweeping."""
-        left = iter(shards)
+        remaining = iter(shards)
 
         async def sweep_one() -> int:
-            for shard in left:
+            for shard in remaining:
                 if handled := await self._sweep_shard(shard, deadline):
                     return handled
             return 0

@@ -587,8 +587,8 @@ class Carrier:
         """Return everything that the run has not written yet: questions, sleeps, answers that it
         read, state, status message."""
         entries = self.run.journal.entries()
-        left = [entry for entry in entries if self._saved.get(_place(entry)) != entry]
-        return self._added([encode(row(entry)) for entry in left], left)
+        unwritten = [entry for entry in entries if self._saved.get(_place(entry)) != entry]
+        return self._added([encode(row(entry)) for entry in unwritten], unwritten)
 
     def _added(self, rows: Sequence[bytes], entries: Sequence[Entry]) -> Added:
         state = encode(plain(self.run.journal.state, "ctx.state"))

@@ -252,9 +252,9 @@ class _Poller:
         if self._watched.get(task.key) is not watched:
             return True
         watched.glimpse = _find_glimpse(watched, glimpses) or watched.glimpse
-        seen = _stands_for(view)
-        if seen != watched.seen:
-            watched.seen, watched.since_s = seen, asyncio.get_running_loop().time()
+        state = _stands_for(view)
+        if state != watched.seen:
+            watched.seen, watched.since_s = state, asyncio.get_running_loop().time()
             _tell_all(watched.tell, view)
         if not watched.has_news:
             watched.due_s = self._due_s(watched, view)

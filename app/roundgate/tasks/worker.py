@@ -424,8 +424,8 @@ class Worker:
         if record is not None and record.status not in (Status.CANCELLED, Status.FAILED):
             return Turn.NOT_CLAIMED
         for attempt, pause_s in enumerate((*ALONE_PAUSES_S, None), 1):
-            known = replace(left.claimed.record, attempts=attempt)
-            claimed = replace(left.claimed, record=known, journal=left.journal)
+            record_of_attempt = replace(left.claimed.record, attempts=attempt)
+            claimed = replace(left.claimed, record=record_of_attempt, journal=left.journal)
             begun_ms = self._clock.monotonic_ms()
             reason = await self._try_cleanup(claimed, Deadline(self._clock, None))
             turn = _cleanup_turn(reason, is_last=pause_s is None)

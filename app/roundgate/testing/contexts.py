@@ -124,8 +124,8 @@ class AnsweredRun(Run):
                 self._answering = asyncio.ensure_future(self._answer())
         elif self._deliver() or self.clock.pass_time() or self._miss():
             self.quiescence.restart_quiet()
-        elif self.restart_arguments is None and (left := [*self._that_gave_their_turn_back()]):
-            for parked in left:
+        elif self.restart_arguments is None and (turns := [*self._that_gave_their_turn_back()]):
+            for parked in turns:
                 parked.future.set_result(None)
         else:
             super().come_to_rest()

@@ -117,13 +117,13 @@ class Watched:
     def _size(self) -> int:
         if self._observe is None:
             return 0
-        seen = self._observe()
-        return seen if isinstance(seen, int) else len(seen)
+        effects = self._observe()
+        return effects if isinstance(effects, int) else len(effects)
 
     def _latest(self, size: int) -> str:
-        seen = None if self._observe is None else self._observe()
-        if isinstance(seen, Sequence) and not isinstance(seen, str | bytes):
-            return ", ".join(repr(effect)[:80] for effect in seen[self._seen : size][:3])
+        effects = None if self._observe is None else self._observe()
+        if isinstance(effects, Sequence) and not isinstance(effects, str | bytes):
+            return ", ".join(repr(effect)[:80] for effect in effects[self._seen : size][:3])
         return f"{size - self._seen} more"
 
 
@@ -296,14 +296,14 @@ class CrashTest:
         await self._begin()
         watched.look(None)
         watched.upgrade, watched.values = self.upgrade, self.values
-        asked: dict[str, list[str]] = {}
+        texts_by_key: dict[str, list[str]] = {}
         result = None
         try:
-            result = await self.play(watched, _recording(self.answers, asked))
+            result = await self.play(watched, _recording(self.answers, texts_by_key))
             ending = ending_of_result(result)
         except (ClientError, NothingGoesOn) as error:
             ending = Ending("raised", without_reference(f"{type(error).__name__}: {error}"))
-        return _Record(watched, ending, result, asked)
+        return _Record(watched, ending, result, texts_by_key)
 
     async def _begin(self) -> None:
         if self.reset is not None and inspect.isawaitable(done := self.reset()):
@@ -314,17 +314,17 @@ class CrashTest:
         if watched.last_run is None:  # a tool without a handler
             return None
         await self._begin()
-        seen, asked = Watched(None), dict[str, list[str]]()
-        seen.values = self.values
-        answers, call = Answers.of(_recording(self.answers, asked)), watched.last_run.call
-        token = WATCH.set(Steps(seen, Life()))
+        watched_here, texts_by_key = Watched(None), dict[str, list[str]]()
+        watched_here.values = self.values
+        answers, call = Answers.of(_recording(self.answers, texts_by_key)), watched.last_run.call
+        token = WATCH.set(Steps(watched_here, Life()))
         try:
             facts = self.setup, self.now_ms, self.tool, self.arguments, call, answers, self.events
             ending = await truth(*facts)
         finally:
             WATCH.reset(token)
         is_known = ending.how not in ("raised", "went on")
-        return _Record(seen, ending, asked=asked) if is_known else None
+        return _Record(watched_here, ending, asked=texts_by_key) if is_known else None
 
     async def _findings_elsewhere(self, first: _Record) -> list[str]:
         run = first.watched.last_run
@@ -334,16 +334,16 @@ class CrashTest:
 
 
 def _recording(
-    answers: AnswersLike, asked: dict[str, list[str]]
+    answers: AnswersLike, texts_by_key: dict[str, list[str]]
 ) -> Callable[[Question], Awaitable[Any]]:
-    """Return a source of answers that records the texts of answered questions in `asked`."""
+    """Return a source of answers that records the texts of answered questions in `texts_by_key`."""
     source = Answers.of(answers)
 
     async def answer(question: Question) -> Any:
         key = question.key.partition("~")[0]  # without the number of the attempt
         response = await source(replace(question, key=key))
         if response is not None:
-            asked.setdefault(key, []).append(question.message or repr(question.params))
+            texts_by_key.setdefault(key, []).append(question.message or repr(question.params))
         return response
 
     return answer

@@ -403,11 +403,11 @@ class Gateway:
             "select tool, status, status_message, events, due_ms, created_ms, expires_ms from tasks"
             " where status not in ('completed', 'failed', 'cancelled')"
         ).fetchall()
-        left = "; ".join(
+        open_tasks = "; ".join(
             f"{tool} is {status}: {message or 'no status message'}{_waits_for(events)}{_too_late(*times)}"
             for tool, status, message, events, *times in rows
         )
-        return f"No event will continue the tasks. {left or 'There is no open task'}"
+        return f"No event will continue the tasks. {open_tasks or 'There is no open task'}"
 
     async def _turn(self, message: Message) -> None:
         life = Life()

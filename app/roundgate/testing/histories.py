@@ -137,15 +137,15 @@ async def replay(history: History, catalog: Catalog, supplied: Given) -> Replaye
     async with asyncio.timeout(WITHIN_S):
         outcome = await engine.run_handler(lambda: served.call(Context(run), arguments), run)
     reached = [entry for entry in recorded if _place(entry) in run.reached]
-    left = [entry for entry in recorded if _place(entry) not in run.reached]
+    unreached = [entry for entry in recorded if _place(entry) not in run.reached]
     is_stopped = any(place in run.reached for place in missing)
     new = [key for is_question, key in run.reached if (is_question, key) not in run.known]
-    departure = _departure(history, run, outcome, left, new, is_stopped)
+    departure = _departure(history, run, outcome, unreached, new, is_stopped)
     return Replayed(
         *(history.task, history.tool),
         reached=[entry.key for entry in reached],
-        unchecked=[entry.key for entry in left] if is_stopped else [],
-        departure=departure and _described(history, departure, reached, left, new),
+        unchecked=[entry.key for entry in unreached] if is_stopped else [],
+        departure=departure and _described(history, departure, reached, unreached, new),
     )
 
 
@@ -270,7 +270,7 @@ def _departure(
     history: History,
     run: _Run,
     outcome: engine.Outcome[Returned],
-    left: Sequence[Entry],
+    unreached: Sequence[Entry],
     new: Sequence[str],
     is_stopped: bool,
 ) -> str | None:
@@ -289,14 +289,14 @@ def _departure(
         return None  # the replaced answer does not fit
     if again:
         return f"{again[0]!r} was answered, and is asked again because its text changed"
-    if left and new:
-        return f"it reaches {new[0]!r} before {left[0].key!r}, which is recorded"
-    if isinstance(outcome, Failed) and (left or not isinstance(outcome.error, RoundgateError)):
+    if unreached and new:
+        return f"it reaches {new[0]!r} before {unreached[0].key!r}, which is recorded"
+    if isinstance(outcome, Failed) and (unreached or not isinstance(outcome.error, RoundgateError)):
         return f"it ends with {type(outcome.error).__name__}: {str(outcome.error)[:500]}"
-    if not left:
+    if not unreached:
         return None
     instead = "waits" if isinstance(outcome, Suspended) else "ends"
-    return f"it {instead} before {left[0].key!r}, which is recorded"
+    return f"it {instead} before {unreached[0].key!r}, which is recorded"
 
 
 def _of_error(error: NondeterminismError) -> str:
@@ -321,12 +321,12 @@ def _described(
     history: History,
     reason: str,
     reached: Sequence[Entry],
-    left: Sequence[Entry],
+    unreached: Sequence[Entry],
     new: Sequence[str],
 ) -> str:
     rows = [
         *(("  ", entry.key, _what(entry)) for entry in reached[-MAX_SHOWN:]),
-        *(("- ", entry.key, f"{_what(entry)} (recorded)") for entry in left[:MAX_SHOWN]),
+        *(("- ", entry.key, f"{_what(entry)} (recorded)") for entry in unreached[:MAX_SHOWN]),
         *(("+ ", key, "(new)") for key in new[:MAX_SHOWN]),
     ]
     width = max((len(key) for _, key, _ in rows), default=0)

@@ -213,19 +213,19 @@ def _shown(
     outcome = _outcome(puts, draft)
     sets: dict[str, Any] = {} if outcome is None else {"outcome": outcome}
     before = root["requests"]
-    left = {
-        key: asked for key, asked in before.items() if not _is_dropped(drops, Part.REQUEST, key)
+    remaining = {
+        key: request for key, request in before.items() if not _is_dropped(drops, Part.REQUEST, key)
     }
-    requests = left | _asked(puts, draft)
+    requests = remaining | _asked(puts, draft)
     if requests != before:
         sets["requests"] = requests
-    return sets, [question["b"] for key, question in before.items() if key not in left]
+    return sets, [question["b"] for key, question in before.items() if key not in remaining]
 
 
 def _asked(puts: Sequence[Put], draft: Draft) -> dict[str, Any]:
-    asked = {put.name: put.value for put in puts if put.part is Part.REQUEST}
-    kept = enumerate(draft.keep_each("1", asked, ROOM))
-    return {key: {"n": place, "b": value} for place, (key, value) in kept}
+    values = {put.name: put.value for put in puts if put.part is Part.REQUEST}
+    stored = enumerate(draft.keep_each("1", values, ROOM))
+    return {key: {"n": place, "b": value} for place, (key, value) in stored}
 
 
 def _is_dropped(drops: Sequence[Drop], part: Part, name: str | None = None) -> bool:
@@ -270,9 +270,9 @@ def _answered(notes: Notes, change: Change, draft: Draft) -> tuple[dict[str, Any
     answers, size = notes.root["answers"], notes.root["answered"]
     new = {put.name: put.value for put in change.puts if put.part is Part.ANSWER}
     if new:
-        kept = dict(draft.keep_each("2", new, ROOM - size))
-        inside = sum(len(value) for value in kept.values() if isinstance(value, bytes))
-        return {"answers": {**answers, **kept}, "answered": size + inside}, notes.settled
+        stored = dict(draft.keep_each("2", new, ROOM - size))
+        inside = sum(len(value) for value in stored.values() if isinstance(value, bytes))
+        return {"answers": {**answers, **stored}, "answered": size + inside}, notes.settled
     if size < SETTLED or not any(put.part is Part.JOURNAL for put in change.puts):
         return {}, notes.settled
     small = {key: value for key, value in answers.items() if isinstance(value, bytes)}
@@ -285,9 +285,9 @@ def _answered(notes: Notes, change: Change, draft: Draft) -> tuple[dict[str, Any
 # From rows
 
 
-def make_notes(root: Row, rows: Mapping[str, Row], known: Notes | None = None) -> Notes:
+def make_notes(root: Row, rows: Mapping[str, Row], before: Notes | None = None) -> Notes:
     """Return the knowledge of a root item from the rows that were read and from earlier notes."""
-    logs = (known.journal, known.settled) if known else ()
+    logs = (before.journal, before.settled) if before else ()
     chunks = {chunk.ref: chunk for log in logs for chunk in log.chunks}
 
     def make_chunks(refs: Collection[str]) -> tuple[Chunk, ...]:
@@ -321,7 +321,7 @@ def refs_shown(root: Row) -> list[Kept]:
 
 
 def make_record(
-    root: Row, rows: Mapping[str, Row] | None = None, known: Notes | None = None
+    root: Row, rows: Mapping[str, Row] | None = None, before: Notes | None = None
 ) -> TaskRecord:
     """Return a root item as a record. With `rows`, the record has the values that a client sees."""
     values = {name: root[name] for name in _FIELDS if name in root}
@@ -342,7 +342,7 @@ def make_record(
             "events": tuple(root.get("events", ())),
             "asked": tuple(key for key, _ in questions),
             "version": root["version"],
-            "notes": make_notes(root, rows or {}, known),
+            "notes": make_notes(root, rows or {}, before),
         }
     )
 

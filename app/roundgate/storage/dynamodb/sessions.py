@@ -37,23 +37,23 @@ class DynamoDbSessions:
     async def put_new(self, key: str, value: bytes, forget_ms: int) -> bool:
         """Store a new value, as `SessionStore.put_new` does."""
         pk, ttl = f"U#{key}", _ttl(forget_ms)
-        kept: Kept = value
+        stored: Kept = value
         if len(value) > PART:
             draft = self._table.draft(pk, ttl)
-            kept = draft.spill("1", value)
+            stored = draft.spill("1", value)
             await self._table.put(draft)
         row = {
             "pk": pk,
             "sk": ROOT,
             "ttl": ttl,
-            "value": kept,
+            "value": stored,
             "revision": 1,
             "forget_ms": forget_ms,
         }
         match await self._table.put_new(row):
             case ConditionFailed(row=dict() as old) if old["forget_ms"] < self._clock.now_ms():
                 sets = {
-                    "value": kept,
+                    "value": stored,
                     "revision": Expression("#revision + :one"),
                     "forget_ms": forget_ms,
                     "ttl": ttl,

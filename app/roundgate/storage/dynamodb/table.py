@@ -276,9 +276,9 @@ class Table:
         """Return a root item and the rows that `tasks/get` shows, by `sk`, strongly consistent."""
         return await self._rows("#pk = :pk AND #sk < :end", {":pk": pk, ":end": "2"})
 
-    async def named(self, pk: str, kept: Sequence[Kept]) -> dict[str, Row]:
+    async def named(self, pk: str, stored_values: Sequence[Kept]) -> dict[str, Row]:
         """Return the rows that the values of a root item refer to, by `sk`, strongly consistent."""
-        names = [name for value in kept for name in row_names(value)]
+        names = [name for value in stored_values for name in row_names(value)]
         rows: list[Row] = []
         for start in range(0, len(names), READ_BATCH):
             keys = [_encoded({"pk": pk, "sk": name}) for name in names[start : start + READ_BATCH]]
@@ -322,10 +322,10 @@ class Table:
     async def drop(self, pk: str, names: Sequence[str]) -> None:
         """Delete rows that the root item no longer refers to. If the table cannot be reached, `ttl`
         deletes them later."""
-        left = [{"DeleteRequest": {"Key": _encoded({"pk": pk, "sk": name})}} for name in names]
+        requests = [{"DeleteRequest": {"Key": _encoded({"pk": pk, "sk": name})}} for name in names]
         try:
-            for start in range(0, len(left), BATCH):
-                await self._put_batch(left[start : start + BATCH])
+            for start in range(0, len(requests), BATCH):
+                await self._put_batch(requests[start : start + BATCH])
         except Unavailable as error:
             log.info(
                 "cannot delete unused rows; they expire by themselves",
@@ -510,28 +510,28 @@ class Draft:
         """Yield several values that share `room` bytes in the root item, each as the value or as a
         reference to its rows."""
         for name, value in values.items():
-            kept = self.spill_if_large(space, value, min(SMALL["1"], max(room, 0)))
-            room -= len(name) + len(kept)
-            yield name, kept
+            stored = self.spill_if_large(space, value, min(SMALL["1"], max(room, 0)))
+            room -= len(name) + len(stored)
+            yield name, stored
 
 
-def is_spilled(kept: Kept) -> bool:
+def is_spilled(stored: Kept) -> bool:
     """Return whether a root item has only a reference to the value."""
-    return isinstance(kept, str)
+    return isinstance(stored, str)
 
 
-def load(kept: Kept, rows: Mapping[str, Row]) -> bytes:
+def load(stored: Kept, rows: Mapping[str, Row]) -> bytes:
     """Return a value that a root item contains or refers to."""
-    if isinstance(kept, bytes):
-        return kept
-    return b"".join(rows[name]["b"] for name in row_names(kept))
+    if isinstance(stored, bytes):
+        return stored
+    return b"".join(rows[name]["b"] for name in row_names(stored))
 
 
-def row_names(kept: Kept) -> list[str]:
+def row_names(stored: Kept) -> list[str]:
     """Return the names of the rows that a value refers to."""
-    if isinstance(kept, bytes):
+    if isinstance(stored, bytes):
         return []
-    blob, _, parts = kept.rpartition("#")
+    blob, _, parts = stored.rpartition("#")
     return [f"{blob}#{part:04}" for part in range(int(parts))]
 
 
@@ -641,19 +641,19 @@ class DynamoDbOnce:
     async def finish(self, token_id: str, outcome: bytes) -> None:
         """Store an outcome, as `OnceStore.finish` does."""
         pk = f"O#{token_id}"
-        kept: Kept = outcome
+        stored: Kept = outcome
         if len(outcome) > PART:
             row = await self._table.root(pk)
             if row is None or "outcome" in row:
                 return
             draft = self._table.draft(pk, row["ttl"])
-            kept = draft.spill("1", outcome)
+            stored = draft.spill("1", outcome)
             await self._table.put(draft)
         # Only a claimed record can be finished.
         is_claimed = "attribute_exists(#pk)"
         # The first outcome was sent to the client and must stay.
         is_unfinished = "attribute_not_exists(#outcome)"
-        await self._table.update(pk, Change({"outcome": kept}, when=[is_claimed, is_unfinished]))
+        await self._table.update(pk, Change({"outcome": stored}, when=[is_claimed, is_unfinished]))
 
     async def read(self, token_id: str) -> OnceRecord | None:
         """Return a record, as `OnceStore.read` does."""

@@ -103,7 +103,7 @@ class DynamoDbTasks:
             root = rows.get(ROOT)
             if root is None:
                 return None
-            if all(name in rows for kept in refs_shown(root) for name in row_names(kept)):
+            if all(name in rows for stored in refs_shown(root) for name in row_names(stored)):
                 return make_record(root, rows)
             # a question was answered and its rows were deleted during the read
         raise Unavailable(_CHANGES_TOO_FAST)
@@ -130,9 +130,9 @@ class DynamoDbTasks:
                 return None, None
             refs = refs_for_work(root)
             rows = await self._table.named(pk, refs)
-            if all(name in rows for kept in refs for name in row_names(kept)):
-                known = root_items.make_notes(root, rows)
-                return make_record(root, known=known), make_work(root, rows)
+            if all(name in rows for stored in refs for name in row_names(stored)):
+                notes = root_items.make_notes(root, rows)
+                return make_record(root, before=notes), make_work(root, rows)
             # a worker has made progress, and the older rows were deleted
         raise Unavailable(_CHANGES_TOO_FAST)
 
@@ -147,7 +147,7 @@ class DynamoDbTasks:
         match await self._table.update(pk, write):
             case ConditionFailed(row=root):
                 await self._drop_draft(pk, draft, root)
-                return Lost(None if root is None else make_record(root, known=before.notes))
+                return Lost(None if root is None else make_record(root, before=before.notes))
             case Applied(version=version):
                 await self._drop(pk, step.superseded)
         after = change.record(version=version, notes=step.notes)
@@ -158,13 +158,13 @@ class DynamoDbTasks:
     async def _tidy(self, pk: str, root: Row) -> None:
         """Delete the rows of a worker that died before it wrote the root item. Otherwise each
         `tasks/get` would read them."""
-        live = {name for kept in refs_shown(root) for name in row_names(kept)}
+        live = {name for stored in refs_shown(root) for name in row_names(stored)}
         names = [name for name in await self._table.names_shown(pk) if name not in live]
         if names:
             await self._table.drop(pk, names)
 
-    async def _drop(self, pk: str, kept: Sequence[Kept]) -> None:
-        names = [name for value in kept for name in row_names(value)]
+    async def _drop(self, pk: str, stored_values: Sequence[Kept]) -> None:
+        names = [name for value in stored_values for name in row_names(value)]
         if names:
             await self._table.drop(pk, names)
 
@@ -172,7 +172,7 @@ class DynamoDbTasks:
         """Delete the rows of a write that did not happen. If botocore repeated a write that had
         happened, keep the rows that the root item refers to."""
         refs = [] if root is None else [*refs_shown(root), *refs_for_work(root)]
-        live = {name for kept in refs for name in row_names(kept)}
+        live = {name for stored in refs for name in row_names(stored)}
         names = [name for name in draft.names if name not in live]
         if names:
             await self._table.drop(pk, names)
@@ -240,8 +240,8 @@ class DynamoDbTasks:
         change = Change({"said": report}, when=[], values={})
         match await self._table.update(_TOLD, change, returns="ALL_OLD"):
             case Applied(row=dict() as before):
-                kept: bytes | None = before.get("said")
-                return kept
+                previous: bytes | None = before.get("said")
+                return previous
         return None
 
     async def aclose(self) -> None:

@@ -79,7 +79,7 @@ class Database:
         self, statement: str, facts: Sequence[Any], *, is_repeatable: bool
     ) -> list[Any]:
         values = [_storable(value) for value in facts]
-        for left in reversed(range(_ATTEMPTS)):
+        for attempts_left in reversed(range(_ATTEMPTS)):
             try:
                 async with asyncio.timeout(ACQUIRE_S):
                     pool = await self._pool()
@@ -95,7 +95,7 @@ class Database:
                 if _is_of_value(error):  # the message contains the value
                     raise ValueError("PostgreSQL cannot store a value of this write") from None
                 is_safe = is_repeatable and not isinstance(error, TimeoutError)
-                if not left or not (is_safe or isinstance(error, _ROLLED_BACK)):
+                if not attempts_left or not (is_safe or isinstance(error, _ROLLED_BACK)):
                     raise self._unavailable(error) from error
             else:
                 self._trouble = None

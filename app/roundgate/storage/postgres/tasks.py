@@ -86,8 +86,8 @@ class PostgresTasks:
         self, refs: Sequence[TaskRef], *, may_lag: bool = False
     ) -> Mapping[TaskRef, TaskRecord]:
         """Return many records, as `TaskStore.heads` does, always up to date."""
-        wanted = "(select * from unnest($1::text[], $2::text[]))"
-        select = f"select {sql.HEAD} from roundgate.tasks where (owner, id) in {wanted}"
+        pairs = "(select * from unnest($1::text[], $2::text[]))"
+        select = f"select {sql.HEAD} from roundgate.tasks where (owner, id) in {pairs}"
         owners, ids = [ref.owner for ref in refs], [ref.id for ref in refs]
         records = map(sql.record_from_row, await self._database.fetch(select, owners, ids))
         return {record.ref: record for record in records}

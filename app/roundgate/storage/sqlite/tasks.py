@@ -227,12 +227,12 @@ class SqliteTasks:
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         """Lease a shard, as `TaskStore.take_shard` does."""
         latest_ms = now_ms + SHARD_AT_MOST_MS
-        held = (
+        other_lease = (
             "select 1 from sweepers where shard = ? and sweeper <> ? and until_ms > ?"
             " and until_ms <= ?"
         )
         if await self._database.read(
-            lambda db: db.execute(held, (shard, sweeper, now_ms, latest_ms)).fetchone()
+            lambda db: db.execute(other_lease, (shard, sweeper, now_ms, latest_ms)).fetchone()
         ):
             return False  # without a write lock, which would delay the sweeper of the shard
         statement = (
