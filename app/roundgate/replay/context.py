@@ -130,8 +130,8 @@ class CallFacts:
         return self._run.journal.state
 
     def input_response(self, key: str) -> Any:
-        """Return the client's last response under a key, unchanged, or `None`. This is the
-        low-level form of `elicit`.
+        """Return the client's last response under a key, unchanged, or `None`, for a handler that
+        asks with `request_input`.
 
         A response to a question that was not asked is returned only if the tool has
         `unasked_answers`.

@@ -104,7 +104,8 @@ class Form:
     message: str
     fields: type[BaseModel] | Mapping[str, Any]
     is_approval: bool = False
-    """Whether a person has to answer in the client, so that unasked answers do not count."""
+    """Whether a person has to answer in a form that the client shows, so that no substitute for a
+    form counts."""
     _schema: dict[str, Any] = field(init=False, repr=False, compare=False)
     _checker: Schema = field(init=False, repr=False, compare=False)
 

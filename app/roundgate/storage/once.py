@@ -42,8 +42,8 @@ class OnceStore(Protocol):
     ) -> OnceRecord | None:
         """Claim a token id. Return `None` if this call claimed it, otherwise the existing record.
 
-        `forget_ms` is the expiry of the token in milliseconds since the epoch. The store deletes
-        the record after that time, if possible within `CLOCKS_AHEAD_MS`.
+        `forget_ms`, in milliseconds since the epoch, is a time at which the token has certainly
+        expired. The store deletes the record after that time, if possible within `CLOCKS_AHEAD_MS`.
         """
 
     async def finish(self, token_id: str, outcome: bytes) -> None:
