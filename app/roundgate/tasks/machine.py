@@ -17,8 +17,8 @@ released; otherwise the machine refuses it with `LEASE_LOST`:
     worker 2             lease runs out · claim (fence 2) ─── checkpoint ─── finish
 
 An expired lease holds until another worker claims the task. Each write of entries under a lease has
-a `number`. The record stores the last number, so repeating a doubtful write with the same number
-adds its entries once.
+a `number`. The record stores the last number, so that a lease can recognize a doubtful write that
+happened, and adds its entries once.
 
 **Blame.** A lease has *lapsed* when its time is over and the worker did not release it: the worker
 died or stalled with the task. From then on the task is a *suspect*: only a claim with `alone=True`

@@ -96,10 +96,7 @@ class _Held:
     """Serializes the writes of this lease."""
 
     def number_for(self, entries: Sequence[bytes]) -> int:
-        """Return the number for the next write: the same one if the last write is repeated. An
-        older write gets a new number, since a later write may have happened in between."""
-        if self.in_doubt.get(self.number) == entries:
-            return self.number
+        """Return the number of the next write, which adds `entries`."""
         self.number += 1
         self.in_doubt[self.number] = entries
         return self.number
