@@ -15,7 +15,7 @@ import pytest
 from roundgate.errors import NondeterminismError
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Suspended
-from roundgate.replay.journal import Entry, Told
+from roundgate.replay.journal import Entry, Journal, Told
 from tests.support.clocks import SkippingClock
 from tests.support.lives import DiesAt, Story
 from tests.support.replay import Name, asked_of, error_of, play, value_of
@@ -185,7 +185,7 @@ class Shop:
         return handler
 
 
-def function_name(function: Any) -> str:
+def name_of(function: Any) -> str:
     return str(function.__name__)
 
 
@@ -194,7 +194,7 @@ def function_name(function: Any) -> str:
     ("limited", "wait"),
     [(limited, on_event) for limited in LIMITS]
     + [(limited, wait) for wait in WAITS[1:] for limited in (by_ctx, by_timeout, by_wait_for)],
-    ids=function_name,
+    ids=name_of,
 )
 async def test_a_limit_that_passed_passes_in_every_later_round(
     limited: Limited, wait: Wait, in_branch: bool
@@ -207,8 +207,50 @@ async def test_a_limit_that_passed_passes_in_every_later_round(
     assert shop.effects == ["refund"]
 
 
-@pytest.mark.parametrize("wait", WAITS, ids=function_name)
-@pytest.mark.parametrize("limited", LIMITS, ids=function_name)
+STALL_S = 0.3
+
+
+def block_the_loop() -> None:
+    """Block the event loop from before the limit until after the end of the sibling's step, so that
+    both are due in one turn."""
+    asyncio.get_running_loop().call_later(LIMIT_S / 2, time.sleep, STALL_S)
+
+
+@pytest.mark.parametrize("in_branch", [False, True], ids=["", "branch"])
+@pytest.mark.parametrize(
+    ("limited", "wait"),
+    [(limited, on_event) for limited in LIMITS] + [(by_ctx, on_future), (by_ctx, on_tasks)],
+    ids=name_of,
+)
+async def test_a_limit_precedes_a_later_result_if_the_loop_was_blocked_until_both_were_due(
+    limited: Limited, wait: Wait, in_branch: bool
+) -> None:
+    shop = Shop()
+    handler = shop.handler(limited, wait, LONG_S, in_branch=in_branch)
+    block_the_loop()
+    first = await play(handler)
+    assert shop.effects == ["refund"]
+    assert value_of(await play(handler, first, {"who": accept(name="Ada")})) == "refund"
+    assert shop.effects == ["refund"]
+
+
+@pytest.mark.parametrize("limited", LIMITS, ids=name_of)
+async def test_so_it_does_in_a_task_and_in_what_is_written_of_it(limited: Limited) -> None:
+    shop = Shop()
+    handler = shop.handler(limited, on_event, LONG_S, asks=False)
+    home = SharedJournal(clock=SkippingClock())
+    block_the_loop()
+    assert value_of(await home.run(handler)) == "refund"
+    journal = Journal()
+    for entry in home.written:
+        journal.add(entry)
+    assert [*journal.steps] == [*home.journal.steps]
+    assert value_of(await home.run(handler)) == "refund"
+    assert shop.effects == ["refund"]
+
+
+@pytest.mark.parametrize("wait", WAITS, ids=name_of)
+@pytest.mark.parametrize("limited", LIMITS, ids=name_of)
 async def test_a_limit_that_passed_passes_in_every_later_run_of_a_task(
     limited: Limited, wait: Wait
 ) -> None:
@@ -221,8 +263,15 @@ async def test_a_limit_that_passed_passes_in_every_later_run_of_a_task(
     assert shop.effects == ["refund"]
 
 
-@pytest.mark.parametrize("wait", WAITS, ids=function_name)
-@pytest.mark.parametrize("limited", LIMITS, ids=function_name)
+@pytest.fixture
+def ample_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the limit longer than a busy machine may delay a step that takes no time."""
+    monkeypatch.setitem(globals(), "LIMIT_S", 30.0)
+
+
+@pytest.mark.usefixtures("ample_limit")
+@pytest.mark.parametrize("wait", WAITS, ids=name_of)
+@pytest.mark.parametrize("limited", LIMITS, ids=name_of)
 async def test_a_limit_that_did_not_pass_does_not_in_a_later_run(
     limited: Limited, wait: Wait
 ) -> None:
@@ -235,8 +284,8 @@ async def test_a_limit_that_did_not_pass_does_not_in_a_later_run(
     assert shop.effects == ["ship"]
 
 
-@pytest.mark.parametrize("limited", [by_ctx, by_timeout], ids=function_name)
-@pytest.mark.parametrize("wait", [on_event, on_tasks], ids=function_name)
+@pytest.mark.parametrize("limited", [by_ctx, by_timeout], ids=name_of)
+@pytest.mark.parametrize("wait", [on_event, on_tasks], ids=name_of)
 @pytest.mark.parametrize("takes_s", [SHORT_S, LONG_S])
 async def test_so_it_is_when_the_process_dies_before_or_after_any_write(
     limited: Limited, wait: Wait, takes_s: float
@@ -295,9 +344,7 @@ async def test_a_limit_of_ctx_that_was_left_in_time_is_over_where_a_wait_is_slow
     assert shop.effects == ["ship"]
 
 
-@pytest.mark.parametrize(
-    "limited", [by_timeout, by_timeout_at, by_wait_for, by_anyio], ids=function_name
-)
+@pytest.mark.parametrize("limited", [by_timeout, by_timeout_at, by_wait_for, by_anyio], ids=name_of)
 @pytest.mark.parametrize("times", [(LONG_S, 0), (0, LONG_S)], ids=["faster", "slower"])
 async def test_a_limit_of_asyncio_that_does_something_else_later_is_an_error_that_names_the_remedy(
     limited: Limited, times: tuple[float, float]
@@ -384,7 +431,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("wait", REFUSED, ids=function_name)
+@pytest.mark.parametrize("wait", REFUSED, ids=name_of)
 @pytest.mark.parametrize("task_id", [None, "task"])
 async def test_a_limit_that_nobody_could_repeat_is_refused_with_the_remedy(
     wait: Any, task_id: str | None
@@ -403,7 +450,7 @@ async def test_a_limit_that_nobody_could_repeat_is_refused_with_the_remedy(
     assert "ctx.timeout" in str(error)
 
 
-@pytest.mark.parametrize("wait", [by_wait, by_shield, by_completion], ids=function_name)
+@pytest.mark.parametrize("wait", [by_wait, by_shield, by_completion], ids=name_of)
 async def test_in_a_step_any_limit_is_welcome(wait: Any) -> None:
     async def work() -> str:
         with suppress(TimeoutError):

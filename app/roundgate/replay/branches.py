@@ -79,6 +79,13 @@ class Timeouts:
             and (state == "active" or (state == "expiring" and when > now_s - JUST_FIRED_S))
         ]
 
+    def has_fired(self, now_s: float) -> bool:
+        """Return whether a timer has just fired and its block is still open."""
+        return any(
+            timer_set.state == "expiring" and (timer_set.timer.when() or 0.0) > now_s - JUST_FIRED_S
+            for timer_set in self._timers
+        )
+
     def has_ended_wait(self, task: asyncio.Task[Any] | None) -> bool:
         """Return whether a timer of the task has fired and its block is still open."""
         return task is not None and any(

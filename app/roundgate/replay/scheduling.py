@@ -25,7 +25,7 @@ All recorded results are delivered before new ones. A new version of the handler
 some of them. A result whose place the branch has already passed is skipped, because the places of a
 branch come in order. An unrequested result delays the others by `GRACE_S`, once in a run, because
 branches may be waiting outside of the engine. Branches that request their results later still get
-them in order. A recorded cancellation of a wait outside of the engine (`recording.cut_wait`) must
+them in order. A recorded cancellation of a wait outside of the engine (`recording.begin_cut_wait`) must
 happen again.
 """
 
@@ -246,6 +246,11 @@ class Order:
     def is_over(self) -> bool:
         """Return whether all results that were recorded when the run began have been delivered."""
         return self._next >= self._known
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether all results so far have been delivered, with all their consequences."""
+        return self.is_over and not self._is_settling and not self._waiting
 
     def rank(self, key: str) -> float:
         """Return the rank of a recorded result; infinite for a new one."""

@@ -53,10 +53,11 @@ from roundgate.testing.instances import VirtualClock
 
 WITHIN_S: Final = 30.0
 """The time limit of one replay in seconds."""
-GRACE_S: Final = 2.0
-"""The time in seconds for a waiting handler to reach the next recorded place: longer than the
-engine holds back unrequested results, with a margin for a busy machine."""
 LOOK_S: Final = 0.02
+LOOKS: Final = 100
+"""The maximum number of checks, every `LOOK_S` seconds, whether a waiting handler has reached the next
+recorded place: longer than the engine holds back unrequested results, with a margin. A number of
+checks instead of a time, because a blocked event loop gives the handler no time."""
 MAX_SHOWN: Final = 10
 """The maximum number of entries of each kind in the description of a departure."""
 
@@ -163,7 +164,7 @@ class _Run(Run):
         self.known = {_place(entry) for entry in [*history.entries(), *journal.entries()]}
         self._awaited = {_place(entry) for entry in journal.entries() if _is_shown(entry)}
         self._missing = missing
-        self._rests_until_s = 0.0
+        self._looks_left = LOOKS
         self._reached_before = -1
 
     def come_to(self, branch: Branch, kind: str, name: str) -> str:
@@ -175,16 +176,16 @@ class _Run(Run):
     def come_to_rest(self) -> None:
         """Suspend the run. While recorded places are left, first wait for branches that wait
         outside of ctx."""
-        loop = asyncio.get_running_loop()
         if len(self.reached) > self._reached_before:
             self._reached_before = len(self.reached)
-            self._rests_until_s = loop.time() + GRACE_S
-        is_there = self._awaited <= self.reached.keys()
+            self._looks_left = LOOKS
         is_stopped = any(place in self.reached for place in self._missing)
-        if is_there or is_stopped or loop.time() > self._rests_until_s:
+        is_there = not self._missing and self._awaited <= self.reached.keys()
+        if is_there or is_stopped or not self._looks_left:
             super().come_to_rest()
         else:
-            loop.call_later(LOOK_S, self.quiescence.restart_quiet)
+            self._looks_left -= 1
+            asyncio.get_running_loop().call_later(LOOK_S, self.quiescence.restart_quiet)
 
     def is_same(self, before: str, now: str | None) -> bool:
         if self._is_exact or now is None:
