@@ -33,7 +33,7 @@ from roundgate.protocol import (
     merged,
 )
 from roundgate.replay import Call, Completed, Context, Failed, Journal, run_of
-from roundgate.tasks import Ended, TaskCall, ended, reason_of, tool_result
+from roundgate.tasks import Ended, TaskCall, ended, failure_reason, tool_result
 
 log: Final = logging.getLogger("roundgate.methods")
 
@@ -145,7 +145,7 @@ class ToolMethods:
 
     def _result(self, outcome: Completed[Returned] | Failed, served: ServedTool) -> Reply:
         result = tool_result(outcome, served.name, self._clock, shows_errors=self._shows_errors)
-        return self._results.tool(result, reason_of(outcome))
+        return self._results.tool(result, failure_reason(outcome))
 
     def _hand_over(self, served: ServedTool, view: TaskView, call: Call) -> Reply:
         """Return the reply for a call that continues as a task of the tool's service."""
