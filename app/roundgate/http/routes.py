@@ -32,7 +32,7 @@ from roundgate.protocol import jsonrpc, sse
 HEALTH: Final = "/healthz"
 OLD_TRANSPORT: Final = "/sse"
 METADATA_MAX_AGE_S: Final = 300
-"""How long clients may cache the metadata of a protected resource, in seconds."""
+"""Seconds for which clients may cache the metadata of a protected resource."""
 PAUSES_S: Final[Sequence[float]] = (1.0, 1.0, 2.0)
 """Seconds before each of the errors on a stream of `/sse`."""
 MAX_OPEN: Final = 100
@@ -46,13 +46,15 @@ class Upstream(BaseModel):
 
     name: str = Field(description="The name of its back end.")
     status: Literal["up", "down"] = Field(
-        description="Whether it could be asked for its lists the last time."
+        description="Whether the last request for its lists succeeded."
     )
-    revision: str | None = Field(None, description="The revision of the protocol that it speaks.")
+    revision: str | None = Field(None, description="The revision of its protocol.")
     software: str | None = Field(None, description="Its own name and version.")
-    tools: int = Field(description="The tools that it lists and that can be served.")
-    prompts: int = Field(0, description="The prompts that are served.")
-    resources: int = Field(0, description="The resources and templates that are served.")
+    tools: int = Field(description="The number of its tools that can be served.")
+    prompts: int = Field(0, description="The number of its prompts that are served.")
+    resources: int = Field(
+        0, description="The number of its resources and templates that are served."
+    )
     left_out: dict[str, str] | None = Field(
         None,
         description="Tools, prompts, resources and whole lists that are not served, with the reason.",
@@ -78,7 +80,7 @@ class Health(BaseModel):
         None, description="The MCP servers behind the gateway."
     )
     troubles: list[str] | None = Field(
-        None, description="What an operator has to look at: a store taken away, a wrong clock."
+        None, description="Problems for the operator, such as a deleted store or a wrong clock."
     )
 
 
@@ -92,9 +94,9 @@ def make_router(
     """Return the routes of a gateway.
 
     Args:
-        health: returns the current status of the gateway.
+        health: a function that returns the current status of the gateway.
         resources: the MCP endpoints as OAuth resources; empty without authentication.
-        endpoint: the path of the usual MCP endpoint, for error messages.
+        endpoint: the path of the default MCP endpoint, for error messages.
         streams: whether a response can be streamed.
     """
     router = APIRouter(tags=["operations"])
@@ -107,7 +109,10 @@ def make_router(
     for resource in resources:
         for path in resource.metadata_paths:
             _add_document(
-                router, path, _metadata_of(resource), "Protected resource metadata (RFC 9728)"
+                router,
+                path,
+                _make_metadata_route(resource),
+                "Protected resource metadata (RFC 9728)",
             )
     router.add_route(
         OLD_TRANSPORT,
@@ -131,7 +136,7 @@ def _add_document(router: APIRouter, path: str, answer: Callable[..., Any], summ
         )
 
 
-def _metadata_of(
+def _make_metadata_route(
     resource: ProtectedResource,
 ) -> Callable[[Response], Coroutine[Any, Any, ResourceMetadata]]:
     async def metadata(response: Response) -> ResourceMetadata:
@@ -143,7 +148,7 @@ def _metadata_of(
 
 
 def nothing_at(endpoint: str) -> JSONResponse:
-    """Return the 404 for an address that serves nothing, or nothing for this caller."""
+    """Return the 404 response for a path without content, or without content for this caller."""
     return JSONResponse(
         {"error": f"There is nothing here; the MCP endpoint is POST {endpoint}"}, status_code=404
     )

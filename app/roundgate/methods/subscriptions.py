@@ -23,17 +23,19 @@ from roundgate.protocol import (
 from roundgate.tasks import NamedTask
 
 MAX_STREAM_S: Final = 30 * 86_400
-"""The longest life of a stream whose token expires later, in seconds."""
+"""The maximum life of a stream whose token expires later, in seconds."""
 
 
-def wanted_of(
+def served_filter(
     view: str, scopes: Scopes, principal: Principal, params: ListenParams
 ) -> SubscriptionFilter:
     """Return the client's filter, limited to the resources of the view that the caller may read."""
-    wanted = params.notifications
-    uris = wanted.resource_subscriptions
+    requested = params.notifications
+    uris = requested.resource_subscriptions
     own = [uri for uri in uris if scopes.may_subscribe(uri, principal, view)]
-    return wanted if own == uris else wanted.model_copy(update={"resource_subscriptions": own})
+    return (
+        requested if own == uris else requested.model_copy(update={"resource_subscriptions": own})
+    )
 
 
 class SubscriptionMethods:
@@ -58,13 +60,13 @@ class SubscriptionMethods:
             MissingCapability: the client listens to tasks without the tasks extension.
         """
         inbound, principal = context.inbound, context.principal
-        wanted = wanted_of(self._view, self._scopes, principal, params)
+        requested = served_filter(self._view, self._scopes, principal, params)
         closing = self._results.write({"_meta": {notifications.SUBSCRIPTION_ID: inbound.id}})
-        known = await self._known(context, wanted.task_ids)
+        known = await self._known(context, requested.task_ids)
         task_ids = [task.id for task, _ in known]
         await self._changes.ready()
         subscription = self._changes.hub.subscribe(
-            inbound.id, principal, wanted, self._features, task_ids, self._view
+            inbound.id, principal, requested, self._features, task_ids, self._view
         )
         if any(method != notifications.TASK for method, _ in subscription.topics):
             self._changes.follow(subscription)
