@@ -1,10 +1,10 @@
 """`scripts/tools openapi`: tools compiled from real OpenAPI documents.
 
-    scripts/tools openapi                            all documents in packages scripts/tools openapi
-    github stripe              some of them scripts/tools openapi labels=path/to/openapi.yaml
-    a file or folder on this machine scripts/tools openapi --fastmcp …                compare with
-    FastMCP's tools of the same documents scripts/tools openapi --fetch github stripe      only
-    fetch the documents that tests need
+    scripts/tools openapi                               all documents in packages
+    scripts/tools openapi github stripe                 some of them
+    scripts/tools openapi labels=path/to/openapi.yaml   a file or folder on this machine
+    scripts/tools openapi --fastmcp …                   compare with FastMCP's tools
+    scripts/tools openapi --fetch github stripe         only fetch the documents that tests need
 
 Times are processor time, so a busy machine gives the same results.
 """

@@ -1,7 +1,7 @@
 """A check with moto's CloudFormation that the stack's rows and messages survive every update.
 
-moto supports tables, queues, functions, roles, event sources and schedules, and reports resources
-that it does not support. The checks that need an account are in docs/appendix-aws.md, with their
+moto supports tables, queues, functions, roles, event sources and schedules, and reports resources that
+it does not support. The checks that need an account are in bench/account.md, with their
 commands.
 """
 

@@ -46,9 +46,10 @@ from roundgate.backends.http.config import (
 )
 from roundgate.backends.http.credential_config import CREDENTIALS, CredentialConfig
 from roundgate.backends.http.tls import TlsConfig
-from roundgate.backends.mcp.config import McpBackendConfig
+from roundgate.backends.mcp.config import McpBackendConfig, PartConfig
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.backend import PythonBackendConfig
+from roundgate.backends.skills.config import SkillsBackendConfig
 from roundgate.errors import ConfigError
 from roundgate.settings import Model, sections
 from roundgate.settings import process as settings
@@ -255,6 +256,8 @@ PLACES: dict[type[Model], str] = {
     ServiceConfig: "### `kind: http`",
     OpenApiBackendConfig: "### `kind: openapi`",
     McpBackendConfig: "### `kind: mcp`",
+    PartConfig: "| setting of `prompts` and `resources`",
+    SkillsBackendConfig: "### `kind: skills`",
     LambdaBackendConfig: "### `kind: lambda`",
     LambdaToolConfig: "| setting of a function's tool",
     LambdaCallConfig: "| setting of a function's tool",

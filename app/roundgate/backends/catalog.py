@@ -11,26 +11,36 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from roundgate.backends.base import (
-    Complete,
     NamedBackend,
     Offering,
     Prompt,
     Resource,
     Returned,
+    SkillSource,
     TaskSource,
     Tool,
+    UriPattern,
 )
 from roundgate.backends.definitions import EncodedDefinitions, StoredDefinition, encoded, renamed
-from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, Unavailable
+from roundgate.errors import (
+    MAX_URI,
+    ConfigError,
+    InvalidParams,
+    Problem,
+    ResourceNotFound,
+    Unavailable,
+)
 from roundgate.protocol import (
     NEWEST,
+    ForwardedRead,
     MirroredArgument,
     Pages,
     ResourceContents,
@@ -89,7 +99,7 @@ class ServedTool:
 class ServedTemplate:
     """A resource template with its parsed URI."""
 
-    template: UriTemplate
+    pattern: UriPattern
     resource: Resource
 
 
@@ -116,6 +126,16 @@ class Catalog:
     prompt_pages: Pages
     resource_pages: Pages
     template_pages: Pages
+    unlisted: Mapping[str, Resource] = field(default_factory=dict)
+    """See `Offering.unlisted`."""
+    unlisted_patterns: Sequence[str] = ("*",)
+    """The URIs of unlisted resources, and of skills, that may be read; `*` stands for any text."""
+    skill_sources: Mapping[str, SkillSource] = field(default_factory=dict)
+    """The skills of back ends, by the name of the back end."""
+    skill_pages: Pages = field(default_factory=lambda: Pages((), 1))
+    """The list of all skills."""
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    """The text before the names of a back end's tools, by the name of the back end."""
     task_sources: Mapping[str, TaskSource] = field(default_factory=dict)
     """The tasks of services, by the name of the back end."""
     files: frozenset[Path] = frozenset()
@@ -131,7 +151,11 @@ class Catalog:
     """The catalog of each view, by its name (`roundgate.backends.views`)."""
     is_tolerant: bool = False
     """Whether servers may list further tools later, so that unknown names are not errors."""
-    _visible: dict[frozenset[str], Pages] = field(default_factory=dict)
+    may_list: frozenset[str] = frozenset()
+    """See `Offering.may_list`."""
+    checks_scopes: bool = False
+    """Whether `read_resource` checks the caller's scopes."""
+    _visible: dict[tuple[str, frozenset[str]], Pages] = field(default_factory=dict)
 
     def use(self) -> AbstractContextManager[Catalog]:
         """Return this catalog: a `CatalogSource` that is never swapped."""
@@ -156,27 +180,81 @@ class Catalog:
                     for served in self.tools.values()
                 ],
             ),
-            "prompts": self.prompt_pages.items,
-            "resources": (self.resource_pages.items, self.template_pages.items),
+            "prompts": (
+                self.prompt_pages.items,
+                [prompt.scopes for prompt in self.prompts.values()],
+            ),
+            "resources": (
+                self.resource_pages.items,
+                self.template_pages.items,
+                [resource.scopes for resource in self._resources()],
+            ),
         }
 
+    def _resources(self) -> list[Resource]:
+        """Return all resources, templates, and readers of unlisted resources."""
+        listed = [*self.resources.values(), *(served.resource for served in self.templates)]
+        return [*listed, *self.unlisted.values()]
+
     def tool_pages_for(self, scopes: frozenset[str]) -> Pages:
-        """Return the pages of the tools that a caller with these scopes sees; cached by the scopes
-        that any tool needs."""
+        """Return the pages of the tools that a caller with these scopes sees."""
+        return self._pages_for(
+            "tools", self.tool_pages, lambda name: self.tools[name].tool.scopes, scopes
+        )
+
+    def prompt_pages_for(self, scopes: frozenset[str]) -> Pages:
+        """Return the pages of the prompts that a caller with these scopes sees."""
+        return self._pages_for(
+            "prompts", self.prompt_pages, lambda name: self.prompts[name].scopes, scopes
+        )
+
+    def resource_pages_for(self, scopes: frozenset[str]) -> Pages:
+        """Return the pages of the resources that a caller with these scopes sees."""
+        return self._pages_for(
+            "resources", self.resource_pages, lambda uri: self.resources[uri].scopes, scopes
+        )
+
+    def template_pages_for(self, scopes: frozenset[str]) -> Pages:
+        """Return the pages of the resource templates that a caller with these scopes sees."""
+        needed = {
+            served.resource.definition["uriTemplate"]: served.resource.scopes
+            for served in self.templates
+        }
+        return self._pages_for("templates", self.template_pages, needed.__getitem__, scopes)
+
+    def skill_pages_for(self, scopes: frozenset[str]) -> Pages:
+        """Return the pages of the skills that a caller with these scopes sees."""
+        needed = {
+            entry["uri"]: source.scopes
+            for source in self.skill_sources.values()
+            for entry in source.entries
+        }
+        return self._pages_for("skills", self.skill_pages, needed.__getitem__, scopes)
+
+    def _pages_for(
+        self,
+        kind: str,
+        pages: Pages,
+        needed: Callable[[str], frozenset[str]],
+        scopes: frozenset[str],
+    ) -> Pages:
+        """Return the pages of the entries that need no other than `scopes`; cached by the scopes
+        that anything needs. `needed` returns the scopes of an entry by its key."""
         granted = scopes & self.all_scopes()
-        if granted in self._visible:
-            return self._visible[granted]
-        chosen = [
-            item for item in self.tool_pages.items if self.tools[item[0]].tool.scopes <= granted
-        ]
-        pages = Pages(chosen, self.tool_pages.size)
+        if (kind, granted) in self._visible:
+            return self._visible[kind, granted]
+        chosen = Pages([item for item in pages.items if needed(item[0]) <= granted], pages.size)
         if len(self._visible) < MAX_SCOPE_SETS:
-            self._visible[granted] = pages
-        return pages
+            self._visible[kind, granted] = chosen
+        return chosen
 
     def all_scopes(self) -> frozenset[str]:
-        """Return every scope that any tool needs."""
-        return frozenset().union(*(served.tool.scopes for served in self.tools.values()))
+        """Return every scope that any tool, prompt or resource needs."""
+        return frozenset().union(
+            *(served.tool.scopes for served in self.tools.values()),
+            *(prompt.scopes for prompt in self.prompts.values()),
+            *(resource.scopes for resource in self._resources()),
+        )
 
     def tool(self, name: str) -> ServedTool:
         """Return a tool by its name.
@@ -187,18 +265,35 @@ class Catalog:
         """
         served = self.tools.get(name)
         if served is None:
-            for backend, missing in self.missing.items():
-                if missing.prefix and name.startswith(missing.prefix):
-                    raise Unavailable(f"The back end {backend} is not served just now; try later")
-            raise InvalidParams(f"Unknown tool: {name[:MAX_NAME]}")
+            self._refuse_missing(name)
+            raise InvalidParams(f"Unknown tool: {name[:MAX_NAME]}{self._meant(name)}")
         return served
 
+    def _meant(self, name: str) -> str:
+        """Return a hint if a name lacks the prefix of its back end, as names in pages do."""
+        for prefix in self.prefixes.values():
+            if prefix and prefix + name in self.tools:
+                return f"; is {prefix}{name} meant?"
+        return ""
+
     def prompt(self, name: str) -> Prompt:
-        """Return a prompt; raise InvalidParams if it does not exist."""
+        """Return a prompt by its name.
+
+        Raises:
+            InvalidParams: the prompt does not exist.
+            Unavailable: the prompt's back end is missing now.
+        """
         served = self.prompts.get(name)
         if served is None:
+            self._refuse_missing(name)
             raise InvalidParams(f"Unknown prompt: {name[:MAX_NAME]}")
         return served
+
+    def _refuse_missing(self, name: str) -> None:
+        """Raise Unavailable if a name has the prefix of a back end that is missing now."""
+        for backend, missing in self.missing.items():
+            if missing.prefix and name.startswith(missing.prefix):
+                raise Unavailable(f"The back end {backend} is not served just now; try later")
 
     def resource(self, uri: str) -> tuple[Resource, Mapping[str, Any]]:
         """Return the resource with this URI, or the first template that matches the URI with the
@@ -206,51 +301,74 @@ class Catalog:
 
         Raises:
             ResourceNotFound: neither exists.
+            Unavailable: neither exists, and the resource may be a server's that is missing now.
         """
         if uri in self.resources:
             return self.resources[uri], {}
+        if (unlisted := self._unlisted(uri)) is not None:
+            return unlisted, {}
         for served in self.templates:
-            values = served.template.match(uri)
+            values = served.pattern.match(uri)
             if values is not None:
                 return served.resource, values
+        absent = sorted(name for name, missing in self.missing.items() if missing.heals_itself)
+        if absent:
+            raise Unavailable(
+                f"Resource not found: {uri[:MAX_URI]}; it may belong to {', '.join(absent)}, "
+                "which is not served just now"
+            )
         raise ResourceNotFound(uri)
 
+    def _unlisted(self, uri: str) -> Resource | None:
+        start = uri[: uri.find("/", uri.find("://") + 3) + 1]
+        return self.unlisted.get(start) if self._is_part(uri) else None
+
+    def _is_part(self, uri: str) -> bool:
+        """Return whether the catalog has a URI, if a back end has it."""
+        return any(fnmatchcase(uri, pattern) for pattern in self.unlisted_patterns)
+
+    def skill_source(self, uri: str) -> SkillSource | None:
+        """Return the source of the skill or directory with this URI, if there is one."""
+        name = uri.partition("://")[2].partition("/")[0]
+        return self.skill_sources.get(name) if self._is_part(uri) else None
+
     async def read_resource(self, context: Context, uri: str) -> Sequence[ResourceContents]:
-        """Return the contents at a URI; raise ResourceNotFound if no resource has it."""
+        """Return the contents at a URI; raise ResourceNotFound if no resource that the caller may
+        read has it."""
         resource, values = self.resource(uri)
-        return await resource.read(context, uri, values)
+        if self.checks_scopes and not resource.scopes <= context.principal.scopes:
+            raise ResourceNotFound(uri)
+        result = await resource.read(context, uri, values)
+        return result.contents if isinstance(result, ForwardedRead) else result
 
     def has_resource(self, uri: str) -> bool:
-        """Return whether a resource exists at this URI."""
+        """Return whether a resource exists at this URI, as far as is known now."""
         try:
             self.resource(uri)
-        except ResourceNotFound:
+        except (ResourceNotFound, Unavailable):
             return False
         return True
 
-    def completers(self, kind: str, name: str) -> Mapping[str, Complete]:
-        """Return the completers of a prompt (`ref/prompt`) or of a resource template
-        (`ref/resource`).
+    def completed(self, kind: str, name: str) -> Prompt | Resource:
+        """Return the prompt (`ref/prompt`), template or resource (`ref/resource`) whose arguments
+        are completed.
 
         Raises:
-            InvalidParams: there is no such prompt or template.
+            InvalidParams: there is none.
         """
         if kind == "ref/prompt":
-            return self.prompt(name).complete
+            return self.prompt(name)
         for served in self.templates:
             if name == served.resource.definition["uriTemplate"]:
-                return served.resource.complete
+                return served.resource
         if name in self.resources:
-            return {}
+            return self.resources[name]
         raise InvalidParams(f"Unknown resource template: {name[:200]}")
 
     @property
     def can_complete(self) -> bool:
         """Whether any argument has completions."""
-        everything: Iterable[Prompt | Resource] = (
-            *self.prompts.values(),
-            *(served.resource for served in self.templates),
-        )
+        everything: Iterable[Prompt | Resource] = (*self.prompts.values(), *self._resources())
         return any(item.complete for item in everything)
 
 
@@ -462,18 +580,34 @@ def merge(
                 resources.put(resource.definition["uri"], resource, backend.name)
     if all_problems := [*problems, *list_problems.problems]:
         raise ConfigError(all_problems)
+    skill_sources = {
+        backend.name: offering.skill_source
+        for backend, offering in offered
+        if offering.skill_source is not None
+    }
+    skills = [
+        (entry["uri"], entry) for source in skill_sources.values() for entry in source.entries
+    ]
     return Catalog(
         tools=served,
         prompts=prompts.items(),
         resources=resources.items(),
         templates=[
-            ServedTemplate(UriTemplate.parse(text), resource)
+            ServedTemplate(resource.pattern or UriTemplate.parse(text), resource)
             for text, resource in templates.items().items()
         ],
         tool_pages=tools.pages(page_size),
         prompt_pages=prompts.pages(page_size),
         resource_pages=resources.pages(page_size),
         template_pages=templates.pages(page_size),
+        unlisted={
+            start: resource
+            for _, offering in offered
+            for start, resource in offering.unlisted.items()
+        },
+        skill_sources=skill_sources,
+        skill_pages=Pages(EncodedDefinitions(skills), page_size),
+        prefixes={backend.name: backend.prefix for backend, _ in offered},
         task_sources={
             backend.name: offering.task_source
             for backend, offering in offered
@@ -486,6 +620,7 @@ def merge(
         ],
         missing=offers.missing,
         is_tolerant=bool(offers.tolerated),
+        may_list=frozenset().union(*(offering.may_list for _, offering in offered)),
     )
 
 

@@ -84,7 +84,11 @@ def _print_servers(snapshot: Snapshot) -> None:
     if states:
         print(f"servers ({len(states)})")
         lines = [
-            (state.name, f"{state.software}, revision {state.revision}, {state.tools} tools")
+            (
+                state.name,
+                f"{state.software}, revision {state.revision}, {state.tools} tools, {state.prompts} prompts, "
+                f"{state.resources} resources",
+            )
             for state in states
         ]
         show_table(lines, indent="  ")

@@ -3,11 +3,11 @@
 
 A `StdioLink` is one process, from its start to its end. All messages share one channel:
 
-    a response                      to the request with its id notifications/progress          to
-    the request with its token a notification of a stream      to the stream with its subscription
-    id; without one, to `taps` notifications/message           to `on_line`: the channel does not
-    say which request it belongs to a request (older revisions)     to the newest pending request's
-    listener
+    a response                   to the request with its id
+    notifications/progress       to the request with its token
+    a notification of a stream   to the stream with its subscription id; without an id, to `taps`
+    notifications/message        to `on_line`, because the channel does not identify the request
+    a request (older revisions)  to the listener of the newest pending request
 """
 
 from __future__ import annotations

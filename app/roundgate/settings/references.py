@@ -1,10 +1,10 @@
 """The references `${…}` in configurations, and the secrets that they stand for.
 
     ${NAME}   ${NAME:-default}            a variable of the environment; ${env:NAME} is the same
-    ${file:PATH}                          the text of a file ${secret:NAME}   ${secret:NAME#KEY}   a
-    secret of AWS Secrets Manager; KEY is a member of its JSON object ${ssm:NAME}
-    ${ssm:NAME#KEY}      a parameter of AWS Systems Manager, decrypted $${
-    a plain ${
+    ${file:PATH}                          the text of a file
+    ${secret:NAME}   ${secret:NAME#KEY}   a secret of AWS Secrets Manager; KEY: a member of its JSON
+    ${ssm:NAME}      ${ssm:NAME#KEY}      a parameter of AWS Systems Manager, decrypted
+    $${                                   a literal ${
 
 `parts` parses the references of gateway.yaml and its section `env`, of suites, and of the stack's
 parameters. `Resolver.fill_in` resolves variables and files in gateway.yaml. A value that may change

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from roundgate.backends.mcp import calls
+from roundgate.protocol.apps import DECLARED
 from tests.support import wire
 from tests.support.asgi import Exchange
 from tests.support.asgi import client as client_of
@@ -99,7 +100,7 @@ async def test_the_server_gets_arguments_meta_and_capabilities_of_this_request_a
         assert sent(server).params["_meta"][f"{META}clientCapabilities"] == {}
         listed = next(one for one in server.asked if one.rpc == "tools/list")
         assert listed.params["_meta"][f"{META}clientCapabilities"].keys() == {
-            *("elicitation", "sampling", "roots")
+            *("elicitation", "sampling", "roots", "extensions")
         }
         assert "progressToken" not in sent(server).params["_meta"]
 
@@ -372,7 +373,9 @@ async def test_a_session_that_is_refused_with_400_is_opened_again() -> None:
         assert await mcp.text("up__t") == "done"
 
 
-async def test_an_older_server_gets_no_meta_of_this_revision_and_no_capabilities() -> None:
+async def test_an_older_server_gets_no_meta_of_this_revision_and_no_capabilities_of_a_client() -> (
+    None
+):
     async with scripted(Upstream(session="s1")) as server, gateway_of(entry(server)) as mcp:
         meta: dict[str, Any] = {
             "clientCapabilities": {"elicitation": {"form": {}}},
@@ -381,7 +384,7 @@ async def test_an_older_server_gets_no_meta_of_this_revision_and_no_capabilities
         await mcp.call("up__t", **meta)
         assert sent(server).params["_meta"] == {"com.example/x": 1}
         opened = next(one for one in server.asked if one.rpc == "initialize")
-        assert opened.params["capabilities"] == {}
+        assert opened.params["capabilities"] == DECLARED
 
 
 async def test_an_older_server_that_asks_all_the_same_is_told_why_not() -> None:

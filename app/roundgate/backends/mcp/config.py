@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
 from roundgate.backends.http.config import BaseUrl, RemoteConfig
-from roundgate.settings import Secret
+from roundgate.settings import Model, Secret
 
 Argument: TypeAlias = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 Variable: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -24,8 +25,26 @@ _OF_URL: Final[Sequence[str]] = (
 _OF_COMMAND: Final[Sequence[str]] = ("env", "cwd")
 
 
+class PartConfig(Model):
+    """The selection of a server's prompts or resources."""
+
+    include: list[str] = Field(
+        ["*"], description='Names of prompts, or URIs and templates; "*" stands for any text.'
+    )
+    exclude: list[str] = Field([], description="Those of them that are not served.")
+    scopes: list[str] = Field([], description="Scopes that the caller's token must grant.")
+
+    def has(self, name: str) -> bool:
+        """Return whether a prompt, URI or template is selected."""
+        return any(fnmatchcase(name, each) for each in self.include) and not self.excludes(name)
+
+    def excludes(self, name: str) -> bool:
+        """Return whether a prompt, URI or template is not to be served, listed or not."""
+        return any(fnmatchcase(name, each) for each in self.exclude)
+
+
 class McpBackendConfig(RemoteConfig):
-    """An MCP server, whose tools the gateway serves as they are."""
+    """An MCP server, whose tools, prompts and resources the gateway serves as they are."""
 
     kind: Literal["mcp"]
     url: BaseUrl | None = Field(
@@ -54,7 +73,18 @@ class McpBackendConfig(RemoteConfig):
         10_000_000, description="Larger messages of the server are a tool error.", ge=1_000
     )
     max_tools: int = Field(
-        2_000, description="Tools that the server may list; with more, it is not served.", ge=1
+        2_000,
+        description="Entries that each list of the server may have; a longer list is not served.",
+        ge=1,
+    )
+    prompts: PartConfig = Field(PartConfig(), description="The prompts that are served.")
+    resources: PartConfig = Field(
+        PartConfig(),
+        description="The resources and templates that are served, by the server's own URIs.",
+    )
+    uris: Literal["kept", "named"] = Field(
+        "kept",
+        description="Whether URIs of resources are the server's, or have the back end's name in front.",
     )
     refresh_s: float = Field(
         300,
@@ -65,6 +95,25 @@ class McpBackendConfig(RemoteConfig):
     check_arguments: bool = Field(
         True, description="Whether arguments are checked against the tool's schema before a call."
     )
+
+    changes: Literal["take", "announce", "quarantine"] = Field(
+        "take",
+        description="What happens to a tool, prompt or template that differs from the lock file.",
+    )
+    lock: str | None = Field(
+        None,
+        description="The file that `roundgate compile` writes, relative to gateway.yaml. Unset: NAME.lock.",
+    )
+
+    @property
+    def lock_file(self) -> str:
+        """The path of the lock file, relative to gateway.yaml."""
+        return self.lock or f"{self.name}.lock"
+
+    @property
+    def packed_files(self) -> tuple[str, ...]:
+        """The lock file, if definitions are compared with it."""
+        return () if self.changes == "take" else (self.lock_file,)
 
     @model_validator(mode="after")
     def _is_somewhere(self) -> McpBackendConfig:

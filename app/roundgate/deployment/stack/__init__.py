@@ -8,7 +8,10 @@ curl ──▶ events (API Gateway) ──▶ functions (Runtime Interface Emula
 Differences from AWS:
 
     scaling       AWS adds environments with the load, and polls less after failures; here both are
-    fixed init phase    AWS ends it after 10 s and begins it before the invocation; here it is part
-    of the first one memory, CPU   bounded by MemorySize at AWS; here by the machine permissions
-    IAM is not evaluated; tests compare the template's policies with the calls in the code
+                  fixed
+    init phase    AWS ends it after 10 s and begins it before the invocation; here it is part of
+                  the first invocation
+    memory, CPU   AWS bounds them by MemorySize; here the machine is the bound
+    permissions   IAM is not evaluated; tests compare the template's policies with the calls in the
+                  code
 """
