@@ -226,9 +226,9 @@ def run(commands: Sequence[Sequence[str]], is_made: Callable[[], bool] = lambda:
     """Run commands in order; return the status of the first that fails, or 0.
 
     Args:
-        commands: the calls of `sam`. is_made: returns whether the stack exists. It does not exist
-            after a declined change set; the remaining commands, which change the stack, are then
-            skipped.
+        commands: the calls of `sam`.
+        is_made: returns whether the stack exists. It does not exist after a declined change set;
+            the remaining commands, which change the stack, are then skipped.
     """
     for number, command in enumerate(commands):
         if number and not is_made():

@@ -77,9 +77,11 @@ class Run:
         """Run cases, at most `jobs` concurrently; return their results in the order of `chosen`.
 
         Args:
-            chosen: the indexes of the cases in the suite. begun: called with each case as it
-                begins. done: called with each result, in the order of `chosen`. stops: called with
-                each result immediately; once it returns True, no further case begins.
+            chosen: the indexes of the cases in the suite.
+            begun: called with each case as it begins.
+            done: called with each result, in the order of `chosen`.
+            stops: called with each result immediately; once it returns True, no further case
+                begins.
         """
         results: dict[int, CaseResult] = {}
         waiting = list(reversed(chosen))
