@@ -46,7 +46,7 @@ from roundgate.backends.http.config import (
 )
 from roundgate.backends.http.credential_config import CREDENTIALS, CredentialConfig
 from roundgate.backends.http.tls import TlsConfig
-from roundgate.backends.mcp.config import McpBackendConfig
+from roundgate.backends.mcp.config import JobToolConfig, McpBackendConfig, McpJobConfig
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.backend import PythonBackendConfig
 from roundgate.errors import ConfigError
@@ -255,6 +255,8 @@ PLACES: dict[type[Model], str] = {
     ServiceConfig: "### `kind: http`",
     OpenApiBackendConfig: "### `kind: openapi`",
     McpBackendConfig: "### `kind: mcp`",
+    McpJobConfig: "| setting of a server's job",
+    JobToolConfig: "| setting of a server's job",
     LambdaBackendConfig: "### `kind: lambda`",
     LambdaToolConfig: "| setting of a function's tool",
     LambdaCallConfig: "| setting of a function's tool",

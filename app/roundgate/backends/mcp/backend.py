@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -26,6 +26,7 @@ from roundgate.backends.http.secrets import SECRET_NAME, Redactor
 from roundgate.backends.http.tls import Certificates
 from roundgate.backends.mcp.calls import ToolCalls
 from roundgate.backends.mcp.config import McpBackendConfig
+from roundgate.backends.mcp.jobs import JobCalls, job_problems
 from roundgate.backends.mcp.server import CARRIED, INFO, Server, pause_s
 from roundgate.backends.mcp.tasks import ServerTasks
 from roundgate.backends.mcp.tools import LeftOut, UsableTool, usable_tools
@@ -81,6 +82,11 @@ class _Tools:
     def has_tasks(self) -> bool:
         """Whether calls may become tasks of the server."""
         return self.info.is_modern and self.info.has_tasks
+
+    @property
+    def by_name(self) -> dict[str, UsableTool]:
+        """The tools that can be served."""
+        return {tool.name: tool for tool in self.usable}
 
     def offers_as(self, other: _Tools | None) -> bool:
         """Return whether the same is offered as in another look."""
@@ -165,7 +171,18 @@ class McpBackend:
             for tool in self._tools.left_out
         ]
         has_tasks = self._tools.has_tasks
-        tools = [self._tool(tool, has_tasks) for tool in self._tools.usable]
+        usable, without_job = self._tools.by_name, self._without_job()
+        left_out += [
+            self._origin.at("jobs", name).problem(
+                reason, "correct the job, or have the server mend it"
+            )
+            for name, reason in without_job.items()
+        ]
+        tools = [
+            self._job(tool, usable) if name in self._config.jobs else self._tool(tool, has_tasks)
+            for name, tool in usable.items()
+            if name not in without_job
+        ]
         source = ServerTasks(self._server, self._clock) if has_tasks else None
         return Offering(tools, task_source=source, files=files, left_out=left_out)
 
@@ -211,6 +228,20 @@ class McpBackend:
             compiled=(schema, tool.arguments),
         )
 
+    def _without_job(self) -> dict[str, str]:
+        """Return the tools whose job cannot be followed, with the reason."""
+        tools = {} if self._tools is None else self._tools.by_name
+        return job_problems(self._config.jobs, tools) if tools else {}
+
+    def _job(self, tool: UsableTool, tools: Mapping[str, UsableTool]) -> Tool:
+        job = self._config.jobs[tool.name]
+        return replace(
+            self._tool(tool, has_tasks=False),
+            call=JobCalls(self._config, job, self._server, tool, tools),
+            task=job.task,
+            cleans_up=job.cancel is not None,
+        )
+
     def _missing(self) -> Problem:
         where = "command" if self._config.command else "url"
         reason = self._condition.error or "it was not asked"
@@ -245,7 +276,9 @@ class McpBackend:
             None if info is None else info.protocol_version,
             None if info is None else f"{info.name} {info.version}",
             0 if tools is None else len(tools.usable),
-            {} if tools is None else {tool.name: tool.reason for tool in tools.left_out},
+            {}
+            if tools is None
+            else {tool.name: tool.reason for tool in tools.left_out} | self._without_job(),
             condition.error,
         )
 

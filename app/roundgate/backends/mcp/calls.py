@@ -94,7 +94,7 @@ class ToolCalls:
                 await self._set_log_level(level)
             raw = await self.server.request(
                 "tools/call",
-                _with_meta(params, context),
+                with_meta(params, context),
                 relay.listener(
                     of_arguments(self.tool.listed, params["arguments"]),
                     REQUIRED if self._may_be_task(context) else {},
@@ -162,7 +162,7 @@ class ToolCalls:
         return {"inputRequests": dict(required.requests), "state": required.request_state}
 
 
-def _with_meta(params: Json, context: Context) -> Json:
+def with_meta(params: Json, context: Context) -> Json:
     """Return the params with the `_meta` that passes the gateway, and the trace context."""
     raw = run_of(context).call.meta.raw
     passed = {key: value for key, value in own_meta(raw).items() if key not in _OWN_MEMBERS}
@@ -209,7 +209,7 @@ class _Relay:
         if self.log_level is not None:
             meta[f"{META}logLevel"] = self.log_level
         capabilities = merged([carried_capabilities(self._context), extensions])
-        return Listener(self._notified, _refuse, meta or None, headers, capabilities)
+        return Listener(self._notified, refuse, meta or None, headers, capabilities)
 
     async def _notified(self, method: str, params: Json) -> None:
         self._notices += 1
@@ -232,7 +232,7 @@ class _Relay:
             await self._context.progress(progress, total, text)
 
 
-async def _refuse(request_id: Any, method: str, params: Json) -> Json:
+async def refuse(request_id: Any, method: str, params: Json) -> Json:
     """Answer a request of an older server. The session declares no capability, so the server should
     not ask; a ping is answered."""
     if method == "ping":
