@@ -58,6 +58,7 @@ from roundgate.replay import (
     ExternalEvents,
     Failed,
     Publish,
+    RowsOf,
     Run,
     Suspended,
     Texts,
@@ -108,15 +109,18 @@ class Worker:
         tracing: Tracing | None = None,
         metrics: Metrics | None = None,
         texts: Callable[[str], Texts] | None = None,
+        rows_of: Callable[[str], RowsOf] | None = None,
         shows_errors: bool = False,
         trust: ClockTrust | None = None,
         external: Callable[[TaskRecord], ExternalEvents] | None = None,
     ) -> None:
-        """Make a worker. `texts` keeps texts that are too long for a view's result. `skew_s` is how
+        """Make a worker. `texts` keeps texts that are too long for a view's result; `rows_of` returns
+        the rows of a view's callers, for back ends. `skew_s` is how
         far the clocks that share the store may differ, in seconds, unless `config` sets it; `trust`
         is that of this process's sweep, if it has one. `external` opens the external events of a
         task."""
         self._texts = texts
+        self._rows_of = rows_of
         self._external = external
         self._catalogs = catalogs
         self._store = store
@@ -318,6 +322,7 @@ class Worker:
             publish=self._publish,
             task_id=task_call.continues or record.ref.id,
             texts=None if self._texts is None else self._texts(task_call.view),
+            rows_of=None if self._rows_of is None else self._rows_of(task_call.view),
             read=None if offered is None else offered.read_resource,
             external=None if self._external is None or cleanup else self._external(record),
             cleanup=cleanup,

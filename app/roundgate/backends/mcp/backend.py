@@ -26,11 +26,14 @@ from roundgate.backends.http.secrets import SECRET_NAME, Redactor
 from roundgate.backends.http.tls import Certificates
 from roundgate.backends.mcp.calls import ToolCalls
 from roundgate.backends.mcp.config import McpBackendConfig
+from roundgate.backends.mcp.held import HeldCalls
 from roundgate.backends.mcp.jobs import JobCalls, job_problems
 from roundgate.backends.mcp.server import CARRIED, INFO, Server, pause_s
 from roundgate.backends.mcp.tasks import ServerTasks
 from roundgate.backends.mcp.tools import LeftOut, UsableTool, usable_tools
-from roundgate.client import HttpxTransport, Limits, ServerInfo, Url
+from roundgate.client import Answers, HttpxTransport, Limits, ServerInfo, Url
+from roundgate.client.connection import Connection
+from roundgate.client.flows import LEGACY
 from roundgate.client.link import Link
 from roundgate.client.stdio import Program, StdioLink
 from roundgate.client.types import Json
@@ -94,6 +97,7 @@ class _Tools:
             other is not None
             and self.definitions == other.definitions
             and self.has_tasks == other.has_tasks
+            and self.info.is_modern == other.info.is_modern
         )
 
 
@@ -134,7 +138,16 @@ class McpBackend:
         of_process = Redactor(self._secrets_of_process)
         self._redact = (of_process if config.command else self._accesses.redactor).of_bytes
         self._lines = _Lines(config.name, self._clock, self._redact)
-        self._server = self._make_server()
+        # each session has a stream of its own and one for its call, and sends answers
+        connections = max(self._limits.max_connections, 3 * config.max_held_calls)
+        self._held_transport = self._transport(replace(self._limits, max_connections=connections))
+        may_ask = config.questions if config.questions is not None else config.url is not None
+        # AWS Lambda freezes a process between two calls, so nothing could hold a stream
+        self._held = self._make_held() if may_ask and not shared.is_cold else None
+        # some servers list less to clients that cannot be asked, so the session of the list declares
+        # everything; calls of clients that cannot be asked have a session that declares nothing
+        self._server = self._make_server(_CAPABILITIES if self._held else {})
+        self._quiet = self._make_server({}) if self._held else self._server
         self._tools: _Tools | None = None
         self._offered: _Tools | None = None
         self._condition = _Condition()
@@ -188,7 +201,7 @@ class McpBackend:
 
     async def _ask_once(self) -> None:
         """Read the list through a connection of its own, which is closed afterwards."""
-        server = self._make_server(is_for_one_look=True)
+        server = self._make_server(_CAPABILITIES if self._held else {}, is_for_one_look=True)
         limit_s = CHECK_S if self._shared.fetches else START_S
         if self._shared.is_cold:
             limit_s = COLD_S
@@ -219,7 +232,16 @@ class McpBackend:
         return _Tools(listing.items, info, usable, left_out, listing.ttl_ms)
 
     def _tool(self, tool: UsableTool, has_tasks: bool) -> Tool:
-        call = ToolCalls(self._config, self._server, tool, self._limits, has_tasks, self._wake)
+        is_older = self._tools is not None and not self._tools.info.is_modern
+        call = ToolCalls(
+            self._config,
+            self._quiet if is_older else self._server,
+            tool,
+            self._limits,
+            has_tasks,
+            self._wake,
+            self._held if is_older else None,
+        )
         schema = tool.definition["inputSchema"]
         return Tool(
             tool.definition,
@@ -289,6 +311,10 @@ class McpBackend:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._held is not None:
+            await self._held.aclose()
+        await self._held_transport.close()
+        await self._quiet.aclose()
         await self._server.aclose()
         await self._accesses.aclose()
 
@@ -375,7 +401,8 @@ class McpBackend:
 
     # -- the parts of a connection -----------------------------------------------------------------
 
-    def _make_server(self, *, is_for_one_look: bool = False) -> Server:
+    def _make_server(self, capabilities: Json, *, is_for_one_look: bool = False) -> Server:
+        """Return a connection; the session of an older server declares `capabilities`."""
         make_link = self._process if self._config.command else self._http
         return Server(
             self._config,
@@ -383,14 +410,45 @@ class McpBackend:
             self._gate,
             self._clock,
             listens=not is_for_one_look,
+            capabilities=capabilities,
         )
 
-    async def _http(self, is_for_one_look: bool) -> Link:
+    def _make_held(self) -> HeldCalls:
+        config = self._config
+        return HeldCalls(
+            config.name,
+            self._asking_connection,
+            lambda error: self._server.backend_error(error),
+            self._clock,
+            most=config.max_held_calls,
+            held_s=config.held_s,
+        )
+
+    async def _asking_connection(self, capabilities: Json) -> Connection:
+        """Return a session, or a process, of its own that declares these capabilities."""
+        if self._config.command:
+            link: Link | StdioLink = await self._process(is_for_one_look=False)
+        else:
+            link = self._link(self._held_transport)
+        return Connection(
+            link,
+            info=INFO,
+            capabilities=capabilities,
+            versions=LEGACY,
+            answers=Answers.of(None),
+            clock=self._clock,
+        )
+
+    def _transport(self, limits: Limits) -> HttpxTransport:
         send = partial(authenticated, access=self._access)
-        transport = HttpxTransport(self._limits, tls=self._certificates.context, send=send)
-        url = Url.parse(str(self._config.url))
+        return HttpxTransport(limits, tls=self._certificates.context, send=send)
+
+    async def _http(self, is_for_one_look: bool) -> Link:
+        return self._link(self._transport(self._limits))
+
+    def _link(self, transport: HttpxTransport) -> Link:
         return Link(
-            url,
+            Url.parse(str(self._config.url)),
             transport,
             info=INFO,
             capabilities=_CAPABILITIES,

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from roundgate.backends.base import Returned, check_request, may_hand_over
 from roundgate.backends.mcp.config import McpBackendConfig
+from roundgate.backends.mcp.held import HeldCalls, is_possible
 from roundgate.backends.mcp.server import CARRIED, Server
 from roundgate.backends.mcp.tasks import view_from_wire
 from roundgate.backends.mcp.tools import UsableTool, own_meta, result_from_wire
@@ -56,24 +57,31 @@ class ToolCalls:
     """Whether the server has the tasks extension, so that calls may become its tasks."""
     on_unknown: Callable[[], None]
     """Called when the server does not know the tool any more."""
+    held: HeldCalls | None = None
+    """Makes the calls of an older server that may ask; `None` if it may not, or is not older."""
 
     async def __call__(self, context: Context, arguments: dict[str, Any]) -> Returned:
         await context.continue_as_task()
         params: Json = {"name": self.tool.name, "arguments": arguments}
         answering: Json = {}
+        asked: Json = {}
         for number in count(1):
             if number > MAX_EXCHANGES:
                 raise UnexpectedAnswer(f"{self.config.name} asks for input without end")
-            kept = await context.step(
-                "call",
-                self._exchange(context, {**params, **answering}),
-                at_most_once=context.task_id is not None and not self.tool.listed.may_be_repeated,
-            )
+            if "held" in asked:
+                kept = await context.step("call", self._answer(context, asked, answering))
+            else:
+                kept = await context.step(
+                    "call",
+                    self._exchange(context, {**params, **answering}),
+                    at_most_once=context.task_id is not None
+                    and not self.tool.listed.may_be_repeated,
+                )
             if "result" in kept:
                 return result_from_wire(kept["result"], self.config.name)
             if "task" in kept:
                 return view_from_wire(kept["task"])
-            answering = await self._answered(context, kept)
+            answering, asked = await self._answered(context, kept), kept
         raise AssertionError("the loop returns or raises")
 
     async def _answered(self, context: Context, kept: Json) -> Json:
@@ -90,15 +98,24 @@ class ToolCalls:
     def _exchange(self, context: Context, params: Json) -> Callable[[], Awaitable[Json]]:
         async def exchange() -> Json:
             relay = _Relay(context, self.config.name)
+            listener = relay.listener(
+                of_arguments(self.tool.listed, params["arguments"]),
+                REQUIRED if self._may_be_task(context) else {},
+            )
+            sent = with_meta(params, context)
+            if (held := self._held_for(context, listener)) is not None:
+                kept = await self.server.limited(
+                    lambda: held.begin(context, sent, listener),
+                    context.deadline,
+                    is_repeatable=self.tool.listed.may_be_repeated,
+                )
+                return self._kept(kept["result"], context) if "result" in kept else kept
             if (level := relay.log_level) is not None:
                 await self._set_log_level(level)
             raw = await self.server.request(
                 "tools/call",
-                with_meta(params, context),
-                relay.listener(
-                    of_arguments(self.tool.listed, params["arguments"]),
-                    REQUIRED if self._may_be_task(context) else {},
-                ),
+                sent,
+                listener,
                 context.deadline,
                 is_repeatable=self.tool.listed.may_be_repeated,
             )
@@ -113,6 +130,23 @@ class ToolCalls:
                 raise
 
         return noting_unknown
+
+    def _held_for(self, context: Context, listener: Listener) -> HeldCalls | None:
+        """Return the part that makes a call during which an older server may ask: the client can
+        answer something, and the answers can reach this process. Otherwise return `None`."""
+        return self.held if listener.capabilities and is_possible(context) else None
+
+    def _answer(
+        self, context: Context, asked: Json, answering: Json
+    ) -> Callable[[], Awaitable[Json]]:
+        async def answer() -> Json:
+            assert self.held is not None
+            notified = _Relay(context, self.config.name).notified
+            answers = answering["inputResponses"]
+            kept = await self.held.answer(context, asked, answers, notified)
+            return self._kept(kept["result"], context) if "result" in kept else kept
+
+        return answer
 
     def _may_be_task(self, context: Context) -> bool:
         """Return whether the server may make a task of the call: a call that the gateway itself
@@ -209,9 +243,10 @@ class _Relay:
         if self.log_level is not None:
             meta[f"{META}logLevel"] = self.log_level
         capabilities = merged([carried_capabilities(self._context), extensions])
-        return Listener(self._notified, refuse, meta or None, headers, capabilities)
+        return Listener(self.notified, refuse, meta or None, headers, capabilities)
 
-    async def _notified(self, method: str, params: Json) -> None:
+    async def notified(self, method: str, params: Json) -> None:
+        """Relay a notification of the server."""
         self._notices += 1
         if self._notices > MAX_NOTICES:
             raise BadAnswer("The server sends notifications without end")

@@ -98,6 +98,19 @@ class McpBackendConfig(RemoteConfig):
         True, description="Whether arguments are checked against the tool's schema before a call."
     )
 
+    questions: bool | None = Field(
+        None,
+        description="Whether a server before 2026-07-28 may ask the user: each caller then has sessions, or processes,"
+        " of its own. Unset: a server with a url may.",
+    )
+    max_held_calls: int = Field(
+        100,
+        description="Calls of such a server that wait for their users at once, in one process; a caller has a fifth.",
+        ge=1,
+    )
+    held_s: float = Field(
+        600, description="Seconds for which such a call waits for answers, in all.", gt=0, le=86_400
+    )
     jobs: dict[str, McpJobConfig] = Field(
         {}, description="Tools that start a job which other tools of the server follow, by name."
     )
