@@ -21,7 +21,7 @@ from roundgate.main import build_app
 from tests.support.asgi import STATE_KEY, client, config_of, stoppable
 from tests.support.asgi import Client as Mcp
 from tests.support.round_robin import RoundRobin
-from tests.support.sdk_servers import OLDER, needs_older, over_http
+from tests.support.sdk_servers import OLDER, needs_older, over_http, over_stdio
 from tests.support.server import Server, running
 from tests.support.task_client import TaskClient, task_settings
 from tests.support.upstreams import names, until
@@ -315,6 +315,31 @@ async def test_calls_beyond_the_limit_are_told_so(tmp_path: Path) -> None:
         assert "max_held_calls" in said(busy)
         assert said(await again(mcp, "greet", asked, ADA)) == "Hello, Ada"
         assert "inputRequests" in (await call(mcp, "greet"))["result"]
+
+
+async def test_a_process_asks_if_it_may(tmp_path: Path) -> None:
+    for questions in (True, False):
+        up = over_stdio(OLDER, tmp_path, questions=questions)
+        up.entry["timeout_s"] = 10
+        async with (
+            replica(tmp_path, up.entry) as a,
+            replica(tmp_path, up.entry) as b,
+            client(a) as one,
+            client(b) as two,
+        ):
+            asked = await call(one, "greet")
+            if not questions:
+                assert asked["result"]["isError"] is True
+                continue
+            assert said(await again(two, "greet", asked, ADA)) == "Hello, Ada"
+            asked = await call(one, "both")
+            assert said(await again(two, "both", asked, ADA, BOB)) == "Ada and Bob"
+            asked = await call(one, "motto")
+            assert said(await again(one, "motto", asked, SAMPLE)) == "sampled: Carpe"
+            asked = await call(one, "where")
+            roots = {"roots": [{"uri": "file:///home/ada"}]}
+            assert said(await again(one, "where", asked, roots)) == "file:///home/ada"
+            assert said(await call(one, "plain")) == "done"
 
 
 async def test_questions_can_be_turned_off(tmp_path: Path) -> None:
