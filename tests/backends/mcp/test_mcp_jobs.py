@@ -224,6 +224,34 @@ async def test_a_poll_that_cannot_succeed_ends_the_task_and_cancels(
         await until([{"id": "job-9"}], stops)
 
 
+async def test_a_job_that_starts_while_its_task_is_cancelled_is_cancelled(tmp_path: Path) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    stopped: list[Any] = []
+
+    async def call(asked: Asked) -> Any:
+        if asked.params["name"] == "stop":
+            stopped.append(asked.params["arguments"])
+        elif asked.params["name"] == "go":
+            begun.set()
+            await go_on.wait()
+        return result(asked, text("job-9"))
+
+    cancel = {"tool": "stop", "arguments": {"id": "{id}"}}
+    async with (
+        scripted(Upstream(call, TOOLS)) as up,
+        gateway(tmp_path, entry(up.url, cancel=cancel)) as ann,
+    ):
+        task_id = await ann.begin("up__go")
+        await begun.wait()
+        await ann.cancel(task_id)
+        go_on.set()
+
+        async def ids() -> list[Any]:
+            return stopped
+
+        await until([{"id": "job-9"}], ids)
+
+
 async def test_a_start_without_an_answer_is_not_repeated(tmp_path: Path) -> None:
     async with (
         scripted(Upstream(Worded("done", start=lambda asked: None), TOOLS)) as up,
