@@ -137,7 +137,7 @@ def _attaching(decorator: str, options: Mapping[str, Any], uri: str = "") -> Cal
     names = list(OPTIONS[decorator].__annotations__)
     if unknown := sorted(options.keys() - set(names)):
         near = get_close_matches(unknown[0], names, 1)
-        meant = f": is {near[0]} meant?" if near else ""
+        meant = f": did you mean {near[0]}?" if near else ""
         raise TypeError(
             f"{decorator}() got an unexpected keyword argument {unknown[0]!r}{meant}"
             f" (@{decorator} takes {', '.join(names)})"

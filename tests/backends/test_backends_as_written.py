@@ -57,21 +57,21 @@ WRITTEN: list[tuple[dict[str, Any], str, str, str]] = [
     (
         {"credential": {"bearer": "$TOKEN"}},
         "credential.bearer",
-        "would be sent as it stands; write ${TOKEN}",
+        "would be sent unchanged; write ${TOKEN}",
         "",
     ),
-    ({"credential": {"basic": "$USER"}}, "credential.basic", "would be sent as it stands", ""),
+    ({"credential": {"basic": "$USER"}}, "credential.basic", "would be sent unchanged", ""),
     (
         {"headers": {"X-Key": "$KEY"}},
         "headers.X-Key",
-        "would be sent as it stands; write ${KEY}",
+        "would be sent unchanged; write ${KEY}",
         "",
     ),
-    ({"credential": {"bearer": "Bearer abc"}}, "credential.bearer", "is the token alone", ""),
+    ({"credential": {"bearer": "Bearer abc"}}, "credential.bearer", "must be the token alone", ""),
     (
         {"credentials": {"Api": {"bearer": "k"}}},
         "credentials.Api",
-        "is no security scheme",
+        "is not a security scheme",
         "there are Key",
     ),
 ]
@@ -105,8 +105,8 @@ def test_what_may_be_meant_is_taken(tmp_path: Path, settings: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("tool", "message"),
     [
-        ({"path": "/orders/:id", "arguments": {"id": {"required": True}}}, "':id' is no variable; write {id}"),
-        ({"path": "/o", "arguments": {"id": {}}, "query": {"q": "{id}"}}, "and {id} would be sent as it stands"),
+        ({"path": "/orders/:id", "arguments": {"id": {"required": True}}}, "':id' is not a variable; write {id}"),
+        ({"path": "/o", "arguments": {"id": {}}, "query": {"q": "{id}"}}, "and {id} would be sent unchanged"),
         ({"path": "/orders/{id}", "headers": {"X-Id": "{id}"}}, "header 'X-Id' is fixed, and {id} would be sent"),
     ],
 )  # fmt: skip

@@ -195,7 +195,7 @@ async def test_a_caller_has_so_many_kept_and_the_oldest_is_gone(tmp_path: Path) 
         for cursor in cursors[:-3]:
             found = await mcp.call("read_more", {"cursor": cursor})
             assert found["isError"]
-            assert "newer long ones took its place" in found["content"][0]["text"]
+            assert "Newer long results have replaced this result" in found["content"][0]["text"]
     with closing(sqlite3.connect(tmp_path / "gateway.sqlite3")) as db:
         rows = db.execute("select count(*) from sessions where key like 'texts.%.%'").fetchone()
     assert rows == (3,)

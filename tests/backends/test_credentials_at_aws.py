@@ -172,7 +172,7 @@ async def test_a_secret_is_read_again_when_it_is_old_and_the_one_before_serves_m
         ("${ssm:/not/there}", "/not/there is not in the Parameter Store"),
         ("${secret:NAME#member}", "secret:NAME is not a JSON object"),
         ("${ssm:OBJECT#member}", "ssm:OBJECT has no text at 'member'"),
-        ("${secret:LINES}", "secret:LINES goes into an HTTP header"),
+        ("${secret:LINES}", "secret:LINES is sent in an HTTP header"),
         ("${file:not/there}", "not/there: No such file or directory"),
     ],
 )
@@ -384,7 +384,7 @@ def test_a_process_without_credentials_of_aws_is_told_where_they_come_from(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     aws._session.cache_clear()
     message, remedy = problem_of(tmp_path, "app/key")
-    assert message == "app/key of AWS Secrets Manager needs credentials of AWS, and there are none"
+    assert message == "app/key of AWS Secrets Manager needs AWS credentials, and there are none"
     assert "AWS_ACCESS_KEY_ID" in remedy
 
 
@@ -405,7 +405,7 @@ def test_a_secrets_manager_that_is_not_reached_is_tried_again(
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     message, remedy = problem_of(tmp_path, "app/key")
     assert message.startswith("app/key")
-    assert "it is tried again" in remedy
+    assert "the gateway tries again" in remedy
 
 
 def test_a_secret_of_bytes_or_one_that_is_being_deleted_cannot_be_read(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ async def test_an_argument_that_allows_slashes_is_several_segments_but_never_cli
 async def test_a_header_cannot_be_smuggled_in_through_an_argument() -> None:
     tool = {"arguments": {"h": {"in": "header", "as": "X-H"}, "q": {"in": "query"}}}
     async with service() as told, gateway_to(told.url, tool) as gate:
-        assert "may only have visible ASCII" in await gate.text("tool", {"h": "a\r\nX-Evil: 1"})
+        assert "may contain only visible ASCII" in await gate.text("tool", {"h": "a\r\nX-Evil: 1"})
         await gate.call("tool", {"q": "a\r\nX-Evil: 1", "h": "X-Evil: 1"})
     assert told.header("X-Evil") == []
     assert told.request_lines == ["GET /?q=a%0D%0AX-Evil%3A%201 HTTP/1.1"]
@@ -637,11 +637,11 @@ def packed(layers: int, size: int = 4_000_000) -> bytes:
 @pytest.mark.parametrize(
     ("body", "encoding", "told_so"),
     [
-        (packed(2, 60_000_000), "gzip, gzip", "an encoding that was not asked for: 'gzip, gzip'"),
+        (packed(2, 60_000_000), "gzip, gzip", "an encoding that was not requested: 'gzip, gzip'"),
         (packed(1, 60_000_000), "gzip", "answered more than 1000 bytes"),
-        (b"x", "br", "an encoding that was not asked for: 'br'"),
-        (b"not gzip", "gzip", "an encoding that was not asked for: 'gzip'"),
-        (packed(1, 500)[:-9], "gzip", "an encoding that was not asked for: 'gzip'"),
+        (b"x", "br", "an encoding that was not requested: 'br'"),
+        (b"not gzip", "gzip", "an encoding that was not requested: 'gzip'"),
+        (packed(1, 500)[:-9], "gzip", "an encoding that was not requested: 'gzip'"),
         (packed(1, 500) + b"x" * 4000, "gzip", "answered more than 1000 bytes"),
     ],
     ids=["two layers", "one layer", "unknown", "a lie", "half of it", "more behind it"],

@@ -261,8 +261,8 @@ def sent_to(url: str) -> bytes:
 
 
 UNUSABLE: dict[str, tuple[tuple[bytes, ...], str]] = {
-    "a start without an id": ((answer(b"{}"),), "did not say where to follow it"),
-    "a start that is no JSON": ((answer(b"started", content_type="text/plain"),), "did not say where to follow it"),
+    "a start without an id": ((answer(b"{}"),), "answer lacks the job's variables"),
+    "a start that is no JSON": ((answer(b"started", content_type="text/plain"),), "answer lacks the job's variables"),
     "a start that is refused": ((answer(b"{}", "409 Conflict"),), "The service answered 409 Conflict to starting"),
     "a poll without a status": ((STARTED, answer(b'{"state":"done"}')), "has nothing at /status"),
     "a poll that is no JSON": ((STARTED, answer(b"done")), "not JSON"),
@@ -760,11 +760,11 @@ backends:
         ),
         (
             "arguments: {p: {}}, job: {poll: '/{p}/{id}', succeeded: [ok]}",
-            "needs the argument p, which a call may lack",
+            "needs the argument p, which a call may omit",
         ),
         (
             "job: {poll: '/jobs/{id}', succeeded: [ok]}, interactive: true",
-            "interactive and job are two ways",
+            "interactive and job exclude each other",
         ),
         (
             "job: {poll: '/jobs/{id}', succeeded: [ok], cancel: {path: '/x/{y}'}}",
@@ -772,7 +772,7 @@ backends:
         ),
         (
             "arguments: {p: {}}, job: {poll: '/{id}', succeeded: [ok], cancel: {path: '/{p}'}}",
-            "needs the argument p, which a call may lack",
+            "needs the argument p, which a call may omit",
         ),
         (
             "job: {poll: '/{id}', succeeded: [ok], cancel: {path: '/x', body: {a: ['{y}']}}}",
@@ -780,7 +780,7 @@ backends:
         ),
         (
             "job: {poll: '/{id}', succeeded: [ok], cancel: {path: '/x', body: {}, form: {}}}",
-            "body and form are two bodies; choose one",
+            "body and form exclude each other; choose one",
         ),
         (
             "job: {poll: '/{id}', succeeded: [ok], cancel: {path: x}}",

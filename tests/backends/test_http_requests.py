@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from roundgate.backends.http.backend import endpoint_of
+from roundgate.backends.http.backend import make_endpoint
 from roundgate.backends.http.config import HttpToolConfig
 from roundgate.backends.http.endpoint import Endpoint
 from roundgate.backends.http.messages import Answer, Outgoing
@@ -19,7 +19,7 @@ from roundgate.errors import BackendError, ToolError
 
 
 def declared(**config: Any) -> Endpoint:
-    return endpoint_of(
+    return make_endpoint(
         HttpToolConfig.model_validate({"name": "t", "description": "d", "path": "/", **config})
     )
 
@@ -228,7 +228,8 @@ HEADER: dict[str, Any] = {"arguments": {"a": {"in": "header"}}}
 )
 def test_a_header_value_that_could_end_the_header_is_refused(value: str) -> None:
     with pytest.raises(
-        ToolError, match=r"arguments\.a: goes into an HTTP header and may only have visible ASCII"
+        ToolError,
+        match=r"arguments\.a: is sent in an HTTP header and may contain only visible ASCII",
     ):
         sent({"a": value}, **HEADER)
 

@@ -75,7 +75,7 @@ async def test_a_name_that_the_certificate_does_not_have_is_refused(authority: A
     elsewhere = serving(authority, address="127.0.0.9")
     async with service(tls=elsewhere) as told, gateway_to(told.url, {}, tls=tls) as gate:
         text = await gate.text("tool")
-    assert text.endswith("its certificate is not believed: IP address mismatch)")
+    assert text.endswith("its certificate is not trusted: IP address mismatch)")
     assert told.requests == []
 
 
@@ -89,9 +89,9 @@ async def test_what_cannot_be_used_is_a_problem_at_its_place_before_anything_is_
     bad: dict[str, tuple[dict[str, str], str]] = {
         "ca": ({"ca": "not-there.pem"}, "not-there.pem: No such file"),
         "ca ": ({"ca": str(tmp_path / "empty")}, "has no certificate"),
-        "cert": ({"cert": str(cert), "key": str(wrong)}, "is not the certificate of the key"),
-        "cert ": ({"cert": str(cert), "key": str(locked)}, "or encrypted"),
-        "cert  ": ({"cert": str(key)}, "is not the certificate"),
+        "cert": ({"cert": str(cert), "key": str(wrong)}, "does not match the key"),
+        "cert ": ({"cert": str(cert), "key": str(locked)}, "is encrypted"),
+        "cert  ": ({"cert": str(key)}, "does not match the key"),
         "key": ({"cert": str(cert), "key": "s3cret\nof many lines"}, "it: "),
     }
     for place, (tls, told_so) in bad.items():

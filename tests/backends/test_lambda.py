@@ -37,10 +37,10 @@ ANY = {"type": "object", "properties": {}}
 SENTENCES = {
     "404 Not Found ResourceNotFoundException": "AWS Lambda refuses the function desk: it does not exist",
     "403 Forbidden AccessDeniedException": "the gateway may not use it. Its role needs",
-    "403 Forbidden UnrecognizedClientException": "The gateway has no AWS credentials that hold",
-    "413 Too_Large RequestTooLargeException": "takes no payload of this size",
-    "413 Too_Large RequestEntityTooLargeException": "takes no payload of this size",
-    "400 Bad RecursiveInvocationException": "has found a loop",
+    "403 Forbidden UnrecognizedClientException": "The gateway has no valid AWS credentials",
+    "413 Too_Large RequestTooLargeException": "payload is too large",
+    "413 Too_Large RequestEntityTooLargeException": "payload is too large",
+    "400 Bad RecursiveInvocationException": "detected a loop",
     "400 Bad SomethingNewException": "it was refused with SomethingNewException",
     "500 Error ServiceException": "it may have run",
 }
@@ -140,7 +140,7 @@ async def test_an_answer_that_does_not_come_is_given_up_in_time(
         async with gateway_with(tmp_path, entry({"input_schema": ANY, "timeout_s": 0.3})) as mcp:
             text = error_of(await mcp.call("tool"))
     assert text.startswith(
-        "The function desk did not answer within 0.3 s, and may still be at work"
+        "The function desk did not answer within 0.3 s, and may still be running"
     )
 
 
@@ -254,16 +254,16 @@ async def test_secrets_that_are_sent_do_not_come_back(
     ("payload", "shown"),
     [
         (b'{"errorMessage": "a\\n b\\u001b[31m", "stackTrace": ["secret"]}', "a b[31m"),
-        (b'{"errorType": 7}', "it did not say why"),
-        (b"[]", "it did not say why"),
-        (b"not JSON", "it did not say why"),
+        (b'{"errorType": 7}', "it gave no reason"),
+        (b"[]", "it gave no reason"),
+        (b"not JSON", "it gave no reason"),
         (b'{"errorType": "E", "errorMessage": "%b"}' % (b"x" * 9_999), "x" * 500 + "…"),
     ],
 )
 def test_what_a_function_says_of_its_failure_is_one_line_whatever_it_is(
     payload: bytes, shown: str
 ) -> None:
-    text = str(messages.failure_of(payload, target("desk", None, None)))
+    text = str(messages.failure_from_payload(payload, target("desk", None, None)))
     assert text.endswith(shown)
     assert "secret" not in text
     assert "\n" not in text
@@ -294,7 +294,7 @@ def test_what_a_function_says_of_its_failure_is_one_line_whatever_it_is(
     ],
 )
 def test_an_answer_is_what_it_is(payload: bytes, status: int, media_type: str, body: bytes) -> None:
-    read = messages.answer_of(payload)
+    read = messages.answer_from_payload(payload)
     assert (read.status, read.media_type, read.body) == (status, media_type, body)
 
 
@@ -302,7 +302,7 @@ async def test_bytes_that_are_no_base64_and_json_that_is_none_are_errors(
     patch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _, result = await called(patch, tmp_path, said({"isBase64Encoded": True, "body": "!"}))
-    assert error_of(result) == "The function says that its answer is base64, and it is not"
+    assert error_of(result) == "The function marked its answer as base64, but it is not"
     _, result = await called(patch, tmp_path, answer(b'{"n": NaN}'))
     assert "not JSON" in error_of(result)
 
@@ -335,7 +335,9 @@ async def test_an_event_of_an_http_api_has_the_arguments_where_the_path_says(
 
 def test_a_payload_that_aws_would_not_take_is_not_sent() -> None:
     assert len(encode_payload("x" * (MAX_EVENT_BYTES - 2), is_event=True)) == MAX_EVENT_BYTES
-    with pytest.raises(ToolError, match="AWS Lambda takes 1048576 at most, so it was not invoked"):
+    with pytest.raises(
+        ToolError, match="AWS Lambda accepts 1048576 at most, so it was not invoked"
+    ):
         encode_payload("x" * MAX_EVENT_BYTES, is_event=True)
     with pytest.raises(ToolError, match="6291456"):
         encode_payload("ä" * 3_200_000, is_event=False)
@@ -355,7 +357,7 @@ def test_who_calls_is_told_whole_or_not_at_all_and_the_trace_goes_first() -> Non
     with pytest.raises(ToolError, match="client_context: false"):
         messages.encoded(facts("t", Principal("i" * 1_024, "ä" * 1_024), "k", 1, {}))
     for odd in (Principal("i", "ann\ud800"), Principal("i", "ann", "\ud800")):
-        with pytest.raises(ToolError, match="that is no text"):
+        with pytest.raises(ToolError, match="not valid Unicode"):
             facts("t", odd, "k", 1, {})
 
 
@@ -541,7 +543,7 @@ async def test_a_job_is_looked_at_again_when_the_function_cannot_tell_just_now(
         ),
         (
             [said({"id": 7}), said({"statusCode": 200, "body": "soon"})],
-            "told of the job in something that is not JSON",
+            "sent a status of the job that is not JSON",
         ),
     ],
 )
@@ -608,15 +610,18 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a name that is none": ({"function": "desk/../pay"}, "pattern"),
 }
 OF_TOOLS: dict[str, tuple[dict[str, Any], str]] = {
-    "two ways": ({"interactive": True, "durable": {}}, "interactive and durable are ways to go on"),
+    "two ways": (
+        {"interactive": True, "durable": {}},
+        "interactive and durable exclude each other",
+    ),
     "a result of nothing": ({"asynchronous": True, "result": "/a"}, "asynchronous has no result"),
     "http with a payload": (
         {"http": {"method": "GET", "path": "/"}, "payload": {"fixed": {"a": 1}}},
-        "without payload",
+        "http excludes payload",
     ),
     "one name for two": (
         {"payload": {"arguments_in": "a", "fixed": {"a": 1}}},
-        "two things would be under one name",
+        "two members would have the same name",
     ),
 }
 
@@ -688,7 +693,7 @@ def test_a_cold_start_invokes_nothing(
 
     backend = {**entry(describe=True)}
     file = config_of({"backends": [backend]}, tmp_path)
-    with pytest.raises(ConfigError, match="a cold start invokes nothing") as raised:
+    with pytest.raises(ConfigError, match="a cold start does not invoke functions") as raised:
         loading.load(file, is_cold=True)
     assert "roundgate compile" in raised.value.problems[0].remedy
 
@@ -729,9 +734,9 @@ def test_an_index_is_of_one_function_and_what_is_declared_comes_first(
         "tool": "A tool.",
         "b": "From it.",
     }
-    assert ["another one has the same name" in str(one) for one in served.left_out] == [True]
+    assert ["another tool has the same name" in str(one) for one in served.left_out] == [True]
     other = config_of({"backends": [{**backend, "function": "other"}]}, tmp_path)
-    with pytest.raises(ConfigError, match="is no index of other"):
+    with pytest.raises(ConfigError, match="is not an index of other"):
         loading.load(other, is_cold=True)
 
 

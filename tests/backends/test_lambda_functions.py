@@ -107,7 +107,7 @@ async def test_a_function_that_runs_out_of_its_time_says_so(served: Served, tmp_
     async with gateway_with(tmp_path, backend) as mcp:
         late = await mcp.call("tool", {"seconds": 6})
         assert late["isError"]
-        assert "The function slow ran out of its own time" in late["content"][0]["text"]
+        assert "The function slow reached its own timeout" in late["content"][0]["text"]
         assert await mcp.text("tool", {"seconds": 0}) == "awake"
 
 
@@ -126,7 +126,7 @@ async def test_what_is_throttled_waits_for_its_turn_while_there_is_time_and_else
         hasty = await mcp.call("hasty", {"seconds": 0})
         assert hasty["isError"]
         assert hasty["content"][0]["text"] == (
-            "The function narrow is throttled: as many of its invocations run as may; nothing was done."
+            "The function narrow is throttled: its concurrency limit is reached; nothing was done."
             " Try again in 1 s"
         )
         assert await first == await patient == "awake"
@@ -142,8 +142,8 @@ async def test_a_large_answer_arrives_and_one_that_is_too_large_is_an_error_that
     assert over["isError"]
     assert over["content"][0]["text"] == (
         "The function desk answered more than AWS Lambda returns, and may have done its work: Response payload"
-        " size exceeded maximum allowed payload size (6291556 bytes). Ask for less, or have it answer with a"
-        " reference to where the data is"
+        " size exceeded maximum allowed payload size (6291556 bytes). Ask for less, or make the function return a"
+        " reference to the data"
     )
 
 
@@ -173,8 +173,8 @@ async def test_a_payload_of_as_much_as_aws_lambda_takes_arrives_whole_and_with_a
         taken = await mcp.call("tool", {"text": "x" * most})
     assert over["isError"]
     assert over["content"][0]["text"] == (
-        f"The payload for the function has {limit + 1} bytes, and AWS Lambda takes {limit} at most, so it was"
-        " not invoked. Give it less at once, or a reference to where the data is"
+        f"The payload for the function has {limit + 1} bytes, and AWS Lambda accepts {limit} at most, so it was"
+        " not invoked. Send less at once, or a reference to the data"
     )
     assert "isError" not in taken
     if asynchronous:
@@ -203,7 +203,7 @@ async def test_an_asynchronous_call_is_accepted_and_done_later(
     async with gateway_with(tmp_path, backend) as mcp:
         result = await mcp.call("tool")
         assert result["structuredContent"]["accepted"] is True
-        assert result["content"][0]["text"].startswith("Accepted: AWS Lambda has taken the call")
+        assert result["content"][0]["text"].startswith("Accepted: AWS Lambda has queued the call")
         async with asyncio.timeout(30):
             while served.done("async") != ["looked"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
@@ -219,7 +219,7 @@ async def test_a_function_tells_its_tools_and_what_of_them_is_left_out(
     (tmp_path / "gateway.yaml").write_text(json.dumps({"backends": [backend]}))
     assert await asyncio.to_thread(main, ["compile", str(tmp_path / "gateway.yaml")]) == 0
     told = capsys.readouterr().out
-    assert "tool 3 ('broken') that the function told of: inputSchema: Field required" in told
+    assert "tool 3 ('broken') that the function described: inputSchema: Field required" in told
     assert "desk: 3 tools, 1 left out" in told
     before = served.desk.counts["Invocations"]
     async with gateway_with(tmp_path, backend) as mcp:

@@ -117,7 +117,7 @@ def test_an_installed_package_gives_it_a_name(folder: Path, tmp_path: Path) -> N
     assert "notes__read" in done.out
     file.write_text("backends: [{kind: nots, name: notes}]")
     done = roundgate("check", file, directory=folder, PYTHONPATH=str(installed))
-    assert "is notes meant?" in done.out + done.err
+    assert "did you mean notes?" in done.out + done.err
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_broken_one_is_a_problem_at_its_line(
         load(written(folder, entry=NOTES.replace("notes:Notes", kind)))
     (problem,) = caught.value.problems
     assert (problem.path, problem.line) == ("backends[0].kind", 3)
-    assert problem.message.startswith(f"{kind} is no kind of back end: ")
+    assert problem.message.startswith(f"{kind} is not a kind of back end: ")
     assert said in problem.message
     assert "module:Class" in problem.remedy
 
@@ -190,7 +190,7 @@ def test_its_settings_are_checked_as_any_other(folder: Path) -> None:
         "Field required",
         "Extra inputs are not permitted",
     ]
-    assert "is folder meant?" in caught.value.problems[1].remedy
+    assert "did you mean folder?" in caught.value.problems[1].remedy
 
 
 async def test_a_changed_one_is_served_after_a_reload(folder: Path) -> None:

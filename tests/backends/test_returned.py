@@ -220,7 +220,7 @@ def test_the_content_of_an_explicit_result_may_be_one_text_or_block(content: Any
     [
         (ToolResult(["x", 5]), "has int in its content"),  # type: ignore[list-item]
         (ToolResult([{"type": "text", "text": "x"}]), "has dict in its content"),  # type: ignore[list-item]
-        (ToolResult(["x"], meta={"a": object()}), "has no JSON"),
+        (ToolResult(["x"], meta={"a": object()}), "cannot be written as JSON"),
         (ToolResult([ImageContent("aGk=", "image/png")]), "with data that is str, not bytes"),
         (AudioContent("aGk=", "audio/wav"), "with data that is str, not bytes"),
     ],
@@ -258,7 +258,7 @@ NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
             ToolResult,
             NUMBER,
             ToolResult(["text"]),
-            "has no structured content, which the output schema promises",
+            "has no structured content, which the output schema requires",
         ),
         (int, None, "x", 'result: "x" is not of type "integer"'),
         (float, None, float("nan"), "result: "),
@@ -310,7 +310,7 @@ def test_an_unusable_output_schema_is_refused(schema: dict[str, Any]) -> None:
     "value", [object(), b"\xff", {"a": object()}, [lambda: None], {(1, 2): [object()]}]
 )
 def test_what_has_no_json_is_an_error_that_says_why(value: Any) -> None:
-    with pytest.raises(UnusableReturn, match=r"has no JSON: \S+"):
+    with pytest.raises(UnusableReturn, match=r"cannot be written as JSON: \S+"):
         wire(Any, value)
 
 

@@ -108,7 +108,7 @@ async def test_a_name_that_is_gone_is_refused_even_where_anything_goes(name: str
 
     app = gateway(loose, backend={"override": {"loose": {"arguments": ARGUMENTS}}})
     async with app.router.lifespan_context(app), client(app) as one:
-        assert f"there are no {name}" in await one.text("loose", {"what": "tea", name: "mine"})
+        assert f"unknown arguments {name}" in await one.text("loose", {"what": "tea", name: "mine"})
         assert (await one.call("loose", {"more": 1}))["structuredContent"] == {
             "more": 1,
             "amount": 3,
@@ -130,12 +130,15 @@ async def test_two_arguments_may_change_names() -> None:
     [
         (
             {"arguments": {"gone": {}}},
-            "there are no arguments gone; there are item, amount, note, dry",
+            "there are no arguments gone; the arguments are item, amount, note, dry",
         ),
         ({"arguments": {"amount": {"fixed": "x"}}}, "is not of type"),
-        ({"arguments": {"item": {"hidden": True}}}, "give a fixed value or a default with hidden"),
+        (
+            {"arguments": {"item": {"hidden": True}}},
+            "if hidden, give it a fixed value or a default",
+        ),
         ({"arguments": {"item": {"name": "note"}}}, "two arguments would be called 'note'"),
-        ({"result": "a["}, "is no JMESPath expression"),
+        ({"result": "a["}, "is not a JMESPath expression"),
         ({"ask_for": ["gone"]}, "ask_for names gone"),
     ],
 )
@@ -151,7 +154,7 @@ def test_an_override_that_does_not_fit_is_a_problem_with_its_place(
 
 
 def test_an_override_of_no_tool_is_a_problem() -> None:
-    with pytest.raises(ConfigError, match="is no tool's name"):
+    with pytest.raises(ConfigError, match="is not the name of a tool"):
         loading.load(config_file(order, backend={"override": {"gone": {}}}))
     with pytest.raises(ConfigError, match="include and exclude leave out"):
         loading.load(

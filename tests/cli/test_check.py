@@ -78,8 +78,8 @@ def test_what_is_served_is_listed_with_the_first_line_of_each_description(gatewa
         "resource templates (1)",
         "  notes://{owner}/x  of",
         "remarks (1)",
-        f"{gateway.parent / 'desk.py'}:12: bare(): has no description, and models choose by it",
-        "    → write a docstring: what it does, and when to use it",
+        f"{gateway.parent / 'desk.py'}:12: bare(): has no description, by which models choose tools",
+        "    → write a docstring with its purpose and when to use it",
         "gateway.yaml: no problems",
     ]
 

@@ -160,7 +160,7 @@ def good(tmp_path: Path) -> Path:
 def test_what_only_serve_would_miss_is_missed_and_can_be_left_out(good: Path) -> None:
     (good / "gateway.yaml").write_text(JWT + GOOD)
     ran = roundgate("check", directory=good, GATEWAY_PUBLIC_URL="")
-    assert (ran.status, "GATEWAY_PUBLIC_URL: is needed with auth" in ran.err) == (1, True)
+    assert (ran.status, "GATEWAY_PUBLIC_URL: is required with auth" in ran.err) == (1, True)
     assert roundgate("check", "--file-only", directory=good, GATEWAY_PUBLIC_URL="").status == 0
 
 

@@ -27,7 +27,7 @@ def test_a_page_that_is_not_there_is_named_with_one_that_is_meant(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["docs", "configuraton"]) == 2
-    assert "is configuration meant?" in capsys.readouterr().err
+    assert "did you mean configuration?" in capsys.readouterr().err
     assert main(["docs", "../pyproject"]) == 2
     assert "`roundgate docs` lists them" in capsys.readouterr().err
 

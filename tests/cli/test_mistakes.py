@@ -54,7 +54,7 @@ def check(
 
 
 WRONG = {
-    "misspelt argument": (function("def f()", "@tool(readonly=True)"), "is read_only meant?"),
+    "misspelt argument": (function("def f()", "@tool(readonly=True)"), "did you mean read_only?"),
     "unknown argument": (function("def f()", "@tool(xyz=True)"), "@tool takes name, title, "),
     "name in front": (function("def f()", '@tool("my_name")'), "write name='my_name'"),
     "prompt's name in front": (function("def f()", '@prompt("p")'), "write name='p'"),
@@ -70,9 +70,9 @@ WRONG = {
     ),
     "decorator without wraps": (
         function("def f()", "@tool\n@d", "def d(g):\n    return lambda *a, **k: g(*a, **k)\n"),
-        "needs functools.wraps",
+        "functools.wraps",
     ),
-    "context without a type": (function("async def f(ctx)"), "annotated so: ctx: Context"),
+    "context without a type": (function("async def f(ctx)"), "annotated as ctx: Context"),
     "context that may be left out": (
         function("async def f(ctx: Context | None = None)"),
         None,
@@ -82,7 +82,7 @@ WRONG = {
     "local class and future annotations": (
         f"from __future__ import annotations\n{HEAD}def make():\n    class A: ...\n"
         "    @tool\n    def f(a: A): ...\n    return f\nf = make()\n",
-        "at the top of the module, neither in a function",
+        "at the top of the module, not in a function",
     ),
     "import for type checkers alone": (
         "from __future__ import annotations\n"
@@ -90,7 +90,7 @@ WRONG = {
             "def f(a: Decimal)",
             more="import typing\nif typing.TYPE_CHECKING:\n    from decimal import Decimal\n",
         ),
-        "nor below TYPE_CHECKING",
+        "not below TYPE_CHECKING",
     ),
     "class without a schema": (
         function("def f(a: A)", more="class A: ...\n"),
@@ -107,7 +107,7 @@ WRONG = {
     "relative import": (f"from .other import x\n{FINE}", "by their names (import other)"),
     "circular import": (f"import other\n{FINE}", "cannot import name 'f'"),
     "module that is not installed": (f"import pandaz\n{FINE}", "install it and add it to your"),
-    "misspelt import": ("from roundgate import Tool\n", "is tool meant?"),
+    "misspelt import": ("from roundgate import Tool\n", "did you mean tool?"),
     "script": (f"{FINE}import sys\nsys.exit(0)\n", 'below `if __name__ == "__main__":`'),
     "tabs and blanks": (f"{FINE}def g():\n\tx = 1\n        y = 2\n", "TabError"),
     "line ends of Windows": (FINE.replace("\n", "\r\n"), None),
@@ -126,10 +126,10 @@ def test_a_mistake_in_tools_is_told_with_what_to_write(check: Check, name: str) 
 
 
 ODD = {
-    "nothing is decorated": ("def f(): ...\n", "has nothing that is served"),
+    "nothing is decorated": ("def f(): ...\n", "has no tools, prompts or resources"),
     "own decorator outside": (
         function("def f(a: int)", "@d\n@tool", "def d(g):\n    return lambda: g()\n"),
-        "has nothing that is served",
+        "has no tools, prompts or resources",
     ),
     "method": (
         f"{HEAD}class A:\n    @tool\n    def f(self) -> int:\n        '''D.'''\n",
@@ -197,7 +197,7 @@ ODD_FILES = {
     "path variable with a misspelt argument": (
         FINE,
         HTTP.replace("/x", "/orders/{id}") + "        arguments: {idd: {in: query}}\n",
-        "is 'idd' meant?",
+        "did you mean 'idd'?",
     ),
 }
 
@@ -277,11 +277,11 @@ FILES = {
     "store": (f"{PYTHON}store: sqlite:///x\n", "set GATEWAY_STORE"),
     "file of a client": ("mcpServers: {x: {command: npx}}\n", "a gateway has `backends`"),
     "unit": (f"{PYTHON}limits: {{call_timeout_s: 5m}}\n", "write 300: it is a number of seconds"),
-    "unit left out": (f"{PYTHON}tasks: {{ttl: 5}}\n", "is ttl_s meant?"),
-    "camel case": (HTTP.replace("base_url", "baseUrl"), "is base_url meant?"),
-    "singular": (PYTHON.replace("backends", "backend"), "is backends meant?"),
-    "misspelt in a tool": (HTTP.replace("description", "descripton"), "is description meant?"),
-    "kind in capitals": (PYTHON.replace("python", "Python"), "is python meant?"),
+    "unit left out": (f"{PYTHON}tasks: {{ttl: 5}}\n", "did you mean ttl_s?"),
+    "camel case": (HTTP.replace("base_url", "baseUrl"), "did you mean base_url?"),
+    "singular": (PYTHON.replace("backends", "backend"), "did you mean backends?"),
+    "misspelt in a tool": (HTTP.replace("description", "descripton"), "did you mean description?"),
+    "kind in capitals": (PYTHON.replace("python", "Python"), "did you mean python?"),
     "mapping for a list": (
         "backends: {t: {kind: python, path: tools.py}}\n",
         "begins with a hyphen",

@@ -196,7 +196,7 @@ def test_no_problem_shows_what_a_secret_holds(files: Files, path: str) -> None:
     ]
     for problem in found:
         assert "s3cret" not in str(problem)
-        assert "goes into an HTTP header" in problem.message
+        assert "is sent in an HTTP header" in problem.message
 
 
 EVERYTHING_WRONG = """\
@@ -263,8 +263,8 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_line(files: Files) ->
         ("servr", "Extra inputs are not permitted", "remove it, or correct its spelling"),
         (
             "backends[0]",
-            "there is no kind 'pyhton'; there are 'python', 'http', 'openapi'",
-            "use one of the kinds named",
+            "there is no kind 'pyhton'; the kinds are 'python', 'http', 'openapi'",
+            "use one of these kinds",
         ),
         ("backends[1]", "has no kind", "add kind: python or kind: http or kind: openapi"),
         ("backends[3].tools[0].description", "Field required", "add it"),
@@ -341,7 +341,7 @@ def test_a_python_back_end_is_refused_with_a_reason(files: Files, entry: str, me
         ({"credential": {"bearer": "a", "value": "b"}}, "Extra inputs are not permitted"),
         ({"credential": {"header": "a b", "value": "c"}}, "String should match pattern"),
         ({"headers": {"a b": "c"}}, "String should match pattern"),
-        ({"headers": {"a": "é"}}, "goes into an HTTP header"),
+        ({"headers": {"a": "é"}}, "is sent in an HTTP header"),
         ({"timeout_s": 0}, "greater than 0"),
         ({"tools": []}, "at least 1 item"),
     ],

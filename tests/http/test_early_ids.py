@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.http.bodies import MAX_BYTES, id_of
+from roundgate.http.bodies import MAX_BYTES, id_from_body
 from tests.support import wire
 from tests.support.asgi import Client
 
@@ -100,4 +100,4 @@ async def test_pages_may_end_a_session(mcp: Client) -> None:
     ids=range(10),
 )
 def test_an_id_is_found_where_clients_write_it_and_nowhere_else(body: bytes, found: Any) -> None:
-    assert id_of(body) == found
+    assert id_from_body(body) == found

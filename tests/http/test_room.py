@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundgate.http.room import Stage, client_address, makes_room
+from roundgate.http.room import Stage, client_address, connection_to_close
 
 NOW = 100.0
 
@@ -28,7 +28,7 @@ NEWCOMER = Held(Stage.NEW, "honest", NOW)
 def given_up(
     *held: Held, newcomer: Held = NEWCOMER, places: int = 16, share: int = 2
 ) -> Held | None:
-    return makes_room(held, newcomer.address, places=places, share=share, now=NOW)
+    return connection_to_close(held, newcomer.address, places=places, share=share, now=NOW)
 
 
 def test_what_is_ending_anyway_goes_first_then_what_has_sent_nothing_then_what_is_slow_then_what_is_idle() -> (

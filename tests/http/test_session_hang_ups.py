@@ -247,7 +247,7 @@ async def test_a_first_round_whose_gateway_has_died_is_not_run_again(
     event_id = (await stream.next()).id
     await asyncio.wait_for(work.begun.wait(), 30)
     await killed(stream)
-    assert "it is not known how far it came" in await result(session, two[1], event_id)
+    assert "its progress is unknown" in await result(session, two[1], event_id)
     assert work.done == ["packed"]
 
 

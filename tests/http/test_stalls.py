@@ -19,7 +19,7 @@ async def test_what_blocks_the_loop_is_named_and_when_it_goes_on(tmp_path: Path)
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
             assert await Client(http).text("stand_still", {"seconds": 1.8}) == "stood still"
         blocked = await asyncio.to_thread(server.logged, msg="the event loop is blocked")
-        await asyncio.to_thread(server.logged, msg="the event loop goes on")
+        await asyncio.to_thread(server.logged, msg="the event loop runs again")
     assert blocked["at"].startswith("served.py:")
     assert blocked["at"].endswith(" in stand_still")
     assert blocked["seconds"] < 1.8

@@ -343,26 +343,26 @@ async def test_one_audience_for_all_leaves_the_scopes() -> None:
 
 
 WRONG: dict[str, tuple[list[dict[str, Any]], str]] = {
-    "no tool": ([{"name": "v", "override": {"nil": {"title": "x"}}}], "is no tool's name"),
+    "no tool": ([{"name": "v", "override": {"nil": {"title": "x"}}}], "is not the name of a tool"),
     "left out": (
         [{**SUPPORT, "override": {"wipe": {"title": "x"}}}],
         "is the name of a tool that the view leaves out",
     ),
     "approvals lifted": (
         [{"name": "v", "override": {"wipe": {"approve": "never"}}}],
-        "a view cannot do without approvals",
+        "a view cannot remove approvals",
     ),
     "scopes taken away": (
         [{"name": "v", "override": {"unlock": {"scopes": []}}}],
-        "a view cannot do without vault",
+        "a view cannot remove the scopes vault",
     ),
     "other scopes": (
         [{"name": "v", "override": {"unlock": {"scopes": ["base"]}}}],
-        "a view cannot do without vault",
+        "a view cannot remove the scopes vault",
     ),
     "text of an approval": (
         [{"name": "v", "override": {"wipe": {"approval": "x"}}}],
-        "is no setting of a view",
+        "is not a setting of a view",
     ),
     "a name twice": (
         [{"name": "v", "override": {"wipe": {"name": "look"}}}],

@@ -233,5 +233,7 @@ def test_a_tool_with_the_name_of_one_of_the_search_is_a_problem() -> None:
     @tool
     def call_tool() -> None: ...
 
-    with pytest.raises(ConfigError, match="a back end has a tool 'call_tool', as search has"):
+    with pytest.raises(
+        ConfigError, match="a back end has a tool 'call_tool', which is the name of a search tool"
+    ):
         loading.load(config_file(*ALL, call_tool, search={}))

@@ -222,5 +222,5 @@ async def test_while_a_back_end_is_missing_nobody_has_what_its_tools_may_need_sc
         for scope in ("", "vault"):
             response = await missing.of(scope, **claims).send("tasks/get", {"taskId": safe})
             assert response.status_code == 503
-            assert "not known while safe is not served" in response.text
+            assert "unknown while safe is not served" in response.text
             assert await missing.of(scope, **claims).text(plain) == "done"

@@ -98,7 +98,7 @@ def test_params_are_an_object(params: Any) -> None:
 
 @pytest.mark.parametrize("batch", [[], [REQUEST], [REQUEST, REQUEST]])
 def test_a_batch_is_told_to_come_in_pieces(batch: list[Any]) -> None:
-    assert "a POST of its own" in str(refusal(batch))
+    assert "a separate POST" in str(refusal(batch))
 
 
 @pytest.mark.parametrize("value", [None, True, 0, 1.5, "tools/list"])

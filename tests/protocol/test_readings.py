@@ -11,9 +11,7 @@ from roundgate.protocol import Schema
 
 REFERENCE = {"$ref": "#/$defs/filter"}
 TOO_MUCH = "arguments: too much work for this schema; send fewer values, or nest them less"
-UNEXPLAINED = (
-    "arguments: does not conform to the schema; with fewer values in it, the answer would say where"
-)
+UNEXPLAINED = "arguments: does not conform to the schema; send fewer values to learn where"
 
 
 def has(*names: str, reference: Any = REFERENCE) -> dict[str, Any]:
@@ -150,7 +148,7 @@ def test_a_pattern_that_looks_ahead_may_be_used_for_passwords(text: str) -> None
 
 def test_half_a_surrogate_pair_is_told_as_what_it_is() -> None:
     problems = Schema.compile({"items": {"pattern": "a"}}).problems(["a\ud800"], "arguments")
-    assert problems == ["arguments: holds half of a surrogate pair, which is no text"]
+    assert problems == ["arguments: holds half of a surrogate pair, which is not valid text"]
 
 
 def test_many_values_of_a_recursive_tree_are_valid() -> None:

@@ -64,9 +64,7 @@ def test_a_long_list_of_long_mistakes_is_cut() -> None:
     assert all(len(one) <= 240 for one in said)
 
 
-UNEXPLAINED = [
-    "arguments: does not conform to the schema; with fewer values in it, the answer would say where"
-]
+UNEXPLAINED = ["arguments: does not conform to the schema; send fewer values to learn where"]
 
 
 @pytest.mark.parametrize(

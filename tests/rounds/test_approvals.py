@@ -286,7 +286,7 @@ async def test_what_is_too_much_to_show_is_refused_and_does_not_run(value: Any) 
         assert "3,000,000 characters" in str(rounds.valid_input_required(body)["inputRequests"])
         return
     assert body["result"]["isError"]
-    assert "too many to be shown" in body["result"]["content"][0]["text"]
+    assert "too many to show" in body["result"]["content"][0]["text"]
     assert ran == []
 
 

@@ -47,7 +47,7 @@ async def test_a_call_an_error_a_time_out_and_a_large_answer(mcp: Client) -> Non
         "The function desk failed: LookupError: there is no order 7"
     )
     late = error_of(await mcp.call("slow", {"seconds": 6}))
-    assert late.startswith("The function slow ran out of its own time")
+    assert late.startswith("The function slow reached its own timeout")
     assert len(await mcp.text("write", {"bytes": 1_500_000})) == 1_500_000
 
 

@@ -3,7 +3,9 @@ handlers."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -269,6 +271,36 @@ async def test_branches_and_plain_functions_are_replayed_too(tmp_path: Path) -> 
                 else:
                     with pytest.raises(HistoriesDiverged):
                         await gateway.replay(history)
+
+
+def two_parts(waits_s: float) -> Any:
+    """A handler with two branches, of which one waits outside of ctx before its step."""
+
+    async def refund(ctx: Context, order: int) -> str:
+        async def slow() -> None:
+            await asyncio.sleep(waits_s)
+            await asyncio.sleep(waits_s)
+            await ctx.step("do", str, order)
+
+        async def quick() -> None:
+            await ctx.sleep(60)
+
+        await asyncio.gather(slow(), quick())
+        return "done"
+
+    return refund
+
+
+@pytest.mark.parametrize("blocked_s", [0.0, 2.5])
+@pytest.mark.parametrize("change", [whole, outline_of])
+async def test_a_branch_that_waits_longer_than_in_production_is_no_departure(
+    tmp_path: Path, change: Change, blocked_s: float
+) -> None:
+    history = await record(tmp_path / "h.jsonl", two_parts(0.0), change, asks_only=True)
+    async with served(two_parts(0.1)) as gateway:
+        asyncio.get_running_loop().call_later(0.05, time.sleep, blocked_s)
+        (replayed,) = await gateway.replay(history, arguments={"order": 7})
+    assert {"slow@0/do", "quick@0/sleep:sleep"} <= {*replayed.reached}
 
 
 async def invoice(url: str) -> str:

@@ -1,5 +1,5 @@
-"""The back ends: the tools, prompts and resources behind the gateway, with a module or package for
-each kind."""
+"""The back ends: the sources of tools, prompts and resources, with a module or package for each
+kind."""
 
 from __future__ import annotations
 

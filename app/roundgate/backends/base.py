@@ -40,9 +40,9 @@ GetPrompt: TypeAlias = Callable[[Context, dict[str, str]], Awaitable[Sequence[Pr
 ReadResource: TypeAlias = Callable[
     [Context, str, Mapping[str, Any]], Awaitable[Sequence[ResourceContents]]
 ]
-"""Takes the requested URI and the values of the template's variables."""
+"""A function of the requested URI and the values of the template's variables."""
 Complete: TypeAlias = Callable[[Principal, str], Awaitable[Completion]]
-"""Takes the caller and the typed text."""
+"""A function of the caller and the typed text."""
 
 
 class About(Protocol):
@@ -83,13 +83,13 @@ class Tool:
     definition: Mapping[str, Any]
     call: CallTool
     requires: Mapping[str, Any] = field(default_factory=dict)
-    """Client capabilities without which the tool is not run, shaped as `ClientCapabilities`."""
+    """Client capabilities that the tool needs, shaped as `ClientCapabilities`."""
     scopes: frozenset[str] = frozenset()
     """The scopes that the caller's token must grant to see and call the tool."""
     once: bool = False
     """Whether a retry with the same `requestState` must not run the tool again."""
     task: TaskMode = "forbidden"
-    """Whether a call becomes a task."""
+    """Whether a call must, may or cannot become a task."""
     unasked_answers: bool = False
     """Whether to accept answers that a client sends before it is asked."""
     approve: Literal["never", "always"] | None = None
@@ -101,11 +101,12 @@ class Tool:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values for arguments that a call lacks; an approval shows them."""
     place: Sequence[str | int] = ()
-    """The place of the declaration below the back end's entry in gateway.yaml, for problems."""
+    """The path of the declaration below the back end's entry in gateway.yaml, for problem
+    reports."""
     is_described_remotely: bool = False
     """Whether a service described the tool. A problem with it leaves out only this tool."""
     max_result: int | None = None
-    """The most characters of text that a result gives the model at once; `None` is no limit."""
+    """The maximum number of characters of text in a result; `None` means no limit."""
     ask_in_words: bool | None = None
     """Whether questions become text for clients that cannot be asked; `None` means as for all
     tools."""
@@ -119,11 +120,11 @@ class Tool:
     may_ask: bool = False
     """Whether some calls are known to ask the client questions other than approvals."""
     compiled: tuple[Mapping[str, Any], Schema] | None = None
-    """An input schema, and the compiled schema by which arguments are checked. Used while the
-    definition has this very object as its `inputSchema`."""
+    """An input schema and its compiled form, which checks arguments. Valid while the definition's
+    `inputSchema` is this very object."""
     cleans_up: bool = False
-    """Whether the tool is called once more when its task ends early, to cancel the work that it
-    began elsewhere (`replay.Cleanup`)."""
+    """Whether the tool is called once more when its task ends early, to cancel the external work
+    that it began (`replay.Cleanup`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,8 @@ class Offering:
     left_out: Sequence[Problem] = ()
     """A problem for each part that is not offered."""
     missing: Sequence[Problem] = ()
-    """The reasons why a service cannot be asked now for its offer. Only of a `LiveBackend`."""
+    """The reasons why the service is unavailable now; always empty unless a `LiveBackend` made the
+    offer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,20 +174,20 @@ class ServerState:
     is_up: bool
     """Whether the last request to the server succeeded."""
     revision: str | None
-    """The revision of the protocol that it speaks; `None` while that is unknown."""
+    """The server's protocol revision; `None` while unknown."""
     software: str | None
-    """Its own name and version."""
+    """The server's own name and version."""
     tools: int
     left_out: Mapping[str, str]
     """The reason why a tool is not served, by the tool's name."""
     error: str | None
-    """Why it could not be asked the last time; not for callers."""
+    """The reason why the last request failed; not shown to callers."""
 
 
 class Backend(Protocol):
     """A back end: one entry of `backends:`, ready to serve.
 
-    It offers plain tools. For every kind alike, the loader selects and changes them, and adds
+    A back end offers plain tools. For all kinds, the loader selects and changes tools, and adds
     forms, approvals and limits to their calls (`backends.shaping`).
     """
 
@@ -207,13 +209,14 @@ class Backend(Protocol):
 class LiveBackend(Protocol):
     """A back end whose offer changes while the gateway runs, because a server makes it.
 
-    It survives a reload that does not change its settings, unless it has read files. Names in the configuration
-    that no tool has are no errors, because the server may list the tools later.
+    A reload keeps the back end if its settings are unchanged and it has read no files. A configured
+    name without a tool is not an error, because the server may list the tool later.
     """
 
     def follow(self, changed: Callable[[], None]) -> None:
         """Keep the offer up to date in the running event loop, until `aclose`. Call `changed`
-        whenever `offer` would return something else than the last time. Called after each reload.
+        whenever `offer` would return a different result. The loader calls this method after each
+        reload.
         """
 
     def state(self) -> ServerState:
@@ -221,7 +224,7 @@ class LiveBackend(Protocol):
 
     @property
     def files(self) -> frozenset[Path]:
-        """The files that it has read, such as certificates."""
+        """The files that the back end has read, such as certificates."""
 
 
 class NamedBackend(Backend, Protocol):
@@ -249,26 +252,27 @@ class Shared:
     fetched: dict[str, bytes] = field(default_factory=dict)
     """The fetched documents, by URL."""
     is_cold: bool = False
-    """Whether a caller waits while this process starts, as on AWS Lambda. If so, `offer` asks no
-    service but MCP servers, whose tools are known in no other way."""
+    """Whether a caller waits while this process starts, as on AWS Lambda. If so, `offer` sends
+    requests only to MCP servers, which alone know their tools."""
     asks_servers: bool = True
-    """Whether MCP servers may be asked. False while a package for AWS Lambda is tried."""
+    """Whether the gateway may contact MCP servers; `False` during the test of a package for AWS
+    Lambda."""
     secrets: Secrets = field(default_factory=Secrets)
-    """The texts of credentials."""
+    """The reader and cache of secrets."""
 
 
 MakeBackend: TypeAlias = Callable[[Any, Origin, Shared], Backend]
-"""Makes a back end from its settings, their place and the shared parts; raises ConfigError. It runs
-in the serving thread and may wait only for files; `offer` does the rest."""
+"""A function that makes a back end from its settings, their place and the shared parts, or raises
+ConfigError. It runs in the serving thread and may wait only for files; `offer` does the rest."""
 
 
 # Tasks of services
 
 
 MAX_ID_CHARS: Final = 512
-"""The most characters of a service's id of a task."""
+"""The maximum length of a service's task id, in characters."""
 MAX_REQUESTS: Final = 100
-"""The most open questions of one task."""
+"""The maximum number of open questions of one task."""
 _MAX_KEY_CHARS: Final = 256
 _ERROR_CODES: Final = frozenset({-32700, -32600, -32601, -32602, -32603, -32020, -32021, -32022})
 """The protocol's codes; a service's other codes are replaced."""
@@ -313,8 +317,8 @@ class TaskSource(Protocol):
 
 
 def may_hand_over(context: Context) -> bool:
-    """Return whether a tool may return a task of its service: the call is not a task, and the
-    client supports tasks."""
+    """Return whether the tool may return a task of its service. True if the call is not itself a
+    task and the client supports tasks."""
     return context.task_id is None and context.supports(REQUIRED)
 
 
@@ -388,7 +392,7 @@ def _outcome(status: Status, task: Mapping[str, Any]) -> bytes | None:
 
 
 MAX_URL: Final = 2_048
-"""The most characters of a URL that a service sends a user to."""
+"""The maximum length of a URL in a service's question, in characters."""
 
 
 def check_request(request: Any) -> None:

@@ -4,9 +4,8 @@
                                      └─▶ the first 20,000, and "call read_more with cursor …"
     read_more {cursor}     ──▶ the next 20,000, and so on
 
-Nothing is cut off silently: if the rest cannot be kept, the result says so. The rows are in the
-store, so any process reads them, for the same caller at the same view, with the scopes that the
-tool needed.
+If the rest cannot be kept, the result says so. The rows are in the store, so any process reads
+them, for the same caller at the same view, with the scopes that the tool needed.
 
 A caller has a fixed number of places at each view. Texts are numbered, and each replaces the text
 whose number is lower by that number of places:
@@ -34,9 +33,9 @@ from roundgate.storage.accounts import CountedRows
 
 READ_MORE: Final = "read_more"
 CHUNK: Final = 50_000
-"""Characters of one row: at most 200 KB, behind a line of facts about the text."""
+"""The number of characters of one row, at most 200 KB, after a line of facts about the text."""
 _LONGER_S: Final = 60.0
-"""Seconds by which the counter of texts outlives the newest text."""
+"""Seconds that the counter of texts is kept after the newest text has expired."""
 _CURSOR: Final = re.compile(
     r"(?P<id>(?P<number>[1-9][0-9]{0,14})-[\w-]{1,40})\.(?P<start>[0-9]{1,9})", re.ASCII
 )
@@ -64,7 +63,7 @@ class KeptTexts:
         *,
         of_task: bool = False,
     ) -> str:
-        kept, now_ms = text[: self.limits.max_kept_chars], self.clock.now_ms()
+        stored_text, now_ms = text[: self.limits.max_kept_chars], self.clock.now_ms()
         longest_s = max(self.limits.kept_results_s, self.task_s)
         forget_ms = now_ms + int((longest_s if of_task else self.limits.kept_results_s) * 1000)
         # The counter outlives every text. If it were forgotten earlier, numbers would begin at 1
@@ -74,11 +73,12 @@ class KeptTexts:
             self._owned(owner), b"", now_ms + int((longest_s + _LONGER_S) * 1000)
         )
         text_id = f"{number}-{self.clock.new_id()}"
-        facts = [len(text), len(kept), size, sorted(scopes), text_id]
+        facts = [len(text), len(stored_text), size, sorted(scopes), text_id]
         chunks = [
             # as JSON, a control character would take six bytes
-            b"%b\n%b" % (json.encode(facts), kept[start : start + CHUNK].encode(errors="replace"))
-            for start in range(0, len(kept), CHUNK)
+            b"%b\n%b"
+            % (json.encode(facts), stored_text[start : start + CHUNK].encode(errors="replace"))
+            for start in range(0, len(stored_text), CHUNK)
         ]
         await rows.make_room(len(chunks), sum(map(len, chunks)), forget_ms)
         await asyncio.gather(
@@ -97,11 +97,13 @@ class KeptTexts:
         row = await self._chunk(owner, number, start, text_id)
         if row is None:
             return None
-        total, kept, size, scopes, _, text = row
+        total, stored_chars, size, scopes, _, text = row
         if self.checks_scopes and not owner.scopes.issuperset(scopes):
             return None
         text = text[start % CHUNK :][:size]
-        while text and len(text) < size and start + len(text) < kept:  # the part spans several rows
+        while (
+            text and len(text) < size and start + len(text) < stored_chars
+        ):  # the part spans several rows
             row = await self._chunk(owner, number, start + len(text), text_id)
             if row is None:
                 return None
@@ -109,7 +111,7 @@ class KeptTexts:
         end = start + len(text)
         if not text:
             return None
-        return TextPart(text, start, total, f"{text_id}.{end}" if end < kept else None)
+        return TextPart(text, start, total, f"{text_id}.{end}" if end < stored_chars else None)
 
     async def _chunk(
         self, owner: Principal, number: int, at: int, text_id: str
@@ -128,8 +130,8 @@ class KeptTexts:
             return values
         if int(values[4].partition("-")[0]) > number:
             raise ToolError(
-                "This result is no longer kept: newer long ones took its place. Call the tool again whose result it"
-                " was, and read each result to its end before the next"
+                "Newer long results have replaced this result. Call its tool again, and read each result to its"
+                " end before the next"
             )
         return None
 
@@ -147,7 +149,7 @@ async def bounded(
     `scopes`. A cut drops structured content."""
     if not isinstance(returned, ToolResult):
         return returned
-    text = _text_of(returned)
+    text = _joined_text(returned)
     if len(text) <= limit:
         structured = returned.structured_content
         if structured is ABSENT or len(written := json.encode(structured).decode()) <= limit:
@@ -173,7 +175,7 @@ def reading_tool() -> Tool:
     cursor = {"type": "string", "maxLength": 100, "description": "From the end of a result."}
     definition = {
         "name": READ_MORE,
-        "description": "Read on in a result that was too long. Its end says with which cursor.",
+        "description": "Read the rest of a long result. The result ends with the cursor.",
         "inputSchema": {
             "type": "object",
             "properties": {"cursor": cursor},
@@ -192,12 +194,12 @@ async def _read_more(context: Context, arguments: dict[str, Any]) -> Returned:
         part = await call.texts.part(arguments["cursor"], call.principal)
     if part is None:
         raise ToolError(
-            "There is nothing to read under this cursor, or no more; call the tool again whose result it was"
+            "There is nothing to read under this cursor; call the tool that returned the result again"
         )
     return ToolResult((TextContent(_shown(part)),))
 
 
-def _text_of(result: ToolResult) -> str:
+def _joined_text(result: ToolResult) -> str:
     texts = (_text_in(part) for part in result.content)
     return "\n".join(text for text in texts if text is not None)
 

@@ -1,5 +1,5 @@
-"""The catalog: everything that is served, merged from all back ends, looked up by name or URI, and
-listed as bytes.
+"""The catalog of all tools, prompts and resources of the back ends, with look-ups by name or URI
+and serialized lists.
 
 A catalog is immutable; a reload makes another one. Names get their back end's prefix, and a
 collision is an error that names both back ends. Each entry of a list is serialized once; a page
@@ -46,7 +46,7 @@ OFFER_S: Final = 120.0
 """Seconds within which a back end that may be missing must return its offer."""
 MAX_NAME: Final = 64
 MAX_SCOPE_SETS: Final = 256
-"""The most sets of scopes with cached pages."""
+"""The maximum number of sets of scopes with cached pages."""
 NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 
 
@@ -95,18 +95,18 @@ class ServedTemplate:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A back end that cannot be served just now."""
+    """A back end that is currently unavailable."""
 
     prefix: str
     """The prefix of its tools and prompts."""
     problems: Sequence[Problem]
     heals_itself: bool = False
-    """Whether the back end reports by itself that it can be served again (`LiveBackend`)."""
+    """Whether the back end reports its own recovery (`LiveBackend`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """Everything that is served at one endpoint."""
+    """The tools, prompts and resources of one endpoint."""
 
     tools: Mapping[str, ServedTool]
     prompts: Mapping[str, Prompt]
@@ -123,7 +123,7 @@ class Catalog:
     left_out: Sequence[Problem] = ()
     """A problem for each part that is left out while the rest is served."""
     missing: Mapping[str, Missing] = field(default_factory=dict)
-    """Back ends that cannot be served just now, by name."""
+    """Unavailable back ends, by name."""
     call_tool: str | None = None
     """The name of the tool that calls other tools, if search replaces the list
     (`roundgate.backends.search`)."""
@@ -259,28 +259,29 @@ P = TypeVar("P", Tool, Prompt)
 
 
 @dataclass(slots=True)
-class _Shelves:
-    """The problems of all lists: those that are errors, and those that leave something out."""
+class _ListProblems:
+    """The problems of all lists: errors, and omitted entries."""
 
     origins: Mapping[str, Origin]
     tolerated: Collection[str]
     problems: list[Problem] = field(default_factory=list)
     left_out: list[Problem] = field(default_factory=list)
 
-    def problems_of(self, backend: str) -> list[Problem]:
+    def problems_for(self, backend: str) -> list[Problem]:
         return self.left_out if backend in self.tolerated else self.problems
 
 
 @dataclass(slots=True)
-class _Shelf(Generic[T]):
+class _Entries(Generic[T]):
     """The entries of one list in order, each with the name of its back end."""
 
     kind: str
-    shelves: _Shelves
+    list_problems: _ListProblems
     entries: dict[str, tuple[T, str]] = field(default_factory=dict)
 
     def put(self, key: str, item: T, backend: str) -> bool:
-        """Add an entry; add a problem and return `False` if that is not possible."""
+        """Add an entry and return `True`. If the key is taken or invalid, record a problem and
+        return `False`."""
         if key in self.entries:
             message = f"{self.kind} {key!r} is offered by {self.entries[key][1]!r} too"
             remedy = "rename one, or give one of the back ends another prefix"
@@ -291,8 +292,8 @@ class _Shelf(Generic[T]):
         else:
             self.entries[key] = (item, backend)
             return True
-        place, origin = f"back end {backend!r}", self.shelves.origins.get(backend)
-        self.shelves.problems_of(backend).append(_problem(origin, place, message, remedy))
+        place, origin = f"back end {backend!r}", self.list_problems.origins.get(backend)
+        self.list_problems.problems_for(backend).append(_problem(origin, place, message, remedy))
         return False
 
     def remove(self, key: str) -> None:
@@ -312,21 +313,22 @@ class Offers:
 
     backends: Sequence[NamedBackend] = ()
     offerings: Mapping[str, Offering] = field(default_factory=dict)
-    """The offers by the names of back ends; without those that are missing."""
+    """The offers by back-end name, without missing back ends."""
     missing: Mapping[str, Missing] = field(default_factory=dict)
     tolerated: frozenset[str] = frozenset()
-    """Back ends whose offers a server makes: a fault in one leaves out only what has the fault."""
+    """Back ends with offers from a server: a faulty entry is omitted, the rest is served."""
 
     async def again(self, names: Collection[str]) -> Offers:
-        """Ask some back ends anew; a back end without an offer is missing."""
+        """Return the offers after asking the named back ends again. A back end that fails becomes
+        missing."""
         problems: list[Problem] = []
         chosen = [backend for backend in self.backends if backend.name in names]
-        asked = await ask(chosen, problems, {}, names, self.tolerated)
+        renewed = await ask(chosen, problems, {}, names, self.tolerated)
         missing = {name: gap for name, gap in self.missing.items() if name not in names}
-        offerings = {**self.offerings, **asked.offerings}
-        for name in asked.missing:
+        offerings = {**self.offerings, **renewed.offerings}
+        for name in renewed.missing:
             offerings.pop(name, None)
-        return replace(self, offerings=offerings, missing={**missing, **asked.missing})
+        return replace(self, offerings=offerings, missing={**missing, **renewed.missing})
 
 
 async def build(
@@ -337,10 +339,10 @@ async def build(
     may_be_missing: Collection[str] = (),
     origins: Mapping[str, Origin] | None = None,
 ) -> Catalog:
-    """Ask all back ends for their offers, and merge them; see `ask` and `merge`."""
-    found = list(problems)
-    offers = await ask(backends, found, missing or {}, may_be_missing)
-    return merge(offers, page_size, found, origins or {})
+    """Build a catalog from the offers of all back ends; see `ask` and `merge`."""
+    all_problems = list(problems)
+    offers = await ask(backends, all_problems, missing or {}, may_be_missing)
+    return merge(offers, page_size, all_problems, origins or {})
 
 
 async def ask(
@@ -350,14 +352,14 @@ async def ask(
     may_be_missing: Collection[str] = (),
     tolerated: frozenset[str] = frozenset(),
 ) -> Offers:
-    """Ask back ends concurrently for their offers; add the problems of those that may not be
-    missing.
+    """Ask back ends concurrently for their offers; add the problems of required back ends to
+    `problems`.
 
     Args:
         backends: the back ends, in the order of the lists.
-        problems: receives the problems.
-        missing: back ends that could not be made.
-        may_be_missing: names of back ends without which the rest is served.
+        problems: the list to which the problems are added.
+        missing: back ends that could not be created.
+        may_be_missing: names of optional back ends.
         tolerated: see `Offers.tolerated`.
     """
     absent = dict(missing)
@@ -399,21 +401,21 @@ async def _offer(
 
 
 def missing_for(name: str, prefix: str, error: Exception) -> Missing:
-    """Return a failed back end as missing; log an error that is not a ConfigError."""
+    """Return the `Missing` of a failed back end. Log any error other than a ConfigError."""
     if isinstance(error, ConfigError):
         return Missing(prefix, error.problems)
     log.error("a back end has failed", exc_info=error, extra={"fields": {"backend": name}})
     message = f"it failed with {type(error).__name__}"
     if isinstance(error, TimeoutError):
-        message = f"it did not say within {OFFER_S:g} s what it offers"
-    remedy = "look into the log for what is wrong with it; it is tried again"
+        message = f"it did not return its tools within {OFFER_S:g} s"
+    remedy = "see the log for the cause; the gateway tries again"
     return Missing(prefix, [Problem("gateway.yaml", f"back end {name!r}", message, remedy)])
 
 
 def merge(
     offers: Offers, page_size: int, problems: Sequence[Problem], origins: Mapping[str, Origin]
 ) -> Catalog:
-    """Return the catalog of all offers.
+    """Merge all offers into a catalog.
 
     Args:
         offers: the offers.
@@ -424,10 +426,13 @@ def merge(
     Raises:
         ConfigError: lists every problem, except those of back ends that may be missing.
     """
-    shelves = _Shelves(origins, offers.tolerated)
-    tools, prompts = _Shelf[Tool]("tool", shelves), _Shelf[Prompt]("prompt", shelves)
-    resources = _Shelf[Resource]("resource", shelves)
-    templates = _Shelf[Resource]("resource template", shelves)
+    list_problems = _ListProblems(origins, offers.tolerated)
+    tools, prompts = (
+        _Entries[Tool]("tool", list_problems),
+        _Entries[Prompt]("prompt", list_problems),
+    )
+    resources = _Entries[Resource]("resource", list_problems)
+    templates = _Entries[Resource]("resource template", list_problems)
     offered = [
         (backend, offers.offerings[backend.name])
         for backend in offers.backends
@@ -440,7 +445,9 @@ def merge(
             name = tool.definition["name"]
             if not tools.put(name, tool, backend.name):
                 continue
-            ready = serve(name, tool, backend.name, shelves.problems_of(backend.name), origins)
+            ready = serve(
+                name, tool, backend.name, list_problems.problems_for(backend.name), origins
+            )
             if ready is None:
                 tools.remove(name)
             else:
@@ -453,8 +460,8 @@ def merge(
                 templates.put(template, resource, backend.name)
             else:
                 resources.put(resource.definition["uri"], resource, backend.name)
-    if found := [*problems, *shelves.problems]:
-        raise ConfigError(found)
+    if all_problems := [*problems, *list_problems.problems]:
+        raise ConfigError(all_problems)
     return Catalog(
         tools=served,
         prompts=prompts.items(),
@@ -475,7 +482,7 @@ def merge(
         files=frozenset().union(*(offering.files for _, offering in offered)),
         left_out=[
             *(problem for _, offering in offered for problem in offering.left_out),
-            *shelves.left_out,
+            *list_problems.left_out,
         ],
         missing=offers.missing,
         is_tolerant=bool(offers.tolerated),
@@ -493,7 +500,7 @@ def with_reading(catalog: Catalog, origin: Origin) -> Catalog:
     from roundgate.backends.bounded import READ_MORE, reading_tool
 
     if READ_MORE in catalog.tools:
-        message = f"a tool is called {READ_MORE!r}, as the one that reads on in long results"
+        message = f"a tool is called {READ_MORE!r}, the name of the gateway's tool for reading long results"
         remedy = "give it another name: `override: {NAME: {name: …}}` of its back end, or a prefix"
         raise ConfigError([origin.problem(message, remedy)])
     tool = reading_tool()
@@ -515,7 +522,7 @@ def _called(item: P, prefix: str) -> P:
 
 
 def _problem(origin: Origin | None, place: str, message: str, remedy: str) -> Problem:
-    """Return a problem with an offer, at `place`, in the file of `origin` if that is known."""
+    """Return a problem with an offer, at `place`, in the file of `origin` if known."""
     if origin is None:
         return Problem("gateway.yaml", place, message, remedy)
     return replace(origin.problem(message, remedy), path=place)
@@ -530,7 +537,7 @@ def serve(
 ) -> ServedTool | None:
     """Return a tool ready for calls; add a problem and return `None` if its input schema is
     unusable."""
-    # `roundgate compile` has checked it, and it mirrors no headers
+    # `roundgate compile` has validated a stored definition, which mirrors no headers
     if isinstance(tool.definition, StoredDefinition):
         return ServedTool(name, tool, (), backend)
     schema = tool.definition["inputSchema"]

@@ -10,18 +10,19 @@ from roundgate.settings import Model, TaskMode, WithoutTasks
 
 
 class Selector(Model):
-    """A selection of tools: those that match every given member. `*` stands for any text."""
+    """A selector of the tools that match all of its members. `*` stands for any text."""
 
     name: str | None = Field(None, description="Name of the tool, without prefix.")
-    tag: str | None = Field(None, description="One of its tags.")
+    tag: str | None = Field(None, description="One of the tool's tags.")
     path: str | None = Field(None, description="Path template of its operation.")
     method: str | None = Field(None, description="HTTP method of its operation, in any case.")
     hint: Literal["read_only", "destructive", "idempotent", "open_world"] | None = Field(
-        None, description="A hint that is true of it, given or by the protocol's default."
+        None,
+        description="A hint that is true for the tool, as declared or by the protocol's default.",
     )
     extension: str | None = Field(
         None,
-        description='An x- member of its description: "x-internal" that is there and not false, or '
+        description='An x- member of its description: "x-internal" (present and not false), or '
         '"x-team=ops".',
     )
 
@@ -37,24 +38,24 @@ class ArgumentOverride(Model):
     """A change of one argument of a tool."""
 
     name: str | None = Field(
-        None, description="What the model calls it.", pattern=r"^[A-Za-z0-9_.-]{1,64}$"
+        None, description="The argument's name for the model.", pattern=r"^[A-Za-z0-9_.-]{1,64}$"
     )
-    description: str | None = Field(None, description="What it means, for the model.")
-    hidden: bool = Field(False, description="Whether the model cannot give it.")
-    fixed: Any = Field(None, description="What is always sent; the model cannot give it.")
-    default: Any = Field(None, description="What is sent where the model gives nothing.")
+    description: str | None = Field(None, description="The argument's description for the model.")
+    hidden: bool = Field(False, description="Whether the argument is hidden from the model.")
+    fixed: Any = Field(None, description="The value that is always sent; the model cannot set it.")
+    default: Any = Field(None, description="The value sent if the model omits the argument.")
 
     @model_validator(mode="after")
     def _is_one_thing(self) -> ArgumentOverride:
         members = self.model_fields_set
         if "fixed" in members and members & {"default", "name", "description"}:
             raise ValueError(
-                "an argument that is fixed has neither default, name nor description: nobody sees "
-                "it"
+                "a fixed argument has no default, name or description, because the model does not "
+                "see it"
             )
         if self.hidden and members & {"name", "description"}:
             raise ValueError(
-                "an argument that is hidden has neither name nor description: nobody sees it"
+                "a hidden argument has no name or description, because the model does not see it"
             )
         return self
 
@@ -72,13 +73,13 @@ class ToolOverride(Model):
     idempotent: bool | None = Field(None, description="idempotentHint.")
     open_world: bool | None = Field(None, description="openWorldHint.")
     approve: Literal["never", "always"] | None = Field(
-        None, description="Whether the user is asked before it runs."
+        None, description="Whether the user must approve each call."
     )
     approval: str | None = Field(
-        None, description="What the user reads above the arguments then.", max_length=1_000
+        None, description="The text above the arguments in the approval question.", max_length=1_000
     )
     ask_for: list[str] = Field(
-        [], description="Arguments for which the user is asked with a form when missing."
+        [], description="Arguments that a form asks the user for when they are missing."
     )
     task: TaskMode | None = Field(None, description="Whether its calls become tasks.")
     ask_in_words: bool | None = Field(None, description="As fallback.ask_in_words, for this tool.")
@@ -86,27 +87,28 @@ class ToolOverride(Model):
         None, description="As fallback.without_tasks, for this tool."
     )
     once: Literal[True] | None = Field(
-        None, description="A round that is sent again must not be run again."
+        None, description="A round that is sent again does not run again."
     )
     scopes: list[str] | None = Field(
-        None, description="Scopes that the caller's token must grant, instead of its own."
+        None,
+        description="Scopes that the caller's token must grant, instead of the tool's own scopes.",
     )
     timeout_s: float | None = Field(
         None, description="Seconds that a call may take.", gt=0, le=86_400
     )
     arguments: dict[str, ArgumentOverride] = Field(
-        {}, description="Its arguments, by their names so far."
+        {}, description="Changes of arguments, by their original names."
     )
     result: str | None = Field(
-        None, description="A JMESPath expression: what of a JSON result is the result."
+        None, description="A JMESPath expression that selects a part of a JSON result."
     )
     fields: list[str] = Field(
-        [], description="Members of a JSON result, or of each item of a list, that are kept."
+        [], description="Members to keep of a JSON result, or of each item of a list."
     )
 
     max_result: int | None = Field(
         None,
-        description="Characters of a result that the model gets at once.",
+        description="Maximum number of characters of a result that the model gets at once.",
         ge=200,
         le=1_000_000,
     )
@@ -114,7 +116,7 @@ class ToolOverride(Model):
     @model_validator(mode="after")
     def _one_projection(self) -> ToolOverride:
         if self.result is not None and self.fields:
-            raise ValueError("result and fields both say what is kept; choose one")
+            raise ValueError("result and fields exclude each other; choose one")
         return self
 
 
@@ -125,19 +127,19 @@ class BackendConfig(Model):
     name: str = Field(description="Unique name of the back end.", pattern=r"^[A-Za-z0-9_.-]{1,40}$")
     prefix: str | None = Field(
         None,
-        description='Stands before names of tools and prompts with "__". Unset: the name. Empty: none.',
+        description='Text before the names of tools and prompts, with "__". Unset: the name. Empty: none.',
         pattern=r"^[A-Za-z0-9_.-]{0,40}$",
     )
 
     approve: Literal["never", "destructive", "always"] = Field(
         "never",
-        description="Which tools the user must approve; destructive: all without a hint that they are not.",
+        description="The tools that the user must approve; destructive: all without a hint that they are not.",
     )
 
-    include: list[Selector] = Field([], description="The tools that are served; unset, all.")
-    exclude: list[Selector] = Field([], description="Tools of these that are not served.")
+    include: list[Selector] = Field([], description="The tools to serve. Unset: all.")
+    exclude: list[Selector] = Field([], description="Tools not to serve, even if included.")
     override: dict[str, ToolOverride] = Field(
-        {}, description="What is changed of tools, by their names without prefix."
+        {}, description="Changes of tools, by their names without prefix."
     )
 
     @property
@@ -162,18 +164,18 @@ class SearchConfig(Model):
     """Three tools in place of a long list: search_tools, describe_tool and call_tool."""
 
     above: int = Field(
-        0, description="Number of tools up to which all are listed and there is no search.", ge=0
+        0, description="Number of tools up to which all are listed, without search.", ge=0
     )
     pinned: list[str] = Field(
-        [], description='Names of tools that are listed all the same; "*" stands for any text.'
+        [], description='Names of tools that are always listed; "*" stands for any text.'
     )
     results: int = Field(
-        5, description="Tools that a search returns unless it says how many.", ge=1, le=20
+        5, description="Number of tools that a search returns by default.", ge=1, le=20
     )
 
 
 class ViewSelector(Selector):
-    """A selection among all tools; `name` is the whole name, with the prefix."""
+    """A selector among all tools; `name` is the full name, with the prefix."""
 
     backend: str | None = Field(None, description="Name of its back end.")
 
@@ -194,18 +196,18 @@ class ViewConfig(Model):
         None, description="Guidance for models, instead of server.instructions."
     )
     scopes: list[str] = Field(
-        [], description="Scopes that every call of it needs, beside auth.scopes."
+        [], description="Scopes that every call of the view needs, in addition to auth.scopes."
     )
-    include: list[ViewSelector] = Field([], description="The tools that it has; unset, all.")
-    exclude: list[ViewSelector] = Field([], description="Tools of these that it does not have.")
+    include: list[ViewSelector] = Field([], description="The tools of the view. Unset: all.")
+    exclude: list[ViewSelector] = Field([], description="Tools not in the view, even if included.")
     override: dict[str, ToolOverride] = Field(
-        {}, description="What is changed of its tools, by their whole names."
+        {}, description="Changes of the view's tools, by their full names."
     )
     search: SearchConfig | None = Field(
         None, description="Search in place of the list of its tools."
     )
     prompts: list[str] = Field(
-        [], description='Names of the prompts that it has; "*" stands for any text. Unset: none.'
+        [], description='Names of the view\'s prompts; "*" stands for any text. Unset: none.'
     )
     resources: list[str] = Field(
         [], description='URIs and templates of its resources; "*" stands for any text. Unset: none.'
@@ -232,14 +234,12 @@ class JobConfig(Model):
         5, description="Seconds between two polls; no worker waits meanwhile.", ge=0.1, le=86_400
     )
     status: JsonPointer = Field(
-        "/status", description="Where the answer of a poll has the job's status."
+        "/status", description="Place of the job's status in the answer of a poll."
     )
-    succeeded: list[str] = Field(
-        description="Statuses of a job that is over and went well.", min_length=1
-    )
+    succeeded: list[str] = Field(description="Statuses of a job that has succeeded.", min_length=1)
     failed: list[str] = Field(
-        [], description="Statuses of a job that is over and did not; a tool error."
+        [], description="Statuses of a job that has failed, which is a tool error."
     )
     error: JsonPointer | None = Field(
-        None, description="Where the answer of a poll has the reason of a failure."
+        None, description="Place of the reason of a failure in the answer of a poll."
     )

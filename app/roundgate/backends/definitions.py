@@ -1,5 +1,5 @@
-"""Tool definitions that are kept as JSON and parsed only when more than name and hints is needed.
-Parsing a thousand of them would take longer than the rest of a start."""
+"""Tool definitions stored as JSON, which are parsed only when more than the name and hints is
+needed. Parsing a thousand definitions would take longer than the rest of a start."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def encoded(definition: Mapping[str, Any]) -> bytes:
 
 class EncodedDefinitions(Sequence[tuple[str, bytes]]):
     """Keys with definitions as JSON. Stored definitions are assembled at first use, because a cold
-    start that answers one call lists nothing. Others are encoded now, so a value without JSON
-    fails the start."""
+    start that answers one call needs no list. Other definitions are encoded now, so that a value
+    without JSON fails the start."""
 
     __slots__ = ("_entries", "_items")
 

@@ -37,13 +37,14 @@ from roundgate.json import at_pointer
 from roundgate.replay import NAME, Cleanup, Context, Raw, Run, run_of
 
 Kept: TypeAlias = Mapping[str, Any]
-"""An answer as JSON, the result of a step."""
+"""A recorded answer as JSON, the result of a step."""
 
 log = logging.getLogger("roundgate.backends")
 
 
 class NotNow(Inside):
-    """A request about a job cannot be answered now; a later one may succeed. The text says why."""
+    """A request about a job failed for now; a later request may succeed. The text gives the
+    reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,9 @@ class Answering:
 
 
 Exchange: TypeAlias = Callable[[int, Answering | None], Awaitable[Kept]]
-"""Runs the nth exchange, counted from 1. Returns the result of `asked` if the service has
-questions, otherwise the last answer, which has no member `inputRequests`. Raises BackendError."""
+"""A function that runs the nth exchange, counted from 1. It returns the result of `asked` if the
+service has questions, otherwise the last answer, which has no member `inputRequests`. It raises
+BackendError."""
 
 
 async def dialogue(exchange: Exchange, context: Context) -> Kept:
@@ -131,7 +133,7 @@ class Job(Protocol):
 
     @property
     def config(self) -> JobConfig:
-        """The interpretation of the service's answers."""
+        """The rules for interpreting the service's answers."""
 
     @property
     def has_result(self) -> bool:
@@ -170,9 +172,9 @@ class Job(Protocol):
 async def follow(job: Job, context: Context, *, at_most_once: bool = False) -> Kept:
     """Start the job, poll until it ends, and return the answer that holds its result.
 
-    In a task, following survives a restart of the process. An ordinary call is bound by the call's
-    timeout, and can be shed. With `at_most_once`, a worker that dies while the job starts leaves an
-    unknown outcome, and the job is not started again.
+    A task continues to follow the job after a restart of the process. An ordinary call ends with
+    its timeout, and can be shed. With `at_most_once`, a worker that dies while the job starts
+    leaves an unknown outcome, and the job is not started again.
 
     Raises:
         OutcomeUnknown: an `at_most_once` start was begun by a worker that died.
@@ -228,18 +230,18 @@ async def _cancel(job: Job, context: Context, cleanup: Cleanup) -> NoReturn:
         raise CleanedUp("the job was over")
     if not job.is_cancellable:
         raise CleanedUp("the tool no longer declares how to cancel its jobs")
-    values = started.get("values") or await _found_again(job)
+    values = started.get("values") or await _recover_values(job)
     named = _named(values)
     try:
         if not await job.cancel(values):
-            await _be_over(job, values)
+            await _check_ended(job, values)
             raise CleanedUp(f"the job was over ({named})")
     except (NotNow, BackendError) as error:
         raise NotCancelled(str(error), named) from error
     raise CleanedUp(f"the job was cancelled ({named})")
 
 
-async def _found_again(job: Job) -> dict[str, str]:
+async def _recover_values(job: Job) -> dict[str, str]:
     """Return the values of a job whose answer to the start was lost, by starting it again.
 
     Raises:
@@ -254,15 +256,16 @@ async def _found_again(job: Job) -> dict[str, str]:
         raise NotCancelled(str(error)) from error
 
 
-async def _be_over(job: Job, values: Mapping[str, str]) -> None:
-    """Return if the job has ended or is unknown; raise NotNow if it runs or cannot be polled."""
+async def _check_ended(job: Job, values: Mapping[str, str]) -> None:
+    """Raise NotNow if the job still runs or cannot be polled; return if it has ended or is
+    unknown."""
     try:
         state, _ = await job.poll(values)
         status = _text(at_pointer(state, job.config.status))
     except (BackendError, LookupError):
         return
     if status not in (*job.config.succeeded, *job.config.failed):
-        raise NotNow(f"the service cancels nothing, and the job is {status[:100]}")
+        raise NotNow(f"the service found nothing to cancel, but the job is {status[:100]}")
 
 
 def _named(values: Mapping[str, str]) -> str:
@@ -278,8 +281,8 @@ async def _not_over() -> Kept:
 
 
 async def _begin(run: Run, job: Job) -> Kept:
-    """Start the job; defer cancellation until the answer arrives, because only the answer
-    identifies it."""
+    """Start the job. Defer cancellation until the answer arrives, because only the answer
+    identifies the job."""
     with run.beginning():
         return await _start(job)
 
@@ -294,15 +297,17 @@ async def _start(job: Job) -> Kept:
 
 
 async def _started(job: Job) -> dict[str, str]:
-    """Start the job and return the values of its variables; raise as `Job.start`, and BackendError
-    if the answer lacks a variable."""
+    """Start the job and return the values of its variables; raise the errors of `Job.start`, and
+    BackendError if the answer lacks a variable."""
     answer = await job.start()
     try:
         values = {
             name: at_pointer(answer, pointer) for name, pointer in job.config.variables.items()
         }
     except LookupError:
-        raise BackendError("The service started a job but did not say where to follow it") from None
+        raise BackendError(
+            "The service started a job, but its answer lacks the job's variables"
+        ) from None
     return {name: _text(value) for name, value in values.items()}
 
 
@@ -360,7 +365,8 @@ def _text(value: Any) -> str:
 
 Values: TypeAlias = Mapping[str, str]
 Ask: TypeAlias = Callable[[Values], Awaitable[Answer]]
-"""Sends a request about the job with these values; raises NotNow or BackendError."""
+"""A function that sends a request about the job with these values. It raises NotNow or
+BackendError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,13 +378,13 @@ class AnsweredJob:
 
     config: JobConfig
     by: str
-    """"service" or "function", for messages."""
+    """The word for the service in messages: "service" or "function"."""
     begin: Callable[[], Awaitable[Answer]]
     look: Ask
     result: Ask | None
-    """Fetches the result; `None` if the last poll's answer holds it."""
+    """The function that fetches the result; `None` if the last poll's answer holds it."""
     end: Ask | None
-    """Cancels the job; `None` if the service cannot."""
+    """The function that cancels the job; `None` if the service cannot cancel it."""
     starts_once: bool
 
     @property
@@ -392,7 +398,7 @@ class AnsweredJob:
     async def start(self) -> Any:
         try:
             answer = await self.begin()
-        except FunctionFailed as error:  # perhaps after it had started a job
+        except FunctionFailed as error:  # may have started a job
             raise NotNow(str(error)) from None
         except (NoAnswer, FunctionAway) as error:
             if error.reached:
@@ -404,31 +410,29 @@ class AnsweredJob:
             return self._good(answer, "starting the job").value()
         except ParseError:
             raise BackendError(
-                f"The {self.by} started a job but did not say where to follow it"
+                f"The {self.by} started a job, but its answer lacks the job's variables"
             ) from None
 
     async def poll(self, values: Values) -> tuple[Any, Kept]:
-        answer = await self._asked(self.look, values)
+        answer = await self._ask(self.look, values)
         try:
             return self._good(answer, "following the job").value(), answer.kept()
         except ParseError:
-            raise BackendError(
-                f"The {self.by} told of the job in something that is not JSON"
-            ) from None
+            raise BackendError(f"The {self.by} sent a status of the job that is not JSON") from None
 
     async def fetch(self, values: Values) -> Kept:
-        answer = await self._asked(self.result or self.look, values)
+        answer = await self._ask(self.result or self.look, values)
         return answer.kept()
 
     async def cancel(self, values: Values) -> bool:
-        assert self.end is not None, "only what is cancellable is cancelled"
+        assert self.end is not None, "only cancellable jobs are cancelled"
         answer = await self.end(values)
         if is_none_left(answer.status):
             return False
         self._good(answer, "cancelling the job")
         return True
 
-    async def _asked(self, ask: Ask, values: Values) -> Answer:
+    async def _ask(self, ask: Ask, values: Values) -> Answer:
         answer = await ask(values)
         if is_passing(answer.status):
             raise NotNow(answer.status_line)

@@ -1,9 +1,10 @@
-"""The tools that have a substitute for a feature that a client lacks, and the names of the
-gateway's own tools that take part in it.
+"""The tools with a substitute for a feature that a client lacks, and the names of the gateway's own
+tools that provide the substitutes.
 
     a client lacks           setting           it gets
     questions                `ask_in_words`    the question as text, and a tool that takes the answers
-    the tasks extension      `without_tasks`   the result, for which its call waits; or a handle, and tools that take it
+    the tasks extension      `without_tasks`   the result, after a wait; or a handle, and tools for
+    the handle
 
 Both settings are off by default. They are set for all tools (`fallback`) or for one (`override`).
 """
@@ -41,7 +42,7 @@ class Fallback:
     with_handles: frozenset[str]
     """Tools whose callers get a handle of the task."""
     names: Mapping[OwnTool, str]
-    """The names of those of the gateway's own tools that are served."""
+    """The names of the gateway's own tools that are served."""
 
     @classmethod
     def of(cls, catalog: Catalog, config: FallbackConfig) -> Self:
@@ -115,8 +116,8 @@ def _collisions(
             backend = catalog.tools[name].backend
             message = f"the gateway's own tool {name!r} is offered by back end {backend!r} too"
             remedy = (
-                f"give it another name with {'.'.join(setting)}, or rename that tool or prefix its"
-                " back end's"
+                f"give it another name with {'.'.join(setting)}, or rename that tool, or give its"
+                " back end a prefix"
             )
             yield origin.at(*setting).problem(message, remedy)
         elif name in collisions:

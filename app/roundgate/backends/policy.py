@@ -1,8 +1,8 @@
 """Approvals and forms for tools of any back end, asked through the engine like any handler's
 questions.
 
-An approval shows all arguments; if it cannot, the call is refused. Each member has a line of its
-own, so none can hide behind another. A long text is shortened on its line:
+An approval shows all arguments; if that is impossible, the gateway refuses the call. Each member
+has a line of its own, so no member can hide another. A long text is shortened on its line:
 
     - path: "/home/ada/thesis.txt"
     - note: "Dear …" … "…, Ada" (6,001 characters, SHA-256 3b0c44298fc1c149)
@@ -43,11 +43,11 @@ def around_calls(tool: Tool, wrap: Callable[[CallTool], CallTool], **changes: An
 
 
 def with_approval(tool: Tool, backend: BackendConfig) -> Tool:
-    """Return the tool, which asks for approval first if the settings say so. A client that cannot
-    be asked gets error -32021.
+    """Return the tool with an approval question in front if the settings require it. A client that
+    cannot be asked gets error -32021.
 
-    Otherwise the question is prepared for a view that requires it. An override wins over the tool's
-    declaration, which wins over the back end's `approve`.
+    Otherwise only prepare the question, for a view that requires it. An override takes precedence
+    over the tool's declaration, which takes precedence over the back end's `approve`.
     """
     override = backend.override.get(tool.definition["name"])
     tool = replace(tool, approvable=_approved_first(tool, backend))
@@ -92,7 +92,7 @@ def asking_first(tool: Tool) -> Tool:
     if tool.asks_first:
         return tool
     if tool.approvable is None:
-        raise ValueError("calls of it cannot be approved: its back end asks nobody")
+        raise ValueError("calls of this tool cannot be approved: it belongs to the gateway")
     return replace(tool, call=tool.approvable, asks_first=True, once=True, unasked_answers=False)
 
 
@@ -125,10 +125,10 @@ def log_decision(principal: Principal, is_approved: bool, **ids: str | None) -> 
 
 
 def _is_to_be_approved(
-    tool: Tool, backend: BackendConfig, override: ToolOverride | None, wanted: str | None
+    tool: Tool, backend: BackendConfig, override: ToolOverride | None, approval: str | None
 ) -> bool:
-    if wanted is not None:
-        return wanted == "always"
+    if approval is not None:
+        return approval == "always"
     return backend.approve == "always" or (
         backend.approve == "destructive" and is_destructive(tool, override)
     )
@@ -170,7 +170,7 @@ def check_approval(text: str | None, arguments: Sequence[str]) -> None:
     named = set(_VARIABLE.findall(text or ""))
     if unknown := sorted(named - set(arguments)):
         raise ValueError(
-            f"approval speaks of {', '.join(unknown)}, but the arguments are {', '.join(arguments)}"
+            f"approval names {', '.join(unknown)}, but the arguments are {', '.join(arguments)}"
         )
 
 
@@ -236,8 +236,7 @@ def _asking(
             if not context.supports(form):  # the model may know the values
                 raise ToolError(f"Missing arguments: {', '.join(missing)}")
             filled = (await context.ask({"arguments": form}))["arguments"].get()
-            # Take only the missing arguments: a client may send other members, which must not
-            # replace what the call came with.
+            # Take only the missing arguments: other members that a client sends must not replace the call's arguments.
             arguments = {**arguments, **{name: filled[name] for name in missing}}
         if problems := complete.problems(arguments, "arguments"):
             raise ToolError("Invalid arguments: " + "; ".join(problems))
@@ -258,11 +257,11 @@ MAX_LINES: Final = 100
 MAX_CHARS: Final = 10_000
 MAX_NAME: Final = 200
 MAX_TEXT: Final = 400
-"""The most characters of a text that is shown whole."""
+"""The maximum length of a text that is shown in full, in characters."""
 _BEGINNING: Final = 200
 _END: Final = 100
 _ONE_LINE: Final = 200
-"""Roughly the most characters of a list or object that is shown in one line."""
+"""The approximate maximum length of a list or object on one line, in characters."""
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 
@@ -276,7 +275,7 @@ def shown(arguments: Mapping[str, Any]) -> str:
         size += len(line)
         if len(lines) > MAX_LINES or size > MAX_CHARS:
             raise ToolError(
-                "The arguments are too many to be shown to the user, who has to approve them: "
+                "The arguments are too many to show to the user, who has to approve them: "
                 f"more than {MAX_LINES} values or {MAX_CHARS:,} characters. Nothing was done; "
                 "split the call into smaller ones"
             )
@@ -284,11 +283,11 @@ def shown(arguments: Mapping[str, Any]) -> str:
 
 
 def shown_in_line(value: Any) -> str:
-    """Return a value for a sentence. Long texts are shortened; for long lists and objects, only
-    their size is given."""
+    """Return a value for a sentence. Shorten a long text; give only the size of a long list or
+    object."""
     if isinstance(value, str) and len(value) > _ONE_LINE:
         return _shortened(value)
-    if isinstance(value, (dict, list)) and _room_after(value, _ONE_LINE) < 0:
+    if isinstance(value, (dict, list)) and _space_after(value, _ONE_LINE) < 0:
         kind = "members" if isinstance(value, dict) else "items"
         return f"({len(value):,} {kind}, see below)"
     return visible_json(value)
@@ -297,7 +296,7 @@ def shown_in_line(value: Any) -> str:
 def _lines(path: str, value: Any) -> Iterator[str]:
     if isinstance(value, str) and len(value) > MAX_TEXT:
         yield f"- {path}: {_shortened(value)}"
-    elif not isinstance(value, (dict, list)) or _room_after(value, _ONE_LINE) >= 0:
+    elif not isinstance(value, (dict, list)) or _space_after(value, _ONE_LINE) >= 0:
         yield f"- {path}: {visible_json(value)}"
     elif isinstance(value, dict):
         yield from _lines_of_object(path, value)
@@ -328,20 +327,19 @@ def _shortened(text: str) -> str:
     return f"{beginning} … {end} ({len(text):,} characters, SHA-256 {digest})"
 
 
-def _room_after(value: Any, room: int) -> int:
-    """Return how many of `room` characters a value leaves; stop counting once the number is
-    negative."""
+def _space_after(value: Any, space: int) -> int:
+    """Return the part of `space` characters that remains after a value; stop counting below zero."""
     match value:
         case str():
-            return room - len(value) - 2
+            return space - len(value) - 2
         case dict():
             for name, item in value.items():
-                if (room := _room_after(item, room - len(name) - 4)) < 0:
+                if (space := _space_after(item, space - len(name) - 4)) < 0:
                     break
-            return room
+            return space
         case list():
             for item in value:
-                if (room := _room_after(item, room - 1)) < 0:
+                if (space := _space_after(item, space - 1)) < 0:
                     break
-            return room
-    return room - len(str(value))
+            return space
+    return space - len(str(value))

@@ -30,10 +30,11 @@ from roundgate.settings import Origin
 from roundgate.settings.problems import problems_of
 
 Compile: TypeAlias = Callable[[Any, Origin], str]
-"""Takes the settings and their place; returns a line for the user."""
+"""A function of the settings and their place that compiles a back end and returns a line for the
+user."""
 Check: TypeAlias = Callable[[Any, Origin, dict[str, bytes]], Sequence[Problem]]
-"""Takes the settings, their place, and the fetched documents by URL. Returns problems that do not
-prevent serving."""
+"""A function of the settings, their place, and the fetched documents by URL. It returns problems
+that do not prevent serving."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,8 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
 )
 """The gateway's own kinds, by name."""
 GROUP: Final = "roundgate.backends"
-"""The group of entry points that add kinds: the name is the kind, the value `module:Class`."""
+"""The group of entry points that add kinds. An entry's name is the kind, its value is
+`module:Class`."""
 
 
 def kind_names() -> Sequence[str]:
@@ -120,7 +122,7 @@ def kind_of(config: BackendConfig) -> Kind:
 
 
 def _own_place(name: str) -> str:
-    """Return `module:Class` of a user's kind from that text or from the name of an entry point.
+    """Return `module:Class` of a user's kind. `name` is that text, or the name of an entry point.
 
     Raises:
         LookupError: no entry point has this name.
@@ -151,7 +153,7 @@ def _own_kind(place: str) -> Kind:
 
 
 @contextmanager
-def failures_told(config: BackendConfig, origin: Origin) -> Iterator[None]:
+def report_failures(config: BackendConfig, origin: Origin) -> Iterator[None]:
     """Report an exception of a user's kind as a problem of its entry, with the line of its code.
 
     Raises:
@@ -211,8 +213,8 @@ def _own_model(name: Any, origin: Origin) -> type[BackendConfig]:
         place = _own_place(str(name))
     except LookupError:
         near = get_close_matches(str(name).lower(), names, 1)
-        remedy = "use one of the kinds named" + (f": is {near[0]} meant?" if near else "")
-        message = f"there is no kind {name!r}; there are {', '.join(map(repr, names))}"
+        remedy = "use one of these kinds" + (f"; did you mean {near[0]}?" if near else "")
+        message = f"there is no kind {name!r}; the kinds are {', '.join(map(repr, names))}"
         raise ConfigError([origin.problem(message, remedy)]) from None
     prepend_path(origin.base_dir)
     try:
@@ -220,7 +222,7 @@ def _own_model(name: Any, origin: Origin) -> type[BackendConfig]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit too: a script that exits must not end the gateway
-        message = f"{place} is no kind of back end: {type(error).__name__}: {error}"
+        message = f"{place} is not a kind of back end: {type(error).__name__}: {error}"
         remedy = (
             "correct the module, the class or `kind: module:Class`: see `roundgate docs own-kinds`"
         )

@@ -1,4 +1,4 @@
-"""Search in place of a long list of tools: three tools, and the pinned ones, stand for the catalog.
+"""Search in place of a long list of tools: three tools and the pinned tools represent the catalog.
 
     search_tools    words → names and purposes, the best match first
     describe_tool   a name → its description and the schema of its arguments
@@ -32,9 +32,9 @@ from roundgate.replay import Context
 from roundgate.settings import Origin
 
 K1: Final = 1.2
-"""k₁ of BM25F: a smaller value counts presence more than weight."""
+"""The parameter k₁ of BM25F. With a smaller value, presence counts more than weight."""
 B: Final = 0.75
-"""b of BM25F, from 0 to 1: the penalty for long fields."""
+"""The parameter b of BM25F, from 0 to 1, which is the penalty for long fields."""
 SYNONYM: Final = 0.5
 """The weight of a synonym, relative to the word itself."""
 TITLE: Final = 0.5
@@ -70,7 +70,7 @@ _SPELLED: Final = {
     "id": "identifier",
     "ids": "identifier",
 }
-"""Spellings of the same word."""
+"""The preferred spelling of each word that has several."""
 _GROUPS: Final = (
     "create add make new open register insert",
     "delete remove drop erase destroy discard",
@@ -144,7 +144,7 @@ class Ranking:
         score = (Σ over words: idf · tf / (k₁ + tf)) · (1 − t + t · part of the title that the query covers)
 
     b is `B`, k₁ is `K1`, t is `TITLE`. A word counts once in a field: in a name or description,
-    repetition says nothing more. Synonyms (`_GROUPS`) count less.
+    repetition adds nothing. Synonyms (`_GROUPS`) count less.
     """
 
     def __init__(self, weights: Sequence[float], documents: Iterable[Sequence[str]]) -> None:
@@ -195,9 +195,9 @@ CALL: Final = "call_tool"
 MAX_RESULTS: Final = 20
 MAX_QUERY: Final = 500
 _LINE: Final = 160
-"""The most characters of a description in a search result."""
+"""The maximum length of a description in a search result, in characters."""
 _READ: Final = 500
-"""Characters of a description's first line, and of the rest, that are indexed."""
+"""The number of characters that are indexed of a description's first line, and of the rest."""
 _NAME: Final = {"type": "string", "description": f"A name that {SEARCH} has returned."}
 
 
@@ -221,7 +221,9 @@ def with_search(
         remedy = "give it another name: `override: {NAME: {name: …}}` of its back end, or a prefix"
         raise ConfigError(
             [
-                origin.problem(f"a back end has a tool {name!r}, as search has", remedy)
+                origin.problem(
+                    f"a back end has a tool {name!r}, which is the name of a search tool", remedy
+                )
                 for name in clashes
             ]
         )
@@ -277,17 +279,17 @@ class _Search:
             "type": "string",
             "minLength": 1,
             "maxLength": MAX_QUERY,
-            "description": "What is to be done, in a few words.",
+            "description": "The task, in a few words.",
         }
         limit = {"type": "integer", "minimum": 1, "maximum": MAX_RESULTS, "default": self._results}
         arguments = {"type": "object", "description": "Its arguments.", "default": {}}
         search = (
             f"Find tools by what they do: there are {len(self._served):,}, and most are not listed."
-            " Returns their names, arguments and first lines, the best first. Then read"
-            f" {DESCRIBE}, and use {CALL}."
+            " Returns their names, arguments and first lines, the best first. Then use"
+            f" {DESCRIBE}, and {CALL}."
         )
-        describe = "What a tool does, and the JSON Schema of its arguments."
-        call = f"Call a tool. {DESCRIBE} tells its arguments."
+        describe = "Return a tool's description and the JSON Schema of its arguments."
+        call = f"Call a tool. {DESCRIBE} returns the schema of its arguments."
         return [
             Tool(_definition(SEARCH, search, _READS, query=query, limit=limit), self._search),
             Tool(_definition(DESCRIBE, describe, _READS, name=_NAME), self._describe),
@@ -320,7 +322,7 @@ class _Search:
 
 
 async def _never_called(context: Context, arguments: dict[str, Any]) -> Returned:
-    raise AssertionError("a call through it is a call of the tool that it names")
+    raise AssertionError("call_tool is replaced by the tool that its arguments name")
 
 
 _READS: Final = {"readOnlyHint": True, "openWorldHint": False}

@@ -3,8 +3,8 @@
     file                          read when the file has changed
     Secrets Manager, Parameters   read after REFRESH_MS, or after AGAIN_MS if a service refuses the text
 
-Concurrent callers share one read. While a text cannot be read again, the earlier text serves. Texts
-stay in this process and appear in no log. boto3 is imported at the first read from AWS.
+Concurrent callers share one read. If a later read fails, the earlier text stays in use. Texts stay
+in this process and appear in no log. boto3 is imported at the first read from AWS.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from roundgate.settings.files import Stamp, stamp
 from roundgate.settings.references import STORES_AT_AWS, StoreAtAws
 
 REFRESH_MS: Final = 300_000
-"""Age in milliseconds at which texts from AWS are read again."""
+"""The age at which texts from AWS are read again, in milliseconds."""
 AGAIN_MS: Final = 10_000
-"""Age in milliseconds from which a text is read again because a service refused it, and the pause
-after a failed read."""
+"""The minimum age at which a refused text is read again, and the pause after a failed read, in
+milliseconds."""
 _EARLIER: Final = 4
 """The number of earlier texts of a reference that are still redacted."""
 _REGION: Final = re.compile(r"arn:[a-z-]+:[a-z]+:([a-z0-9-]+):")
@@ -50,10 +50,10 @@ log = logging.getLogger("roundgate.backends")
 
 
 class SecretStore(Protocol):
-    """A place that keeps texts under names."""
+    """A store of named secrets."""
 
     async def read(self, name: str) -> str:
-        """Return the current text of a name.
+        """Return the current text of a secret by its name.
 
         Raises:
             UnresolvedReference: the text is missing, must not be read, or cannot be reached.
@@ -67,7 +67,8 @@ class Files:
     """The file system as a `SecretStore`."""
 
     async def read(self, name: str) -> str:
-        """Return the text of a file without line breaks at its end; raise as `SecretStore.read`."""
+        """Return the text of a file without line breaks at its end; raise UnresolvedReference as
+        `SecretStore.read` does."""
         return read_file(Path(name), name)
 
     async def aclose(self) -> None:
@@ -75,8 +76,8 @@ class Files:
 
 
 class AtAws:
-    """A service of AWS, with a client for each region that an ARN names and one for the
-    environment's region."""
+    """An AWS service as a `SecretStore`, with a client for each region that an ARN names and for
+    the environment's region."""
 
     def __init__(self, store: StoreAtAws) -> None:
         self._store = store
@@ -94,7 +95,7 @@ class AtAws:
                 f"{name}: {problem.path} {problem.message}", problem.remedy
             ) from None
         except Unavailable as error:
-            remedy = "it is tried again; check the network if this stays"
+            remedy = "the gateway tries again; check the network if the problem stays"
             raise UnresolvedReference(f"{name}: {error}", remedy) from None
         except KeyError:
             raise UnresolvedReference(f"{name} is binary", "store it as a string") from None
@@ -120,14 +121,16 @@ class AtAws:
             return UnresolvedReference(f"{name} is not in {self._store.title}", remedy)
         if "AccessDenied" in code or code == "403":
             action = self._store.action
-            remedy = f"allow {action} on it, and kms:Decrypt where its key is one of yours"
+            remedy = f"allow {action} on it, and kms:Decrypt if you manage its key"
             return UnresolvedReference(f"{place} may not be read", remedy)
         if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
             remedy = "give the process a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-            message = f"{place} needs credentials of AWS, and there are none"
+            message = f"{place} needs AWS credentials, and there are none"
             return UnresolvedReference(message, remedy)
         message = f"{place} cannot be read ({code or type(error).__name__})"
-        return UnresolvedReference(message, "check its name, the region, and what the role may do")
+        return UnresolvedReference(
+            message, "check its name, the region, and the role's permissions"
+        )
 
 
 @dataclass(slots=True)
@@ -174,8 +177,9 @@ class Secrets:
             ) from None
 
     async def other_than(self, secret: Secret, refused: str) -> str | None:
-        """Return the text of a secret, or `None` if it is still `refused`, the text that a service
-        has refused, or cannot be read. A refused text is read again from AWS after `AGAIN_MS`."""
+        """Return a text of the secret other than `refused`, the text that a service has refused, or
+        `None`. If the current text is `refused`, read it again from AWS unless it is younger than
+        `AGAIN_MS`."""
         if not secret.references:
             return None
         try:
@@ -267,15 +271,15 @@ class Secrets:
         if secret.text is not None:
             yield secret.text
             return
-        of_parts = [list(self._known_of(part)) for part in secret.parts]
+        of_parts = [list(self._known_texts(part)) for part in secret.parts]
         if all(of_parts):
             yield "".join(texts[-1] for texts in of_parts)
         for part, texts in zip(secret.parts, of_parts, strict=True):
             if isinstance(part, Reference):
                 yield from texts
 
-    def _known_of(self, part: str | Reference) -> Iterable[str]:
-        """Yield the known texts of a part, the current one last."""
+    def _known_texts(self, part: str | Reference) -> Iterable[str]:
+        """Yield the known texts of a part, the current text last."""
         if isinstance(part, str):
             yield part
             return
@@ -292,7 +296,7 @@ def _member(reference: Reference, text: str) -> str:
     """Return the text, or the member of its JSON object that the reference names.
 
     Raises:
-        UnresolvedReference: there is no such member with a text or number.
+        UnresolvedReference: the member is missing, or is neither text nor a number.
     """
     if reference.key is None:
         return text

@@ -33,7 +33,7 @@ class CatalogSource(Protocol):
 class Snapshot:
     """A catalog and its back ends, with the number of calls that use them.
 
-    Every call pays for `with snapshot.use()`, so it needs no generator, and only `unused` makes an
+    Every call runs `with snapshot.use()`, so `use` avoids a generator, and only `unused` makes an
     event.
     """
 
@@ -43,7 +43,7 @@ class Snapshot:
         self.catalog = catalog
         self.backends = backends
         self.offers = offers or Offers(backends)
-        """The offers of which the catalog was made."""
+        """The offers from which the catalog was made."""
         self._users = 0
         self._unused: asyncio.Event | None = None
 
@@ -72,11 +72,10 @@ class Snapshot:
             await self._unused.wait()
 
     async def aclose(self, others: Sequence[Snapshot] = ()) -> None:
-        """Close all back ends but those of other snapshots; an error of one is logged and does not
-        stop the others."""
-        kept = {id(core_of(backend)) for snapshot in others for backend in snapshot.backends}
+        """Close all back ends except those that other snapshots use. Log an error and continue."""
+        shared_ids = {id(core_of(backend)) for snapshot in others for backend in snapshot.backends}
         for backend in self.backends:
-            if id(core_of(backend)) in kept:
+            if id(core_of(backend)) in shared_ids:
                 continue
             try:
                 await backend.aclose()
@@ -89,14 +88,14 @@ class Snapshot:
 
 
 class Serving:
-    """The current snapshot, and earlier ones that calls still use."""
+    """The current snapshot, and earlier snapshots that calls still use."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.now = snapshot
         """The current snapshot; calls go through `use`."""
         self._retiring: dict[asyncio.Task[None], Snapshot] = {}
         self._closing: set[Snapshot] = set()
-        """The retiring snapshots that close their back ends, so they keep none open."""
+        """The retiring snapshots that are closing their back ends and so keep no back end open."""
 
     @property
     def catalog(self) -> Catalog:

@@ -31,7 +31,7 @@ from roundgate.backends.policy import (
     with_defaults,
     with_questions,
 )
-from roundgate.backends.registry import failures_told
+from roundgate.backends.registry import report_failures
 from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.protocol import ABSENT, Schema, TextContent, ToolResult
 from roundgate.replay import Context
@@ -52,8 +52,8 @@ class ConfiguredBackend:
     def __init__(
         self, backend: Backend, config: BackendConfig, origin: Origin, *, is_tolerant: bool = False
     ) -> None:
-        """Store the parts. With `is_tolerant`, settings that do not fit the tools of a
-        `LiveBackend` leave out only what they name."""
+        """Store the settings. If `is_tolerant`, a setting that does not fit the tools of a
+        `LiveBackend` omits only the tools that it names."""
         self.name = config.name
         self.prefix = config.effective_prefix
         self.core = backend
@@ -67,7 +67,7 @@ class ConfiguredBackend:
         Raises:
             ConfigError: the back end cannot be served, or a setting does not fit its tools.
         """
-        with failures_told(self.config, self._origin):
+        with report_failures(self.config, self._origin):
             offering: Any = await self.core.offer()
             if not isinstance(offering, Offering):
                 raise TypeError(f"offer() returned {type(offering).__name__}, not an Offering")
@@ -91,9 +91,7 @@ class ConfiguredBackend:
             except ValueError as error:
                 place = self._origin.at("override", name)
                 problems.append(
-                    place.problem(
-                        str(error), "correct it, or see `roundgate check` for what the tool has"
-                    )
+                    place.problem(str(error), "correct it; `roundgate check` lists the tools")
                 )
         if problems and not self._is_tolerant:
             raise ConfigError(problems)
@@ -107,8 +105,8 @@ class ConfiguredBackend:
         so the user approves the complete call.
 
         Raises:
-            ValueError: `approval` or `ask_for` names an unknown argument, or no form can ask for
-                it.
+            ValueError: `approval` or `ask_for` names an unknown argument, or no form can ask for an
+            argument.
         """
         if tool.approval is not None:
             check_approval(
@@ -132,7 +130,7 @@ class ConfiguredBackend:
         is_wrong = any(problem.path.endswith(".name") for problem in problems)
         if names and not chosen and not is_wrong and (config.include or config.exclude):
             place = self._origin.at("include" if config.include else "exclude")
-            remedy = "correct it; without include and exclude, `roundgate check` lists the tools that there are"
+            remedy = "correct it; without include and exclude, `roundgate check` lists all tools"
             problems.insert(0, place.problem("leaves no tool", remedy))
         return problems
 
@@ -167,7 +165,7 @@ def unknown_names(
     for name in config.override:
         if name not in chosen:
             is_left_out = f"is the name of a tool that {place} out"
-            message = is_left_out if name in names else "is no tool's name"
+            message = is_left_out if name in names else "is not the name of a tool"
             remedy = f"remove it, or correct the name; {lists}"
             problems.append(origin.at("override", name).problem(message, remedy))
     return problems
@@ -180,27 +178,28 @@ def is_selected(tool: Tool, config: BackendConfig) -> bool:
     return not any(matches(tool, selector) for selector in config.exclude)
 
 
-def is_known(wanted: str, names: Collection[str], prefix: str = "") -> bool:
-    """Return whether a selector's name matches a tool. A pattern need not, unless it begins with
-    the prefix that `names` lack."""
-    if any(fnmatchcase(name, wanted) for name in names):
+def is_known(pattern: str, names: Collection[str], prefix: str = "") -> bool:
+    """Return whether a selector's name matches a tool. A pattern is always known, unless it begins
+    with the prefix that `names` lack."""
+    if any(fnmatchcase(name, pattern) for name in names):
         return True
-    is_prefixed = prefix != "" and wanted.startswith(prefix)
-    return any(sign in wanted for sign in "*?[") and not is_prefixed
+    is_prefixed = prefix != "" and pattern.startswith(prefix)
+    return any(sign in pattern for sign in "*?[") and not is_prefixed
 
 
-def matches(tool: Tool, wanted: Selector) -> bool:
+def matches(tool: Tool, selector: Selector) -> bool:
     """Return whether a tool matches every member of a selector."""
     about = tool.about
     return (
-        (wanted.name is None or fnmatchcase(tool.definition["name"], wanted.name))
-        and (wanted.tag is None or any(fnmatchcase(tag, wanted.tag) for tag in about.tags))
+        (selector.name is None or fnmatchcase(tool.definition["name"], selector.name))
+        and (selector.tag is None or any(fnmatchcase(tag, selector.tag) for tag in about.tags))
         and (
-            wanted.path is None or (about.path is not None and fnmatchcase(about.path, wanted.path))
+            selector.path is None
+            or (about.path is not None and fnmatchcase(about.path, selector.path))
         )
-        and (wanted.method is None or about.method == wanted.method.upper())
-        and (wanted.hint is None or _has_hint(tool, wanted.hint))
-        and (wanted.extension is None or _has_extension(about.extensions, wanted.extension))
+        and (selector.method is None or about.method == selector.method.upper())
+        and (selector.hint is None or _has_hint(tool, selector.hint))
+        and (selector.extension is None or _has_extension(about.extensions, selector.extension))
     )
 
 
@@ -212,8 +211,8 @@ def _has_hint(tool: Tool, hint: str) -> bool:
     return bool(hints.get(name, usual))
 
 
-def _has_extension(extensions: Mapping[str, Any], wanted: str) -> bool:
-    name, equals, value = wanted.partition("=")
+def _has_extension(extensions: Mapping[str, Any], pattern: str) -> bool:
+    name, equals, value = pattern.partition("=")
     if not equals:
         return name in extensions and extensions[name] is not False
     member = extensions.get(name)
@@ -251,7 +250,7 @@ def overridden(tool: Tool, override: ToolOverride) -> Tool:
             changed[name] = value
     if override.scopes is not None:
         changed["scopes"] = frozenset(override.scopes)
-    if override.once:  # an override never clears it: an approval covers one run
+    if override.once:  # an override never clears `once`: an approval covers one run
         changed |= {"once": True, "unasked_answers": False}
 
     def shaped_call(call: CallTool) -> CallTool:
@@ -283,7 +282,7 @@ class _Arguments:
         members: Mapping[str, Any] = schema.get("properties", {})
         if unknown := sorted(set(overrides) - set(members)):
             raise ValueError(
-                f"there are no arguments {', '.join(unknown)}; there are {', '.join(members) or 'none'}"
+                f"there are no arguments {', '.join(unknown)}; the arguments are {', '.join(members) or 'none'}"
             )
         for own, member in members.items():
             override = overrides.get(own, ArgumentOverride.model_construct(_fields_set=set()))
@@ -297,11 +296,11 @@ class _Arguments:
             if "fixed" in set_members or override.hidden:
                 if own in required:
                     raise ValueError(
-                        f"argument {own!r} is needed: give a fixed value or a default with hidden"
+                        f"argument {own!r} is required: if hidden, give it a fixed value or a default"
                     )
                 continue
             name = override.name or own
-            # a new name may be an overridden argument's, whose own turn finds a collision
+            # if the new name belongs to an overridden argument, that argument's turn finds a collision
             if name in properties or (name != own and name in members and name not in overrides):
                 raise ValueError(f"two arguments would be called {name!r}")
             properties[name] = _described(member, override)
@@ -313,14 +312,14 @@ class _Arguments:
         changed = {**schema, "properties": properties, "required": required}
         return cls(changed, names, fixed, defaults, frozenset(set(members) - seen))
 
-    def __call__(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tool's arguments for the model's; raise ToolError for a name that the model
+    def __call__(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert the model's arguments to the tool's; raise ToolError for a name that the model
         must not use."""
-        if hidden := sorted(self.refused & given.keys()):
-            raise ToolError(f"Invalid arguments: there are no {', '.join(hidden)}")
+        if hidden := sorted(self.refused & arguments.keys()):
+            raise ToolError(f"Invalid arguments: unknown arguments {', '.join(hidden)}")
         return {
             **self.defaults,
-            **{self.names.get(name, name): value for name, value in given.items()},
+            **{self.names.get(name, name): value for name, value in arguments.items()},
             **self.fixed,
         }
 
@@ -372,7 +371,7 @@ def _projection(override: ToolOverride) -> _Project | None:
         compiled = jmespath.compile(expression)
     except jmespath.exceptions.JMESPathError as error:
         reason = str(error).splitlines()[0][:200]
-        raise ValueError(f"result {expression!r} is no JMESPath expression: {reason}") from None
+        raise ValueError(f"result {expression!r} is not a JMESPath expression: {reason}") from None
 
     def project(value: Any) -> Any:
         try:
@@ -389,8 +388,8 @@ def _projection(override: ToolOverride) -> _Project | None:
 def _calling(
     call: CallTool, arguments: _Arguments, timeout_s: float | None, project: _Project | None
 ) -> CallTool:
-    async def changed(context: Context, given: dict[str, Any]) -> Returned:
-        returned = await _within(timeout_s, call, context, arguments(given))
+    async def changed(context: Context, model_arguments: dict[str, Any]) -> Returned:
+        returned = await _within(timeout_s, call, context, arguments(model_arguments))
         if project is None or not isinstance(returned, ToolResult) or returned.is_error:
             return returned
         return _projected(returned, project)

@@ -66,7 +66,7 @@ class UnusableReturn(Inside, TypeError):
 
 
 class WithoutTitles(GenerateJsonSchema):
-    """A schema generator without titles: pydantic's repeat the names, and cost a model tokens."""
+    """A schema generator without titles. pydantic's titles repeat the names and cost tokens."""
 
     def field_title_should_be_set(self, schema: CoreSchema | Any) -> bool:
         return False
@@ -106,8 +106,8 @@ class Signature:
     _adapter: TypeAdapter[dict[str, Any]]
     _defaults: Mapping[str, Any]
     _changeable: Mapping[str, Any]
-    """Mutable defaults by the function's own names; each call gets a copy, so that it cannot change
-    them for later calls."""
+    """Mutable defaults by the function's own names. Each call gets a copy, so that calls cannot
+    change the defaults of later calls."""
 
     def input_schema(self) -> dict[str, Any]:
         """Return the JSON Schema 2020-12 of the arguments, an object.
@@ -151,13 +151,13 @@ class Signature:
         arguments = dict(arguments)
         if self._readings.may_exceed(MAX_READINGS, arguments):
             raise ValueError(
-                f"they can be read in more than {MAX_READINGS:,} ways; send less, or nest it less deeply"
+                f"validating them takes more than {MAX_READINGS:,} attempts; send less, or nest values less deeply"
             )
         try:
             bound: dict[str, Any] = self._adapter.validator.validate_python(fresh(arguments))
         except ValidationError as error:
             if (count := error.error_count()) > _MAX_ERRORS:  # listing a million takes ten seconds
-                raise ValueError(f"{count} values in them do not fit") from None
+                raise ValueError(f"{count} values are invalid") from None
             wrong = [
                 f"{'.'.join(map(str, e['loc']))}: {e['msg']}"
                 for e in error.errors(include_input=False)[:8]
@@ -172,8 +172,8 @@ class Signature:
 _TYPES: Final = "Use plain types, a pydantic model, a dataclass or a TypedDict"
 _MAX_ERRORS: Final = 1_000
 MAX_READINGS: Final = 100_000
-"""The most attempts that validating one call's arguments may take, including missing members: some
-50 ms, during which the event loop is blocked."""
+"""The maximum number of attempts for validating one call's arguments, including missing members.
+They block the event loop for some 50 ms."""
 _CHANGEABLE: Final = (list, dict, set, bytearray)
 _CONTEXTS: Final = (Context, SyncContext)
 
@@ -186,7 +186,7 @@ def describe(function: Callable[..., Any]) -> Signature:
             name, or its type has no JSON Schema.
     """
     _check_function(function)
-    hints = _hints_of(function)
+    hints = _read_hints(function)
     summary, described = _read_docstring(function)
     fields: dict[str, Any] = {}
     parameters: list[Parameter] = []
@@ -202,7 +202,9 @@ def describe(function: Callable[..., Any]) -> Signature:
         elif (name not in hints and name == "ctx") or any(
             argument in _CONTEXTS for argument in get_args(hint)
         ):
-            raise TypeError(f"{name!r} is given the context if it is annotated so: {name}: Context")
+            raise TypeError(
+                f"{name!r} receives the context only if it is annotated as {name}: Context"
+            )
         elif parameter.kind is parameter.VAR_KEYWORD:
             takes_any = True
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
@@ -232,11 +234,11 @@ def describe(function: Callable[..., Any]) -> Signature:
     )
 
 
-_OF_WRAPPERS: Final = " (if a decorator of yours made it, that needs functools.wraps)"
+_OF_WRAPPERS: Final = " (if your own decorator made the function, add functools.wraps to it)"
 
 
 def _check_function(function: Callable[..., Any]) -> None:
-    """Raise TypeError unless this is a function whose calls have a result."""
+    """Raise TypeError unless `function` is a function that returns one result."""
     if inspect.isclass(function):
         raise TypeError("is a class: decorate a function that makes one and uses it")
     if isinstance(function, functools.partial):
@@ -244,17 +246,17 @@ def _check_function(function: Callable[..., Any]) -> None:
     inner = inspect.unwrap(function)
     if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
         raise TypeError(
-            "is a generator, and a call has one result: return a list; `await ctx.progress(…)` tells how far it is"
+            "is a generator, but a call has one result: return a list; report progress with `await ctx.progress(…)`"
         )
 
 
-def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+def _read_hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(function, include_extras=True)
     except NameError as error:
         raise TypeError(
-            f"{error} where its annotations are looked up: define or import it at the top of the module, neither in a"
-            " function nor below TYPE_CHECKING"
+            f"{error} in its annotations: define or import the name at the top of the module, not in a function and"
+            " not below TYPE_CHECKING"
         ) from None
 
 
@@ -269,7 +271,7 @@ def _is_context(hint: Any) -> bool:
 
 
 def _adapter(name: str, fields: dict[str, Any], closed: bool) -> TypeAdapter[dict[str, Any]]:
-    make: Any = TypedDict  # type checkers want the fields to be known before run time
+    make: Any = TypedDict  # type checkers accept only fields that are known before run time
     arguments = make(name, fields)
     arguments.__pydantic_config__ = ConfigDict(extra="forbid" if closed else "allow")
     try:
@@ -352,7 +354,7 @@ class ToolReturn:
         return cls(adapter, schema, None if schema is None else Schema.compile(schema))
 
     def result(self, value: Any) -> ToolResult:
-        """Return a return value as a tool result; raise UnusableReturn unless it conforms to the
+        """Convert a return value to a tool result; raise UnusableReturn unless it conforms to the
         output schema."""
         if isinstance(value, ToolResult):
             return self._explicit(value)
@@ -368,7 +370,7 @@ class ToolReturn:
         meta = None if value.meta is None else to_json_value(value.meta)
         if value.structured_content is ABSENT:
             if self.checker is not None and not value.is_error:
-                raise UnusableReturn("has no structured content, which the output schema promises")
+                raise UnusableReturn("has no structured content, which the output schema requires")
             return ToolResult(content, ABSENT, value.is_error, meta)
         structured = self._structured(value.structured_content, check=not value.is_error)
         return ToolResult(
@@ -384,14 +386,16 @@ class ToolReturn:
 
 
 def to_json_value(value: Any, adapter: TypeAdapter[Any] | None = None) -> Any:
-    """Return a Python value as JSON values; raise UnusableReturn if it has none."""
+    """Convert a Python value to JSON values; raise UnusableReturn if that is impossible."""
     try:
         if adapter is not None:
             # no warnings: the output schema decides whether the value fits
             return adapter.serializer.to_python(value, mode="json", by_alias=True, warnings=False)
         return to_jsonable_python(value, by_alias=True)
     except (PydanticSerializationError, ValueError) as error:
-        raise UnusableReturn(f"has no JSON: {' '.join(str(error).split())[:500]}") from None
+        raise UnusableReturn(
+            f"cannot be written as JSON: {' '.join(str(error).split())[:500]}"
+        ) from None
 
 
 def prompt_messages(value: Any) -> Sequence[PromptMessage]:
@@ -433,7 +437,7 @@ def resource_contents(value: Any, uri: str, mime_type: str | None) -> Sequence[R
 
 
 def completion(value: Any) -> Completion:
-    """Return a `Completion` unchanged, or made from one string or a sequence of strings."""
+    """Return a `Completion` unchanged, or make one from a string or a sequence of strings."""
     if isinstance(value, Completion):
         return value
     return Completion([value] if isinstance(value, str) else list(value))
@@ -447,7 +451,7 @@ def _blocks(value: Any) -> Sequence[Any]:
     for block in blocks:
         if not isinstance(block, (str, *BLOCKS)):
             raise UnusableReturn(
-                f"has {type(block).__name__} in its content, where a str or a content block has to be"
+                f"has {type(block).__name__} in its content; use a str or a content block"
             )
         if isinstance(block, (ImageContent, AudioContent)) and not isinstance(block.data, _BYTES):
             raise UnusableReturn(

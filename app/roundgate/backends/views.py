@@ -1,10 +1,10 @@
-"""Views: separate endpoints, each with a part of everything that is served.
+"""Views: separate endpoints, each with a subset of the tools, prompts and resources.
 
     all back ends ──▶ Catalog ──▶ /mcp
                          ├─ include, exclude, override ──▶ Catalog ──▶ /support/mcp
                          └─ include, exclude, override ──▶ Catalog ──▶ /admin/mcp
 
-A view is a catalog like any other, so the code that serves requests does not know of views. A view
+A view is an ordinary catalog, so the code that serves requests does not depend on views. A view
 cannot remove a back end's approvals or a tool's scopes.
 """
 
@@ -69,7 +69,7 @@ def _view(
     chosen = {
         name: served for name, served in everything.tools.items() if _is_selected(served, config)
     }
-    # the view may name tools of back ends that are missing
+    # the view may name tools of missing back ends
     may_be_missing = bool(everything.missing) or everything.is_tolerant
     unused = [] if may_be_missing else _unused(everything, chosen.keys(), config, origin)
     problems += unused
@@ -131,17 +131,17 @@ def _others(everything: Catalog, config: ViewConfig, chosen: Mapping[str, Served
         prompts={
             name: prompt
             for name, prompt in everything.prompts.items()
-            if _is_one_of(name, config.prompts)
+            if _matches_any(name, config.prompts)
         },
         resources={
             uri: resource
             for uri, resource in everything.resources.items()
-            if _is_one_of(uri, config.resources)
+            if _matches_any(uri, config.resources)
         },
         templates=[
             served
             for served in everything.templates
-            if _is_one_of(served.resource.definition["uriTemplate"], config.resources)
+            if _matches_any(served.resource.definition["uriTemplate"], config.resources)
         ],
         prompt_pages=_part(everything.prompt_pages, config.prompts),
         resource_pages=_part(everything.resource_pages, config.resources),
@@ -161,9 +161,9 @@ def _is_selected(served: ServedTool, config: ViewConfig) -> bool:
     return not any(_matches(served, selector) for selector in config.exclude)
 
 
-def _matches(served: ServedTool, wanted: ViewSelector) -> bool:
-    is_behind = wanted.backend is None or fnmatchcase(served.backend, wanted.backend)
-    return is_behind and matches(served.tool, wanted)
+def _matches(served: ServedTool, selector: ViewSelector) -> bool:
+    is_behind = selector.backend is None or fnmatchcase(served.backend, selector.backend)
+    return is_behind and matches(served.tool, selector)
 
 
 def _may_have(backend: str, config: ViewConfig) -> bool:
@@ -174,36 +174,38 @@ def _may_have(backend: str, config: ViewConfig) -> bool:
     )
 
 
-def _is_one_of(name: str, patterns: Sequence[str]) -> bool:
+def _matches_any(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _part(pages: Pages, patterns: Sequence[str]) -> Pages:
-    return Pages([item for item in pages.items if _is_one_of(item[0], patterns)], pages.size)
+    return Pages([item for item in pages.items if _matches_any(item[0], patterns)], pages.size)
 
 
 def _changed(
     served: ServedTool, override: ToolOverride, place: Origin, problems: list[Problem]
 ) -> ServedTool | None:
     if override.approve == "never":
-        remedy = "set it where the back end is, or leave the tool out of the view"
-        problems.append(place.at("approve").problem("a view cannot do without approvals", remedy))
+        remedy = "set it for the back end, or leave the tool out of the view"
+        problems.append(place.at("approve").problem("a view cannot remove approvals", remedy))
         return None
     if override.scopes is not None and not served.tool.scopes <= set(override.scopes):
         lost = ", ".join(sorted(served.tool.scopes - set(override.scopes)))
-        remedy = "add it to these, or set scopes where the back end is"
-        problems.append(place.at("scopes").problem(f"a view cannot do without {lost}", remedy))
+        remedy = "add them here, or set scopes for the back end"
+        problems.append(
+            place.at("scopes").problem(f"a view cannot remove the scopes {lost}", remedy)
+        )
         return None
     if override.approval is not None:
         remedy = "set it in the override of the back end"
-        problems.append(place.at("approval").problem("is no setting of a view", remedy))
+        problems.append(place.at("approval").problem("is not a setting of a view", remedy))
         return None
     try:
         tool = overridden(
             asking_first(served.tool) if override.approve == "always" else served.tool, override
         )
     except ValueError as error:
-        remedy = "correct it, or see `roundgate check` for what the tool has"
+        remedy = "correct it; `roundgate check` lists the tools"
         problems.append(place.problem(str(error), remedy))
         return None
     name = tool.definition["name"]
@@ -227,6 +229,6 @@ def _unused(
         and not config.prompts
         and not config.resources
     ):
-        remedy = "correct include and exclude; `roundgate check` lists the tools that there are"
+        remedy = "correct include and exclude; `roundgate check` lists all tools"
         problems.append(origin.problem(f"the view {config.name!r} is empty", remedy))
     return problems

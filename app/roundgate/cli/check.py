@@ -205,7 +205,7 @@ def _serving(file: ConfigFile, using: Settings, host: str, port: int | None) -> 
     yield from _problems_of(lambda: shows_errors(file, using))
     yield from _problems_of(lambda: check_exposure(file, using, host))
     if auth != "none" and using.public_url is None:
-        message = "is needed with auth: tokens and metadata contain this URL"
+        message = "is required with auth: tokens and metadata contain this URL"
         remedy = (
             "set it to the URL that clients use, such as https://mcp.example.com; or `roundgate "
             "check --file-only`, if this is not where the file is served"

@@ -226,7 +226,7 @@ def _print_page(page: str | None) -> None:
     wanted = page.removeprefix("docs/").partition("#")[0].removesuffix(".md")
     if wanted not in all_pages:
         near = get_close_matches(wanted, all_pages, 3)
-        meant = f"is {' or '.join(near)} meant?" if near else "`roundgate docs` lists them"
+        meant = f"did you mean {' or '.join(near)}?" if near else "`roundgate docs` lists them"
         raise UsageError(f"there is no page {wanted!r}: {meant}")
     print(all_pages[wanted].read_text("utf-8"), end="")
 

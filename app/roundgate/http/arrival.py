@@ -1,5 +1,5 @@
-"""The layer of `roundgate serve` around the app: reports the progress of a request to its connection,
-and limits the time for its body."""
+"""The layer of `roundgate serve` around the app, which reports the progress of a request to its
+connection and limits the time for its body."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Request bodies: the limits on their memory, and the id of one that is refused unread.
+"""Request bodies: the limits on their memory, and the ids of requests that are refused before their
+bodies are read.
 
-Many clients show the text of an error only if it is the response to one of their requests. So a
-refused body that is short, and arrives soon, is read for its id.
+Many clients show the text of an error only if it is the response to one of their requests. So the
+gateway reads the id from a refused body that is short and arrives soon.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from roundgate.errors import ParseError, TransportError, Unavailable
 from roundgate.protocol import RequestId, jsonrpc
 
 SMALL: Final = 8_192
-"""Bodies up to this many bytes are not counted: the limit on connections bounds them."""
+"""The size up to which bodies are not counted, in bytes, because the limit on connections bounds
+them."""
 NODE_BYTES: Final = 100
-"""The approximate size of a value or key as a Python object."""
+"""The approximate size of a value or key as a Python object, in bytes."""
 
 
 class BodyBudget:
@@ -36,10 +38,10 @@ class BodyBudget:
         self._left = max_pending_bytes
 
     def take(self, size: int) -> int:
-        """Take bytes and return their number, for `give_back`.
+        """Reserve bytes and return their number, for `give_back`.
 
         Raises:
-            Unavailable: other requests have taken too many.
+            Unavailable: other requests have reserved too many bytes.
         """
         if size > self._left:
             raise Unavailable(
@@ -49,11 +51,11 @@ class BodyBudget:
         return size
 
     def take_nodes(self, body: bytes) -> int:
-        """Take the bytes of a body's values and return their number, for `give_back`.
+        """Reserve the bytes of a body's values and return their number, for `give_back`.
 
         Raises:
             TransportError: 413, the body has too many values.
-            Unavailable: other requests have taken too many bytes.
+            Unavailable: other requests have reserved too many.
         """
         nodes = count_nodes(body, self._max_nodes)
         if nodes > self._max_nodes:
@@ -64,16 +66,17 @@ class BodyBudget:
         return self.take(nodes * NODE_BYTES)
 
     def give_back(self, taken: int) -> None:
-        """Free bytes that were taken."""
+        """Release reserved bytes."""
         self._left += taken
 
 
 def count_nodes(body: bytes, limit: int) -> int:
-    """Return how many values and keys a JSON text has, or a number over `limit`.
+    """Return the number of values and keys in a JSON text, or a number over `limit`.
 
     Each value but the first follows a bracket, comma or colon. The number of these characters is an
     upper bound that is fast to compute. Only a text above the limit is counted again without its
-    strings, its first sixteenth before the rest: that refuses a hostile text at a tenth of the cost.
+    strings, its first sixteenth before the rest, which refuses a hostile text at a tenth of the
+    cost.
     """
     if (most := _delimiters(body)) <= limit:
         return most
@@ -94,14 +97,15 @@ def _delimiters(text: bytes) -> int:
 
 
 MAX_BYTES: Final = 65_536
-"""The largest body that is read for its id, in bytes: its sender may be unauthenticated."""
+"""The maximum size of a body that is read for its id, in bytes. Its sender may be
+unauthenticated."""
 WAIT_S: Final = 2.0
 """Seconds that a refused client has for sending the rest of its body."""
 _JSON: Final = b"application/json"
 _ID: Final = rb'"id"\s*:\s*("[ !#-\[\]-~]{0,256}"|-?\d{1,18})'
 _FIRST: Final = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?' + _ID + rb"\s*[,}]")
 _LAST: Final = re.compile(_ID + rb"\s*\}\s*$")
-"""The places where clients write ids: beside the version at the beginning, or at the very end,
+"""The places where clients write ids: beside the version at the beginning, or at the very end;
 never in `params`."""
 
 
@@ -119,10 +123,10 @@ async def read_id(
             body = await _short(receive)
     except TimeoutError:
         return None
-    return None if body is None else id_of(body)
+    return None if body is None else id_from_body(body)
 
 
-def id_of(body: bytes) -> RequestId | None:
+def id_from_body(body: bytes) -> RequestId | None:
     """Return the id of the request in a body, or `None`. Only the beginning and the end of a long
     body are searched."""
     if len(body) > MAX_BYTES:

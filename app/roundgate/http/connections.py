@@ -11,8 +11,8 @@
                           ▲                                             │
                           └── a request began, has arrived, is over ────┘
 
-`BoundedConnection` sees bytes and finds the end of a head. `ConnectionMiddleware` (`arrival`), which
-has to be around the app, reports the later stages.
+`BoundedConnection` receives bytes and finds the end of a head. `ConnectionMiddleware` (`arrival`),
+which must wrap the app, reports the later stages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from uvicorn.server import ServerState
 from roundgate.errors import TransportError, Unavailable
 from roundgate.http.arrival import STATE, Request
 from roundgate.http.exchange import error_headers
-from roundgate.http.room import Stage, client_address, makes_room
+from roundgate.http.room import Stage, client_address, connection_to_close
 from roundgate.protocol import NEWEST
 from roundgate.settings import HttpConfig
 
@@ -52,7 +52,7 @@ LEAST_READ: Final = 65_536
 """Bytes that a client must read within `http.send_timeout_s` while a response waits for it."""
 _FRAMING: Final = 6 * 65_536
 """Bytes of a chunked body that may arrive before the app receives any: uvicorn collects 64 KB, and
-a chunk of one byte takes six. More bytes, beyond a head, are endless trailers."""
+a chunk of one byte takes six. More bytes than that and a head are endless trailers."""
 _PIECE: Final = 1_024
 """Bytes of pipelined requests that are passed on at once, until uvicorn asks to pause."""
 _SPARE_DESCRIPTORS: Final = 64
@@ -89,8 +89,8 @@ class Bounds:
 
 
 def descriptors_for_connections() -> int:
-    """Return how many file descriptors connections may use: three quarters of the limit, less the
-    spare ones."""
+    """Return the number of file descriptors that connections may use: three quarters of the limit
+    without the spare descriptors."""
     soft = -1 if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1_000_000 if soft < 0 else max(8, (soft - _SPARE_DESCRIPTORS) * 3 // 4)
 
@@ -104,7 +104,7 @@ class Connections:
     _open: dict[BoundedConnection, None] = field(default_factory=dict)
     """Every open connection, in the order in which they were accepted."""
     _leaving: dict[BoundedConnection, None] = field(default_factory=dict)
-    """Connections that are closing in favour of others, until they are closed."""
+    """Connections that are being closed to free places for others."""
     _is_looking: bool = False
 
     def __call__(
@@ -120,7 +120,7 @@ class Connections:
         """Add a connection; close another one or refuse this one if there are too many."""
         bounds = self.bounds
         if len(self._open) >= bounds.connections:
-            victim = makes_room(
+            victim = connection_to_close(
                 self._open,
                 connection.address,
                 places=bounds.connections,
@@ -179,10 +179,10 @@ class BoundedConnection(asyncio.Protocol):
         )
         self.stage = Stage.NEW
         self.since = 0.0
-        """When the stage began, in seconds on the event loop's clock."""
+        """The time at which the stage began, in seconds on the event loop's clock."""
         self.address = ""
         self._due = inf
-        """When to end the connection unless its stage changes, on the same clock."""
+        """The time at which to end the connection unless its stage changes, on the same clock."""
         self._head: bytes | None = b""
         """The received part of a head; `None` while bytes belong to a body."""
         self._held = b""
@@ -313,7 +313,7 @@ class BoundedConnection(asyncio.Protocol):
             self.request_arrived()
             return
         self._enter(Stage.ANSWERING, self._bounds.body_s)
-        # RECEIVING only if the body did not come with the head, as it nearly always does
+        # the body nearly always comes with the head; enter RECEIVING only if it did not
         self._loop.call_soon(self._note_waiting, request)
         begun, self._head = self._head, None
         if begun:
@@ -348,7 +348,7 @@ class BoundedConnection(asyncio.Protocol):
     # the ends of a connection
 
     def close(self) -> None:
-        """Close the connection once all is written; linger if the client is still sending."""
+        """Close the connection after writing all data; linger if the client is still sending."""
         if self._request is not None and not self._request.is_received:
             self._linger()
         else:
@@ -363,7 +363,7 @@ class BoundedConnection(asyncio.Protocol):
             "request",
             extra={"fields": {"status": status, "outcome": "refused", "error": str(error)}},
         )
-        if self._request is not None:  # another response cannot be written into its response
+        if self._request is not None:  # a second response cannot be written into an open response
             self._enter(Stage.ENDING)
             self._transport.abort()
             return
@@ -384,7 +384,8 @@ class BoundedConnection(asyncio.Protocol):
         self._enter(Stage.ENDING, LINGER_S)
 
     def look(self, now: float) -> None:
-        """End the connection if its stage takes too long. Called every `LOOK_EVERY_S`."""
+        """End the connection if its stage takes too long. `Connections` calls it every
+        `LOOK_EVERY_S`."""
         if self._transport.is_closing() or self._is_write_paused:
             self._abort_if_unread(now)
             return
@@ -424,14 +425,14 @@ class BoundedConnection(asyncio.Protocol):
         self._transport.resume_reading()
 
     def _enter(self, stage: Stage, within_s: float = inf) -> None:
-        """Enter a stage that may take `within_s` seconds; none follows `ENDING`."""
+        """Enter a stage that may take `within_s` seconds. The stage `ENDING` is final."""
         if self.stage is not Stage.ENDING:
             self.stage, self.since = stage, self._loop.time()
             self._due = self.since + within_s
 
 
 class _StockTransport(asyncio.Transport):
-    """The transport that uvicorn's protocol sees. Pausing and closing go through the connection."""
+    """The transport of uvicorn's protocol. Pausing and closing go through the connection."""
 
     def __init__(self, transport: asyncio.Transport, connection: BoundedConnection) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
 """POST /mcp: raw bytes in; JSON, an event stream or 202 out (basic/transports/streamable-http).
 
-Serves requests of revision 2026-07-28, and passes those of the revisions with sessions on to
-`roundgate.http.older`. This is plain ASGI in front of FastAPI's router, whose request machinery
-would cost more than the call (docs/decisions/0002). The outer layers have checked the head and
-authenticated the caller, and answer any error that is raised here.
+The endpoint serves requests of revision 2026-07-28, and passes requests of the revisions with
+sessions to `roundgate.http.older`. This is plain ASGI in front of FastAPI's router, whose request
+machinery would cost more than the call (docs/decisions/0002). The outer layers have checked the
+head and authenticated the caller, and answer any error that is raised here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate import json
 from roundgate.errors import ProtocolError, TransportError
-from roundgate.http.bodies import SMALL, BodyBudget, id_of
+from roundgate.http.bodies import SMALL, BodyBudget, id_from_body
 from roundgate.http.exchange import DisconnectWatch, Exchange, State, exchange_of
 from roundgate.http.request import EVENT_STREAM
 from roundgate.methods.extensions import ROUTES
@@ -32,13 +32,14 @@ if TYPE_CHECKING:
 
 _LISTEN: Final = "subscriptions/listen"
 _MAX_LISTEN_BYTES: Final = 65_536
-"""The largest request for a stream, in bytes: it stays in memory while the stream is open."""
+"""The maximum size of a request for a stream, in bytes. The request stays in memory while the
+stream is open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The services at one address: the methods of 2026-07-28, and those for the revisions with
-    sessions."""
+    """The services at one address: the methods of 2026-07-28, and the endpoint for the revisions
+    with sessions."""
 
     parts: Parts
     methods: CurrentMethods
@@ -49,10 +50,10 @@ class McpEndpoint:
     """Answers requests to the MCP endpoints, and passes all others on.
 
     Args:
-        app: serves all other requests.
+        app: the app for all other requests.
         endpoints: the endpoint of each view; the view of all tools has the name "".
-        tracing: makes the span of a request.
-        max_body_bytes: the limit of a body; a longer one is refused with 413.
+        tracing: the factory of request spans.
+        max_body_bytes: the limit on a body, in bytes; a longer body is refused with 413.
         budget: the limit on all bodies that are served at once.
         keep_alive_s: seconds between comments on a quiet stream.
     """
@@ -101,7 +102,7 @@ class McpEndpoint:
         if may_be_older(exchange.headers) and is_older(exchange.headers, decoded):
             await endpoint.older.endpoint().answer("POST", decoded, receive, exchange)
             return None
-        message = jsonrpc.message_of(decoded)
+        message = jsonrpc.message_from_json(decoded)
         exchange.method = message.method
         if message.method == _LISTEN and len(body) > _MAX_LISTEN_BYTES:
             raise TransportError(
@@ -194,7 +195,7 @@ class McpEndpoint:
             try:
                 exchange.held_bytes += self._budget.take_nodes(body)
             except TransportError:
-                exchange.request_id = id_of(body)
+                exchange.request_id = id_from_body(body)
                 raise
         return body
 

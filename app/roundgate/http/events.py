@@ -1,12 +1,12 @@
 """`POST /events/{token}`: a service delivers an external event to the task that waits for it.
 
-The token is all that authenticates a delivery, and it is worth one. The rate and the size of
+The token alone authenticates a delivery, and is valid for one payload. The rate and the size of
 requests are bounded before a token is opened, and a token is opened before anything is read from
 the store. A service that repeats a request, because the answer was lost, gets 200 in place of 202:
 
-    202  accepted                     400  the body is no JSON           415  another media type
+    202  accepted                     400  the body is not JSON          415  another media type
     200  the same was accepted before 404  no such event, or a forgery   429  too many requests
-    409  another was accepted before  410  closed: too late, task over   503  ask again
+    409  another was accepted before  410  closed: too late, task over   503  try again
 
 Neither tokens nor payloads reach the log.
 """
@@ -28,7 +28,7 @@ from roundgate.tasks.external import EVENTS_PATH, Deliveries, Receipt, decode_pa
 from roundgate.tokens import EventTokens
 
 RETRY_AFTER_S: Final = 5
-"""When a service may repeat a request that was refused for the moment."""
+"""Seconds after which a service may repeat a temporarily refused request."""
 
 log = logging.getLogger("roundgate.events")
 
@@ -52,13 +52,13 @@ _ANSWERS: Final = {
     Delivered.WAKES: (202, None),
     Delivered.AGAIN: (200, None),
     Delivered.OTHER: (409, "Another payload was accepted for this event before"),
-    Delivered.CLOSED: (410, "Nothing is accepted for this event any more"),
+    Delivered.CLOSED: (410, "This event no longer accepts a payload"),
     Delivered.UNKNOWN_TASK: (404, "There is no such event"),
 }
 
 
 class Rate:
-    """A bound on requests: `per_s` a second, and as many at once after a pause."""
+    """A rate limit: `per_s` requests a second, in bursts of at most that number."""
 
     def __init__(self, per_s: int, clock: Clock) -> None:
         self._per_s = per_s
@@ -67,7 +67,7 @@ class Rate:
         self._at_ms = clock.monotonic_ms()
 
     def take(self) -> bool:
-        """Return whether one more request may be served."""
+        """Count a request; return whether the gateway may serve it."""
         now_ms = self._clock.monotonic_ms()
         gained = (now_ms - self._at_ms) * self._per_s / 1000
         self._left, self._at_ms = min(float(self._per_s), self._left + gained), now_ms
@@ -87,11 +87,11 @@ def make_events_router(
     """Return the route to which services post external events.
 
     Args:
-        deliveries: takes their payloads.
-        tokens: returns the sealer of their tokens.
-        rate: the bound on requests.
-        budget: the bound on all bodies that are read at once.
-        max_bytes: the largest payload (`tasks.max_event_bytes`).
+        deliveries: the recipient of the payloads.
+        tokens: a function that returns the sealer of the tokens.
+        rate: the limit on the rate of requests.
+        budget: the limit on all bodies that are read at once.
+        max_bytes: the limit on a payload, in bytes (`tasks.max_event_bytes`).
     """
     router = APIRouter(tags=["events"])
     refusals: dict[int | str, dict[str, Any]] = {
@@ -106,8 +106,8 @@ def make_events_router(
         openapi_extra={"requestBody": {"content": {"application/json": {"schema": {}}}}},
     )
     async def deliver(token: str, request: Request, response: Response) -> Accepted | NotAccepted:
-        """Take one JSON value, at most `tasks.max_event_bytes` long, for the task that waits for
-        the event of this token. An empty body is `null`."""
+        """Accept one JSON value of at most `tasks.max_event_bytes` bytes for the task that waits
+        for the event of this token. An empty body is `null`."""
         receipt, size = None, 0
         try:
             if not rate.take():
@@ -116,7 +116,7 @@ def make_events_router(
             receipt = await deliveries.by_token(tokens(), token, payload)
             status, error = _ANSWERS[receipt.delivered]
         except (TransportError, ParseError, Unavailable) as refusal:
-            status, error = _status_of(refusal), str(refusal)
+            status, error = _status_from_error(refusal), str(refusal)
         if status in (429, 503):
             response.headers["retry-after"] = str(RETRY_AFTER_S)
         response.status_code = status
@@ -128,7 +128,7 @@ def make_events_router(
     return router
 
 
-def _status_of(refusal: GatewayError) -> int:
+def _status_from_error(refusal: GatewayError) -> int:
     match refusal:
         case TransportError(status=status):
             return status
@@ -154,8 +154,8 @@ async def _payload(request: Request, budget: BodyBudget, max_bytes: int) -> tupl
 
     Raises:
         TransportError: the body is too large, has too many values, or another media type.
-        ParseError: it is no JSON, or is nested too deeply.
-        Unavailable: other requests take too much memory.
+        ParseError: the body is not JSON, or is nested too deeply.
+        Unavailable: other requests use too much memory.
     """
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json" and not media.endswith("+json"):

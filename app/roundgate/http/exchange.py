@@ -1,4 +1,5 @@
-"""One HTTP request and its answer: facts found by the layers, the response, the line in the log.
+"""One HTTP request and its answer: the facts that the layers collect, the response, and the log
+line.
 
     nothing sent yet → streaming events → done, or straight from nothing to done
 
@@ -30,11 +31,11 @@ from roundgate.protocol import NEWEST, Headers, RequestId, Revision, jsonrpc, ss
 
 JSON: Final = b"application/json"
 GRACE_S: Final = 5.0
-"""Seconds that a call waits for its reader beyond `http.send_timeout_s`: `roundgate serve`, which
-also closes the connection, has to end first."""
+"""Seconds that a call waits for a slow client beyond `http.send_timeout_s`, so that `roundgate
+serve` closes the connection first."""
 WATCH_AFTER_S: Final = 0.02
-"""Seconds before a call is watched for a client that hangs up. Most calls end earlier, and a coarse
-timer that is cancelled costs a thirtieth of a task that reads `receive`."""
+"""Seconds before a call is watched for a client that hangs up. Most calls end earlier, and
+cancelling a coarse timer costs a thirtieth of a task that reads `receive`."""
 _TYPED: Final = (b"content-type", JSON)
 _STREAM_HEADERS: Final = (
     (b"content-type", sse.CONTENT_TYPE),
@@ -75,21 +76,22 @@ class State(StrEnum):
 
 
 class Responder:
-    """A writer of one response to ASGI's `send`. The call ends if the client does not take an event
+    """A writer of one response to ASGI's `send`. The call ends if the client does not read an event
     within `send_s` seconds; `roundgate serve` closes such a connection earlier."""
 
     def __init__(self, send: Send, send_s: float | None = None) -> None:
         self._send = send
         self._send_s = send_s
         self.give_up: Callable[[], None] | None = None
-        """Ends the call of a client that does not read."""
+        """A function that ends the call of a client that does not read."""
         self._lock: asyncio.Lock | None = None
         self.state = State.NOTHING_SENT
         self.status = 0
         self.bytes_sent = 0
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
-        """Send a notification, unless the response was sent. The first one opens the stream."""
+        """Send a notification, unless the response was sent. The first notification opens the
+        stream."""
         if self._lock is None:
             self._lock = asyncio.Lock()
         async with self._lock:
@@ -110,7 +112,7 @@ class Responder:
         await self.raw(sse.KEEP_ALIVE if message is None else sse.event(message))
 
     async def raw(self, events: bytes) -> None:
-        """Send encoded events. Raises as `event`."""
+        """Send encoded events; raise ClientDisconnect as `event` does."""
         try:
             with Limit(self._send_s):
                 if self.state is State.NOTHING_SENT:
@@ -125,7 +127,7 @@ class Responder:
     def result(
         self, request_id: RequestId, result: bytes, as_event: bool = False
     ) -> Awaitable[None]:
-        """Send a serialised result, as an event if the client takes only streams, and finish."""
+        """Send a serialised result, as an event if the client accepts only streams, and finish."""
         return self.answer(200, jsonrpc.result_response(request_id, result), as_event=as_event)
 
     async def error(
@@ -212,10 +214,8 @@ def error_headers(error: GatewayError) -> Sequence[tuple[bytes, bytes]]:
 
 
 class DisconnectWatch:
-    """`with DisconnectWatch(receive) as watch:` cancels the current task when the client hangs up.
-
-    The block then ends without an error; `watch.disconnected` is True.
-    """
+    """A context manager that cancels the current task when the client hangs up. The block then ends
+    without an error, and `disconnected` is True."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -240,7 +240,7 @@ class DisconnectWatch:
             self._watcher.cancel()
         if not self._is_cancelled or self._watched is None:
             return False
-        # undo our own cancellation only; another one stays in effect
+        # undo our own cancellation only; another cancellation stays in effect
         return (
             self._watched.uncancel() == 0
             and kind is not None
@@ -280,17 +280,17 @@ class Exchange:
     name: str | None = None
     code: int | None = None
     label: str = "ok"
-    """How the request ended, in a word: `outcome` in the log."""
+    """The outcome of the request in one word, `outcome` in the log."""
     error: str | None = None
     reason: str | None = None
-    """Why a tool failed, in a word or two."""
+    """The reason for a tool's failure, in a word or two."""
     trace: str | None = None
     is_read: bool = False
     """Whether reading the body has begun."""
     is_element: bool = False
-    """Whether this is one message of a batch."""
+    """Whether the exchange is one message of a batch."""
     held_bytes: int = 0
-    """Bytes of the budget that the body has taken."""
+    """The number of bytes that the body has reserved from the budget."""
 
     def __init__(self, scope: Scope, endpoints: Mapping[str, str], responder: Responder) -> None:
         self.path = route_path(scope) if scope.get("root_path") else scope["path"]
@@ -311,7 +311,7 @@ class Exchange:
 
     @property
     def caller(self) -> Principal:
-        """Return the caller.
+        """The caller.
 
         Raises:
             RuntimeError: no layer has authenticated the request.
@@ -321,7 +321,7 @@ class Exchange:
         return self.principal
 
     def element(self) -> Exchange:
-        """Return the exchange of one message of a batch, which has no status and size of its own."""
+        """Return the exchange of one message of a batch, without a status and size of its own."""
         element = copy(self)
         element.is_element, element.method, element.correlation = True, None, Correlation()
         return element

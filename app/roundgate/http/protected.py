@@ -34,7 +34,8 @@ class ResourceMetadata(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ProtectedResource:
-    """An MCP endpoint as an OAuth resource, at a configured public URL, never one from a request."""
+    """An MCP endpoint as an OAuth resource, at the configured public URL, never a URL from a
+    request."""
 
     origin: str
     path: str
@@ -45,12 +46,12 @@ class ProtectedResource:
 
     @property
     def resource(self) -> str:
-        """Return the resource identifier: the URL of the MCP endpoint."""
+        """The resource identifier: the URL of the MCP endpoint."""
         return self.origin + self.path
 
     @property
     def metadata_paths(self) -> tuple[str, ...]:
-        """Return the paths of the metadata document (RFC 9728 section 3.1)."""
+        """The paths of the metadata document (RFC 9728 section 3.1)."""
         own = WELL_KNOWN + self.path
         return (own, WELL_KNOWN) if self.is_usual else (own,)
 
@@ -88,7 +89,8 @@ def _quotable(value: str) -> str:
 def make_resources(
     file: ConfigFile, using: Settings, serving: Serving
 ) -> dict[str, ProtectedResource]:
-    """Return each view as a protected resource, the usual one first; empty without authentication.
+    """Return the protected resource of each view, the default view first; empty without
+    authentication.
 
     Raises:
         ConfigError: the public URL is missing, or the configured authorizer is not in front of this
@@ -109,7 +111,7 @@ def make_resources(
     if using.public_url is None:
         remedy = "set it to the URL that clients use, such as https://mcp.example.com"
         message = (
-            "is needed with auth: tokens and metadata contain this URL, and a request can "
+            "is required with auth: tokens and metadata contain this URL, and a request can "
             "only claim one"
         )
         raise ConfigError([Problem("environment", "GATEWAY_PUBLIC_URL", message, remedy)])
@@ -118,7 +120,7 @@ def make_resources(
         view: ProtectedResource(
             origin,
             path,
-            _auth_of(auth, file.config.view(view)),
+            _view_auth(auth, file.config.view(view)),
             ToolScopes(serving, view),
             is_usual=path == usual,
         )
@@ -126,7 +128,7 @@ def make_resources(
     }
 
 
-def _auth_of(
+def _view_auth(
     auth: JwtAuthConfig | AuthorizerConfig, view: ViewConfig | None
 ) -> JwtAuthConfig | AuthorizerConfig:
     """Return the authentication of a view, with its scopes."""

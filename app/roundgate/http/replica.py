@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from roundgate.tasks.pool import Pool
 
 STOP_GRACE_S: Final = 10.0
-"""Seconds that running steps of tasks have left, as requests do, when the server is told to
-stop."""
+"""Seconds that running steps of tasks, like requests, have left after a stop signal."""
 STALL_S: Final = 1.0
 """Seconds without a turn after which an event loop is reported as blocked."""
 LOOK_EVERY_S: Final = 0.25
@@ -128,7 +127,7 @@ class Replica:
 
     def troubles(self) -> list[str]:
         """Return the reasons why tasks are not processed, as far as this process knows without
-        asking a store."""
+        querying a store."""
         troubles = (self.core.stores.trouble(), None if self._pool is None else self._pool.trouble)
         return [trouble for trouble in troubles if trouble is not None]
 
@@ -143,7 +142,7 @@ class Replica:
         )
 
     def _swap(self, config: GatewayConfig, snapshot: Snapshot) -> None:
-        """Serve another snapshot from now on, and notify clients of the lists that differ."""
+        """Serve another snapshot, and notify clients of the lists that differ."""
         serves = {
             view: self._serves(endpoint.parts, config, snapshot)
             for view, endpoint in self.endpoints.items()
@@ -196,7 +195,8 @@ class Replica:
 
 @contextmanager
 def on_stop_signal(loop: AbstractEventLoop, action: Callable[[], None]) -> Iterator[None]:
-    """Run `action` in the loop when the process is told to stop, before the server's own handler.
+    """Run `action` in the loop when the process receives a stop signal, before the server's own
+    handler.
 
     An ASGI server waits for open responses before it ends the lifespan, and a stream of changes
     never ends by itself. So the signal has to end the streams.
@@ -282,7 +282,7 @@ class _StallWatch:
             looked_s = now_s
             if reported_s is not None and beat_s > reported_s:
                 fields = {"seconds": round(beat_s - reported_s, 1)}
-                stalls.warning("the event loop goes on", extra={"fields": fields})
+                stalls.warning("the event loop runs again", extra={"fields": fields})
                 reported_s = None
             if reported_s is None and not was_stopped and now_s - beat_s > STALL_S:
                 reported_s = beat_s

@@ -7,10 +7,10 @@ checks its head, authenticates its caller, and turns its outcome into one answer
     /events/…                  everyone: the path has a token of its own (`http.events`)
     anything else              operators
 
-The head is checked before the caller: a client that tries GET is told that GET is not served, not
-that it needs a token. An operator is a caller whose token has `auth.operator_scope`; if that is not
-set, there are none. Without authentication the one local subject is an operator if the gateway
-serves this machine alone.
+The head is checked before the caller, so that a client that tries GET learns that GET is not
+served, rather than that a token is missing. An operator is a caller whose token has
+`auth.operator_scope`; if that is not set, there are no operators. Without authentication the one
+local subject is an operator if the gateway serves this machine alone.
 
 An `AuthError` is answered with OAuth's challenge, any other `GatewayError` as a JSON-RPC error, and
 an unexpected exception with a reference to the log. Starlette answers the last outside the MCP
@@ -70,7 +70,7 @@ PUBLIC: Final = "/.well-known/"
 document or not."""
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 MAX_KEPT_BYTES: Final = 256
-"""The longest header value that is cached, or read whole."""
+"""The maximum length of a header value that is cached or fully parsed, in bytes."""
 MAX_HOSTS_KEPT: Final = 100
 _REFUSED: Final = -32600
 """The JSON-RPC code of a request that is refused with 401 or 403, in every revision."""
@@ -89,14 +89,14 @@ class Guard:
     "Security & Endpoint").
 
     Starlette's middleware answers preflights of an allowed origin and adds CORS headers. `/healthz`
-    is open under every host name: a load balancer asks at an address.
+    is open under every host name, because a load balancer uses an IP address.
 
     Args:
         app: the layers inside.
         hosts: names, names with port, `*.suffixes`, or `*`.
         origins: `https://name`, `http://localhost:*`, or `*`.
-        own_origin: whether a page may come from the name and port that the request was sent to.
-        loopback_only: whether only requests to a loopback address of this machine are served.
+        own_origin: whether to allow pages from the name and port to which the request was sent.
+        loopback_only: whether to serve only requests to a loopback address of this machine.
             Without authentication every other client would be the one local subject.
     """
 
@@ -146,9 +146,9 @@ class Guard:
     def _refusal(self, headers: Headers, server: Any) -> str | None:
         if self._loopback_only and not (_is_loopback(server) and _is_from_here(headers)):
             return _EXPOSED
-        # of two values, a proxy might use the one that is not checked here
+        # with two values, a proxy might use the value that is not checked here
         if not _ONCE.isdisjoint(headers.repeated):
-            return "Host and Origin may be sent once"
+            return "Host and Origin may each be sent only once"
         host, origin = headers.get(b"host", b""), headers.get(b"origin")
         if host not in self._known_hosts:
             if not host_allowed(host.decode("latin-1").strip().lower(), self._hosts):
@@ -258,11 +258,11 @@ class RequestMiddleware:
         app: the layers inside.
         endpoints: the view at each path of an MCP endpoint.
         resources: each view as a protected resource; empty without authentication.
-        verifiers: the verifier of each view, the usual one first.
-        nothing: answers a caller that is no operator and cannot become one.
+        verifiers: the verifier of each view, the default verifier first.
+        nothing: the app for callers that are not operators and cannot become operators.
         operator_scope: the scope of operators; `None` if there is none.
         local_operates: whether the one subject of a gateway without authentication is an operator.
-        clock: makes the references of unexpected exceptions.
+        clock: the source of references for unexpected exceptions.
         send_s: seconds that a client may take for one event.
     """
 
@@ -343,10 +343,10 @@ class RequestMiddleware:
             forget_exchange(scope)
 
     async def _is_open_to(self, method: str, exchange: Exchange) -> bool:
-        """Return whether the caller may use a path that is no MCP endpoint.
+        """Return whether the caller may use a path that is not an MCP endpoint.
 
         Raises:
-            AuthError: the caller needs a token, or one with the scope of operators.
+            AuthError: the caller needs a token, or a token with the scope of operators.
         """
         if (
             exchange.path in OPEN
@@ -408,7 +408,7 @@ def _check(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:
     if method != "POST":
         raise TransportError(
             405,
-            "The MCP endpoint takes POST only; revision 2026-07-28 has no GET stream and no "
+            "The MCP endpoint accepts POST only; revision 2026-07-28 has no GET stream and no "
             "sessions",
             [(b"allow", b"POST")],
         )
@@ -435,4 +435,4 @@ def _media(accept: bytes) -> frozenset[bytes]:
 
 
 _known_media: Final = lru_cache(maxsize=64)(_media)
-"""A client sends the same value with every request; a long value is not cached."""
+"""`_media` with a cache, because a client sends the same value with every request."""

@@ -1,15 +1,16 @@
 """The choice of a connection to close when another one arrives at the limit of a process.
 
 Attackers hold connections open and send nothing, or slowly; honest clients send a request at once
-and read its answer. So connections are closed in this order, and in one stage first those of the
-address that holds the most, the oldest before the others:
+and read its answer. So the process closes connections in this order. Within a stage, it begins with
+the address that holds the most connections, the oldest first:
 
     ENDING → NEW, beyond an eighth of all places → RECEIVING → IDLE → ANSWERING, of an
     address over its share → NEW
 
 The eighth keeps new connections in a flood from closing each other before any could send its
-request. From RECEIVING on, connections younger than a second are spared, except those of an address
-that sends many requests in parts, and an idle one whose own address needs the place.
+request. From RECEIVING on, connections younger than a second are spared, except for connections of
+an address that sends many requests in parts, and an idle connection whose own address needs the
+place.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ class Connection(Protocol):
 
     @property
     def stage(self) -> Stage:
-        """Return the stage."""
+        """The stage of the connection."""
 
     @property
     def since(self) -> float:
-        """Return when the stage began, in seconds on the event loop's clock."""
+        """The time at which the stage began, in seconds on the event loop's clock."""
 
     @property
     def address(self) -> str:
-        """Return the client's address (`client_address`)."""
+        """The client's address (`client_address`)."""
 
 
 C = TypeVar("C", bound=Connection)
@@ -74,16 +75,16 @@ def client_address(host: str) -> str:
     return str(IPv6Address(int(address) >> 64 << 64))
 
 
-def makes_room(
+def connection_to_close(
     held: Iterable[C], newcomer: str, *, places: int, share: int, now: float
 ) -> C | None:
-    """Return the connection to close for a newcomer, or `None` if the newcomer is refused.
+    """Return the connection to close for a newcomer, or `None` to refuse the newcomer.
 
     Args:
         held: the open connections, without the newcomer.
         newcomer: the address of the new connection.
         places: the limit on connections.
-        share: how many connections an address keeps while it uses them.
+        share: the number of connections that an address keeps while it uses them.
         now: the time on the clock of `Connection.since`, in seconds.
     """
     stages: list[list[C]] = [[] for _ in Stage]
@@ -101,8 +102,8 @@ def makes_room(
 
 
 def _slow(receiving: list[C], newcomer: str, now: float) -> list[C]:
-    """Return the connections whose request arrives slowly, or whose address has more of them than
-    the newcomer's."""
+    """Return the connections whose request arrives slowly, or whose address has more such
+    connections than the newcomer's address."""
     counts = _counts(receiving)
     few = max(1, counts[newcomer])
     return [
@@ -122,7 +123,7 @@ def _unused(idle: list[C], newcomer: str, now: float) -> list[C]:
 
 def _over_share(stages: list[list[C]], newcomer: str, share: int, now: float) -> C | None:
     """Return the oldest call of the address furthest over its share, if the newcomer's address is
-    below its own."""
+    below its own share."""
     counts = _counts(chain.from_iterable(stages))
     if counts[newcomer] >= share:
         return None

@@ -32,7 +32,7 @@ from roundgate.protocol import jsonrpc, sse
 HEALTH: Final = "/healthz"
 OLD_TRANSPORT: Final = "/sse"
 METADATA_MAX_AGE_S: Final = 300
-"""How long clients may cache the metadata of a protected resource, in seconds."""
+"""Seconds for which clients may cache the metadata of a protected resource."""
 PAUSES_S: Final[Sequence[float]] = (1.0, 1.0, 2.0)
 """Seconds before each of the errors on a stream of `/sse`."""
 MAX_OPEN: Final = 100
@@ -46,11 +46,11 @@ class Upstream(BaseModel):
 
     name: str = Field(description="The name of its back end.")
     status: Literal["up", "down"] = Field(
-        description="Whether it could be asked for its lists the last time."
+        description="Whether the last request for its lists succeeded."
     )
-    revision: str | None = Field(None, description="The revision of the protocol that it speaks.")
+    revision: str | None = Field(None, description="The revision of its protocol.")
     software: str | None = Field(None, description="Its own name and version.")
-    tools: int = Field(description="The tools that it lists and that can be served.")
+    tools: int = Field(description="The number of its tools that can be served.")
     left_out: dict[str, str] | None = Field(
         None, description="Tools that are not served, with the reason."
     )
@@ -72,7 +72,7 @@ class Health(BaseModel):
         None, description="The MCP servers behind the gateway."
     )
     troubles: list[str] | None = Field(
-        None, description="What an operator has to look at: a store taken away, a wrong clock."
+        None, description="Problems for the operator, such as a deleted store or a wrong clock."
     )
 
 
@@ -86,9 +86,9 @@ def make_router(
     """Return the routes of a gateway.
 
     Args:
-        health: returns the current status of the gateway.
+        health: a function that returns the current status of the gateway.
         resources: the MCP endpoints as OAuth resources; empty without authentication.
-        endpoint: the path of the usual MCP endpoint, for error messages.
+        endpoint: the path of the default MCP endpoint, for error messages.
         streams: whether a response can be streamed.
     """
     router = APIRouter(tags=["operations"])
@@ -101,7 +101,10 @@ def make_router(
     for resource in resources:
         for path in resource.metadata_paths:
             _add_document(
-                router, path, _metadata_of(resource), "Protected resource metadata (RFC 9728)"
+                router,
+                path,
+                _make_metadata_route(resource),
+                "Protected resource metadata (RFC 9728)",
             )
     router.add_route(
         OLD_TRANSPORT,
@@ -125,7 +128,7 @@ def _add_document(router: APIRouter, path: str, answer: Callable[..., Any], summ
         )
 
 
-def _metadata_of(
+def _make_metadata_route(
     resource: ProtectedResource,
 ) -> Callable[[Response], Coroutine[Any, Any, ResourceMetadata]]:
     async def metadata(response: Response) -> ResourceMetadata:
@@ -137,7 +140,7 @@ def _metadata_of(
 
 
 def nothing_at(endpoint: str) -> JSONResponse:
-    """Return the 404 for an address that serves nothing, or nothing for this caller."""
+    """Return the 404 response for a path without content, or without content for this caller."""
     return JSONResponse(
         {"error": f"There is nothing here; the MCP endpoint is POST {endpoint}"}, status_code=404
     )

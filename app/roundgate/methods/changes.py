@@ -3,8 +3,9 @@
     replica A   await ctx.resource_updated(uri) ─▶ its own streams, and the row of the latest changes
     replica B   has a stream open: reads the row every second ─▶ its streams
 
-`Hub` has the streams of this process. A stream holds at most one pending message per method and URI
-or task. So a slow reader costs no more memory than its subscription: repeated changes become one message.
+`Hub` holds the streams of this process. A stream holds at most one pending message per method and
+URI or task. So a slow reader costs no more memory than its subscription: repeated changes become
+one message.
 
 `Changes` shares changes through one row. Each change in the row has a number, and a replica publishes
 the changes after the last one that it has read. The row has only the latest changes, as many as fit a
@@ -34,22 +35,24 @@ from roundgate.storage import SessionRow, SessionStore
 Topic: TypeAlias = tuple[str, str | None]
 """A method, with the URI for `notifications/resources/updated` and the id for `notifications/tasks`."""
 _Caller: TypeAlias = tuple[str, str, str]
-"""Issuer, subject, client."""
+"""The issuer, subject and client of a caller."""
 
 MAX_CHARS: Final = 3_500
-"""Characters of all changes in the row: a consistent read of DynamoDB costs the same up to 4 KB."""
+"""The maximum number of characters of all changes in the row. A consistent read of DynamoDB costs
+the same up to 4 KB."""
 MAX_PENDING: Final = 1_000
-"""The limit on changes that wait for a store that is down; beyond it they become "everything"."""
+"""The limit on changes that wait for a store that is down. Beyond it, one change of everything
+replaces them."""
 KEEP_MS: Final = 3_600_000
 """Milliseconds that the row is kept after the last change."""
 PAUSE_S: Final = 0.005
-"""Seconds before a write that lost to another replica's is tried again; the pause grows by as much
-with each try."""
+"""Seconds before the retry of a write that conflicted with another replica's write. Each further
+pause is longer by the same amount."""
 RETRY_S: Final = 5.0
 """Seconds before a failed write is tried again."""
 SLOWEST_S: Final = 60.0
-"""The longest pause between reads of a store that fails, in seconds; each is twice the one
-before."""
+"""The maximum pause between reads of a failing store, in seconds. Each pause doubles the previous
+pause."""
 _KEY: Final = "changes"
 _TRIES: Final = 20
 _EVERYTHING: Final = "*"
@@ -83,12 +86,12 @@ class Subscription:
     """Whether the topics are updated from time to time (`listen_to`). The stream then remembers
     other changes for topics that are added later."""
     ends: list[Callable[[], None]] = field(default_factory=list)
-    """Called when the stream has ended."""
+    """Functions to call when the stream has ended."""
     _pending: dict[Topic, bytes | None] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _closing: bool = False
     _others: set[Topic] = field(default_factory=set)
-    """Changes of other topics, which may be added; more than `MAX_OTHERS` mean that everything
+    """Changes of topics that may be added later. More than `MAX_OTHERS` mean that everything
     changed."""
 
     def offer(self, topic: Topic, params: bytes | None = None) -> None:
@@ -110,7 +113,7 @@ class Subscription:
             )
 
     def listen_to(self, topics: frozenset[Topic]) -> None:
-        """Replace the topics, and record the new ones that have changed since the last call."""
+        """Replace the topics, and record the new topics that have changed since the last call."""
         known, self.topics = self.topics, topics
         others, self._others = self._others, set()
         for topic in topics - known:
@@ -124,7 +127,7 @@ class Subscription:
 
     async def messages(self, keep_alive_s: float) -> AsyncGenerator[bytes | None, None]:
         """Yield the acknowledgement, then each change; `None` after `keep_alive_s` seconds without
-        one. End on `close`."""
+        a change. End on `close`."""
         yield self._tell(notifications.ACKNOWLEDGED, notifications=self.acknowledged)
         async with aclosing(self.changes(keep_alive_s)) as changes:
             async for change in changes:
@@ -178,34 +181,34 @@ class Hub:
 
     @property
     def streams(self) -> int:
-        """Return the number of open streams."""
+        """The number of open streams."""
         return len(self._open)
 
     def subscribe(
         self,
         request_id: RequestId,
         principal: Principal,
-        wanted: SubscriptionFilter,
+        requested: SubscriptionFilter,
         features: frozenset[str],
         task_ids: Sequence[str] = (),
         view: str = "",
     ) -> Subscription:
-        """Open a stream for the changes that are both wanted and served.
+        """Open a stream for the changes that are both requested and served.
 
         Args:
             request_id: the id of the request, and of the stream.
             principal: the caller.
-            wanted: the client's filter.
+            requested: the client's filter.
             features: the features that are served.
             task_ids: tasks of the caller.
-            view: the view whose lists are meant; empty for all tools.
+            view: the view whose lists the client follows; empty for all tools.
 
         Raises:
-            Unavailable: there are too many, or the server is shutting down.
+            Unavailable: too many streams are open, or the server is shutting down.
         """
         if reason := self._why_not(principal.identity):
             raise Unavailable(f"subscriptions/listen is not possible now: {reason}")
-        topics, acknowledged = _topics(wanted, features)
+        topics, acknowledged = _topics(requested, features)
         if task_ids:
             topics |= {(notifications.TASK, task_id) for task_id in task_ids}
             acknowledged["taskIds"] = list(task_ids)
@@ -260,13 +263,13 @@ class Hub:
 
 
 def _topics(
-    wanted: SubscriptionFilter, features: frozenset[str]
+    requested: SubscriptionFilter, features: frozenset[str]
 ) -> tuple[frozenset[Topic], dict[str, Any]]:
-    """Return the topics that are both wanted and served, and the acknowledged filter."""
+    """Return the topics that are both requested and served, and the acknowledged filter."""
     lists = {
-        "tools": (wanted.tools_list_changed, notifications.TOOLS_CHANGED),
-        "prompts": (wanted.prompts_list_changed, notifications.PROMPTS_CHANGED),
-        "resources": (wanted.resources_list_changed, notifications.RESOURCES_CHANGED),
+        "tools": (requested.tools_list_changed, notifications.TOOLS_CHANGED),
+        "prompts": (requested.prompts_list_changed, notifications.PROMPTS_CHANGED),
+        "resources": (requested.resources_list_changed, notifications.RESOURCES_CHANGED),
     }
     topics: set[Topic] = set()
     acknowledged: dict[str, Any] = {}
@@ -274,11 +277,11 @@ def _topics(
         if is_wanted and feature in features:
             topics.add((method, None))
             acknowledged[f"{feature}ListChanged"] = True
-    if wanted.resource_subscriptions and "resources" in features:
+    if requested.resource_subscriptions and "resources" in features:
         topics.update(
-            (notifications.RESOURCE_UPDATED, uri) for uri in wanted.resource_subscriptions
+            (notifications.RESOURCE_UPDATED, uri) for uri in requested.resource_subscriptions
         )
-        acknowledged["resourceSubscriptions"] = wanted.resource_subscriptions
+        acknowledged["resourceSubscriptions"] = requested.resource_subscriptions
     return frozenset(topics), acknowledged
 
 
@@ -291,10 +294,10 @@ class _Latest:
     last: int
     """The number of the last change."""
     changes: Sequence[str]
-    """The latest changes, as `_written` writes them, the last one last."""
+    """The latest changes in the format of `_written`, oldest first."""
 
     def after(self, seen: _Latest | None) -> Sequence[str] | None:
-        """Return the changes after those seen; `None` if the row has lost some of them."""
+        """Return the changes after `seen`; `None` if the row no longer has all of them."""
         known = seen.last if seen is not None and seen.epoch == self.epoch else 0
         missed = self.last - known
         if missed > len(self.changes):
@@ -302,7 +305,7 @@ class _Latest:
         return self.changes[len(self.changes) - missed :] if missed > 0 else ()
 
     def with_more(self, more: Sequence[str]) -> _Latest:
-        """Return the content with further changes."""
+        """Return the content of the row with `more` changes added."""
         changes, chars = [*self.changes, *more], 0
         for place in range(len(changes) - 1, -1, -1):
             chars += len(changes[place]) + 3  # quotes and a comma
@@ -342,13 +345,13 @@ class Changes:
 
     async def publish(self, method: str, uri: str | None = None) -> None:
         """Notify local streams immediately, and other replicas before returning. If the store is
-        down, notify them once it recovers. `uri` is the resource's, if the change is of one."""
+        down, notify them once it recovers. `uri` is the URI of a changed resource."""
         self.hub.publish(method, uri)
         if not self._shares:
             return
         self._note(_written(method, uri))
         try:
-            await self._is_flushed()
+            await self._flush()
         finally:  # also when the call is cancelled
             if self._pending and (self._retry is None or self._retry.done()):
                 log.warning("other processes have not been notified of a change yet")
@@ -366,8 +369,8 @@ class Changes:
                 self._seen = seen
 
     def follow(self, subscription: Subscription) -> None:
-        """Notify a stream of changes at other replicas until it ends. Call it without an await
-        after `ready`."""
+        """Notify a stream of changes at other replicas until it ends. Call this method after
+        `ready`, without an await in between."""
         if not self._shares:
             return
         self._following += 1
@@ -381,7 +384,7 @@ class Changes:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._is_flushed()
+        await self._flush()
 
     def _unfollow(self) -> None:
         self._following -= 1
@@ -398,16 +401,16 @@ class Changes:
     async def _keep_writing(self) -> None:
         while self._pending:
             await asyncio.sleep(RETRY_S)
-            await self._is_flushed()
+            await self._flush()
 
-    async def _is_flushed(self) -> bool:
+    async def _flush(self) -> bool:
         """Write pending changes, and return whether that succeeded."""
         async with self._turn:
-            # a change noted from here on is written again, even the same one
+            # a change noted from here on is written again, even if it is the same change
             more, self._pending = self._pending, {}
             try:
                 for tried in range(_TRIES if more else 0):
-                    if await self._is_written(tuple(more)):
+                    if await self._try_write(tuple(more)):
                         more = {}
                         break
                     await asyncio.sleep(PAUSE_S * (tried + 1))
@@ -419,7 +422,7 @@ class Changes:
                 self._pending = more | self._pending
         return not more
 
-    async def _is_written(self, more: Sequence[str]) -> bool:
+    async def _try_write(self, more: Sequence[str]) -> bool:
         row, forget_ms = await self._rows.read(_KEY), self._clock.now_ms() + KEEP_MS
         before = _opened(row) or _Latest(self._clock.new_id(), 0, ())
         after = before.with_more(more)
@@ -445,7 +448,9 @@ class Changes:
         while True:
             await asyncio.sleep(min(self._every_s * 2 ** min(failures, 16), SLOWEST_S))
             try:
-                async with self._turn:  # not during a write: it would look like another replica's
+                async with (
+                    self._turn
+                ):  # not during a write, which would look like another replica's
                     self._tell(await self._read())
                 failures = 0
             except Exception as error:  # the loop must continue

@@ -57,7 +57,7 @@ class TasksExtension(Extension):
     routes = MappingProxyType({"tasks/get": _ROUTE, "tasks/update": _ROUTE, "tasks/cancel": _ROUTE})
 
     def is_served(self, catalog: Catalog) -> bool:
-        """Return whether the catalog has tasks of the gateway or of a service, or may have some
+        """Return whether the catalog has tasks of the gateway or of a service, or may have tasks
         once a missing back end is served again."""
         return makes_tasks(catalog) or bool(catalog.task_sources or catalog.missing)
 
@@ -77,7 +77,7 @@ def makes_tasks(catalog: Catalog) -> bool:
 
 
 class TaskMethods:
-    """The tasks of a caller: the gateway's and those of services behind it."""
+    """The methods for a caller's tasks: the gateway's tasks and the tasks of services."""
 
     def __init__(self, kit: Kit) -> None:
         self._tasks = kit.parts.tasks
@@ -131,7 +131,7 @@ class SearchExtension(Extension):
         return catalog.call_tool is not None
 
     def settings(self) -> None:
-        """Return None: clients need not know of the extension."""
+        """Return `None`, because clients need not know the extension."""
         return
 
     def tools(self, tools: Tools, kit: Kit) -> Tools:

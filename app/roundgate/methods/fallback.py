@@ -1,4 +1,5 @@
-"""tools/list and tools/call with substitutes for clients that cannot be asked or do not know tasks.
+"""tools/list and tools/call with substitutes for clients that cannot be asked or do not support
+tasks.
 
 A call runs as if its client had every capability with a substitute. If it ends with questions or a
 task that the client cannot handle, the client gets the substitute:
@@ -39,7 +40,7 @@ from roundgate.methods.task_tools import (
     definitions,
     questions_in_words,
     required_capabilities,
-    result_of,
+    result_from_view,
 )
 from roundgate.methods.tools import argument_problems
 from roundgate.protocol import (
@@ -55,7 +56,7 @@ from roundgate.storage import RowsOf
 from roundgate.tokens import Binding, StateSealer
 
 MAX_LISTS: Final = 256
-"""The limit on lists of tools that are kept."""
+"""The limit on cached lists of tools."""
 CAN_BE_WORDS: Final[Mapping[str, Any]] = {
     "elicitation": {"form": {}, "url": {}},
     "sampling": {},
@@ -63,11 +64,11 @@ CAN_BE_WORDS: Final[Mapping[str, Any]] = {
 }
 """The capabilities that questions in words replace."""
 MAX_STATE: Final = 2_000
-"""The longest state that a model copies whole, in characters."""
+"""The maximum length of a state that a model copies completely, in characters."""
 LEEWAY_S: Final = 60.0
 """Seconds that a row is kept after its state has expired."""
 MAX_ROW: Final = 250_000
-"""The largest call in a row, in bytes."""
+"""The maximum size of a call in a row, in bytes."""
 _BINDING: Final = Binding("answer in words", "", "")
 _ARGUMENTS: Final = arguments_schema(
     state={"type": "string", "description": "The state, copied exactly."}, answers=ANSWERS
@@ -76,7 +77,7 @@ _LABELS: Final = frozenset({"input_required", "task"})
 
 
 class FallbackTools:
-    """Tools with substitutes for what a client lacks."""
+    """Tools with substitutes for capabilities that a client lacks."""
 
     def __init__(self, tools: Tools, fallback: Fallback, kit: Kit) -> None:
         parts, config = kit.parts, kit.config
@@ -146,7 +147,7 @@ class FallbackTools:
             continued = await self._in_words.continued(params.arguments, context.principal)
             context.correlation.tool = continued.name
             context.correlation.through = params.name
-            # in a later round, the state of this request is newer than the one in the arguments
+            # in a later round, the state of this request is newer than the state in the arguments
             if params.request_state is not None:
                 continued = continued.model_copy(
                     update={
@@ -154,7 +155,7 @@ class FallbackTools:
                         "request_state": params.request_state,
                     }
                 )
-            # headers mirror the arguments of this call, not of the one that asked
+            # headers mirror the arguments of this call, not of the call that asked
             inbound = replace(context.inbound, headers=None, name=continued.name)
             return await self._call(replace(context, inbound=inbound), continued, deadline)
         except (ToolError, StateRefused) as error:
@@ -180,7 +181,9 @@ class FallbackTools:
         result = json.decode(reply.result)
         if reply.label == "input_required":
             requests = result.get("inputRequests", {})
-            return await self._asked(reply, requests, result["requestState"], context, params)
+            return await self._question_reply(
+                reply, requests, result["requestState"], context, params
+            )
         if capabilities.has_declared(REQUIRED):
             return reply
         if params.name in self._fallback.with_handles:
@@ -188,8 +191,8 @@ class FallbackTools:
         return await self._wait(context, params, deadline, result["taskId"], 1)
 
     def _substituted(self, tool: str, capabilities: ClientCapabilities) -> Mapping[str, Any]:
-        """Return the capabilities that have a substitute for this tool; none if the client has them
-        all."""
+        """Return the capabilities that have a substitute for this tool; empty if the client has
+        them all."""
         substituted: dict[str, Any] = {}
         if tool in self._fallback.in_words:
             substituted |= CAN_BE_WORDS
@@ -215,20 +218,21 @@ class FallbackTools:
             await task.update(params.input_responses)
         view = await self._waiting.until_settled(task, deadline)
         if view is not None and view.status.is_terminal:
-            return self._results.stored_tool(result_of(view))
+            return self._results.stored_tool(result_from_view(view))
         still = self._waiting.still(task_id, view, params, context, round_)
         if still is None:
             await task.cancel()
             return self._results.tool(
                 ToolResult.error(
-                    "This took longer than a call may that is waited for, and was cancelled;"
-                    " ask for less at once"
+                    "This call exceeded its time limit and was cancelled; ask for less at once"
                 )
             )
         reply = self._results.input_required(still)
-        return await self._asked(reply, still.requests, still.request_state, context, params)
+        return await self._question_reply(
+            reply, still.requests, still.request_state, context, params
+        )
 
-    async def _asked(
+    async def _question_reply(
         self,
         reply: Reply,
         requests: Mapping[str, Any],
@@ -246,20 +250,20 @@ class FallbackTools:
         capabilities = context.inbound.meta.capabilities
         if capabilities.has_declared(required):
             return reply
-        # approvals are never asked in words, nor are questions beside one
+        # approvals, and questions beside an approval, are never asked in words
         is_for_a_person = any(map(is_approval, requests.values()))
         if params.name not in self._fallback.in_words or is_for_a_person:
             what_for, has_substitute = f"asking {', '.join(requests)}", not is_for_a_person
             capabilities.require(required, what_for, has_substitute=has_substitute)
             raise MissingCapability(what_for, required, has_substitute)
         return self._results.tool(
-            await self._in_words.asked(requests, request_state, params, context.principal)
+            await self._in_words.question_result(requests, request_state, params, context.principal)
         )
 
 
 def _without_output(entry: bytes) -> bytes:
-    """Return a tool without its output schema: clients would refuse questions or a handle as its
-    result."""
+    """Return a tool without its output schema, because clients would refuse questions or a handle
+    as its result."""
     definition = json.decode(entry)
     if definition.pop("outputSchema", None) is None:
         return entry
@@ -267,11 +271,11 @@ def _without_output(entry: bytes) -> bytes:
 
 
 def answer_definition(name: str) -> dict[str, Any]:
-    """Return the tool that takes the answers, as the schema's `Tool`."""
+    """Return the definition (schema: `Tool`) of the tool that accepts the answers."""
     return {
         "name": name,
         "title": "Answer questions",
-        "description": "Goes on with a call that ended with questions: takes its state and the "
+        "description": "Continue a call that ended with questions, with its state and the "
         "answers. The answers are the user's; ask the user, and do not make them up.",
         "inputSchema": _ARGUMENTS,
     }
@@ -289,7 +293,7 @@ class InWords:
         self._answer_tool = answer_tool
         self._arguments = Schema.compile(_ARGUMENTS)
 
-    async def asked(
+    async def question_result(
         self,
         requests: Mapping[str, Any],
         request_state: str,
@@ -316,7 +320,7 @@ class InWords:
             data = json.encode(facts)
             if len(data) > MAX_ROW:
                 return ToolResult.error(
-                    f"This has to ask something, and is too large for that ({len(data):,} bytes "
+                    f"This call must ask a question, but is too large to store ({len(data):,} bytes "
                     "with its arguments); call with smaller arguments"
                 )
             key = f"words.{self._clock.new_id()}"
@@ -329,7 +333,7 @@ class InWords:
         example = json.encode({"state": state, "answers": answers}).decode()
         return ToolResult(
             [
-                "This call is not finished: it needs answers to go on.\n\n"
+                "This call is not finished: it needs answers to continue.\n\n"
                 + text
                 + f"\n\nThen call the tool {self._answer_tool} with arguments like these, the "
                 "state copied exactly:\n" + example

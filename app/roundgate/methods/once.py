@@ -65,9 +65,9 @@ def kept_error(error: GatewayError) -> bytes:
     return b"%b %b" % (_ERROR, json.encode(facts))
 
 
-def stored_reply(kept: bytes) -> Reply:
+def stored_reply(stored: bytes) -> Reply:
     """Return the reply from a row, or raise the error in it."""
-    word, _, body = kept.partition(b" ")
+    word, _, body = stored.partition(b" ")
     if word != _ERROR:
         return Reply(body, word.decode())
     name, *facts = json.decode(body)
@@ -87,7 +87,8 @@ _NOT_KEPT: Final = (
 
 
 class Once:
-    """Serves each round of a `once` tool at most once. Its records count for its caller."""
+    """Serves each round of a `once` tool at most once. Its records count towards its caller's
+    limits."""
 
     def __init__(
         self, store: OnceStore, accounts: Accounts, sealer: StateSealer, clock: Clock, view: str
@@ -106,14 +107,14 @@ class Once:
     async def serve(
         self, round_: Round, params: InputParams, call: Call, run: Callable[[], Awaitable[Reply]]
     ) -> Reply:
-        """Serve a round of a `once` tool. A first round has no token: without a key, it is a new
+        """Serve a round of a `once` tool. A first round has no token, so without a key it is a new
         call.
 
         Args:
             round_: the round.
             params: the params; their answers distinguish retries from other requests.
             call: the call.
-            run: serves the round, if it was not served yet.
+            run: a function that serves the round; called unless the round was already served.
 
         Raises:
             StateRefused: the token was used with other answers.
@@ -137,7 +138,7 @@ class Once:
         async def claim() -> OnceRecord | None:
             try:
                 reserved = await reserve(2 * ROW)
-            except QuotaExceeded:  # a retry gets its outcome all the same
+            except QuotaExceeded:  # a retry still gets its outcome
                 if record := await self._once.read(once_id):
                     return record
                 raise
@@ -148,7 +149,7 @@ class Once:
 
         record = await claim()
         if record is not None:
-            return stored_reply(await self._outcome_of_twin(once_id, record, answers, call))
+            return stored_reply(await self._earlier_outcome(once_id, record, answers, call))
         # if the client hangs up now, the round still runs to its end, for a retry
         work = asyncio.ensure_future(self._serve_and_record(once_id, run, reserve))
         self._working.add(work)
@@ -169,18 +170,18 @@ class Once:
             raise
         except GatewayError as error:
             outcome = kept_error(error)
-        kept = outcome
-        if len(outcome) > ROW:  # a short one was counted with the record
+        stored = outcome
+        if len(outcome) > ROW:  # a short outcome was counted with the record
             try:
                 await reserve(len(outcome))
-            except QuotaExceeded:  # it has happened, and must not happen again
-                kept = kept_error(ToolError(_NOT_KEPT))
+            except QuotaExceeded:  # the round has run and must not run again
+                stored = kept_error(ToolError(_NOT_KEPT))
             except Unavailable:
-                kept = kept_error(ToolError(_UNKNOWN_OUTCOME))
-        await self._once.finish(token_id, kept)
+                stored = kept_error(ToolError(_UNKNOWN_OUTCOME))
+        await self._once.finish(token_id, stored)
         return outcome
 
-    async def _outcome_of_twin(
+    async def _earlier_outcome(
         self, token_id: str, record: OnceRecord, answers: str, call: Call
     ) -> bytes:
         if record.answers != answers:

@@ -1,4 +1,4 @@
-"""The parts that methods are made of: writers of results and lists, the scopes of callers, the parts of
+"""The building blocks of methods: writers of results and lists, the scopes of callers, the parts of
 an endpoint, and `Methods`, which serves requests. `Extension` is the base class of extensions.
 
 Handlers return facts; `resultType`, `serverInfo` and caching hints belong to the revision
@@ -69,7 +69,7 @@ class Results:
 
         Args:
             result: the members, without those that every result has.
-            cache: how long clients may cache the result, for methods with such a hint.
+            cache: the caching hint for clients, for methods with such a hint.
         """
         try:
             return self._format.write(result, cache)
@@ -93,10 +93,10 @@ class Results:
         """Return the reply for a call that became a task: the schema's `CreateTaskResult`."""
         return Reply(self.write(created), "task")
 
-    def input_required(self, asked: InputRequired) -> Reply:
+    def input_required(self, outcome: InputRequired) -> Reply:
         """Return the reply of a round that ended with questions, or only with state."""
         try:
-            written = self._format.input_required(asked.requests, asked.request_state)
+            written = self._format.input_required(outcome.requests, outcome.request_state)
         except (TypeError, ValueError, RecursionError) as error:
             raise self._failed(error) from error
         return Reply(written, "input_required")
@@ -106,7 +106,7 @@ class Results:
 
 
 class Listing:
-    """A list of the catalog. Its pages are joined from serialised entries and kept."""
+    """A list of the catalog. Its pages are joined from serialised entries and cached."""
 
     def __init__(self, member: str, cache: CacheHint, results: Results) -> None:
         self._member, self._results = member, results
@@ -170,7 +170,7 @@ class Scopes:
         if served is None and self._catalog.missing:
             names = ", ".join(sorted(self._catalog.missing))
             raise Unavailable(
-                f"Which scopes {tool} needs is not known while {names} is not served; try later"
+                f"The scopes of {tool} are unknown while {names} is not served; try later"
             )
         if served is not None and not served.tool.scopes <= principal.scopes:
             raise InsufficientScope(f"tool {tool}", sorted(served.tool.scopes))
@@ -209,11 +209,11 @@ class Parts:
     """The parts of one endpoint that do not depend on its catalog."""
 
     changes: Changes
-    """Sends changes to streams."""
+    """The sender of changes to streams."""
     once: Once
     tasks: NamedTasks
     watch: Watch
-    """Looks for changes of tasks."""
+    """The watch for changes of tasks."""
     sealer: StateSealer
     rows_of: RowsOf
     clock: Clock
@@ -253,8 +253,8 @@ class Methods:
         """Serve one request.
 
         Raises:
-            GatewayError: the request is answered with a JSON-RPC error.
-            AuthError: the caller may not do this.
+            GatewayError: the request fails with this JSON-RPC error.
+            AuthError: the caller lacks a scope.
         """
         inbound = context.inbound
         method = self._table[inbound.method]
@@ -263,7 +263,7 @@ class Methods:
         return method.serve(context, validate(method.params, inbound.params))
 
     def has_resource(self, uri: str) -> bool:
-        """Return whether a URI can be read."""
+        """Return whether a resource exists at a URI."""
         return self._catalog.has_resource(uri)
 
     def has_output_schema(self, tool: str) -> bool:
@@ -290,11 +290,11 @@ class CurrentMethods:
 
     @property
     def features(self) -> frozenset[str]:
-        """Return the features that are served."""
+        """The features that are served."""
         return self.now.features
 
     async def serve(self, context: RequestContext) -> Response:
-        """Serve one request. Raises as `Methods.serve`."""
+        """Serve one request; raise as `Methods.serve` does."""
         methods = self.now
         with self._use:
             return await methods.serve(context)

@@ -113,7 +113,7 @@ class CompletionMethods:
         )
         if isinstance(outcome, (Suspended, Restarted)):  # a completion has no context to ask with
             raise InternalError(
-                log_failure(subject, RuntimeError("it asked something"), self._clock)
+                log_failure(subject, RuntimeError("the completion asked a question"), self._clock)
             )
         return self._results.reply({"completion": self._calls.value(outcome, subject).to_wire()})
 

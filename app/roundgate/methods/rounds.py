@@ -78,7 +78,7 @@ _NOT_WRITTEN: Final = "The task of this call could not be written; send the same
 @dataclass(slots=True, eq=False)
 class RequestContext:
     """One request and its context. `notify` sends notifications on its stream; `None` if the client
-    wants none or accepts no stream."""
+    wants no notifications or accepts no stream."""
 
     inbound: Inbound
     principal: Principal
@@ -89,8 +89,8 @@ class RequestContext:
     remaining_ms: float | None = None
     """Milliseconds for which the environment lets the request run; `None` without a limit."""
     page_done: PageDone | None = None
-    """Notifies the client that its user has finished with a page; `None` for clients without that
-    notification."""
+    """A function that notifies the client that its user has finished with a page; `None` for
+    clients without that notification."""
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class Reply:
     result: bytes
     label: str = "ok"
     reason: str | None = None
-    """Why a tool failed, in a word or two, for the log."""
+    """The reason for a tool's failure in a word or two, for the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Round:
 
     @property
     def task_id(self) -> str:
-        """Return the id of the task that the call may become in this round. The same round has the
+        """The id of the task that the call may become in this round. The same round has the
         same id, however often it is sent."""
         if self._task_id is None:
             self._task_id = self.make_task_id()
@@ -152,14 +152,14 @@ class Round:
 
     @property
     def fixed_task(self) -> FixedTask | None:
-        """Return the task that later rounds have to keep, or `None`."""
+        """The task that later rounds have to keep, or `None`."""
         if self.opened is not None and self.opened.fixed_task is not None:
             return self.opened.fixed_task
         return FixedTask(self.task_id) if self.is_keyed else None
 
     @property
     def once_id(self) -> str | None:
-        """Return the id of a round that must be served once. `None` for a call without state and
+        """The id of a round that must be served once. `None` for a call without state and
         key, which is a new call each time."""
         if self.opened is not None:
             return self.opened.id
@@ -187,15 +187,15 @@ class Calls:
     """Begins calls, runs their rounds, and reads their outcomes.
 
     Args:
-        sealer: seals and opens states.
+        sealer: the sealer of states.
         clock: the clock of the process.
-        view: the name of the view; a client's key stands for another task in each view.
+        view: the name of the view; a client's key names a different task in each view.
         max_rounds: the number of rounds after which a call ends with an error.
         timeout_ms: milliseconds that a call may take.
-        publish: publishes the changes that a handler reports.
-        texts: keeps the rest of long results.
-        rows_of: returns the rows of a caller for back ends.
-        read: reads resources of the catalog.
+        publish: a function that publishes the changes that a handler reports.
+        texts: the store for the rest of long results.
+        rows_of: a function that returns the rows of a caller, for back ends.
+        read: a function that reads resources of the catalog.
         shows_errors: whether callers see the text of unexpected exceptions.
     """
 
@@ -230,8 +230,8 @@ class Calls:
         """Return the round of a request, with the request's answers added to the journal. Link a
         later round to the span of the first.
 
-        An answer counts only for a question that the state says was asked. Answers in a request
-        without state count only if the handler accepts them unasked (`Call.takes_unasked`).
+        An answer counts only for a question that the state records. Answers in a request without
+        state count only if the handler accepts them unasked (`Call.takes_unasked`).
 
         Args:
             target: the tool, prompt or resource, and its arguments.
@@ -276,7 +276,7 @@ class Calls:
     def call(
         self, context: RequestContext, round_: Round | None = None, served: ServedTool | None = None
     ) -> Call:
-        """Return the call of a request, as handlers use it.
+        """Return the `Call` of a request for its handler.
 
         Args:
             context: the context of the request.
@@ -340,7 +340,7 @@ class Calls:
             largest = outcome.journal.largest()
             return Failed(
                 RuntimeError(
-                    f"what the handler remembered is too large: {error}; the largest is {largest}"
+                    f"the handler's journal is too large: {error}; its largest entry is {largest}"
                 )
             )
         except TypeError as error:  # ctx.state holds a value without JSON
@@ -350,8 +350,7 @@ class Calls:
         self, round_: Round, call: Call, journal: Journal, ended: Any = None
     ) -> InputRequired:
         """Return the end of a round whose task may or may not have been written: state alone, with
-        the task's id inside. The client's retry finds the row or writes it, and is answered with
-        the one task.
+        the task's id inside. The client's retry finds the row or writes it, and gets the same task.
 
         Args:
             round_: the round.

@@ -24,16 +24,16 @@ from roundgate.protocol import (
 from roundgate.tasks import NamedTask
 
 MAX_STREAM_S: Final = 30 * 86_400
-"""The longest life of a stream whose token expires later, in seconds."""
+"""The maximum life of a stream whose token expires later, in seconds."""
 
 
-def wanted_of(view: str, catalog: Catalog, params: ListenParams) -> SubscriptionFilter:
+def served_filter(view: str, catalog: Catalog, params: ListenParams) -> SubscriptionFilter:
     """Return the client's filter, limited to the resources of the view."""
-    wanted = params.notifications
-    if not view or not wanted.resource_subscriptions:
-        return wanted
-    own = [uri for uri in wanted.resource_subscriptions if catalog.has_resource(uri)]
-    return wanted.model_copy(update={"resource_subscriptions": own})
+    requested = params.notifications
+    if not view or not requested.resource_subscriptions:
+        return requested
+    own = [uri for uri in requested.resource_subscriptions if catalog.has_resource(uri)]
+    return requested.model_copy(update={"resource_subscriptions": own})
 
 
 class SubscriptionMethods:
@@ -58,13 +58,13 @@ class SubscriptionMethods:
             Unavailable: there are too many streams, or a store cannot be reached.
             MissingCapability: the client listens to tasks without the tasks extension.
         """
-        wanted, inbound = wanted_of(self._view, self._catalog, params), context.inbound
+        requested, inbound = served_filter(self._view, self._catalog, params), context.inbound
         closing = self._results.write({"_meta": {notifications.SUBSCRIPTION_ID: inbound.id}})
-        known = await self._known(context, wanted.task_ids)
+        known = await self._known(context, requested.task_ids)
         task_ids = [task.id for task, _ in known]
         await self._changes.ready()
         subscription = self._changes.hub.subscribe(
-            inbound.id, context.principal, wanted, self._features, task_ids, self._view
+            inbound.id, context.principal, requested, self._features, task_ids, self._view
         )
         if any(method != notifications.TASK for method, _ in subscription.topics):
             self._changes.follow(subscription)

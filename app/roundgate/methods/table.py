@@ -1,4 +1,4 @@
-"""The table of the methods: the function that serves each, its params, and the capabilities that it
+"""The table of the methods: each method's function, its params, and the capabilities that it
 requires. The table of the revision has the params that `Mcp-Name` mirrors."""
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def make_methods(
         config: the configuration of the server.
         catalog: tools, prompts and resources of one view.
         parts: the parts of the endpoint.
-        result_format: writes results in the format of a revision.
-        texts: keeps the rest of long results.
+        result_format: the format of results in a revision.
+        texts: the store for the rest of long results.
     """
     kit = Kit(
         config,
@@ -107,15 +107,15 @@ class DiscoveryMethods:
         }
         self._reply = kit.results.reply(members, kit.config.caching.discover)
 
-    async def discover(self, context: RequestContext, asked: params.Params) -> Reply:
+    async def discover(self, context: RequestContext, _params: params.Params) -> Reply:
         """Serve server/discover."""
         return self._reply
 
 
 def catalog_features(catalog: Catalog, *, streams: bool) -> frozenset[str]:
-    """Return the features that a catalog has anything to serve for; a revision accepts requests by
-    them. A back end that is missing now may have tools: a client that was offered none would not
-    ask for them later."""
+    """Return the features for which a catalog has anything to serve; a revision accepts requests
+    accordingly. A missing back end may have tools, and a client that was offered no tools would not
+    list them later."""
     served = {
         "tools": bool(catalog.tools or catalog.missing or catalog.is_tolerant),
         "prompts": bool(catalog.prompts),
@@ -138,7 +138,7 @@ def capabilities(features: frozenset[str]) -> dict[str, Any]:
     if "completions" in features:
         members["completions"] = {}
     if members:
-        members["logging"] = {}  # any handler may log to a client that asks for it
+        members["logging"] = {}  # any handler may log to a client that requests log messages
     extensions = {
         extension.name: settings
         for extension in EXTENSIONS

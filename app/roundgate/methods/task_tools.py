@@ -1,4 +1,4 @@
-"""Tasks as tools, and questions in words, for clients that do not know tasks or cannot be asked.
+"""Tasks as tools, and questions in words, for clients that do not support tasks or cannot be asked.
 
     tools/call report {…}            →  a handle: {"taskId": …}, and how to continue
     tools/call task_result {taskId}  →  the result; or, if the request's time runs out, "still working"
@@ -40,12 +40,12 @@ from roundgate.tokens import Binding, StateSealer
 PREFIX: Final = "wait."
 """The beginning of a `requestState` that names a task."""
 LEFT_MS: Final = 5_000.0
-"""Milliseconds that a waiting request keeps for its response: at most this and a tenth of its
-time."""
+"""The maximum time that a waiting request reserves for its response, in milliseconds; a tenth of
+the request's time if that is shorter."""
 
 
 class Waiting:
-    """Waits for tasks. `timeout_s` is the longest time of a call, in seconds."""
+    """Waits for tasks. `timeout_s` is the maximum time of a call, in seconds."""
 
     def __init__(
         self, watch: Watch, sealer: StateSealer, clock: Clock, *, timeout_s: float, max_rounds: int
@@ -65,7 +65,7 @@ class Waiting:
 
     def begun(self, params: CallToolParams, context: RequestContext) -> tuple[str, int] | None:
         """Return the task that a call already waits for, and the number of this round; `None` if
-        the call waits for none. Records the call's id for the log.
+        the call waits for no task. Also record the call's id for the log.
 
         Raises:
             StateRefused: the state belongs to another call or caller.
@@ -85,7 +85,7 @@ class Waiting:
         its service could not be reached before the deadline.
 
         Raises:
-            TaskNotFound, InternalError: as `NamedTask.look`.
+            TaskNotFound, InternalError: see `NamedTask.look`.
         """
         latest: TaskView | None = None
         with suppress(Unavailable):
@@ -149,7 +149,7 @@ def task_requests(view: TaskView) -> dict[str, Any]:
     return {key: json.decode(request) for key, request in view.requests.items()}
 
 
-def result_of(view: TaskView) -> dict[str, Any]:
+def result_from_view(view: TaskView) -> dict[str, Any]:
     """Return the outcome of a task as the result of a call."""
     if view.status is Status.COMPLETED and view.outcome is not None:
         result: dict[str, Any] = json.decode(view.outcome)
@@ -225,18 +225,18 @@ def _in_words(key: str, request: Mapping[str, Any]) -> tuple[str, dict[str, Any]
 
 ANSWERS: Final = {
     "type": "object",
-    "description": "An answer for each question, by its name, in the shape that was told "
-    "with the question.",
+    "description": "An answer for each question, by its name, in the shape that the "
+    "question describes.",
     "additionalProperties": {"type": "object"},
 }
 _TASK_ID: Final = {"type": "string", "description": "The taskId of the handle."}
 _DESCRIPTIONS: Final = {
-    OwnTool.STATUS: "How a task is, and what it asks, by the handle that a call was answered with.",
-    OwnTool.RESULT: "The result of a task. Waits for it for a while; if the task still works then, "
-    "call again.",
-    OwnTool.TASK_ANSWER: "Answers what a task asks. The answers are the user's; ask the user, and "
+    OwnTool.STATUS: "Return a task's status and its questions, by the handle from a call's result.",
+    OwnTool.RESULT: "Return the result of a task. Waits for a while; if the task is still working "
+    "then, call again.",
+    OwnTool.TASK_ANSWER: "Answer a task's questions. The answers are the user's; ask the user, and "
     "do not make them up.",
-    OwnTool.CANCEL: "Cancels a task.",
+    OwnTool.CANCEL: "Cancel a task.",
 }
 _READ_ONLY: Final = frozenset({OwnTool.STATUS, OwnTool.RESULT})
 
@@ -260,7 +260,7 @@ _SCHEMAS: Final = {
 
 
 def definitions(names: Mapping[OwnTool, str]) -> list[dict[str, Any]]:
-    """Return the tools that take handles, as the schema's `Tool`."""
+    """Return the definitions (schema: `Tool`) of the tools that accept handles."""
     return [
         {
             "name": names[own],
@@ -273,7 +273,7 @@ def definitions(names: Mapping[OwnTool, str]) -> list[dict[str, Any]]:
 
 
 class TaskTools:
-    """Serves the tools that take handles."""
+    """Serves the tools that accept handles."""
 
     def __init__(
         self,
@@ -299,11 +299,10 @@ class TaskTools:
         }
         how = json.encode({"taskId": task["taskId"]}).decode()
         text = (
-            f"This goes on as a task, which is not finished. Call {self._names[OwnTool.RESULT]} "
-            f"with {how} for its result; it waits for a while, so call it again if the task still "
-            f"works then. {self._names[OwnTool.STATUS]} tells how it is, "
-            f"{self._names[OwnTool.CANCEL]} ends it. Do not call the first tool again: that would "
-            "begin another task."
+            f"This call continues as a task. Call {self._names[OwnTool.RESULT]} with {how} for its "
+            "result; that waits for a while, so call it again if the task is still working. "
+            f"{self._names[OwnTool.STATUS]} returns its status, {self._names[OwnTool.CANCEL]} cancels it. "
+            "Do not call the first tool again: that would start another task."
         )
         return self._results.tool(ToolResult([text], structured_content=task))
 
@@ -333,7 +332,7 @@ class TaskTools:
                 case OwnTool.TASK_ANSWER:
                     await self._answer(task, tool, params.arguments["answers"])
                     text = (
-                        f"The answers were taken. Call {self._names[OwnTool.RESULT]} to go on "
+                        f"The answers were accepted. Call {self._names[OwnTool.RESULT]} to continue "
                         "waiting for the result."
                     )
                     return self._results.tool(ToolResult([text]))
@@ -356,9 +355,9 @@ class TaskTools:
             await task.update(params.input_responses)
         view = await self._waiting.until_settled(task, deadline)
         if view is None:
-            raise Unavailable("How the task is cannot be read just now; ask again later")
+            raise Unavailable("The task's status cannot be read now; try again later")
         if view.status.is_terminal:
-            return self._results.stored_tool(result_of(view))
+            return self._results.stored_tool(result_from_view(view))
         requests = task_requests(view)
         if requests and _can_be_asked(requests, context):
             round_ = 1 if begun is None else begun[1]
@@ -376,12 +375,14 @@ class TaskTools:
             )
         if tool not in self._fallback.in_words:
             raise ToolError(
-                "What this task asks cannot be answered with a tool: call "
-                f"{self._names[OwnTool.RESULT]} in a client that can be asked, and it asks the user"
+                "This task's questions cannot be answered with a tool: call "
+                f"{self._names[OwnTool.RESULT]} in a client that can be asked, which then asks the user"
             )
         if not answers.keys() & requests.keys():
             waits_for = ", ".join(requests) or "nothing"
-            raise ToolError(f"The task does not ask this; it waits for an answer to {waits_for}")
+            raise ToolError(
+                f"The task has not asked this question; it waits for an answer to {waits_for}"
+            )
         await task.update(answers)
 
     def _status(self, view: TaskView, task_id: str, tool: str, context: RequestContext) -> Reply:
@@ -397,9 +398,9 @@ class TaskTools:
                 "the names of the questions."
             )
         elif requests and _can_be_asked(requests, context):
-            texts.append(f"Call {result}, and the user is asked what it needs.")
+            texts.append(f"Call {result} to ask the user its questions.")
         elif requests:
-            texts.append("It has to ask the user something, and this client cannot be asked.")
+            texts.append("It must ask the user a question, but this client cannot be asked.")
         elif not view.status.is_terminal:
             texts.append(f"Call {result} to wait for its result.")
         elif view.status is Status.COMPLETED:

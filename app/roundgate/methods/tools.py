@@ -156,8 +156,8 @@ class ToolMethods:
             return self._result(Failed(error), served)
 
     async def _known_task(self, served: ServedTool, round_: Round, call: Call) -> Reply | None:
-        """Return the reply for a call whose task is stored, or whose end has only to be written; an
-        error if the call is too large for a task; `None` if the handler has to run."""
+        """Return the reply for a call whose task is stored or needs only its outcome written, or
+        the error of a call that is too large for a task. Return `None` if the handler must run."""
         if served.tool.task == "required":
             try:
                 self._tasks.check_size(self._task_call(served, round_, call, round_.journal))
@@ -188,7 +188,7 @@ class ToolMethods:
         message: str | None = None,
         end: Ended | None = None,
     ) -> Reply:
-        """Create the task of a call that continues, or, with `end`, of one that has ended."""
+        """Create the task of a call that continues, or, with `end`, of a call that has ended."""
         task_call = self._task_call(served, round_, call, journal)
         try:
             created = await self._tasks.create(
@@ -242,7 +242,7 @@ class ToolMethods:
 
 
 def _arguments(round_: Round, journal: Journal) -> dict[str, Any]:
-    """Return the arguments for the handler; a handler that was restarted may have new ones."""
+    """Return the arguments for the handler; a restarted handler may have new arguments."""
     return dict(round_.target.arguments) if journal.arguments is None else journal.arguments
 
 

@@ -58,13 +58,13 @@ def make_client(
 
     Args:
         tls: the TLS context; `None` means `trust_store()`.
-        headers: sent with every request; they replace httpx's defaults of the same name.
+        headers: headers of every request; they replace httpx's defaults of the same name.
         timeout_s: seconds for connecting, for each write and read, and for the whole head of an
             answer with the interim answers before it.
         max_connections: the number of connections open at once.
         max_idle: the number of idle connections kept; `None` keeps all.
         keep_alive_s: seconds for which an idle connection can be reused.
-        retries: how often a failed connection is tried again, before anything is sent.
+        retries: the number of retries of a failed connection, before any data is sent.
     """
     pool = httpcore.AsyncConnectionPool(
         ssl_context=tls or trust_store(),
@@ -75,7 +75,7 @@ def make_client(
         network_backend=_Network(),
     )
     return httpx.AsyncClient(
-        auth=httpx.Auth(),  # otherwise httpx takes a user and a password out of a redirect's URL
+        auth=httpx.Auth(),  # otherwise httpx uses a user and a password in a redirect's URL
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
         headers=headers,
         timeout=timeout_s,
@@ -211,7 +211,7 @@ class _Stream(httpcore.AsyncNetworkStream):
 
     async def _has_more(self) -> bool:
         """Return whether bytes arrived after the last answer, or the connection has failed. With
-        TLS the socket does not show a record that is already buffered, so read to find out."""
+        TLS, only a read shows a record that is already buffered."""
         if self._stream.get_extra_info("ssl_object") is None:
             return bool(self._withheld)
         try:

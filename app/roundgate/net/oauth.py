@@ -59,14 +59,14 @@ def signed_assertion(
     headers = {} if key_id is None else {"kid": key_id}
     try:
         key: Any = load_pem_private_key(private_key.replace("\\n", "\n").encode(), password=None)
-        assertion = jwt.encode(claims, key, algorithm or _algorithm_of(key), headers=headers)
+        assertion = jwt.encode(claims, key, algorithm or _choose_algorithm(key), headers=headers)
     except (ValueError, TypeError, jwt.PyJWTError):
-        wanted = algorithm or "RS256, ES256, ES384, ES512 or EdDSA"
-        raise ValueError(f"must be an unencrypted PEM key for {wanted}") from None
+        expected = algorithm or "RS256, ES256, ES384, ES512 or EdDSA"
+        raise ValueError(f"must be an unencrypted PEM key for {expected}") from None
     return {"client_assertion_type": _ASSERTION_TYPE, "client_assertion": assertion}
 
 
-def _algorithm_of(key: Any) -> str:
+def _choose_algorithm(key: Any) -> str:
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
     match key:

@@ -26,7 +26,7 @@ class Correlation:
     through: str | None = None
     """The gateway's own tool through which the client called `tool`."""
     task: str | None = None
-    """The call's task as the commands name it: `OWNER.ID`."""
+    """The call's task in the form of the command line: `OWNER.ID`."""
     make_call_id: Callable[[], str] | None = None
     """A function that makes `call_id` on first use, if it is not known yet."""
     known_call_id: str | None = None

@@ -4,7 +4,7 @@
         return order["total"] * share
     KeyError: 'total'
 
-Frames of this package, of the standard library and of installed packages are left out. An exception
+Frames of this package, of the standard library and of installed packages are omitted. An exception
 without other frames is a fault of Roundgate, so its whole traceback is written.
 """
 
@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import Final
 
 MOST_FRAMES: Final = 3
-"""The most frames of the user's code that are written of one exception."""
+"""The maximum number of written frames of the user's code for one exception."""
 MOST_EXCEPTIONS: Final = 5
-"""The most exceptions that are written of a chain or a group."""
+"""The maximum number of written exceptions of a chain or a group."""
 
 _OURS: Final = str(Path(__file__).resolve().parents[1])
 _LIBRARIES: Final = tuple(
@@ -30,7 +30,7 @@ _LIBRARIES: Final = tuple(
 
 
 def framed(error: BaseException) -> list[str]:
-    """Return the lines that describe an exception and its causes. Characters that terminals act on
+    """Return the lines that describe an exception and its causes. Characters that control terminals
     are not escaped."""
     lines = list(_chain(error, set(), ""))
     if any(line.startswith(_AT) for line in lines):
@@ -61,7 +61,7 @@ def innermost(error: BaseException) -> tuple[str, int] | None:
 def _chain(error: BaseException, seen: set[int], indent: str) -> Iterator[str]:
     """Yield the lines of an exception, of the members of a group, and of its cause."""
     seen.add(id(error))
-    yield from (_indented(line, indent) for line in _one(error))
+    yield from (_indented(line, indent) for line in _exception_lines(error))
     if isinstance(error, BaseExceptionGroup):
         for member in error.exceptions[:MOST_EXCEPTIONS]:
             if len(seen) < MOST_EXCEPTIONS and id(member) not in seen:
@@ -76,7 +76,7 @@ def _indented(line: str, indent: str) -> str:
     return f"{_AT}{indent}{line[1:]}" if line.startswith(_AT) else indent + line
 
 
-def _one(error: BaseException) -> Iterator[str]:
+def _exception_lines(error: BaseException) -> Iterator[str]:
     frames = list(_places(error.__traceback__))
     own = [place for place in frames if _is_own(place[0])]
     for file, line, function in own[-MOST_FRAMES:]:

@@ -58,8 +58,8 @@ def configure(level: str, form: LogFormat = "auto", *, alone: bool = False) -> N
     """Log all records at or above a level ("debug", "info", "warning", "error") to standard error.
     A second call changes the settings of the same handler.
 
-    `alone` removes all other handlers: the handler of the AWS Lambda runtime would write each line
-    a second time.
+    `alone` removes all other handlers, because the handler of the AWS Lambda runtime would write
+    each line a second time.
     """
     root = logging.getLogger()
     root.setLevel(level.upper())
@@ -79,6 +79,6 @@ def configure(level: str, form: LogFormat = "auto", *, alone: bool = False) -> N
 def _formatter(form: LogFormat, level: str, to: TextIO, *, alone: bool) -> logging.Formatter:
     if form == "json" or (form == "auto" and (alone or not to.isatty())):
         return JsonFormatter()
-    from roundgate.observability.text import TextFormatter  # only people at a terminal need it
+    from roundgate.observability.text import TextFormatter  # imported only for people at a terminal
 
     return TextFormatter(to, whole=level == "debug")

@@ -9,9 +9,9 @@
     roundgate.backends.missing   gauge                                back ends that are not served
     roundgate.backends.circuit   gauge, by back end and host          1 while open, else 0
 
-Otherwise nothing is imported. Tasks are counted as they are created, claimed and end, because a
-count of the open ones would read all of them. The log lines "task" and "tasks" have the same facts.
-On AWS Lambda, lines in the embedded metric format make CloudWatch's metrics.
+Otherwise nothing is imported. Tasks are counted when they are created, claimed and ended, because
+counting open tasks would read all of them. The log lines "task" and "tasks" have the same facts. On
+AWS Lambda, lines in the embedded metric format make CloudWatch's metrics.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ class Metrics:
         self.embed("task ended", {"ended": 1, **failed})
 
     def take_flow(self) -> dict[str, int]:
-        """Return how many tasks this process has created, claimed and ended since the last
-        call."""
+        """Return the numbers of tasks that this process has created, claimed and ended since the
+        last call."""
         taken, self._flow = self._flow, Counter()
         return {name: taken[name] for name in FLOW}
 
     def embed(self, message: str, fields: Mapping[str, float]) -> None:
         """Log fields as metrics of CloudWatch, if the process is a function of AWS Lambda."""
         if self._function:
-            told = embedded(fields, self._function, self._clock.now_ms())
-            log.info(message, extra={"fields": {**fields, **told}})
+            cloudwatch_members = embedded(fields, self._function, self._clock.now_ms())
+            log.info(message, extra={"fields": {**fields, **cloudwatch_members}})
 
     def turn(self, tool: str, outcome: str, took_ms: float) -> None:
         """Record a worker's turn at a task, and its duration in milliseconds."""
@@ -77,7 +77,7 @@ class Metrics:
         """Record the delay of the most overdue task; 0 if none is overdue."""
 
     def missing(self, count: int) -> None:
-        """Record how many back ends are not served."""
+        """Record the number of back ends that are not served."""
 
     def circuit(self, backend: str, host: str, *, is_open: bool) -> None:
         """Record that a host's circuit has opened or closed."""
@@ -102,7 +102,7 @@ class OpenTelemetryMetrics(Metrics):
             "roundgate.tasks.turns", description="Turns of workers at tasks"
         )
         self._time = meter.create_histogram(
-            "roundgate.tasks.turn_time", "ms", "How long a worker's turn took"
+            "roundgate.tasks.turn_time", "ms", "Duration of a worker's turn"
         )
         self._overdue = meter.create_gauge(
             "roundgate.tasks.overdue", "s", "Delay of the most overdue task"
@@ -112,7 +112,8 @@ class OpenTelemetryMetrics(Metrics):
             "roundgate.backends.missing", description="Back ends that are not served"
         )
         self._circuit = meter.create_gauge(
-            "roundgate.backends.circuit", description="1 while a host is left alone, else 0"
+            "roundgate.backends.circuit",
+            description="1 while requests to a host are paused, else 0",
         )
 
     def created(self, tool: str) -> None:
@@ -143,8 +144,8 @@ class OpenTelemetryMetrics(Metrics):
 
 
 def set_up(function: str = "", clock: Clock | None = None) -> Metrics:
-    """Return metrics that record if the process has loaded an SDK's metrics; otherwise nothing is
-    imported."""
+    """Return metrics that record if the process has loaded an SDK's metrics; otherwise import
+    nothing."""
     has_sdk = "opentelemetry.sdk.metrics" in sys.modules
     return (OpenTelemetryMetrics if has_sdk else Metrics)(function, clock)
 

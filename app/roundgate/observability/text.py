@@ -24,7 +24,7 @@ from roundgate.observability.terminal import Style, escaped
 from roundgate.observability.tracing import TRACE
 
 WHAT_CHARS: Final = 36
-"""The width of the column with the method and the name of a request."""
+"""The width of the column for the method and name of a request, in characters."""
 _GOOD: Final = frozenset({"ok", "task", "input_required", "finished", "asked", "released"})
 _LEVELS: Final = {
     "debug": ("dim",),
@@ -33,7 +33,7 @@ _LEVELS: Final = {
     "critical": ("red",),
 }
 _SHOWN_BEFORE: Final = frozenset({"method", "name", "status", "outcome", "ms", "bytes", "trace"})
-"""Members of a request that have a fixed place in its line, or are omitted."""
+"""Members of a request that have a fixed place in the request's line, or are omitted."""
 
 
 class TextFormatter(logging.Formatter):
@@ -41,7 +41,7 @@ class TextFormatter(logging.Formatter):
     below.
 
     Args:
-        to: the stream that is written to; a terminal gets colours.
+        to: the output stream; a terminal gets colours.
         whole: whether to add the whole traceback below the short one.
     """
 
@@ -85,7 +85,7 @@ class TextFormatter(logging.Formatter):
                 yield self._paint(f"{name}=", "dim") + escaped(_plain(value))
         trace = fields.get("trace") or TRACE.get()
         if trace:
-            yield self._paint("trace=", "dim") + escaped(_id_of(str(trace)))
+            yield self._paint("trace=", "dim") + escaped(_trace_id(str(trace)))
 
     def _below(self, record: logging.LogRecord, fields: Mapping[str, Any]) -> Iterator[str]:
         """Yield the lines for lists of texts and for the exception."""
@@ -111,13 +111,13 @@ def _is_list_of_texts(value: Any) -> bool:
 
 
 def _plain(value: Any) -> str:
-    """Return a printable text without spaces unchanged, any other value as JSON."""
+    """Return a printable text without spaces unchanged, and any other value as JSON."""
     if isinstance(value, str) and value and value.isprintable() and " " not in value:
         return value
     return encode(value).decode()
 
 
-def _id_of(trace: str) -> str:
+def _trace_id(trace: str) -> str:
     """Return the trace id within a `traceparent` (W3C Trace Context), which people search for."""
     parts = trace.split("-")
     return parts[1] if len(parts) >= 4 else trace

@@ -51,7 +51,7 @@ class Tracing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PassedOn:
-    """A substitute for a span, which passes on a given context."""
+    """A substitute for a span, which passes on the context `trace`."""
 
     trace: Mapping[str, str]
 
@@ -66,7 +66,7 @@ class PassedOn:
 
 
 _NO_TRACE: Final = nullcontext(PassedOn({}))
-"""The shared substitute for requests without a trace context: most have none."""
+"""The shared substitute for requests without a trace context, which most requests lack."""
 
 
 class NoTracing:
@@ -171,7 +171,7 @@ class _OpenTelemetrySpan:
 
 
 def set_up() -> Tracing:
-    """Return tracing with spans if the process has set up an SDK; otherwise nothing is imported."""
+    """Return tracing with spans if the process has set up an SDK; otherwise import nothing."""
     if "opentelemetry.sdk.trace" not in sys.modules:
         return NoTracing()
     from opentelemetry import trace
@@ -184,8 +184,8 @@ def set_up() -> Tracing:
 
 
 def context_of(meta: Mapping[str, Any]) -> dict[str, str]:
-    """Return the trace context in the `_meta` of a request. Values that are not text, or are longer
-    than 512 characters, are left out."""
+    """Return the trace context in the `_meta` of a request. Omit values that are not text, or are
+    longer than 512 characters."""
     if "traceparent" not in meta and "baggage" not in meta:
         return {}
     context = {key: meta.get(key) for key in KEYS}

@@ -48,8 +48,8 @@ class Annotations:
 
 @dataclass(frozen=True, slots=True)
 class Icon:
-    """An image for a user interface: an https: or data: URI, MIME type, sizes such as
-    "48x48", light or dark theme."""
+    """An image for a user interface, with an https: or data: URI, a MIME type, sizes such as
+    "48x48", and a light or dark theme."""
 
     src: str
     mime_type: str | None = None

@@ -116,7 +116,7 @@ class ClientCapabilities:
 
 
 def merged(requirements: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return one requirement that includes several."""
+    """Return one requirement that includes all of `requirements`."""
     whole: dict[str, Any] = {}
     for required in requirements:
         for name, inner in required.items():

@@ -18,7 +18,8 @@ RequestId: TypeAlias = str | int
 JSONRPC_VERSION: Final = "2.0"
 INT64: Final = range(-(2**63), 2**63)
 MAX_ID: Final = 256
-"""The most characters of an id, which is kept and repeated for as long as a stream is open."""
+"""The maximum length of an id, in characters. A stream keeps and repeats its id while it is
+open."""
 
 
 @dataclass(slots=True)
@@ -46,14 +47,15 @@ def parse(body: bytes) -> Request | Notification:
         InvalidRequest: the body is JSON, but not one request or notification; the error has the id
             if readable.
     """
-    return message_of(decode(body))
+    return message_from_json(decode(body))
 
 
-def message_of(message: Any) -> Request | Notification:
+def message_from_json(message: Any) -> Request | Notification:
     """Read a decoded body as a message.
 
     Raises:
-        InvalidRequest: it is not one request or notification; the error has the id if readable.
+        InvalidRequest: the body is not one request or notification; the error has the id if
+        readable.
     """
     if not isinstance(message, dict):
         raise InvalidRequest(_not_an_object(message))
@@ -111,7 +113,7 @@ def encode_notification(method: str, params: dict[str, Any], more: bytes) -> byt
 
 
 def readable_id(message: dict[str, Any]) -> RequestId | None:
-    """Return the id of a message, or `None` if it is not a valid one."""
+    """Return the id of a message, or `None` if it is not valid."""
     request_id = message.get("id")
     if isinstance(request_id, str):
         return request_id if len(request_id) <= MAX_ID else None
@@ -131,7 +133,7 @@ def _notification(method: str, params: dict[str, Any]) -> Notification:
 
 def _not_an_object(message: Any) -> str:
     if isinstance(message, list):
-        return "Batches are not part of this revision: send each message as a POST of its own"
+        return "Batches are not part of this revision: send each message in a separate POST"
     return "The body must be one JSON-RPC object"
 
 

@@ -1,8 +1,8 @@
-"""Text of other parties with its hidden characters written out: those that are invisible, move
-their neighbours or cover them.
+"""Text of other parties with its hidden characters written out: characters that are invisible, or
+that move or cover their neighbours.
 
-A right-to-left override shows `gpj.exe` as `exe.jpg`, tag characters carry invisible words, a line
-separator begins a line that looks like the gateway's. Such characters become JSON's escapes
+A right-to-left override shows `gpj.exe` as `exe.jpg`, tag characters form invisible words, and a
+line separator begins a line that looks like the gateway's. Such characters become JSON's escapes
 (`\\u202e`); all others stay.
 """
 
@@ -16,8 +16,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 MAX_MARKS: Final = 2
-"""The most combining marks on one letter. More of them are no spelling and cover their
-surroundings."""
+"""The maximum number of combining marks on one letter. More marks are not spelling, and cover the
+text around them."""
 
 _INVISIBLE: Final = frozenset(
     "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0"
@@ -41,7 +41,7 @@ def visible(text: str) -> str:
 
 
 def visible_json(value: Any) -> str:
-    """Return a JSON value on one line, with nothing hidden in its strings."""
+    """Return a JSON value on one line, without hidden characters in its strings."""
     # JSON escapes quotes, backslashes and line ends, so our escapes are never mistaken for text
     return visible(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
@@ -69,10 +69,10 @@ def page_host(url: Any) -> str:
         url: an https URL, or an http URL on a loopback address.
 
     Raises:
-        ValueError: the URL is not allowed; the message says which are.
+        ValueError: the URL is not allowed; the message names the allowed form.
     """
     if not isinstance(url, str):
-        raise ValueError(f"the url of a page to open is text, not {type(url).__name__}")
+        raise ValueError(f"the url of a page to open must be text, not {type(url).__name__}")
     shown = ascii(url[:200])
     try:
         parts = urlsplit(url)
@@ -81,7 +81,7 @@ def page_host(url: Any) -> str:
         raise ValueError(f"{shown} is not a URL: {error}") from None
     if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host)):
         raise ValueError(
-            f"{shown} is no page to send a user to: give https, or http on a loopback address"
+            f"{shown} is not a page to send a user to: use https, or http on a loopback address"
         )
     if not host:
         raise ValueError(f"{shown} has no host")

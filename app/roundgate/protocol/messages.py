@@ -26,11 +26,11 @@ class Response:
 Message: TypeAlias = Request | Notification | Response
 
 
-def message_of(value: Any) -> Message:
+def message_from_json(value: Any) -> Message:
     """Read one message from a decoded body, or from an element of a batch.
 
     Raises:
-        InvalidRequest: it is not a message; the error has the id if readable.
+        InvalidRequest: `value` is not a message; the error has the id if readable.
     """
     if (
         isinstance(value, dict)
@@ -39,8 +39,8 @@ def message_of(value: Any) -> Message:
     ):
         return _response(value)
     if isinstance(value, list):
-        raise InvalidRequest("A message is an object: a batch has no batches in it")
-    return jsonrpc.message_of(value)
+        raise InvalidRequest("A message must be an object; a batch cannot contain batches")
+    return jsonrpc.message_from_json(value)
 
 
 def _response(value: dict[str, Any]) -> Response:
@@ -48,10 +48,12 @@ def _response(value: dict[str, Any]) -> Response:
         raise InvalidRequest('"jsonrpc" must be the string "2.0"')
     request_id = jsonrpc.readable_id(value)
     if request_id is None:
-        raise InvalidRequest('The "id" of a response must be that of the question that it answers')
+        raise InvalidRequest(
+            'The "id" of a response must be the id of the question that it answers'
+        )
     result, error = value.get("result"), value.get("error")
     if isinstance(result, dict) and "error" not in value:
         return Response(request_id, result, None)
     if isinstance(error, dict) and "result" not in value:
         return Response(request_id, None, error)
-    raise InvalidRequest('A response has either "result" or "error", and it is an object')
+    raise InvalidRequest('A response must have either "result" or "error", which must be an object')

@@ -1,7 +1,7 @@
 """Pages of a list with opaque cursors (server/utilities/pagination).
 
-A cursor names the entry after which the next page starts, so any replica can serve any page, also
-one that was restarted with another page size or with entries added elsewhere in the list.
+A cursor names the entry after which the next page starts, so any replica can serve any page, even
+after a restart with another page size or with entries added elsewhere in the list.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Page:
 @dataclass(frozen=True, slots=True)
 class Pages:
     """A whole list: (key, serialised entry) in order. Pages that start at a multiple of `size` are
-    cached. Others are made each time, so strange cursors cost no memory."""
+    cached. Other pages are made each time, so that unusual cursors cost no memory."""
 
     items: Sequence[tuple[str, bytes]]
     size: int

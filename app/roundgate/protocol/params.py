@@ -17,13 +17,13 @@ P = TypeVar("P", bound="Params")
 
 
 Uri: TypeAlias = Annotated[str, Field(max_length=8_192)]
-"""A URI, at most as long as servers accept on a request line; matching one takes time that grows
-with its length."""
+"""A URI, limited to the length that servers accept on a request line, because the time to match a
+URI grows with its length."""
 
 
 class Params(BaseModel):
-    """The base of all params: strict types, unknown members ignored, validator built at first
-    use."""
+    """The base class of all params. It checks types strictly, ignores unknown members, and builds
+    its validator at first use."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, defer_build=True)
 
@@ -40,7 +40,7 @@ class InputParams(Params):
 
     input_responses: dict[str, Any] | None = Field(default=None, alias="inputResponses")
     request_state: Any = Field(default=None, alias="requestState")
-    """Any value: `tokens.StateSealer.open` checks it, and tells the client no reason for a
+    """Any value. `tokens.StateSealer.open` checks it, without telling the client the reason for a
     refusal."""
 
 
@@ -100,7 +100,7 @@ class CompleteParams(Params):
 
 
 class SubscriptionFilter(Params):
-    """The notifications that a stream wants; an absent member means no."""
+    """The notifications that a client requests; an absent member requests none."""
 
     tools_list_changed: bool = Field(default=False, alias="toolsListChanged")
     prompts_list_changed: bool = Field(default=False, alias="promptsListChanged")
@@ -118,7 +118,7 @@ class ListenParams(Params):
 
 
 def validate(model: type[P], params: dict[str, Any]) -> P:
-    """Read the params of a request into a model.
+    """Validate the params of a request; return them as a model.
 
     Raises:
         InvalidParams: the message names up to five invalid members, without their values.

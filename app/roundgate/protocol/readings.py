@@ -1,7 +1,7 @@
 """The work of validating a value, counted before the validation.
 
 A union tries its alternatives one after the other. If several of them look at the same member, that
-member is read several times, and in a recursive schema this multiplies with every level:
+member is read several times. In a recursive schema the readings multiply at every level:
 
     Filter = And | Or | integer      And.left and Or.left are both a Filter
     {"left": {"left": {"left": 1}}}  the 1 is read 2 * 2 * 2 times
@@ -26,14 +26,15 @@ from pydantic_core import from_json
 from roundgate.json import at_pointer
 
 _FEW: Final = 8
-"""Readings of one part that are not worth counting."""
+"""A number of readings of one part that is not worth counting."""
 _MANY: Final = 64
-"""Readings of one part, and alternatives of one part, beyond which readings are said to multiply."""
+"""The number of readings, or of alternatives, of one part above which readings count as
+multiplying."""
 _MAX_STATES: Final = 300
 _MAX: Final = 10**12
 """The limit at which counts stop growing."""
 _MAX_PAIRS: Final = 100_000
-"""The most pairs of a subschema and a part that are looked at."""
+"""The maximum number of examined pairs of a subschema and a part."""
 _COPIES_PER_ERROR: Final = 40
 """The number of values that can be copied in the time that one error takes."""
 _CHARS_PER_COPY: Final = 100
@@ -73,7 +74,7 @@ class _Subschema:
     one_of: _Readers
     """Readers of the same value, only one of which counts."""
     members: Mapping[str | int, _Readers]
-    """Readers of the members and elements that have their own, by name or index."""
+    """Readers of the members and elements that have their own subschemas, by name or index."""
     other_members: _Readers
     other_items: _Readers
     names: _Readers
@@ -98,7 +99,7 @@ class _Look(NamedTuple):
     alternatives: int
     """Readings of the part by subschemas that look at nothing else."""
     parts: int
-    """Readings of its parts by subschemas that look at nothing else."""
+    """Readings of the part's own parts by subschemas that look at nothing else."""
     reads: list[tuple[int, Any]]
     """The subschemas that look further, each with the value that it reads."""
     choice: tuple[int, ...]
@@ -110,9 +111,9 @@ class Readings:
 
     Args:
         schema: a JSON Schema of any draft.
-        of_pydantic: whether pydantic validates, with the model behind this schema. It reads one
-            alternative of `oneOf`, reads JSON texts, and caches nothing; jsonschema-rs validates
-            each value once where a schema refers to itself.
+        of_pydantic: whether pydantic validates, with the model behind this schema. pydantic reads
+            one alternative of `oneOf`, reads JSON texts, and caches nothing. jsonschema-rs
+            validates each value once where a schema refers to itself.
     """
 
     def __init__(self, schema: Mapping[str, Any], *, of_pydantic: bool = False) -> None:
@@ -142,9 +143,9 @@ class Readings:
         return total > limit
 
     def may_have_more_errors(self, limit: int, value: Any) -> bool:
-        """Return whether a value may have more than `limit` errors. Each copies its part of the
-        value, which counts as well. An alternative that looks at no part adds no error to that of
-        its union."""
+        """Return whether a value may have more than `limit` errors. Each error copies its part of
+        the value, which also counts. An alternative that looks at no part adds no error to its
+        union's error."""
         looks = self._looks(value)
         if looks is None:
             return True
@@ -179,7 +180,8 @@ class Readings:
         looks: Mapping[tuple[int, int], _Look],
         price: Callable[[_Look, int], float],
     ) -> float:
-        """Return the price of a value: of each part once for each way that leads to it."""
+        """Return the total price of a value. Each part counts once for each path that leads to
+        it."""
         totals: dict[tuple[int, int], float] = {}
         begun: set[tuple[int, int]] = set()
         waiting = [(self._root, id(value))]
@@ -206,7 +208,7 @@ class Readings:
 
     @cached_property
     def _decodes(self) -> bool:
-        return any(subschema.content != _NOBODY for subschema in self._subschemas.values())
+        return any(subschema.content != _NO_READERS for subschema in self._subschemas.values())
 
     def _size(self, value: Any) -> int:
         """Return the number of values in a value, and in the JSON texts that are read."""
@@ -219,11 +221,11 @@ class Readings:
 
     @cached_property
     def _most(self) -> tuple[float, float]:
-        """Return bounds for one part of any value: of its readings, and of its readings with the
-        members that it lacks and the names that it has. Both are infinite if readings multiply.
+        """The bounds for one part of any value: on its readings, and on its readings with its
+        missing members and its members' names. Both are infinite if readings multiply.
 
-        A state holds the subschemas that read one part, each with a count. The states of the parts
-        below follow from it, and there are few of them unless readings multiply.
+        A state holds the subschemas that read one part, each with a count. A state determines the
+        states of the parts below; there are few states unless readings multiply.
         """
         most, work, leaves = 1, 1, 0
         waiting = self._states({self._root: 1})
@@ -268,10 +270,10 @@ class Readings:
 
     @cached_property
     def _most_of_one_turn(self) -> float:
-        """Return the most readings of one part of any value, if no subschema is followed again
-        below itself."""
+        """The maximum number of readings of one part of any value, if no subschema is followed
+        again below itself."""
         counts: dict[int, float] = {}  # readings of the value itself
-        deep: dict[int, float] = {}  # the most readings of a part of it
+        deep: dict[int, float] = {}  # the maximum readings of a part of the value
         begun: set[int] = set()
         waiting = [self._root]
         while waiting:
@@ -304,7 +306,7 @@ class Readings:
                 nodes.append(self._id(schema))
             else:
                 leaves += 1
-        return _Readers(tuple(nodes), leaves) if nodes or leaves else _NOBODY
+        return _Readers(tuple(nodes), leaves) if nodes or leaves else _NO_READERS
 
     def _subschema(self, node: int) -> _Subschema:
         if node not in self._subschemas:
@@ -316,11 +318,11 @@ class Readings:
         if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
             same *= 2  # these validate once more, to find the parts that were examined
         patterns = schema.get("patternProperties", {}).values()
-        contained = _those(schema, "contains")
+        contained = _subschemas_at(schema, "contains")
         items = schema.get("items")  # before 2020-12 also the elements at fixed places
         elements = schema.get("prefixItems", items if isinstance(items, (list, tuple)) else ())
         choice = schema.get("oneOf", ()) if self._of_pydantic else ()
-        content = _those(schema, "contentSchema") if self._of_pydantic else ()
+        content = _subschemas_at(schema, "contentSchema") if self._of_pydantic else ()
         return _Subschema(
             same=self._readers(same),
             one_of=self._readers(choice),
@@ -335,12 +337,18 @@ class Readings:
                 },
             },
             other_members=self._readers(
-                [*patterns, *_those(schema, "additionalProperties", "unevaluatedProperties")]
+                [
+                    *patterns,
+                    *_subschemas_at(schema, "additionalProperties", "unevaluatedProperties"),
+                ]
             ),
             other_items=self._readers(
-                [*contained, *_those(schema, "items", "additionalItems", "unevaluatedItems")]
+                [
+                    *contained,
+                    *_subschemas_at(schema, "items", "additionalItems", "unevaluatedItems"),
+                ]
             ),
-            names=self._readers(_those(schema, "propertyNames")),
+            names=self._readers(_subschemas_at(schema, "propertyNames")),
             content=self._readers(content),
             required=tuple(_required(schema)),
         )
@@ -349,7 +357,7 @@ class Readings:
         for word in _REFERENCES:
             if isinstance(reference := schema.get(word), str):
                 yield self._referred(reference)
-        yield from _those(schema, *_SAME)
+        yield from _subschemas_at(schema, *_SAME)
         for word in _SAME_LISTS:
             if word != "oneOf" or not self._of_pydantic:
                 yield from schema.get(word, ())
@@ -379,7 +387,7 @@ class Readings:
 
 
 _ANYTHING: Final[Mapping[str, Any]] = {}
-_NOBODY: Final = _Readers()
+_NO_READERS: Final = _Readers()
 
 
 def _look(subschema: _Subschema, part: Any, texts: dict[int, Any]) -> _Look:
@@ -391,12 +399,12 @@ def _look(subschema: _Subschema, part: Any, texts: dict[int, Any]) -> _Look:
     if isinstance(part, Mapping):
         count_here += sum(1 for name in subschema.required if name not in part)
         members, others, names = subschema.members, subschema.other_members, subschema.names
-        if members or others is not _NOBODY:
+        if members or others is not _NO_READERS:
             for name, item in part.items():
                 nodes, leaves = members.get(name, others)
                 parts += leaves
                 reads += [(node, item) for node in nodes]
-        if names is not _NOBODY:
+        if names is not _NO_READERS:
             count_here += len(part)
             reads += [(node, name) for name in part for node in names.nodes]
     elif isinstance(part, (list, tuple)):
@@ -409,7 +417,7 @@ def _look(subschema: _Subschema, part: Any, texts: dict[int, Any]) -> _Look:
         else:
             parts += others.leaves * len(part)
             reads += [(node, item) for node in others.nodes for item in part]
-    elif subschema.content is not _NOBODY and isinstance(part, str):
+    elif subschema.content is not _NO_READERS and isinstance(part, str):
         if id(part) not in texts:
             texts[id(part)] = _decoded(part)
         parts += subschema.content.leaves
@@ -418,8 +426,8 @@ def _look(subschema: _Subschema, part: Any, texts: dict[int, Any]) -> _Look:
     return _Look(count_here, alternatives, parts, reads, choice.nodes)
 
 
-def _those(schema: Mapping[str, Any], *words: str) -> list[Any]:
-    """Return the subschemas at these keywords; leave out lists."""
+def _subschemas_at(schema: Mapping[str, Any], *words: str) -> list[Any]:
+    """Return the subschemas at these keywords, except for lists."""
     return [
         schema[word]
         for word in words

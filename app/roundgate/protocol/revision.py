@@ -33,7 +33,7 @@ class ErrorTable:
         self._rows = rows
 
     def look_up(self, error: GatewayError) -> WireError:
-        """Return the row of an error: that of its class or of the nearest base class.
+        """Return the row of an error's class, or of the nearest base class that has a row.
 
         Raises:
             KeyError: no client gets this class as a JSON-RPC error (`ToolError`, `ConfigError`).
@@ -74,7 +74,7 @@ class Route:
     named_by: str | None = None
     """The member of params that `Mcp-Name` mirrors."""
     needs_name_header: bool = True
-    """Whether a request without `Mcp-Name` is refused; a wrong one always is."""
+    """Whether a request without `Mcp-Name` is refused; a wrong header is always refused."""
 
 
 class CacheHint(Protocol):
@@ -112,7 +112,7 @@ class ResultFormat(Protocol):
         call.
 
         Raises:
-            TypeError, ValueError, RecursionError: as `write`.
+            TypeError, ValueError, RecursionError: see `write`.
         """
 
 
@@ -120,10 +120,10 @@ class MirroredArgument(Protocol):
     """An argument of a tool that a header of the request has to repeat."""
 
     def check(self, arguments: Mapping[str, Any], headers: Headers) -> None:
-        """Compare the argument with the header, if either is there.
+        """Compare the argument with the header, if either is present.
 
         Raises:
-            HeaderMismatch: only one of them is there, or they differ.
+            HeaderMismatch: only one of them is present, or they differ.
         """
 
 
@@ -138,12 +138,12 @@ class Revision(Protocol):
         extensions: Mapping[str, Route],
         /,
     ) -> Inbound:
-        """Return a request if it is valid in this revision and its method is served.
+        """Validate a request in this revision; return it if its method is served.
 
         Args:
             request: one JSON-RPC request.
             headers: its headers.
-            features: the features that are served (`methods.table.features_of`).
+            features: the features that are served (`methods.table.catalog_features`).
             extensions: the methods of extensions (`methods.extensions.ROUTES`).
 
         Raises:
@@ -155,7 +155,8 @@ class Revision(Protocol):
         headers.
 
         Raises:
-            ValueError: the schema declares one incorrectly; clients would have to drop the tool.
+            ValueError: the schema declares a header incorrectly; clients would have to drop the
+            tool.
         """
 
     def result_format(self, server_info: Mapping[str, Any], /) -> ResultFormat:

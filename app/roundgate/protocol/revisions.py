@@ -1,6 +1,6 @@
 """The table of the revisions without sessions that this server speaks.
 
-`roundgate.protocol.revisions_with_sessions` has the others.
+`roundgate.protocol.revisions_with_sessions` has the other revisions.
 """
 
 from __future__ import annotations
@@ -17,5 +17,4 @@ REVISIONS: Final[Mapping[str, Revision]] = MappingProxyType(
 )
 
 NEWEST: Final[Revision] = v2026_07_28
-"""The revision of messages to clients whose revision is not known yet, and of results that tasks
-keep."""
+"""The revision of messages to clients of an unknown revision, and of results that tasks store."""

@@ -1,6 +1,6 @@
 """The table of revisions with sessions, loaded when the first of their clients connects.
 
-It has the formats of their results. `roundgate.http.older` takes their other features
+It has the formats of their results. `roundgate.http.older` imports their other features
 (`initialize`, questions on the stream of a call) from their package directly.
 """
 

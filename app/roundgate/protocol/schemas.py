@@ -18,12 +18,13 @@ from roundgate.protocol.readings import Readings, walk
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 50_000
 MAX_EFFORT: Final = 4_000
-"""The most errors that a value may have for its problems to be listed: some 50 ms."""
+"""The maximum number of errors of a value whose problems are listed. Listing them takes some 50
+ms."""
 MAX_READINGS: Final = 2_000_000
-"""The most readings that validating a value may take: some 50 ms, during which the event loop is
-blocked."""
+"""The maximum number of readings for validating a value. They block the event loop for some 50
+ms."""
 MAX_BACKTRACKED: Final = 5_000
-"""The most values that are validated if a pattern backtracks."""
+"""The maximum number of values to validate if a pattern backtracks."""
 _LINEAR: Final = jsonschema_rs.RegexOptions()
 _BACKTRACKING: Final = jsonschema_rs.FancyRegexOptions(backtrack_limit=5_000)
 """Options for patterns that look ahead, look behind or refer back: at most 0.1 ms for each text."""
@@ -38,11 +39,11 @@ class Schema:
     _validator: jsonschema_rs.Validator
     _readings: Readings
     _backtracks: bool
-    """Whether a pattern takes more than linear time."""
+    """Whether matching a pattern takes more than linear time."""
 
     @classmethod
     def compile(cls, schema: Mapping[str, Any]) -> Schema:
-        """Return the compiled schema.
+        """Compile a schema.
 
         Raises:
             ValueError: the schema is invalid, too deep or too large, or refers to another document.
@@ -70,14 +71,14 @@ class Schema:
             return False
 
     def problems(self, value: Any, root: str) -> list[str]:
-        """Return the faults of a value, a sentence each with its place: `arguments.limit: 500 is
-        greater than …`."""
+        """Return the problems of a value, one sentence each with its place: `arguments.limit: 500
+        is greater than …`."""
         if not self._can_validate(value):
             return [f"{root}: too much work for this schema; send fewer values, or nest them less"]
         try:
             return self._problems(value, root)
         except UnicodeError:
-            return [f"{root}: holds half of a surrogate pair, which is no text"]
+            return [f"{root}: holds half of a surrogate pair, which is not valid text"]
         except (ValueError, OverflowError):
             return [f"{root}: holds a number that JSON cannot carry (NaN or Infinity)"]
 
@@ -85,9 +86,7 @@ class Schema:
         if self._validator.is_valid(value):
             return []
         if not self._can_explain(value):
-            return [
-                f"{root}: does not conform to the schema; with fewer values in it, the answer would say where"
-            ]
+            return [f"{root}: does not conform to the schema; send fewer values to learn where"]
         problems: list[str] = []
         for error in self._validator.iter_errors(value):
             path = "".join(
@@ -99,8 +98,8 @@ class Schema:
         return problems
 
     def _can_validate(self, value: Any) -> bool:
-        """Return whether validating stays within `MAX_BACKTRACKED` and `MAX_READINGS`: the event
-        loop is blocked meanwhile."""
+        """Return whether validating stays within `MAX_BACKTRACKED` and `MAX_READINGS`, because it
+        blocks the event loop."""
         if self._backtracks and not _has_at_most(MAX_BACKTRACKED, value):
             return False
         return not self._readings.may_exceed(MAX_READINGS, value)

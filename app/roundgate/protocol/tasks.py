@@ -25,7 +25,7 @@ from roundgate.json import encode
 
 EXTENSION: Final = "io.modelcontextprotocol/tasks"
 REQUIRED: Final[Mapping[str, Any]] = MappingProxyType({"extensions": {EXTENSION: {}}})
-"""The capability that a client has to declare, shaped as `ClientCapabilities`."""
+"""The capability that a client must declare, shaped as `ClientCapabilities`."""
 
 
 class Status(StrEnum):
@@ -79,7 +79,7 @@ TRANSITIONS: Final[Mapping[tuple[Status, Event], Status]] = MappingProxyType(
         (_I, Event.EXPIRE): Status.FAILED,
     }
 )
-"""All transitions that are allowed. Stores derive the conditions of their writes from them."""
+"""The allowed transitions. Stores derive the conditions of their writes from them."""
 
 
 def after(status: Status, event: Event) -> Status | None:
@@ -115,7 +115,7 @@ class TaskView:
     requests: Mapping[str, bytes]
     """The outstanding questions by wire key."""
     outcome: bytes | None
-    """The result of a completed task, the error of a failed one."""
+    """The result of a completed task, or the error of a failed task."""
     poll_interval_ms: int | None = None
     """The pause between polls that the service of a remote task asks for, if any."""
 

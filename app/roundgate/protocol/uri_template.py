@@ -64,7 +64,7 @@ class _Operator:
 
 _OPERATORS: Final[Mapping[str, _Operator]] = MappingProxyType(
     {
-        # `{x*}` would be a comma list, but some MCP servers mean "any path" by it: refuse,
+        # `{x*}` would be a comma list, but some MCP servers use it for "any path": refuse,
         # and name both spellings.
         "": _Operator("", ",", may_explode=False),
         "+": _Operator("", ",", takes_reserved=True, is_guarded=False),
@@ -174,8 +174,8 @@ class _Expression:
 
 
 class _Parameters(_Expression):
-    """`name=value` pairs in any order, each optional. All adjacent pairs are taken, so they have
-    only one end."""
+    """`name=value` pairs in any order, each optional. The piece takes all adjacent pairs, so it has
+    only one possible end."""
 
     __slots__ = ()
 
@@ -229,8 +229,8 @@ class UriTemplate:
 
         Some templates that RFC 6570 allows are refused, because one URI would have several
         readings: prefixes (`{x:3}`), a variable named twice, two exploded lists outside `{?}`,
-        `{&}` and `{;}`, and these three before something that could belong to their last value.
-        Explode works with `+ . / ; ? &`.
+        `{&}` and `{;}`, and these three before text that could belong to their last value. Explode
+        works with `+ . / ; ? &`.
 
         Raises:
             ValueError: the template is invalid or refused; the message has the fault, its character
@@ -239,10 +239,10 @@ class UriTemplate:
         parts = tuple(_parse_part(text, match) for match in _PART.finditer(text))
         expressions = [part for part in parts if isinstance(part, _Expression)]
         _check_variables(text, expressions)
-        _check_what_follows(text, parts)
+        _check_text_after_parameters(text, parts)
         names = tuple(name for expression in expressions for name in expression.names)
         exploded = frozenset(name for expression in expressions for name in expression.exploded)
-        return cls(text, names, exploded, parts, _pieces_of(parts))
+        return cls(text, names, exploded, parts, _make_pieces(parts))
 
     def match(self, uri: str) -> Values | None:
         """Return the values that expand to `uri`, percent-decoded as UTF-8; `None` if there are
@@ -251,19 +251,19 @@ class UriTemplate:
         `notes://ann/2026/may.txt?lang=en` gives `{"owner": "ann", "path":
         "2026/may.txt", "lang": "en"}` above.
 
-        - Parameters of `{?}`, `{&}` and `{;}` come in any order and may be absent; one that the
-          template does not name, or that comes twice without `*`, is no match. Every other variable
-          must be there; "" is a value.
-        - Bare reserved characters fit `{+x}` and `{#x}` only. Of two neighbours the left one
-          takes what it can, but `{+x}` ends at the first character that a later `{?}`, `{&}`,
+        - Parameters of `{?}`, `{&}` and `{;}` come in any order and may be absent; a parameter that
+        the template does not name, or that occurs twice without `*`, prevents a match. Every other
+        variable must be present; "" is a value. - Bare reserved characters fit `{+x}` and `{#x}`
+        only. Of two adjacent variables, the left one takes as much as possible, but `{+x}` ends at
+        the first character that a later `{?}`, `{&}`,
           `{;}` or `{#}` begins with.
         - Handlers join values to paths. So in `{x}`, `{.x}`, `{/x}` and `{;x}` a "/" (sent as
-          %2F) and the segments "." and ".." are no match, however encoded, nor is a list `{/x*}`
+          %2F) and the segments "." and ".." do not match, however encoded, nor does a list `{/x*}`
           that starts with "" and has more items. `{+x}`, `{#x}`, `{?x}` and `{&x}` accept all of
-          these: a handler that makes a path of them must confine it. Nothing else is refused
-          anywhere, not even NUL or a backslash.
-        - `{+x*}` is split at each ",", `{.x*}` at each ".": no value of that expression can hold
-          it.
+          these: a handler that makes a path of them must confine it. Nothing else is refused, not
+              even NUL or a backslash.
+        - `{+x*}` is split at each ",", `{.x*}` at each ".": no value of that expression can contain
+        that character.
         """
         if not _URI.fullmatch(uri):
             return None
@@ -301,7 +301,10 @@ def _parse_part(text: str, match: re.Match[str]) -> _Part:
         return _parse_expression(text, match.start(), match["body"])
     if bad := _NOT_LITERAL.search(text, match.start(), match.end()):
         raise _fault(
-            text, bad.start(), f"{bad[0]!r} cannot stand in a URI", "percent-encode it ('%' is %25)"
+            text,
+            bad.start(),
+            f"{bad[0]!r} is not allowed in a URI",
+            "percent-encode it ('%' is %25)",
         )
     # section 3.1: "é" stands for its triplets
     return _Literal(quote(match[0], safe=_RESERVED + "%"))
@@ -340,8 +343,8 @@ def _parse_name(text: str, at: int, symbol: str, spec: str) -> str:
 
 
 def _check_variables(text: str, expressions: list[_Expression]) -> None:
-    """Raise ValueError for a repeated name, and for a second exploded list outside of parameters:
-    the first would have no clear end."""
+    """Raise ValueError for a repeated name, and for a second exploded list outside of parameters,
+    because the first list would have no clear end."""
     names, lists = set[str](), 0
     for expression in expressions:
         lists += 0 if isinstance(expression, _Parameters) else len(expression.exploded)
@@ -363,9 +366,9 @@ def _check_variables(text: str, expressions: list[_Expression]) -> None:
             names.add(name)
 
 
-def _check_what_follows(text: str, parts: tuple[_Part, ...]) -> None:
-    """Raise ValueError for a text after parameters that begins with a character of a value: the
-    last value would have no clear end."""
+def _check_text_after_parameters(text: str, parts: tuple[_Part, ...]) -> None:
+    """Raise ValueError for a text after parameters that begins with a character of a value, because
+    the last value would have no clear end."""
     allowed = set[
         str
     ]()  # characters that the next parameter here or in a neighbouring expression may begin with
@@ -380,11 +383,11 @@ def _check_what_follows(text: str, parts: tuple[_Part, ...]) -> None:
             or start in _UNRESERVED + "%="
             or (isinstance(following, _Literal) and start in allowed)
         ):
-            problem = f"what follows the {{{part.operator.first}}} expression could belong to its last value"
-            raise _fault(text, part.at, problem, "move it to the end, or put '/' or '#' behind it")
+            problem = f"the text after the {{{part.operator.first}}} expression could belong to its last value"
+            raise _fault(text, part.at, problem, "move it to the end, or put '/' or '#' after it")
 
 
-def _pieces_of(parts: tuple[_Part, ...]) -> tuple[_Piece, ...]:
+def _make_pieces(parts: tuple[_Part, ...]) -> tuple[_Piece, ...]:
     """Return the pieces to match, in order. They are made from the right, because values end where
     a later expression can begin."""
     pieces: list[_Piece] = []

@@ -77,6 +77,13 @@ class Timeouts:
             and (state == "active" or (state == "expiring" and when > now_s - JUST_FIRED_S))
         ]
 
+    def has_fired(self, now_s: float) -> bool:
+        """Return whether a timer has just fired and its block is still open."""
+        return any(
+            one.state == "expiring" and (one.timer.when() or 0.0) > now_s - JUST_FIRED_S
+            for one in self._timers
+        )
+
     def has_ended_a_wait_of(self, task: asyncio.Task[Any] | None) -> bool:
         """Return whether a timer of the task has fired and its block is still open."""
         return task is not None and any(

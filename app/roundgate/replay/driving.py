@@ -32,7 +32,7 @@ from roundgate.replay.asyncio_internals import (
     waits_alone,
 )
 from roundgate.replay.branches import END, Branch, Owner, here, inside
-from roundgate.replay.recording import cut_wait, is_cut_next
+from roundgate.replay.recording import begin_cut_wait, is_cut_next
 from roundgate.replay.run import NAME, Run
 from roundgate.replay.values import digest_of_value
 
@@ -101,7 +101,7 @@ class Driven(Coroutine[Any, Any, T]):
             and (_may_be_a_limit(run, place) or is_cut_next(run, place))
         ):
             with inside(None):
-                self._recording = asyncio.ensure_future(cut_wait(run, place))
+                self._recording = asyncio.ensure_future(begin_cut_wait(run, place))
             self._cancellation = error[0]
             return self._raise_once_recorded(self._recording)
         return self._resume(self._coroutine.throw, *error)

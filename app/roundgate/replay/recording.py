@@ -14,9 +14,9 @@ A call of ctx records its own cancellation. If a limit of asyncio or anyio ends 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
 from roundgate.aio import to_its_end
 from roundgate.errors import NondeterminismError, StepFailed, Suspend
@@ -30,6 +30,8 @@ CUT_GRACE_S: Final = 5.0
 CUT_HOLD_S: Final = 0.5
 """The part of `CUT_GRACE_S` during which this wait keeps an otherwise resting run from being
 suspended."""
+TIMER_TURNS: Final = 3
+"""The turns of the event loop within which a timer that has fired cancels a wait."""
 CUT_EARLY: Final = (
     "the handler went on here in an earlier run, and now a limit of asyncio or anyio has ended "
     "a wait of its own before that: use `async with ctx.timeout(seconds)`, whose end is "
@@ -65,18 +67,42 @@ def compare(run: Run, key: str, what: str | None) -> None:
 async def record(run: Run, entry: Entry, told_to: Branch | None = None) -> None:
     """Make an entry durable, then wait for the turn of the branch that gets it, if there is one.
 
-    A cancellation of the handler is raised only once the entry is durable.
+    Once the entry has its place, a cancellation of the handler is raised only when it is durable.
     """
+    if told_to is not None and run.root.has_branched:
+        await _let_timers_act(run)
+    await begin_record(run, entry, told_to)
+
+
+async def _let_timers_act(run: Run) -> None:
+    """Let a timer that has fired cancel its wait before a later result gets its place.
+
+    `asyncio.wait_for` of Python 3.11 cancels its task a turn of the event loop after its timer.
+    """
+    loop = asyncio.get_running_loop()
+    for _ in range(TIMER_TURNS):
+        if not run.owner.timeouts.has_fired(loop.time()):
+            break
+        await asyncio.sleep(0)
+
+
+def begin_record(
+    run: Run, entry: Entry, told_to: Branch | None = None
+) -> Coroutine[Any, Any, None]:
+    """Give an entry its place in the order now; return the rest of `record`, to be awaited."""
     if told_to is None or not run.root.has_branched:
-        await write(run, entry)
-        return
+        return begin_write(run, entry)
     rank = run.order_here.new_rank()
+    return _tell(run, told_to, rank, begin_write(run, entry))
+
+
+async def _tell(run: Run, branch: Branch, rank: int, write: Awaitable[None]) -> None:
     try:
-        await write(run, entry)
+        await write
     except BaseException:
         run.order_here.drop(rank)
         raise
-    await take_turn(run, told_to, rank)
+    await take_turn(run, branch, rank)
 
 
 async def write(run: Run, *entries: Entry) -> None:
@@ -84,14 +110,26 @@ async def write(run: Run, *entries: Entry) -> None:
 
     A cancellation of the caller is raised only once they are durable.
     """
+    await begin_write(run, *entries)
+
+
+def begin_write(run: Run, *entries: Entry) -> Coroutine[Any, Any, None]:
+    """Add entries to the journal, and begin to write them; return the rest of `write`, to be
+    awaited."""
     for entry in entries:
         run.journal.add(entry)
     if run.checkpointer is None:
-        return
+        return _end_write(run, None, 0)
     written, made = [*run.unwritten, *entries], run.values_made
     run.unwritten.clear()
     with inside(None):
         writing = asyncio.ensure_future(run.checkpointer.checkpoint(*written))
+    return _end_write(run, writing, made)
+
+
+async def _end_write(run: Run, writing: asyncio.Task[None] | None, made: int) -> None:
+    if writing is None:
+        return
     cancelled = await to_its_end(writing)
     writing.result()
     run.values_durable = max(run.values_durable, made)
@@ -245,14 +283,32 @@ def is_cut_next(run: Run, branch: Branch) -> bool:
     return upcoming is not None and is_cut_wait(run.journal.steps.get(upcoming[1]))
 
 
-async def cut_wait(run: Run, branch: Branch) -> None:
+def begin_cut_wait(run: Run, branch: Branch) -> Coroutine[Any, Any, None]:
     """Record that a limit cancelled a wait outside of ctx, before the branch sees the cancellation;
-    in a later run, wait for its place in the order.
+    in a later run, wait for its place in the order. Return the rest of that, to be awaited.
+
+    A new cancellation gets its place now. A result that comes a turn of the event loop later, for
+    instance because the loop was blocked until both were due, would get ahead of it otherwise, and
+    end the wait in a later run.
 
     The end of a `ctx.timeout` has an entry of its own. A branch that is cancelled where it received
     a result in an earlier run ends the run with `NondeterminismError`.
     """
-    if run.is_being_ended or any(scope.has_fired for scope in branch.limits):
+    is_new = run.order is None or run.order.is_over
+    if is_new and not _is_cut_otherwise(run, branch):
+        cut = Cut(branch.key("cut", "wait"), run.owner.elapsed_ms())
+        return begin_record(run, cut, branch)
+    return _cut_wait(run, branch)
+
+
+def _is_cut_otherwise(run: Run, branch: Branch) -> bool:
+    """Return whether a cancellation needs no entry: the event loop ends, or a `ctx.timeout` has an
+    entry of its own."""
+    return run.is_being_ended or any(scope.has_fired for scope in branch.limits)
+
+
+async def _cut_wait(run: Run, branch: Branch) -> None:
+    if _is_cut_otherwise(run, branch):
         return
     order = run.order
     upcoming = None if order is None or order.is_over else order.upcoming(branch.path)
@@ -268,7 +324,7 @@ async def cut_wait(run: Run, branch: Branch) -> None:
         return
     key = branch.key("cut", "wait")
     await in_order(run, branch, key)
-    await record(run, Cut(key, run.owner.elapsed_ms()), branch)
+    await begin_record(run, Cut(key, run.owner.elapsed_ms()), branch)
 
 
 async def repeat_cut(run: Run, key: str) -> None:

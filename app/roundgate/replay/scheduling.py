@@ -24,7 +24,7 @@ All recorded results are delivered before new ones. A new version of the handler
 some. A result that its branch has passed is skipped, because the places of a branch come in order.
 A result that no branch asks for delays the others by `GRACE_S`, once in a run, because branches may
 be waiting outside of the engine. Branches that ask later than that still get their results in
-order. A recorded cancellation of such a wait (`recording.cut_wait`) must happen again.
+order. A recorded cancellation of such a wait (`recording.begin_cut_wait`) must happen again.
 """
 
 from __future__ import annotations
@@ -238,6 +238,11 @@ class Order:
     def is_over(self) -> bool:
         """Return whether all results that were recorded when the run began have been delivered."""
         return self._next >= self._known
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether all results so far have been delivered, with all their consequences."""
+        return self.is_over and not self._is_settling and not self._waiting
 
     def rank(self, key: str) -> float:
         """Return the rank of a recorded result; infinite if it is new."""

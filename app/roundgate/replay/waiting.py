@@ -332,7 +332,8 @@ class TimeLimit(Scope):
         if self._hurry is not None:
             await asyncio.wait([self._hurry], timeout=LATE_S)
         order = self._run.order_here
-        await order.reach(math.inf)
+        if self._hurry is not None or not order.is_idle:
+            await order.reach(math.inf)
         if self._run.stopped is not None:
             return
         self._is_recorded = True

@@ -18,7 +18,7 @@ from roundgate.backends.base import Backend, LiveBackend, MakeBackend, NamedBack
 from roundgate.backends.catalog import Catalog, Missing, Offers, missing_for
 from roundgate.backends.fallback import check_names
 from roundgate.backends.python.modules import Modules
-from roundgate.backends.registry import failures_told, kind_of
+from roundgate.backends.registry import kind_of, report_failures
 from roundgate.backends.serving import Snapshot, core_of
 from roundgate.backends.shaping import ConfiguredBackend
 from roundgate.config import ConfigFile
@@ -138,7 +138,7 @@ def _make(
                 shared.modules.named(entry.kind.partition(":")[0], file.origin.base_dir)
             make: MakeBackend = kind_of(entry).factory()
             kept = _kept(entry, make, before)
-            with failures_told(entry, origin):
+            with report_failures(entry, origin):
                 backend = kept or make(entry, origin, shared)
             is_tolerant = bool(before) or entry.name in may_be_missing
             named = ConfiguredBackend(backend, entry, origin, is_tolerant=is_tolerant)

@@ -106,7 +106,7 @@ def _remedy_for_unknown(loc: Sequence[str | int], model: type[BaseModel]) -> str
         model_here for place in _models_at(loc[:-1], model) for model_here in place.model_fields
     }
     near = get_close_matches(snake, names, 1, 0.7)
-    return "remove it, or correct its spelling" + (f": is {near[0]} meant?" if near else "")
+    return "remove it, or correct its spelling" + (f": did you mean {near[0]}?" if near else "")
 
 
 def _models_at(loc: Sequence[str | int], model: type[BaseModel]) -> Sequence[type[BaseModel]]:

@@ -92,11 +92,8 @@ class _Held:
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One write after another."""
 
-    def number_of(self, entries: Sequence[bytes]) -> int:
-        """Return the number of a write that is about to be made: the same if the last one is made
-        again. An older one gets a new number, since a later write may have happened without it."""
-        if self.in_doubt.get(self.number) == entries:
-            return self.number
+    def number_for(self, entries: Sequence[bytes]) -> int:
+        """Return the number of the next write, which adds `entries`."""
         self.number += 1
         self.in_doubt[self.number] = entries
         return self.number
@@ -535,7 +532,7 @@ class StoredTasks:
             if isinstance(event, AddsEntries):
                 event = _without(event, held.written)
                 if event.added.entries:
-                    number = held.number_of(event.added.entries)
+                    number = held.number_for(event.added.entries)
                     event = replace(event, number=number)
             record: TaskRecord | None = held.known
             while True:

@@ -52,10 +52,11 @@ from roundgate.testing.instances import VirtualClock
 
 WITHIN_S: Final = 30.0
 """How long one replay may take, in seconds."""
-GRACE_S: Final = 2.0
-"""How long a replay whose handler waits may take to come to the next recorded place, in seconds:
-longer than the engine holds back results that no branch asks for, with a margin for a busy machine."""
 LOOK_S: Final = 0.02
+LOOKS: Final = 100
+"""How often to look, every `LOOK_S` seconds, whether a handler that waits has come to the next recorded
+place. In all that is longer than the engine holds back results that no branch asks for, with a margin.
+Looks are counted, because an event loop that was blocked for seconds has given the handler no time."""
 MAX_SHOWN: Final = 10
 """The most entries of each kind that the description of a departure shows."""
 
@@ -160,7 +161,7 @@ class _Run(Run):
         self.known = {_place(entry) for entry in [*history.entries(), *journal.entries()]}
         self._awaited = {_place(entry) for entry in journal.entries() if _is_shown(entry)}
         self._missing = missing
-        self._rests_until_s = 0.0
+        self._looks_left = LOOKS
         self._reached_before = -1
 
     def come_to(self, branch: Branch, kind: str, name: str) -> str:
@@ -172,16 +173,16 @@ class _Run(Run):
     def come_to_rest(self) -> None:
         """Suspend the run; but if recorded places are left, wait first for branches that wait
         outside of ctx."""
-        loop = asyncio.get_running_loop()
         if len(self.reached) > self._reached_before:
             self._reached_before = len(self.reached)
-            self._rests_until_s = loop.time() + GRACE_S
-        is_there = self._awaited <= self.reached.keys()
+            self._looks_left = LOOKS
         is_stopped = any(place in self.reached for place in self._missing)
-        if is_there or is_stopped or loop.time() > self._rests_until_s:
+        is_there = not self._missing and self._awaited <= self.reached.keys()
+        if is_there or is_stopped or not self._looks_left:
             super().come_to_rest()
         else:
-            loop.call_later(LOOK_S, self.quiescence.restart_quiet)
+            self._looks_left -= 1
+            asyncio.get_running_loop().call_later(LOOK_S, self.quiescence.restart_quiet)
 
     def is_same(self, before: str, now: str | None) -> bool:
         if self._is_exact or now is None:

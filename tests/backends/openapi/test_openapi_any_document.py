@@ -163,12 +163,12 @@ def test_any_wrong_value_anywhere_is_told_as_a_problem(
 @pytest.mark.parametrize(
     ("member", "wrong", "said"),
     [
-        ("security", [{"key": 7}], "a value of a kind that OpenAPI does not put there"),
+        ("security", [{"key": 7}], "a value of a kind that OpenAPI does not allow there"),
         ("parameters", [{"name": "q", "in": "query", "content": {"a/b": 7}}], "a value of a kind"),
         ("parameters", [7], "a parameter is not an object"),
         ("parameters", [{"name": "q", "in": "nowhere"}], "no usable name and place"),
-        ("parameters", [{"name": "a b", "in": "header"}], "is no name of a header"),
-        ("servers", [7], "its servers are no list of objects"),
+        ("parameters", [{"name": "a b", "in": "header"}], "is not a header name"),
+        ("servers", [7], "its servers are not a list of objects"),
     ],
 )
 def test_an_operation_that_cannot_be_read_leaves_its_neighbours_alone(

@@ -169,7 +169,7 @@ def test_a_file_that_is_no_base64_is_an_error_that_says_so(tmp_path: Path) -> No
     one = posting(
         tmp_path, {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     )
-    with pytest.raises(ToolError, match=r"arguments\.body: base64 is not base64"):
+    with pytest.raises(ToolError, match=r"arguments\.body: base64 is invalid"):
         request(one.plan, {"body": {"base64": "?"}})
     outgoing = sent(one, body={"base64": "AAE="})
     assert (outgoing.body, outgoing.headers["content-type"]) == (

@@ -36,10 +36,14 @@ async def test_a_document_may_be_packed_once(body: bytes, encoding: str) -> None
 @pytest.mark.parametrize(
     ("body", "encoding", "said"),
     [
-        (gzip.compress(gzip.compress(DOCUMENT, mtime=0), mtime=0), "gzip, gzip", "packed in a way"),
-        (gzip.compress(DOCUMENT, mtime=0)[:-9], "gzip", "packed in a way"),
-        (DOCUMENT, "gzip", "packed in a way"),
-        (DOCUMENT, "br", "packed in a way"),
+        (
+            gzip.compress(gzip.compress(DOCUMENT, mtime=0), mtime=0),
+            "gzip, gzip",
+            "was not requested",
+        ),
+        (gzip.compress(DOCUMENT, mtime=0)[:-9], "gzip", "was not requested"),
+        (DOCUMENT, "gzip", "was not requested"),
+        (DOCUMENT, "br", "was not requested"),
         (gzip.compress(b" " * 1_000_001, mtime=0), "gzip", "more than 1,000,000 bytes"),
         (b" " * 1_000_001, "identity", "more than 1,000,000 bytes"),
     ],

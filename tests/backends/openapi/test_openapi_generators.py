@@ -325,7 +325,7 @@ def test_a_variable_in_the_words_of_a_router_is_named_with_how_to_write_it(tmp_p
     index = compiled(tmp_path, document(bad | operation(path="/y", operationId="good")))
     [problem] = index.problems
     assert problem.path == "/paths/~1users~1:id/get"
-    assert problem.message.endswith("its path has :id, which is no variable")
+    assert problem.message.endswith("its path has :id, which is not a variable")
     assert problem.remedy == "write it as {id}"
 
 

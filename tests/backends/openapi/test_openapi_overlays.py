@@ -104,12 +104,12 @@ def test_of_a_folder_of_documents_one_has_to_have_the_target(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("action", "pointer", "message"),
     [
-        ({"remove": True}, "/actions/0", "is no action"),
+        ({"remove": True}, "/actions/0", "is not an action"),
         ({"target": "$.paths"}, "/actions/0", "changes nothing"),
         ({"target": "$.paths", "remove": "yes"}, "/actions/0", "changes nothing"),
-        ({"target": "paths.x", "remove": True}, "/actions/0/target", "is no JSONPath"),
-        ({"target": "$[?(@", "remove": True}, "/actions/0/target", "is no JSONPath"),
-        ({"target": "$.info", "copy": "$.x"}, "/actions/0/copy", "is not known"),
+        ({"target": "paths.x", "remove": True}, "/actions/0/target", "is not JSONPath"),
+        ({"target": "$[?(@", "remove": True}, "/actions/0/target", "is not JSONPath"),
+        ({"target": "$.info", "copy": "$.x"}, "/actions/0/copy", "is not a member of an action"),
         ({"target": "$", "remove": True}, "/actions/0", "removes the whole document"),
         ({"target": "$.info.title", "update": "x"}, "/actions/0", "at /info/title"),
         ({"target": "$.info", "update": "x"}, "/actions/0", "the update of an object"),

@@ -105,7 +105,7 @@ def test_texts_are_the_documents_and_bounded(tmp_path: Path) -> None:
     definition = Compiled(compiled(tmp_path, document(paths))).definition
     assert definition["title"] == "Get it"
     assert definition["description"].startswith("Deprecated.\n\nGet it\n\nword word")
-    assert definition["description"].endswith("…\n\nNeeds read:x, write:x of the service.")
+    assert definition["description"].endswith("…\n\nNeeds the service's scopes read:x, write:x.")
     assert len(definition["description"]) < 2_200
 
 

@@ -57,8 +57,8 @@ async def test_operations_of_several_services_at_one_host_share_its_breaker(tmp_
         async with gateway_of(file) as gate:
             for name in ("op", "other"):
                 assert "503 No" in await gate.text(name)
-            assert "left alone" in await gate.text("op")
-            assert "left alone" in await gate.text("other")
+            assert "is paused" in await gate.text("op")
+            assert "is paused" in await gate.text("other")
     assert len(told.requests) == 2
 
 

@@ -1,16 +1,18 @@
 """Functions of AWS Lambda as tools: declared in gateway.yaml, or described by the function itself.
 
-A call becomes one invocation: `messages` makes what is sent and reads the answer (pure),
-`invoking.Functions` does the I/O within the back end's limits, `calling` makes dialogues and jobs.
+Each call is one invocation. `messages` makes the payload and reads the answer without I/O,
+`invoking.Functions` does the I/O within the back end's limits, and `calling` runs dialogues and
+jobs.
 
 A function describes its tools (`roundgate docs lambda`):
 
     gateway → function   {"roundgate": "describe", "version": 1}
     function → gateway   {"tools": [{"name": "find", "description": "…", "inputSchema": {…}, "call": {…}}]}
 
-A tool is the protocol's `Tool`; `call` says how it is invoked, as in gateway.yaml. The gateway
-invokes such a function with `{"tool": "find", "arguments": {…}}`. `roundgate compile` keeps the
-answer in a file, the index, because a cold start invokes nothing (docs/decisions/0026).
+A tool is the protocol's `Tool`; `call` has the settings of its invocation, as in gateway.yaml. The
+gateway invokes such a function with `{"tool": "find", "arguments": {…}}`. `roundgate compile`
+writes the answer to a file, the index, because a cold start does not invoke functions
+(docs/decisions/0026).
 """
 
 from __future__ import annotations
@@ -37,7 +39,11 @@ from roundgate.backends.aws_lambda.config import (
     PayloadConfig,
 )
 from roundgate.backends.aws_lambda.invoking import Functions, Invocation, choose_target, target
-from roundgate.backends.aws_lambda.messages import RESPONSES, answer_of, failure_of
+from roundgate.backends.aws_lambda.messages import (
+    RESPONSES,
+    answer_from_payload,
+    failure_from_payload,
+)
 from roundgate.backends.base import Offering, Shared, Tool
 from roundgate.errors import (
     BackendError,
@@ -57,7 +63,7 @@ def make_definition(tool: LambdaToolConfig) -> dict[str, Any]:
     """Return the protocol's `Tool`.
 
     Raises:
-        ValueError: as `_check`.
+        ValueError: a schema is unusable, or settings of the tool contradict each other.
     """
     _check(tool)
     hints = without_none(
@@ -76,10 +82,10 @@ def make_definition(tool: LambdaToolConfig) -> dict[str, Any]:
 
 
 def _check(tool: LambdaToolConfig) -> None:
-    """Raise ValueError if a schema is not usable, or the tool contradicts itself."""
+    """Raise ValueError if a schema is unusable, or settings of the tool contradict each other."""
     schema = tool.input_schema
     if schema.get("type") != "object":
-        raise ValueError('input_schema: has to be of "type": "object", as arguments are')
+        raise ValueError('input_schema: must have "type": "object"')
     Schema.compile(schema)
     arguments = set(schema.get("properties", {}))
     if tool.payload.arguments_in is None:
@@ -106,7 +112,7 @@ class LambdaBackend:
         self._functions = Functions(config.max_connections, config.max_response_bytes)
 
     async def offer(self) -> Offering:
-        """Return the tools that are declared and those that the function describes.
+        """Return the declared tools and the tools that the function describes.
 
         Raises:
             ConfigError: boto3 is missing, a declaration contradicts itself, or the function does
@@ -116,10 +122,10 @@ class LambdaBackend:
             message, remedy = "needs boto3, which is not installed", "pip install 'roundgate[aws]'"
             raise ConfigError([self._origin.at("kind").problem(message, remedy)])
         described, left_out, files = await self._described()
-        declared, problems = self._made(self._config.tools, self._origin.at("tools"))
+        declared, problems = self._make_tools(self._config.tools, self._origin.at("tools"))
         if problems:
             raise ConfigError(problems)
-        described_tools, unusable = self._made(described, None)
+        described_tools, unusable = self._make_tools(described, None)
         left_out += unusable
         if left_out:
             fields = {"backend": self.name, "n": len(left_out)}
@@ -133,7 +139,7 @@ class LambdaBackend:
         await self._functions.aclose()
 
     def _prepare(self) -> None:
-        """Make the clients, which finds a missing region."""
+        """Make the clients; raise ConfigError if a region is missing."""
         for tool in self._config.tools:
             region = choose_target(tool, self._config).region
             self._functions.prepare(region, tool.timeout_s or self._config.timeout_s)
@@ -141,7 +147,7 @@ class LambdaBackend:
     async def _described(
         self,
     ) -> tuple[list[LambdaToolConfig], list[Problem], frozenset[Path]]:
-        """Return the described tools, problems of others, and the index's path."""
+        """Return the described tools, the problems of unusable tools, and the index's path."""
         config = self._config
         if not config.describe:
             return [], [], frozenset()
@@ -149,34 +155,33 @@ class LambdaBackend:
         try:
             descriptions = read_index(path, config)
         except UnusableIndex as error:
-            descriptions = await self._asked(path, str(error))
+            descriptions = await self._ask(path, str(error))
         except OSError:
-            descriptions = await self._asked(
-                path, f"is no index of {config.function}: it is not there"
-            )
+            descriptions = await self._ask(path, "is missing")
         return *read_described_tools(descriptions, config, self._origin), frozenset({path})
 
-    async def _asked(self, path: Path, why: str) -> list[Any]:
-        """Return the tools that the function describes; `why` is the problem of the index.
+    async def _ask(self, path: Path, why: str) -> list[Any]:
+        """Ask the function for its tools. `why` is the problem of the index.
 
         Raises:
             ConfigError: the function fails, or this is a cold start.
         """
         if self._shared.is_cold:
             problem = self._origin.at("describe").problem(
-                f"{path.name} {why}, and a cold start invokes nothing",
-                "run `roundgate compile` with this file, and keep what it writes beside it",
+                f"{path.name} {why}, and a cold start does not invoke functions",
+                "run `roundgate compile` with this file, and keep the written file beside it",
             )
             raise ConfigError([problem])
         try:
             return await ask(self._config)
         except BackendError as error:
-            raise ConfigError([unasked(error, self._config, self._origin)]) from None
+            raise ConfigError([description_problem(error, self._config, self._origin)]) from None
 
-    def _made(
+    def _make_tools(
         self, tools: list[LambdaToolConfig], place: Origin | None
     ) -> tuple[list[Tool], list[Problem]]:
-        """Return tools, and problems of others; without a place, the function described them."""
+        """Make the tools; return them and the problems of unusable tools. `place` is `None` if the
+        function described the tools."""
         made: list[Tool] = []
         problems: list[Problem] = []
         for index, config in enumerate(tools):
@@ -220,7 +225,7 @@ def index_path(config: LambdaBackendConfig, origin: Origin) -> Path:
 
 def write_index(descriptions: list[Any], config: LambdaBackendConfig) -> bytes:
     """Return the content of an index."""
-    return json.encode({"format": FORMAT, "of": _of(config), "tools": descriptions})
+    return json.encode({"format": FORMAT, "of": _function_digest(config), "tools": descriptions})
 
 
 def read_index(path: Path, config: LambdaBackendConfig) -> list[Any]:
@@ -233,16 +238,16 @@ def read_index(path: Path, config: LambdaBackendConfig) -> list[Any]:
     """
     try:
         content = json.decode(path.read_bytes())
-        if content["format"] == FORMAT and content["of"] == _of(config):
+        if content["format"] == FORMAT and content["of"] == _function_digest(config):
             return list(content["tools"])
         if content["format"] != FORMAT and str(content["format"]).startswith(KIND):
             raise IndexOfAnotherVersion()
     except (ParseError, KeyError, TypeError):
         pass
-    raise UnusableIndex(f"is no index of {config.function}")
+    raise UnusableIndex(f"is not an index of {config.function}")
 
 
-def _of(config: LambdaBackendConfig) -> str:
+def _function_digest(config: LambdaBackendConfig) -> str:
     """Return a digest of the function."""
     return json.digest([config.function, config.qualifier, config.region])
 
@@ -250,10 +255,8 @@ def _of(config: LambdaBackendConfig) -> str:
 EVENT: Final = {"roundgate": "describe", "version": 1}
 MOST_TOOLS: Final = 1_000
 DESCRIBE_S: Final = 8.0
-"""The time-out of the describe event, in seconds. The gateway's start waits for its answer."""
-_REMEDY: Final = (
-    "correct what the function answers to the describe event, see `roundgate docs lambda`"
-)
+"""The timeout of the describe event, in seconds. The gateway's start waits for the answer."""
+_REMEDY: Final = "correct the function's answer to the describe event, see `roundgate docs lambda`"
 
 
 class Hints(BaseModel):
@@ -280,11 +283,11 @@ class DescribedTool(BaseModel):
 
 
 async def ask(config: LambdaBackendConfig) -> list[Any]:
-    """Return the tools, not yet validated, with which the function answers the describe event.
+    """Send the function the describe event; return the tools in its answer, not yet validated.
 
     Raises:
         ConfigError: boto3 is not installed, or no region is set.
-        BackendError: the function cannot be invoked, fails, or answers something else.
+        BackendError: the function cannot be invoked or fails, or its answer is malformed.
     """
     function = target(str(config.function), config.qualifier, config.region)
     functions = Functions(1, config.max_response_bytes)
@@ -295,8 +298,8 @@ async def ask(config: LambdaBackendConfig) -> list[Any]:
     finally:
         await functions.aclose()
     if invoked.has_failed:
-        raise failure_of(invoked.payload, function)
-    return _tools(answer_of(invoked.payload).body)
+        raise failure_from_payload(invoked.payload, function)
+    return _tools(answer_from_payload(invoked.payload).body)
 
 
 def _tools(body: bytes) -> list[Any]:
@@ -307,8 +310,7 @@ def _tools(body: bytes) -> list[Any]:
     tools = answer.get("tools") if isinstance(answer, Mapping) else None
     if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
         raise BackendError(
-            "it answered the describe event with something else than a list of at most "
-            f"{MOST_TOOLS} tools"
+            f"its answer to the describe event is not a list of at most {MOST_TOOLS} tools"
         )
     return tools
 
@@ -316,22 +318,20 @@ def _tools(body: bytes) -> list[Any]:
 def read_described_tools(
     descriptions: Sequence[Any], config: LambdaBackendConfig, origin: Origin
 ) -> tuple[list[LambdaToolConfig], list[Problem]]:
-    """Return the described tools without those that are declared under the same name, and the
-    problems of tools that are left out."""
+    """Return the described tools, except for names that gateway.yaml declares, and the problems of
+    omitted tools."""
     tools: list[LambdaToolConfig] = []
     problems: list[Problem] = []
-    declared = {one.name for one in config.tools}
-    for number, one in enumerate(descriptions):
+    declared = {entry.name for entry in config.tools}
+    for number, entry in enumerate(descriptions):
         try:
-            tool = _tool(one, config.output_schemas)
+            tool = _tool(entry, config.output_schemas)
             if tool.name in {other.name for other in tools}:
-                raise ValueError("another one has the same name")
+                raise ValueError("another tool has the same name")
             tools += [] if tool.name in declared else [tool]
         except (ValidationError, ValueError) as error:
-            name = one.get("name") if isinstance(one, Mapping) else None
-            message = (
-                f"tool {number + 1} ({str(name)[:64]!r}) that the function told of: {_first(error)}"
-            )
+            name = entry.get("name") if isinstance(entry, Mapping) else None
+            message = f"tool {number + 1} ({str(name)[:64]!r}) that the function described: {_first(error)}"
             problems.append(origin.at("describe").problem(message, _REMEDY))
     return tools, problems
 
@@ -340,8 +340,8 @@ def _tool(description: Any, output_schemas: Sequence[str]) -> LambdaToolConfig:
     described = DescribedTool.model_validate(description)
     how = LambdaCallConfig.model_validate(described.call)
     if how.job is not None and how.job.function is not None:
-        # what it may invoke is the gateway's owner's to say
-        raise ValueError("call.job.function: a function follows its jobs itself")
+        # only the gateway's owner may choose which functions it invokes
+        raise ValueError("call.job.function is not allowed here: a function follows its own jobs")
     hints = described.annotations
     has_output = any(fnmatchcase(described.name, pattern) for pattern in output_schemas)
     return LambdaToolConfig(
@@ -359,7 +359,7 @@ def _tool(description: Any, output_schemas: Sequence[str]) -> LambdaToolConfig:
 
 
 def _first(error: Exception) -> str:
-    """Return the first error in a line."""
+    """Return the first error on one line."""
     if isinstance(error, ValidationError):
         detail = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, detail["loc"]))
@@ -378,10 +378,10 @@ def compile_to_file(config: LambdaBackendConfig, origin: Origin) -> str:
     try:
         descriptions = asyncio.run(ask(config))
     except BackendError as error:
-        raise ConfigError([unasked(error, config, origin)]) from None
+        raise ConfigError([description_problem(error, config, origin)]) from None
     tools, problems = read_described_tools(descriptions, config, origin)
     path = index_path(config, origin)
-    # a gateway that starts meanwhile reads the old one, or the new one
+    # replace the file atomically, so that a starting gateway reads a complete index
     fresh = path.with_name(f"{path.name}.new")
     fresh.write_bytes(write_index(descriptions, config))
     os.replace(fresh, path)
@@ -389,9 +389,11 @@ def compile_to_file(config: LambdaBackendConfig, origin: Origin) -> str:
     return "\n".join([*map(str, problems), summary])
 
 
-def unasked(error: BackendError, config: LambdaBackendConfig, origin: Origin) -> Problem:
-    """Return the problem of a function that did not describe its tools."""
+def description_problem(
+    error: BackendError, config: LambdaBackendConfig, origin: Origin
+) -> Problem:
+    """Return the problem report for a function that did not describe its tools."""
     return origin.at("function").problem(
-        f"{config.function} did not tell its tools: {error}",
+        f"{config.function} did not describe its tools: {error}",
         "correct the function or the gateway's permissions, and run `roundgate compile` again",
     )

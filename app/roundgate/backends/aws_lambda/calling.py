@@ -2,16 +2,18 @@
 
 A function may ask for input, and receives its own state back (`roundgate docs rounds`):
 
-    function → gateway   {"inputRequests": {"size": {"method": "elicitation/create", "params": {…}}}, "state": anything}
-    gateway → function   {"payload": that of the first exchange, "inputResponses": {"size": {"action": …}}, "state": …}
+    function → gateway   {"inputRequests": {"size": {"method": "elicitation/create", "params":
+    {…}}}, "state": any}
+    gateway → function   {"payload": the first payload, "inputResponses": {"size": {"action": …}},
+    "state": …}
 
-It may start a job, which further invocations follow, fetch or cancel. Executions of durable
+A function may start a job, which further invocations follow, fetch or cancel. Executions of durable
 functions are followed as jobs (API `Invoke`, `GetDurableExecution`):
 
     Invoke, Event, under a name ──▶ ARN of the execution     GetDurableExecution … RUNNING … SUCCEEDED ──▶ its result
                                                              └ the task ends early: StopDurableExecution
 
-The name follows from the call: however often it is started, there is one execution.
+The name is derived from the call, so repeated starts make one execution.
 """
 
 from __future__ import annotations
@@ -39,16 +41,16 @@ from roundgate.backends.aws_lambda.invoking import (
 )
 from roundgate.backends.aws_lambda.messages import (
     RESPONSES,
-    answer_of,
+    answer_from_payload,
     encode_payload,
     encoded,
-    endpoint_of,
     facts,
-    failure_of,
+    failure_from_payload,
     fixed_secrets,
     http_event,
     line,
-    payload_of,
+    make_endpoint,
+    make_payload,
 )
 from roundgate.backends.base import CallTool
 from roundgate.backends.config import JobConfig
@@ -63,14 +65,15 @@ from roundgate.backends.exchange import (
 )
 from roundgate.backends.http.bodies import Template
 from roundgate.backends.http.endpoint import PATH_VARIABLE, Endpoint
-from roundgate.backends.http.messages import Answer, result_of
+from roundgate.backends.http.messages import Answer, result_from_answer
 from roundgate.backends.http.secrets import Redactor
 from roundgate.errors import BackendError, FunctionAway, FunctionFailed, ParseError, ToolError
 from roundgate.protocol import Schema, TextContent, ToolResult
 from roundgate.replay import Context, run_of
 
 _LARGE: Final = 262_144
-"""Larger answers, in bytes, are parsed in a thread, because parsing blocks the loop."""
+"""The size above which an answer is parsed in a thread, in bytes, because parsing blocks the event
+loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +87,17 @@ class Calling:
     timeout_s: float
     redacted: Redactor
     endpoint: Endpoint | None
-    """Places the arguments if the function gets events of an HTTP API."""
+    """The endpoint that places the arguments, if the function gets events of an HTTP API."""
     output: Schema | None
 
     @classmethod
     def of(
         cls, functions: Functions, tool: LambdaToolConfig, backend: LambdaBackendConfig
     ) -> Calling:
-        """Make it for a tool.
+        """Prepare the calls of a tool.
 
         Raises:
-            ValueError: a schema is not usable, or does not fit the path.
+            ValueError: a schema is unusable, or does not fit the path.
         """
         return cls(
             functions,
@@ -103,7 +106,7 @@ class Calling:
             choose_target(tool, backend),
             tool.timeout_s or backend.timeout_s,
             Redactor.of_secrets(fixed_secrets(tool.http or tool.payload)),
-            None if tool.http is None else endpoint_of(tool, tool.http),
+            None if tool.http is None else make_endpoint(tool, tool.http),
             None if tool.output_schema is None else Schema.compile(tool.output_schema),
         )
 
@@ -111,9 +114,9 @@ class Calling:
         """Return the tool's result for an answer.
 
         Raises:
-            BackendError: the answer is an error, or not what was declared.
+            BackendError: the answer is an error, or does not match the declared result.
         """
-        return result_of(self.tool.name, answer, self.tool.result, self.output)
+        return result_from_answer(self.tool.name, answer, self.tool.result, self.output)
 
     def cleaned(self, data: bytes) -> bytes:
         """Remove the configuration's secrets from an answer."""
@@ -122,17 +125,17 @@ class Calling:
 
 @dataclass(frozen=True, slots=True)
 class OneCall:
-    """A call of a tool."""
+    """One call of a tool, with its arguments and context."""
 
     calling: Calling
     context: Context
     arguments: Mapping[str, Any]
     key: str
-    """The same in every run of this call."""
+    """The call's idempotency key, the same in every run of this call."""
 
     def facts(self, exchange: int = 1, *, looks: bool = False) -> dict[str, Any]:
-        """Return the facts about this call that a function receives; without a key if it only
-        looks at a job."""
+        """Return the facts about this call for its function. `looks` omits the key, for an
+        invocation that only asks about a job."""
         key = self.key if exchange == 1 else f"{self.key}-{exchange}"
         meta = run_of(self.context).call.meta.raw
         name = self.calling.backend.effective_prefix + self.calling.tool.name
@@ -142,13 +145,13 @@ class OneCall:
         """Return the payload of the first invocation.
 
         Raises:
-            ToolError: an argument cannot stand in its place.
+            ToolError: an argument is not allowed in its place.
         """
         if self.calling.endpoint is not None:
             outgoing = self.calling.endpoint.request(self.arguments)
             extra = self.facts() if self.calling.backend.client_context else {}
             return http_event(outgoing, self.key, extra)
-        return payload_of(self.calling.tool.payload, self.arguments, self.facts())
+        return make_payload(self.calling.tool.payload, self.arguments, self.facts())
 
     async def say(self, payload: Any, exchange: int = 1) -> Answer:
         """Send the nth payload of a dialogue to the tool's function; return the answer. `exchange`
@@ -185,8 +188,8 @@ class OneCall:
         invoked = await self._invoke(invocation)
         answer = self.calling.cleaned(invoked.payload)
         if invoked.has_failed:
-            raise failure_of(answer, where)
-        return self.calling.redacted(answer_of(answer))
+            raise failure_from_payload(answer, where)
+        return self.calling.redacted(answer_from_payload(answer))
 
     async def hand_over(self, execution_name: str | None = None) -> Invoked:
         """Start an asynchronous invocation, or a durable execution if it has a name."""
@@ -237,8 +240,8 @@ async def _answered(call: OneCall, context: Context) -> Answer:
 
 def _accepted(invoked: Invoked, taken_by: Target) -> ToolResult:
     text = (
-        f"Accepted: AWS Lambda has taken the call for the function {taken_by.name}, which works on it later."
-        " Nobody tells here how it ends."
+        f"Accepted: AWS Lambda has queued the call of the function {taken_by.name}, which runs later."
+        " Its outcome is not reported here."
     )
     structured = {"accepted": True, "requestId": invoked.request_id}
     return ToolResult((TextContent(text),), structured_content=structured)
@@ -279,7 +282,7 @@ def _envelope(answer: Answer) -> Any:
 
 
 def check_job(job: LambdaJobConfig, arguments: Collection[str]) -> None:
-    """Raise ValueError if a payload has a variable that nothing gives a value."""
+    """Raise ValueError if a payload of a job has a variable without a value."""
     named = {name for template in (job.poll, job.fetch) for name in _variables(template)}
     if unknown := sorted(named - job.variables.keys()):
         raise ValueError(f"job needs {', '.join(unknown)}, which job.variables does not have")
@@ -353,7 +356,7 @@ def _execution(call: OneCall, durable: DurableConfig) -> AnsweredJob:
         invoked = await call.hand_over(call.key)
         if invoked.execution_arn is None:
             raise BackendError(
-                "AWS Lambda started no durable execution: the function has to be a durable one, and named with a"
+                "AWS Lambda started no durable execution: the function must be durable, and named with a"
                 " version or an alias"
             )
         return _json({"execution": invoked.execution_arn})
@@ -371,7 +374,7 @@ def _execution(call: OneCall, durable: DurableConfig) -> AnsweredJob:
 
     async def result(values: Mapping[str, str]) -> Answer:
         execution = await state(values)
-        return answer_of(calling.cleaned(str(execution.get("Result") or "null").encode()))
+        return answer_from_payload(calling.cleaned(str(execution.get("Result") or "null").encode()))
 
     async def stop(values: Mapping[str, str]) -> Answer:
         try:
@@ -400,7 +403,7 @@ def _json(value: Any) -> Answer:
 
 
 def _reason(execution: Mapping[str, Any]) -> str:
-    """Return type and message of a failure, without the stack."""
+    """Return the type and message of a failure, without the stack."""
     error = execution.get("Error") or {}
     parts = [str(error[name]) for name in ("ErrorType", "ErrorMessage") if error.get(name)]
     return line(": ".join(parts))

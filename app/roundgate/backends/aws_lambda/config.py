@@ -1,4 +1,4 @@
-"""Settings of a back end of the kind lambda: functions, their tools, how they are invoked."""
+"""Settings of a back end of the kind lambda: functions, their tools and their invocations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_qualified(function: str) -> bool:
 
 
 class PayloadConfig(Model):
-    """Where the arguments go in the payload, and its other members."""
+    """The place of the arguments in the payload, and the payload's other members."""
 
     arguments_in: str | None = Field(
         None,
@@ -43,8 +43,8 @@ class PayloadConfig(Model):
     fixed: dict[str, Any] = Field({}, description="Members that are always sent.")
     context_in: str | None = Field(
         None,
-        description="Member of the payload that has what the client context says, which an "
-        "asynchronous invocation does not bring to the function.",
+        description="Member of the payload for the data of the client context, which an "
+        "asynchronous invocation does not carry.",
         min_length=1,
     )
 
@@ -52,7 +52,7 @@ class PayloadConfig(Model):
     def _has_room(self) -> PayloadConfig:
         taken = [name for name in (self.arguments_in, self.context_in, *self.fixed) if name]
         if twice := sorted({name for name in taken if taken.count(name) > 1}):
-            raise ValueError(f"{', '.join(twice)}: two things would be under one name")
+            raise ValueError(f"{', '.join(twice)}: two members would have the same name")
         return self
 
 
@@ -63,7 +63,7 @@ class HttpEventConfig(Model):
         description="HTTP method."
     )
     path: str = Field(
-        description="Path; {name} stands for an argument. The others go into the query for GET, "
+        description="Path; {name} stands for an argument. Other arguments go into the query for GET, "
         "HEAD and DELETE, else into a JSON body.",
         pattern=r"^/",
     )
@@ -71,43 +71,43 @@ class HttpEventConfig(Model):
 
 
 class LambdaJobConfig(JobConfig):
-    """How further invocations follow a job that an invocation has started."""
+    """The invocations that follow a job that an earlier invocation has started."""
 
     poll: dict[str, Any] = Field(
-        description='Payload of an invocation that tells how the job is, such as {"job": "{id}"}; '
+        description='Payload of an invocation that returns the job\'s status, such as {"job": "{id}"}; '
         "{name} stands for a"
         " variable."
     )
     fetch: dict[str, Any] | None = Field(
         None,
-        description="Payload of the one that returns the result. Unset: the last poll's answer is "
+        description="Payload of the invocation that returns the result. Unset: the last poll's answer is "
         "the result.",
     )
     cancel: dict[str, Any] | None = Field(
         None,
-        description="Payload of the one that ends the job when the task is cancelled, or has taken "
-        "too long; {name} stands for a variable or an argument. Unset: the job goes on.",
+        description="Payload of the invocation that cancels the job when the task is cancelled, or has taken "
+        "too long; {name} stands for a variable or an argument. Unset: the job continues.",
     )
     function: FunctionName | None = Field(
-        None, description="The function that is asked. Unset: the one that has started the job."
+        None, description="The function to invoke. Unset: the function that started the job."
     )
 
 
 class DurableConfig(Model):
-    """How the execution of a durable function is followed."""
+    """The settings for following the execution of a durable function."""
 
     every_s: float = Field(
-        5, description="Seconds between two looks; no worker waits meanwhile.", ge=1, le=86_400
+        5, description="Seconds between two polls; no worker waits meanwhile.", ge=1, le=86_400
     )
     cancel: bool = Field(
         False,
-        description="Whether the execution is stopped when the task is cancelled, or has taken too "
+        description="Whether to stop the execution when the task is cancelled, or has taken too "
         "long; the role needs lambda:StopDurableExecution.",
     )
 
 
 class LambdaCallConfig(Model):
-    """How a function is called, declared here or described by the function."""
+    """The settings of a function's calls, declared in gateway.yaml or described by the function."""
 
     interactive: bool = Field(
         False,
@@ -116,18 +116,16 @@ class LambdaCallConfig(Model):
     )
     asynchronous: bool = Field(
         False,
-        description="Whether AWS Lambda only takes the call (Event): the result says that it is "
+        description="Whether AWS Lambda only queues the call (Event); the result says that it was "
         "accepted.",
     )
     job: LambdaJobConfig | None = Field(
-        None, description="The invocation only starts a job, which is to be followed."
+        None, description="How to follow the job that the invocation starts."
     )
     durable: DurableConfig | None = Field(
-        None, description="The function is a durable one, and its execution is to be followed."
+        None, description="How to follow the execution of a durable function."
     )
-    once: bool = Field(
-        False, description="Whether a round that is sent again must not be run again."
-    )
+    once: bool = Field(False, description="Whether a round that is sent again must not run again.")
     task: TaskMode = Field(
         "forbidden",
         description="Whether its calls become tasks: forbidden, optional (if the client can) or "
@@ -144,7 +142,7 @@ class LambdaCallConfig(Model):
 
     @property
     def cleans_up(self) -> bool:
-        """Return whether a job or an execution can be cancelled."""
+        """Whether a job or an execution can be cancelled."""
         job, durable = self.job, self.durable
         by_payload = job is not None and job.cancel is not None
         return by_payload or (durable is not None and durable.cancel)
@@ -157,9 +155,7 @@ class LambdaCallConfig(Model):
             if getattr(self, name) not in (None, False)
         ]
         if len(ways) > 1:
-            raise ValueError(
-                f"{' and '.join(ways)} are ways to go on after an invocation; choose one"
-            )
+            raise ValueError(f"{' and '.join(ways)} exclude each other; choose one")
         if self.asynchronous and self.result:
             raise ValueError("asynchronous has no result; remove `result`")
         return self
@@ -171,7 +167,7 @@ class LambdaToolConfig(LambdaCallConfig):
     name: str = Field(description="Name of the tool.", pattern=NAME_PATTERN)
     title: str | None = Field(None, description="Name for people.")
     description: str = Field(
-        description="What it does and when to use it, for the model.", min_length=1
+        description="The tool's purpose and when to use it, for the model.", min_length=1
     )
     function: FunctionName | None = Field(
         None, description="The function, by name or ARN. Unset: the back end's."
@@ -187,35 +183,36 @@ class LambdaToolConfig(LambdaCallConfig):
         None, description="JSON Schema of the result, checked and advertised."
     )
     payload: PayloadConfig = Field(
-        PayloadConfig(), description="What the function gets, if not the arguments alone."
+        PayloadConfig(), description="The payload, if it is not the arguments alone."
     )
     http: HttpEventConfig | None = Field(
-        None, description="Have the function get an event of an HTTP API, and answer as to one."
+        None,
+        description="Send the function an event of an HTTP API, and read its answer accordingly.",
     )
     ask_for: list[str] = Field(
-        [], description="Arguments for which the user is asked with a form when they are missing."
+        [], description="Arguments that a form asks the user for when they are missing."
     )
     scopes: list[str] = Field(
         [], description="Scopes that the caller's token must grant to see and call it."
     )
     approval: str | None = Field(
         None,
-        description="What the user reads above the arguments where calls have to be approved.",
+        description="The text above the arguments in the approval question.",
         max_length=1_000,
     )
     read_only: bool | None = Field(None, description="readOnlyHint.")
     destructive: bool | None = Field(
-        None, description="destructiveHint; unset, clients and `approve` take it for true."
+        None, description="destructiveHint; unset, clients and `approve` treat it as true."
     )
     idempotent: bool | None = Field(
         None,
-        description="idempotentHint; true: an invocation that may have happened is tried again.",
+        description="idempotentHint; true: an invocation that may have run is tried again.",
     )
 
     @model_validator(mode="after")
     def _is_callable(self) -> LambdaToolConfig:
         if self.http is not None and (self.payload.model_fields_set or self.interactive):
-            raise ValueError("http is an event of its own: without payload, and not interactive")
+            raise ValueError("http excludes payload and interactive; remove them, or http")
         if self.asynchronous and self.output_schema is not None:
             raise ValueError("asynchronous has no result; remove `output_schema`")
         if self.qualifier is not None and self.function is not None and is_qualified(self.function):
@@ -228,9 +225,9 @@ class LambdaBackendConfig(BackendConfig):
 
     kind: Literal["lambda"]
     function: FunctionName | None = Field(
-        None, description="The function of tools that name none, by name or ARN."
+        None, description="The function of tools without their own function, by name or ARN."
     )
-    qualifier: Qualifier | None = Field(None, description="A version or an alias of it.")
+    qualifier: Qualifier | None = Field(None, description="A version or an alias of the function.")
     region: str | None = Field(
         None,
         description="Region of functions that are named without one. Unset: AWS_DEFAULT_REGION.",
@@ -238,28 +235,26 @@ class LambdaBackendConfig(BackendConfig):
     )
     describe: bool = Field(
         False,
-        description="Whether `function` tells its tools itself, as `roundgate docs lambda` says; those of "
-        "`tools` come first.",
+        description="Whether `function` describes its tools itself, see `roundgate docs lambda`; `tools` takes "
+        "precedence.",
     )
     index: str | None = Field(
         None,
-        description="Where `roundgate compile` keeps what it told, relative to gateway.yaml. "
+        description="File for the described tools that `roundgate compile` writes, relative to gateway.yaml. "
         "Unset: NAME.index.",
     )
     output_schemas: list[str] = Field(
         [],
-        description='Tools that it told of (names without prefix, "*" for any text) that advertise '
+        description='Described tools (names without prefix, "*" for any text) that advertise '
         "the schema of their"
         " result.",
     )
     client_context: bool = Field(
         True,
-        description="Whether functions are told who calls, and the trace: the subject, never the "
+        description="Whether functions receive the caller's subject and the trace, but never the "
         "token.",
     )
-    timeout_s: float = Field(
-        25, description="Seconds within which an invocation has to be answered.", gt=0, le=900
-    )
+    timeout_s: float = Field(25, description="Seconds that an invocation may take.", gt=0, le=900)
     max_response_bytes: int = Field(
         MAX_PAYLOAD_BYTES,
         description="Larger answers are a tool error.",
@@ -267,13 +262,13 @@ class LambdaBackendConfig(BackendConfig):
         le=MAX_PAYLOAD_BYTES,
     )
     max_connections: int = Field(
-        50, description="Invocations that one process waits for at once.", ge=1
+        50, description="Maximum number of concurrent invocations of one process.", ge=1
     )
-    tools: list[LambdaToolConfig] = Field([], description="The tools that are declared here.")
+    tools: list[LambdaToolConfig] = Field([], description="The declared tools.")
 
     @property
     def packed_files(self) -> tuple[str, ...]:
-        """Return the path of the index if the function describes its tools, otherwise none."""
+        """The path of the index, if the function describes its tools."""
         return (self.index or f"{self.name}.index",) if self.describe else ()
 
     @model_validator(mode="after")
@@ -281,7 +276,7 @@ class LambdaBackendConfig(BackendConfig):
         if not self.tools and not self.describe:
             raise ValueError("has no tools: list them in `tools`, or set `describe`")
         if self.describe and self.function is None:
-            raise ValueError("describe needs `function`: the one that is asked")
+            raise ValueError("describe needs `function`, the function that describes its tools")
         if without := [
             tool.name for tool in self.tools if (tool.function or self.function) is None
         ]:

@@ -1,11 +1,11 @@
 """Invocations of functions: boto3's client blocks, so each runs in a thread; errors are
 `BackendError`s.
 
-    throttled, not reached, not ready      the function was not begun: retried, while there is time
-    answer lost, trouble inside Lambda     it may have run: retried only if that does no harm
+    throttled, not reached, not ready      the function did not start: retried, while there is time
+    answer lost, error inside Lambda       it may have run: retried only if that does no harm
     no answer in time                      an error; the thread ends when its connection does
 
-boto3 itself retries nothing here: it cannot tell these apart.
+boto3's own retries are off, because boto3 cannot tell these cases apart.
 """
 
 from __future__ import annotations
@@ -40,16 +40,17 @@ class Target:
     function: str
     """Name or ARN, with the qualifier at its end if there is one."""
     region: str | None
-    """`None`: the environment's."""
+    """The AWS region; `None` means the environment's region."""
 
     @property
     def name(self) -> str:
-        """Return the function's name without account and region."""
+        """The function's name without account and region."""
         return self.function.rpartition(":function:")[2]
 
 
 def target(function: str, qualifier: str | None, region: str | None) -> Target:
-    """Return the target of a configured function; an ARN goes before `region`."""
+    """Return the target of a configured function; an ARN's region takes precedence over
+    `region`."""
     parts = function.split(":")
     own = parts[3] if function.startswith("arn:") else region
     if qualifier is None or is_qualified(function):
@@ -58,7 +59,7 @@ def target(function: str, qualifier: str | None, region: str | None) -> Target:
 
 
 def choose_target(tool: LambdaToolConfig, backend: LambdaBackendConfig) -> Target:
-    """Return the function of a tool: its own, or else the back end's."""
+    """Return the function of a tool, by default the back end's."""
     if tool.function is not None:
         return target(tool.function, tool.qualifier, backend.region)
     return target(str(backend.function), tool.qualifier or backend.qualifier, backend.region)
@@ -77,17 +78,17 @@ NOT_READY: Final = frozenset(
     }
 )
 NOT_BEGUN: Final = THROTTLED | NOT_READY
-"""Codes after which the function was not begun, and a retry may succeed."""
+"""Error codes that mean that the function did not start and a retry may succeed."""
 
-_TOO_LARGE: Final = "it takes no payload of this size. Give it less at once"
+_TOO_LARGE: Final = "its payload is too large. Send less at once"
 _SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "ResourceNotFoundException": "it does not exist, or has no such version or alias. Whoever "
-        "runs the gateway has to correct its name, region or qualifier",
+        "ResourceNotFoundException": "it does not exist, or has no such version or alias. The operator of "
+        "the gateway must correct its name, region or qualifier",
         "AccessDeniedException": "the gateway may not use it. Its role needs "
         "lambda:InvokeFunction, and for a durable function lambda:GetDurableExecution, and "
         "lambda:StopDurableExecution where `cancel` is set",
-        "RecursiveInvocationException": "AWS Lambda has found a loop of invocations, and ends it",
+        "RecursiveInvocationException": "AWS Lambda detected a loop of invocations and stopped it",
         "DurableExecutionAlreadyStartedException": "it was started for this call with another "
         "payload",
         "ModeNotSupportedException": "it does not take this kind of invocation. Set or remove "
@@ -96,7 +97,7 @@ _SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
         "RequestEntityTooLargeException": _TOO_LARGE,
     }
 )
-"""Problem and remedy by code."""
+"""The problem and remedy for each error code."""
 _CREDENTIALS: Final = frozenset(
     {
         *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"),
@@ -116,7 +117,8 @@ def passes(refused: Refusal) -> bool:
 
 
 def pause_s(refused: Refusal, attempt: int) -> float:
-    """Return the seconds before the next attempt: AWS Lambda's, else twice as many after each."""
+    """Return the seconds to wait before the next attempt: AWS Lambda's `retryAfterSeconds`, or 0.2
+    s doubled after each attempt."""
     retry_after = refused.response.get("retryAfterSeconds")
     try:
         return max(0.05, float(retry_after))  # type: ignore[arg-type]
@@ -124,13 +126,13 @@ def pause_s(refused: Refusal, attempt: int) -> float:
         return float(0.2 * 2 ** (attempt - 1))
 
 
-def error_of(refused: Refusal, target: Target) -> BackendError:
-    """Return the error for the caller."""
+def error_from_refusal(refused: Refusal, target: Target) -> BackendError:
+    """Return the error that the caller receives for AWS's refusal."""
     code, name = refused.code[:100], target.name
     if code in THROTTLED:
         again_s = max(1, round(pause_s(refused, 1)))
         return FunctionAway(
-            f"The function {name} is throttled: as many of its invocations run as may; nothing was "
+            f"The function {name} is throttled: its concurrency limit is reached; nothing was "
             f"done. Try again in {again_s} s",
             reached=False,
         )
@@ -141,15 +143,15 @@ def error_of(refused: Refusal, target: Target) -> BackendError:
         )
     if code in _CREDENTIALS:
         return BackendError(
-            f"The gateway has no AWS credentials that hold ({code}) to invoke the function {name};"
+            f"The gateway has no valid AWS credentials ({code}) to invoke the function {name};"
             " nothing was done"
         )
     if refused.status is None:
         return _not_answered(refused, name)
     if refused.status >= 500:
         return FunctionAway(
-            f"AWS Lambda has a trouble of its own with the function {name} ({code}); it may have "
-            "run. Look whether it was done before you call again"
+            f"AWS Lambda failed to run the function {name} ({code}); it may have "
+            "run. Check whether its work was done before you call again"
         )
     sentence = _SENTENCES.get(code, f"it was refused with {code}")
     return BackendError(f"Nothing was done, AWS Lambda refuses the function {name}: {sentence}")
@@ -168,12 +170,12 @@ def _not_answered(refused: Refusal, name: str) -> BackendError:
         )
     return FunctionAway(
         f"The function {name} was invoked, and its answer was lost ({refused.code}); it may have "
-        "run. Look whether it was done before you call again"
+        "run. Check whether its work was done before you call again"
     )
 
 
 SPARE_S: Final = 5
-"""The seconds by which a connection outlasts its invocation's time-out."""
+"""Seconds that a connection stays open after its invocation's timeout."""
 ATTEMPTS: Final = 4
 
 log = logging.getLogger("roundgate.backends")
@@ -181,7 +183,7 @@ log = logging.getLogger("roundgate.backends")
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """An invocation."""
+    """One invocation of a function."""
 
     target: Target
     payload: bytes = field(repr=False)
@@ -190,7 +192,7 @@ class Invocation:
     is_event: bool = False
     """Whether the invocation is asynchronous."""
     execution_name: str | None = None
-    """The name of the durable execution that it starts; AWS Lambda starts a name once."""
+    """The name of the durable execution to start; AWS Lambda starts each name once."""
     is_repeatable: bool = False
     """Whether invoking twice does no harm."""
 
@@ -208,7 +210,7 @@ class Invocation:
 
 @dataclass(frozen=True, slots=True)
 class Invoked:
-    """The answer of AWS Lambda."""
+    """The result of an invocation."""
 
     payload: bytes = field(repr=False)
     has_failed: bool
@@ -221,7 +223,7 @@ class Functions:
     """Invokes functions, at most `max_connections` at once."""
 
     def __init__(self, max_connections: int, max_response_bytes: int) -> None:
-        """Set the limits; connections are made later.
+        """Set the limits; open no connection.
 
         Args:
             max_connections: invocations at once; one caller has at most half of them.
@@ -239,7 +241,7 @@ class Functions:
         Args:
             invocation: the invocation.
             timeout_s: seconds for all attempts.
-            caller: the caller whose share of the threads it takes.
+            caller: the caller; its share of the threads is limited.
 
         Raises:
             FunctionAway: throttled, not reached, not ready or too slow; a later call may succeed.
@@ -258,7 +260,7 @@ class Functions:
         """Return the state of a durable execution (`GetDurableExecution`).
 
         Raises:
-            FunctionAway, BackendError: as `invoke`.
+            FunctionAway, BackendError: see `invoke`.
         """
 
         def look() -> dict[str, Any]:
@@ -276,7 +278,7 @@ class Functions:
         """Stop a durable execution (`StopDurableExecution`) unless it has ended.
 
         Raises:
-            FunctionAway, BackendError: as `invoke`.
+            FunctionAway, BackendError: see `invoke`.
         """
 
         def stop() -> None:
@@ -314,12 +316,12 @@ class Functions:
                     left_s = (limit.when() or 0.0) - asyncio.get_running_loop().time()
                     may_repeat = is_repeatable or done.code in NOT_BEGUN or not done.was_sent
                     if not (may_repeat and passes(done)) or attempt == ATTEMPTS or pause >= left_s:
-                        raise error_of(done, target)
+                        raise error_from_refusal(done, target)
                     await asyncio.sleep(pause)
         except TimeoutError:
             raise FunctionAway(
-                f"The function {target.name} did not answer within {timeout_s:g} s, and may still be at work."
-                " Look whether it was done before you call again, or ask for less"
+                f"The function {target.name} did not answer within {timeout_s:g} s, and may still be running."
+                " Check whether its work was done before you call again, or ask for less"
             ) from None
 
     def _invoke(self, invocation: Invocation, timeout_s: float) -> Invoked:
@@ -346,7 +348,8 @@ class Functions:
         self._client(region, timeout_s)
 
     def _client(self, region: str | None, timeout_s: float) -> Any:
-        """Return boto3's client for a region and a time-out. Of two made at once, one is kept."""
+        """Return boto3's client for a region and a timeout. If two threads create it concurrently,
+        keep one."""
         key = (region, timeout_s)
         if key not in self._clients:
             client = aws.client(
@@ -375,7 +378,7 @@ def _log_call(target: Target, done: Any, took_ms: float) -> None:
 
 def _tried(work: Callable[[], Any]) -> Any:
     """Run the work in this thread; return its result or AWS's refusal. Raise BackendError if the
-    gateway is not configured for it."""
+    gateway is not configured for AWS."""
     try:
         return work()
     except ConfigError as error:
@@ -394,7 +397,7 @@ def _check_knows_durable(client: Any) -> None:
     """Raise BackendError if boto3 is too old for durable functions."""
     if not hasattr(client, "get_durable_execution"):
         raise BackendError(
-            "The gateway's boto3 knows no durable functions; whoever runs it has to install a newer one"
+            "The gateway's boto3 does not support durable functions; the operator must install a newer version"
         )
 
 

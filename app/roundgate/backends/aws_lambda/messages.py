@@ -1,14 +1,14 @@
 """The payloads of invocations and of their answers.
 
 An invocation sends the payload, or an event of an HTTP API, and the client context (API `Invoke`,
-`ClientContext`), within AWS Lambda's limits. The client context tells the function about its call.
-`custom` is where the runtimes of Python and Java look:
+`ClientContext`), within AWS Lambda's limits. The client context describes the call to the function.
+The runtimes of Python and Java read its member `custom`:
 
     {"custom": {"roundgate": {"tool": "orders__find", "subject": "ada", "issuer": "https://…", "client": "app",
                               "key": "…", "exchange": 1, "traceparent": "00-…"}}}
 
-The client context contains neither the caller's token nor anything it could be rebuilt from. Names of the caller
-are never cut: half of a subject could be another caller's.
+The client context contains neither the caller's token nor data from which the token could be
+rebuilt. The caller's names are never cut, because a part of a subject could be another caller's.
 
 A function answers JSON, bytes, the response of an HTTP integration, or an error of its own:
 
@@ -46,7 +46,7 @@ from roundgate.protocol import without_none
 MAX_CONTEXT_CHARS: Final = 3_583
 """The limit on the client context in base64."""
 _MAY_BE_LEFT_OUT: Final = ("baggage", "tracestate", "traceparent")
-"""Left out in this order if the context is too long."""
+"""The members to omit, in this order, if the context is too long."""
 
 
 def facts(
@@ -57,19 +57,20 @@ def facts(
     Args:
         tool: the full name of the tool.
         principal: the caller.
-        key: the same for each attempt, so that a function can act once; `None` if it only looks.
+        key: the idempotency key, the same for each attempt; `None` if the call only asks about a
+        job.
         exchange: the number in a dialogue, from 1.
         meta: the `_meta` of the request, which may have a trace context.
 
     Raises:
-        ToolError: a name of the caller has half a surrogate pair; its encoding would be the name of
-            another caller.
+        ToolError: a name of the caller has half a surrogate pair, so its encoding would be another
+            caller's name.
     """
     try:
         "".join(principal.identity).encode()
     except UnicodeEncodeError:
         raise ToolError(
-            "Who calls has a name that is no text; a function cannot be told it"
+            "The caller's name is not valid Unicode, so a function cannot receive it"
         ) from None
     return {
         "tool": tool,
@@ -94,7 +95,7 @@ def encoded(facts: Mapping[str, Any]) -> str:
             return text
         shortened.pop(name or "", None)
     raise ToolError(
-        f"Who calls takes {len(text)} characters, and a function can be told {MAX_CONTEXT_CHARS};"
+        f"The client context has {len(text)} characters, and AWS Lambda accepts {MAX_CONTEXT_CHARS};"
         " use a shorter subject, or set client_context: false for this back end"
     )
 
@@ -105,7 +106,7 @@ RESPONSES: Final = "inputResponses"
 """A member that only payloads from the second exchange on have."""
 
 
-def payload_of(
+def make_payload(
     config: PayloadConfig, arguments: Mapping[str, Any], facts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the payload of an invocation.
@@ -131,14 +132,14 @@ def encode_payload(payload: Any, *, is_event: bool) -> bytes:
     """Encode a payload as JSON.
 
     Raises:
-        ToolError: the payload is larger than AWS Lambda takes.
+        ToolError: the payload is larger than AWS Lambda accepts.
     """
     data = json.encode(payload)
     limit = MAX_EVENT_BYTES if is_event else MAX_PAYLOAD_BYTES
     if len(data) > limit:
         raise ToolError(
-            f"The payload for the function has {len(data)} bytes, and AWS Lambda takes {limit} at"
-            " most, so it was not invoked. Give it less at once, or a reference to where the data is"
+            f"The payload for the function has {len(data)} bytes, and AWS Lambda accepts {limit} at"
+            " most, so it was not invoked. Send less at once, or a reference to the data"
         )
     return data
 
@@ -162,7 +163,7 @@ def _secrets(value: Any, *, is_secret: bool) -> Iterator[str]:
                 yield from _secrets(inner, is_secret=is_secret)
 
 
-def endpoint_of(tool: LambdaToolConfig, http: HttpEventConfig) -> Endpoint:
+def make_endpoint(tool: LambdaToolConfig, http: HttpEventConfig) -> Endpoint:
     """Return the endpoint that places a tool's arguments in a request.
 
     Raises:
@@ -194,7 +195,7 @@ def endpoint_of(tool: LambdaToolConfig, http: HttpEventConfig) -> Endpoint:
 
 def http_event(outgoing: Outgoing, request_id: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return a request as the event of an HTTP API (payload format 2.0). The facts about the call
-    stand where the claims of a Lambda authorizer would."""
+    take the place of a Lambda authorizer's claims."""
     query = outgoing.query
     body = {} if outgoing.body is None else {"body": outgoing.body.decode()}
     path = unquote(outgoing.path)
@@ -218,7 +219,7 @@ def http_event(outgoing: Outgoing, request_id: str, facts: Mapping[str, Any]) ->
 
 
 def _joined(query: str) -> dict[str, str]:
-    """Return parameters by name; repeated ones are joined by commas, as API Gateway does."""
+    """Return parameters by name. Join repeated parameters with commas, as API Gateway does."""
     joined: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         joined[name] = f"{joined[name]},{value}" if name in joined else value
@@ -238,14 +239,14 @@ _MARKS: Final = (b'"statusCode"', b'"isBase64Encoded"')
 """Members that only bytes and responses have; searching for them is cheaper than parsing."""
 _TOO_LARGE: Final = "Function.ResponseSizeTooLarge"
 MAX_CHARS: Final = 500
-"""The limit on a function's text about its failure."""
+"""The limit on the text of a function's failure, in characters."""
 
 
-def answer_of(payload: bytes) -> Answer:
-    """Return the payload of a successful invocation as an answer.
+def answer_from_payload(payload: bytes) -> Answer:
+    """Convert the payload of a successful invocation to an answer.
 
     Raises:
-        BackendError: the body is declared as base64, and is not.
+        BackendError: the body is declared as base64, but is not base64.
     """
     value = _members(payload)
     if value.get("isBase64Encoded") is True and isinstance(value.get("body"), str):
@@ -260,8 +261,8 @@ def answer_of(payload: bytes) -> Answer:
     return Answer(200, "OK", _JSON, payload or b"null")
 
 
-def failure_of(payload: bytes, target: Target) -> FunctionFailed:
-    """Return a function's own error for the caller: type and message, without the stack."""
+def failure_from_payload(payload: bytes, target: Target) -> FunctionFailed:
+    """Convert a function's own error to the caller's error: type and message, without the stack."""
     try:
         details = json.decode(payload)
     except ParseError:
@@ -270,17 +271,17 @@ def failure_of(payload: bytes, target: Target) -> FunctionFailed:
     kind, message = line(details.get("errorType")), line(details.get("errorMessage"))
     if kind == "Sandbox.Timedout" or "Task timed out after" in message:
         return FunctionFailed(
-            f"The function {target.name} ran out of its own time, and may have done a part of its "
+            f"The function {target.name} reached its own timeout, and may have done a part of its "
             f"work: {message}"
         )
     if kind == _TOO_LARGE:
         return FunctionFailed(
             f"The function {target.name} answered more than AWS Lambda returns, and may have done its "
-            f"work: {message} Ask for less, or have it answer with a reference to where the data is"
+            f"work: {message} Ask for less, or make the function return a reference to the data"
         )
     description = ": ".join(part for part in (kind, message) if part)
     return FunctionFailed(
-        f"The function {target.name} failed: {description or 'it did not say why'}"
+        f"The function {target.name} failed: {description or 'it gave no reason'}"
     )
 
 
@@ -324,7 +325,7 @@ def _bytes(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise BackendError("The function says that its answer is base64, and it is not") from None
+        raise BackendError("The function marked its answer as base64, but it is not") from None
 
 
 def line(value: Any) -> str:

@@ -35,8 +35,8 @@ from roundgate.backends.http.exchanges import (
     KEYED,
     Requests,
     check_job,
-    exchange_of,
-    key_of,
+    make_exchange,
+    make_key,
     parents,
     with_key,
 )
@@ -94,7 +94,7 @@ class HttpBackend:
         await self._accesses.aclose()
 
     def _tool(self, config: HttpToolConfig, index: int) -> Tool:
-        endpoint = endpoint_of(config, _taken_by(self._config, config))
+        endpoint = make_endpoint(config, _taken_by(self._config, config))
         if config.job is not None:
             check_job(config.job, endpoint.arguments)
         return Tool(
@@ -127,9 +127,9 @@ class HttpBackend:
             async def send(request: Outgoing) -> Answer:
                 return await self._service.send(request, timeout_s, context.deadline)
 
-            key = await key_of(context, config.method, key_header)
+            key = await make_key(context, config.method, key_header)
             if config.interactive:
-                return Answer.revived(await dialogue(exchange_of(send, outgoing, key), context))
+                return Answer.revived(await dialogue(make_exchange(send, outgoing, key), context))
             if config.job is not None:
                 query = "&".join(endpoint.fixed_query())
                 requests = Requests(config.job, send, outgoing, key, in_paths, query, arguments)
@@ -171,7 +171,7 @@ def remarks(
         for name in dict.fromkeys(PATH_VARIABLE.findall(tool.path)):
             if tool.arguments and name not in described:
                 near = get_close_matches(name, tool.arguments, 1, cutoff=0.5)
-                meant = f"is {near[0]!r} meant? " if near else ""
+                meant = f"did you mean {near[0]!r}? " if near else ""
                 problems.append(
                     origin.at("tools", number, "path").problem(
                         f"no argument fills {{{name}}}: the tool gets a text argument {name!r} without a description",
@@ -181,7 +181,7 @@ def remarks(
     return problems
 
 
-def endpoint_of(tool: HttpToolConfig, taken: Taken | None = None) -> Endpoint:
+def make_endpoint(tool: HttpToolConfig, taken: Taken | None = None) -> Endpoint:
     """Return the endpoint that a tool declares.
 
     Raises:
@@ -235,7 +235,7 @@ def _check_fixed(place: str, fixed: Mapping[str, str], arguments: Collection[str
     for name, value in fixed.items():
         if named := sorted({*PATH_VARIABLE.findall(value)} & {*arguments}):
             raise ValueError(
-                f"{place} {name!r} is fixed, and {{{named[0]}}} would be sent as it stands; remove it, and give the"
+                f"{place} {name!r} is fixed, and {{{named[0]}}} would be sent unchanged; remove it, and give the"
                 f" argument `in: {place}` and `as: {name}`"
             )
 

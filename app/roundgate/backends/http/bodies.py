@@ -3,10 +3,10 @@
 A JSON body may be a template, in which `{name}` stands for an argument:
 
     customer: {id: "{customer_id}"}      ─▶  {"customer": {"id": 7}}              the value, of whatever type
-    title: "Order for {name}"            ─▶  {"title": "Order for Ada"}           within a text, as text
+    title: "Order for {name}"            ─▶  {"title": "Order for Ada"}           inside a text, as text
     braces: "{{name}}"                   ─▶  {"braces": "{name}"}
 
-A member whose argument is missing is left out, and so is an object or list that becomes empty.
+A member without its argument is omitted, and so is an object or list that becomes empty.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FILE: Final[Mapping[str, Any]] = {
             "pattern": "^[A-Za-z0-9!#$&^_.+-]{1,80}/[A-Za-z0-9!#$&^_.+-]{1,80}$",
         },
     },
-    "oneOf": [{"required": [one]} for one in ("base64", "text", "resource")],
+    "oneOf": [{"required": [source]} for source in ("base64", "text", "resource")],
     "additionalProperties": False,
 }
 """The JSON Schema of a file argument."""
@@ -80,7 +80,7 @@ class Argument:
     default: Any = ABSENT
     """The value to send if the call omits the argument."""
     style: ListStyle = "repeat"
-    """How to write a list. In a path or header, `repeat` and `brackets` are written as JSON."""
+    """The format of a list. In a path or header, `repeat` and `brackets` are written as JSON."""
     sends_empty: bool = False
     is_file: bool = False
     content_type: str | None = None
@@ -171,7 +171,7 @@ class BodyPlan:
         return self.template is not None or bool(self.fixed)
 
 
-def body_of(
+def encode_body(
     plan: BodyPlan, members: Sequence[tuple[Argument, Any]], arguments: Mapping[str, Any]
 ) -> tuple[bytes, str]:
     """Return the bytes of a body and their media type.
@@ -214,7 +214,7 @@ def whole_body(argument: Argument, value: Any) -> tuple[bytes, str]:
     """
     media_type = argument.content_type
     if argument.is_file:
-        file = file_of(argument.name, value)
+        file = file_from_value(argument.name, value)
         return file.data, media_type or file.media_type or OCTETS
     if not isinstance(value, str):
         return json.encode(value), media_type or "application/json"
@@ -236,7 +236,9 @@ def _parts(member: Argument, value: Any) -> Iterator[bytes]:
         if item is None:
             continue
         if member.is_file:
-            yield file_part(member.wire_name, file_of(member.name, item), member.content_type)
+            yield file_part(
+                member.wire_name, file_from_value(member.name, item), member.content_type
+            )
         else:
             yield _text_part(member, member.wire_name + suffix, item)
 
@@ -256,7 +258,7 @@ class File:
     media_type: str | None
 
 
-def file_of(argument: str, value: Any) -> File:
+def file_from_value(argument: str, value: Any) -> File:
     """Return the file in an argument's value.
 
     Raises:
@@ -266,7 +268,7 @@ def file_of(argument: str, value: Any) -> File:
         raise ToolError(
             f"arguments.{argument}: is a file; give an object with base64, text or resource"
         )
-    # directories concern no service (RFC 7578 section 4.2), and may lead elsewhere
+    # RFC 7578 section 4.2: send no directories, which may lead outside the target folder
     name = (value.get("file_name") or "").replace("\\", "/").rpartition("/")[2]
     name = None if name in ("", ".", "..") else name
     if "text" in value:
@@ -276,7 +278,7 @@ def file_of(argument: str, value: Any) -> File:
         data = base64.b64decode(value["base64"], validate=True)
     except (binascii.Error, ValueError):
         raise ToolError(
-            f"arguments.{argument}: base64 is not base64; encode the file's bytes"
+            f"arguments.{argument}: base64 is invalid; encode the file's bytes"
         ) from None
     return File(data, name, value.get("media_type"))
 
@@ -307,9 +309,9 @@ async def _read(argument: str, uri: str, context: Context) -> ResourceContents:
     except (ResourceNotFound, ValueError):
         contents = []
     if len(contents) != 1:
-        how = "there is no resource" if not contents else f"{len(contents)} parts has"
+        how = "there is no resource" if not contents else "several parts are in"
         raise ToolError(
-            f"arguments.{argument}: {how} {uri[:200]!r}; give the URI of one that is a single file"
+            f"arguments.{argument}: {how} {uri[:200]!r}; give the URI of a resource that is a single file"
         )
     return contents[0]
 

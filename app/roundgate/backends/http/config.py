@@ -19,21 +19,21 @@ from roundgate.settings import Model, TaskMode
 
 
 class RetryConfig(Model):
-    """When a request is sent again. The gateway retries a request that is safe to repeat: GET,
-    HEAD, PUT, DELETE, a tool with `idempotent: true`, or a request with an idempotency key. It
-    retries any request if no connection was made."""
+    """The retry policy. The gateway retries a request that is safe to repeat: GET, HEAD, PUT,
+    DELETE, a tool with `idempotent: true`, or a request with an idempotency key. It retries any
+    request if no connection was made."""
 
-    attempts: int = Field(3, description="How often it is sent at most.", ge=1, le=10)
+    attempts: int = Field(3, description="Maximum number of attempts.", ge=1, le=10)
     pause_s: float = Field(
         0.2,
-        description="Seconds before the second time, about; twice as many before each further one, "
-        "10 at most.",
+        description="Approximate seconds before the second attempt, doubled before each further "
+        "one, 10 at most.",
         gt=0,
         le=10,
     )
     within_s: float = Field(
         30,
-        description="Seconds from the first time after which it is not sent again, also where "
+        description="Seconds from the first attempt after which there is no further attempt, even if "
         "Retry-After asks for a longer pause.",
         gt=0,
         le=3_600,
@@ -41,16 +41,16 @@ class RetryConfig(Model):
 
 
 class LimitConfig(Model):
-    """The number of requests that one process has under way to one host."""
+    """The limits on concurrent requests of one process to one host."""
 
-    concurrent: int = Field(description="At most so many.", ge=1)
+    concurrent: int = Field(description="Maximum number of concurrent requests.", ge=1)
     waiting: int = Field(
         100,
-        description="How many more may wait for their turn; further ones are a tool error.",
+        description="Maximum number of waiting requests; further ones are a tool error.",
         ge=0,
     )
     wait_s: float = Field(
-        10, description="Seconds after which waiting is a tool error.", gt=0, le=3_600
+        10, description="Seconds after which a waiting request is a tool error.", gt=0, le=3_600
     )
 
 
@@ -58,22 +58,22 @@ class BreakerConfig(Model):
     """The circuit breaker of a host. A request fails if the host does not answer, or answers 502,
     503 or 504."""
 
-    failures: int = Field(5, description="So many failures in a row.", ge=1)
+    failures: int = Field(5, description="Number of failures in a row that open the breaker.", ge=1)
     pause_s: float = Field(
         30,
-        description="Seconds for which calls are tool errors at once; then one is tried, and "
-        "decides.",
+        description="Seconds for which calls are tool errors at once; then one request is tried, "
+        "and decides.",
         gt=0,
         le=3_600,
     )
 
 
 class TimeoutsConfig(Model):
-    """Seconds for parts of a request, within timeout_s."""
+    """The timeouts of parts of a request, in seconds, within timeout_s."""
 
     connect_s: float | None = Field(None, description="For a connection, TLS included.", gt=0)
     write_s: float | None = Field(
-        None, description="For the service to take each piece of the request.", gt=0
+        None, description="For the service to accept each piece of the request.", gt=0
     )
     read_s: float | None = Field(
         None, description="For the whole head of the answer, then for each piece of the body.", gt=0
@@ -107,9 +107,12 @@ class RemoteConfig(BackendConfig):
     headers: dict[HeaderName, SecretHeader] = Field(
         {}, description="Fixed headers of every request."
     )
-    credential: Credential | None = Field(None, description="How the gateway authenticates itself.")
+    credential: Credential | None = Field(
+        None, description="The gateway's credential for the service."
+    )
     tls: TlsConfig | None = Field(
-        None, description="A private authority, and the gateway's own certificate (mutual TLS)."
+        None,
+        description="A private certificate authority, and the gateway's own certificate (mutual TLS).",
     )
     timeout_s: float = Field(
         15, description="Seconds for connecting and for the whole answer.", gt=0
@@ -118,18 +121,18 @@ class RemoteConfig(BackendConfig):
         None, description="Seconds for parts of a request, within timeout_s."
     )
     retry: RetryConfig | None = Field(
-        None, description="When a request is sent again. Unset: never, once it has been sent."
+        None, description="Retries of requests. Unset: a request that was sent is not sent again."
     )
     idempotency_key: HeaderName | None = Field(
         None,
-        description="Header that takes a key by which the service knows a POST or PATCH again, such as"
-        " Idempotency-Key; sent with each.",
+        description="Header for a key by which the service recognizes a repeated POST or PATCH, such as"
+        " Idempotency-Key; sent with each of them.",
     )
     limit: LimitConfig | None = Field(
-        None, description="How many requests one process has under way to one host."
+        None, description="Limits on concurrent requests of one process to one host."
     )
     breaker: BreakerConfig | None = Field(
-        None, description="When a host that fails is left alone for a while."
+        None, description="The circuit breaker, which pauses requests to a failing host."
     )
     max_response_bytes: int = Field(1_000_000, description="Larger answers are a tool error.", ge=1)
     max_connections: int = Field(
@@ -137,8 +140,8 @@ class RemoteConfig(BackendConfig):
     )
     keep_alive_s: float = Field(
         4.0,
-        description="Seconds for which an idle connection is used again: fewer than the service keeps it, or a"
-        " request meets a connection that is just being closed.",
+        description="Seconds for which an idle connection is reused. Choose fewer than the service keeps it open,"
+        " so that no request meets a connection that is just being closed.",
         ge=0,
         le=3_600,
     )
@@ -150,9 +153,10 @@ def _checked_header(value: SecretStr) -> SecretStr:
 
 
 def _known_body(value: Any) -> Any:
-    """Report one problem, where a union would report one for each member."""
+    """Return a valid body setting; raise a single ValueError for others, where a union would report
+    a problem for each member."""
     if not isinstance(value, dict) and value not in ("json", "form", "multipart"):
-        raise ValueError("has to be json, form or multipart, or the JSON body itself")
+        raise ValueError("must be json, form or multipart, or the JSON body itself")
     return value
 
 
@@ -179,23 +183,23 @@ class HttpArgument(Model):
         None, alias="as", description="Its name in the HTTP request, if not the argument's."
     )
     required: bool = Field(
-        False, description="Whether the tool needs it; path arguments always are."
+        False, description="Whether the argument is required; path arguments always are."
     )
     allow_slash: bool = Field(
         False,
         description='Whether a path argument may be several segments, with "/" between them; never "..".',
     )
-    description: str | None = Field(None, description="What it means, for the model.")
+    description: str | None = Field(None, description="The argument's description for the model.")
     schema_: dict[str, Any] = Field(
         {"type": "string"}, alias="schema", description="JSON Schema of its value."
     )
     default: Any = Field(
-        None, description="What is sent where the model gives nothing; the model is told of it."
+        None, description="The value sent if the model omits the argument; the model sees it."
     )
     list_: Literal["repeat", "comma", "pipe", "space", "brackets", "json"] | None = Field(
         None,
         alias="list",
-        description="How a list is written: repeat (a=1&a=2), brackets (a[]=1&a[]=2), comma (a=1,2), pipe, space, or"
+        description="Format of a list: repeat (a=1&a=2), brackets (a[]=1&a[]=2), comma (a=1,2), pipe, space, or"
         " json. Unset: repeat in a query or form, json in a path or header.",
     )
     send_empty: bool = Field(
@@ -208,7 +212,8 @@ class HttpArgument(Model):
         " the schema {type: array}: several.",
     )
     content_type: MediaType | None = Field(
-        None, description="Media type of its part, or of the whole body; a file's own goes before."
+        None,
+        description="Media type of its part, or of the whole body; a file's own type takes precedence.",
     )
 
 
@@ -224,7 +229,7 @@ class HttpCancelConfig(Model):
         pattern=r"^/",
     )
     query: dict[str, Any] = Field(
-        {}, description="Query parameters besides those that every request of the tool has."
+        {}, description="Query parameters in addition to the fixed query of the tool."
     )
     body: dict[str, Any] | None = Field(None, description="JSON body.")
     form: dict[str, Any] | None = Field(None, description="Form body, instead of a JSON one.")
@@ -232,7 +237,7 @@ class HttpCancelConfig(Model):
     @model_validator(mode="after")
     def _one_body(self) -> HttpCancelConfig:
         if self.body is not None and self.form is not None:
-            raise ValueError("body and form are two bodies; choose one")
+            raise ValueError("body and form exclude each other; choose one")
         return self
 
 
@@ -241,7 +246,7 @@ class HttpJobConfig(JobConfig):
     its result."""
 
     poll: str = Field(
-        description="Path below base_url that tells how the job is, such as /projects/{project}/jobs/{id}; names are"
+        description="Path below base_url of the job's status, such as /projects/{project}/jobs/{id}; names are"
         " those of variables and of the tool's arguments.",
         pattern=r"^/",
     )
@@ -252,8 +257,8 @@ class HttpJobConfig(JobConfig):
     )
     cancel: HttpCancelConfig | None = Field(
         None,
-        description="The request that is sent when the task is cancelled, or has taken too long. Unset: the job goes"
-        " on.",
+        description="The request to send when the task is cancelled, or has taken too long. Unset: the job"
+        " continues.",
     )
 
 
@@ -263,7 +268,7 @@ class HttpToolConfig(Model):
     name: str = Field(description="Name of the tool.", pattern=NAME_PATTERN)
     title: str | None = Field(None, description="Name for people.")
     description: str = Field(
-        description="What it does and when to use it, for the model.", min_length=1
+        description="The tool's purpose and when to use it, for the model.", min_length=1
     )
     method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = Field(
         "GET", description="HTTP method."
@@ -282,7 +287,7 @@ class HttpToolConfig(Model):
         Literal["json", "form", "multipart"] | dict[str, Any], BeforeValidator(_known_body)
     ] = Field(
         "json",
-        description="How body arguments are sent: json, form or multipart; or the JSON body itself, in which {name}"
+        description="Format of body arguments: json, form or multipart; or the JSON body itself, in which {name}"
         " stands for an argument.",
     )
     fixed: dict[str, Any] = Field({}, description="Members of the body that are always sent.")
@@ -307,7 +312,7 @@ class HttpToolConfig(Model):
         None, description="Overrides the back end's; for any method."
     )
     ask_for: list[str] = Field(
-        [], description="Arguments for which the user is asked with a form when they are missing."
+        [], description="Arguments that a form asks the user for when they are missing."
     )
     interactive: bool = Field(
         False,
@@ -318,29 +323,27 @@ class HttpToolConfig(Model):
     )
     approve: Literal["never", "always"] | None = Field(
         None,
-        description="Whether the user is asked before it runs; unset: what holds for the back end.",
+        description="Whether the user must approve each call. Unset: as for the back end.",
     )
     approval: str | None = Field(
         None,
-        description="What the user reads above the arguments where calls have to be approved; {name} stands for an"
+        description="The text above the arguments in the approval question; {name} stands for an"
         " argument.",
         max_length=1_000,
     )
-    once: bool = Field(
-        False, description="Whether a round that is sent again must not be run again."
-    )
+    once: bool = Field(False, description="Whether a round that is sent again must not run again.")
     task: TaskMode = Field(
         "forbidden",
         description="Whether its calls become tasks: forbidden, optional (if the client can) or required.",
     )
     job: HttpJobConfig | None = Field(
-        None, description="The request only starts a job, which is to be followed."
+        None, description="How to follow the job that the request starts."
     )
     read_only: bool | None = Field(None, description="readOnlyHint; unset: true for GET and HEAD.")
     destructive: bool | None = Field(
         None,
-        description="destructiveHint; unset: true for DELETE, false for GET and HEAD, and left out for the others,"
-        " which clients and `approve` take for true.",
+        description="destructiveHint; unset: true for DELETE, false for GET and HEAD, and omitted for the others,"
+        " which clients and `approve` treat as true.",
     )
     idempotent: bool | None = Field(
         None, description="idempotentHint; unset: true for GET, HEAD, PUT and DELETE."
@@ -350,7 +353,7 @@ class HttpToolConfig(Model):
     def _keeps_cookies(self) -> HttpToolConfig:
         if any(name.lower() == "set-cookie" for name in self.result_headers.values()):
             raise ValueError(
-                "Set-Cookie in result_headers would hand a session of the gateway's to the model"
+                "Set-Cookie in result_headers would give the gateway's session to the model; remove it"
             )
         return self
 
@@ -363,16 +366,14 @@ class HttpToolConfig(Model):
                 "interactive needs a method with a JSON body (POST, PUT or PATCH, without whole_body)"
             )
         if self.interactive and self.job is not None:
-            raise ValueError(
-                "interactive and job are two ways to go on after the first answer; choose one"
-            )
+            raise ValueError("interactive and job exclude each other; choose one")
         return self
 
 
 class ServiceConfig(RemoteConfig):
     """A service whose base URL is in the configuration."""
 
-    base_url: BaseUrl = Field(description="Where the service is; requests never leave this origin.")
+    base_url: BaseUrl = Field(description="URL of the service; requests never leave its origin.")
 
     @model_validator(mode="after")
     def _tls_has_a_use(self) -> ServiceConfig:

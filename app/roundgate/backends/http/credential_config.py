@@ -25,20 +25,22 @@ def check_header_value(text: str) -> None:
     _refuse_bare_variable(text)
     if not re.fullmatch(r"[\x20-\x7e\t]*", text):
         raise ValueError(
-            "goes into an HTTP header and may only have visible ASCII characters, on one line"
+            "is sent in an HTTP header and may contain only visible ASCII characters, on one line"
         )
 
 
 def _check_cookie_value(text: str) -> None:
     check_header_value(text)
     if not re.fullmatch(r"[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]+", text):
-        raise ValueError('goes into a cookie and may not have blanks, quotes, ",", ";" and "\\"')
+        raise ValueError(
+            'is sent in a cookie and may not contain blanks, quotes, ",", ";" and "\\"'
+        )
 
 
 def _check_user_and_password(text: str) -> None:
     _refuse_bare_variable(text)
     if any(ord(character) < 32 or ord(character) == 127 for character in text):
-        raise ValueError('has to be "user:password", on one line')
+        raise ValueError('must be "user:password", on one line')
 
 
 def _check_text(text: str) -> None:
@@ -50,12 +52,12 @@ def _check_text(text: str) -> None:
 def _check_token(text: str) -> None:
     check_header_value(text)
     if re.match(r"(?i)(bearer|token)\s", text):
-        raise ValueError('is the token alone: "Bearer " is put before it')
+        raise ValueError('must be the token alone; the gateway adds "Bearer "')
 
 
 def _refuse_bare_variable(text: str) -> None:
     if re.fullmatch(r"\$[A-Z][A-Z0-9_]*", text):
-        raise ValueError(f"would be sent as it stands; write ${{{text[1:]}}} for the variable")
+        raise ValueError(f"would be sent unchanged; write ${{{text[1:]}}} for the variable")
 
 
 SecretToken: TypeAlias = Annotated[Secret, AfterValidator(checked(_check_token))]
@@ -69,7 +71,7 @@ _HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
 class Taken(NamedTuple):
-    """Names in a request that the gateway uses, and arguments may not."""
+    """Names in a request that are reserved for the gateway, so that arguments may not use them."""
 
     headers: frozenset[str] = frozenset()
     """Header names in lower case."""
@@ -78,8 +80,8 @@ class Taken(NamedTuple):
 
 
 class CredentialConfig(Model):
-    """How the gateway authenticates itself to an HTTP service; the caller's own
-    token is never passed on."""
+    """A credential of the gateway for an HTTP service. The caller's own token is never passed
+    on."""
 
     def taken(self) -> Taken:
         """Return the names that the credential uses."""
@@ -146,7 +148,7 @@ class CookieCredential(CredentialConfig):
 
 
 ClientAuth: TypeAlias = Literal["basic", "post", "private_key_jwt", "tls"]
-"""How a client authenticates itself. RFC 7591 names the methods client_secret_basic,
+"""The authentication method of a client. RFC 7591 calls the methods client_secret_basic,
 client_secret_post, private_key_jwt and tls_client_auth."""
 
 Algorithm: TypeAlias = Literal[
@@ -157,7 +159,9 @@ Algorithm: TypeAlias = Literal[
 class ClientCredentials(CredentialConfig):
     """An OAuth client of the gateway itself, which requests tokens (RFC 6749 section 4.4)."""
 
-    client_credentials: SecretText = Field(description="The client id of the gateway there.")
+    client_credentials: SecretText = Field(
+        description="The gateway's client id at the authorization server."
+    )
     client_secret: SecretText | None = Field(None, description="The client's secret.")
     private_key: SecretText | None = Field(
         None,
@@ -168,7 +172,7 @@ class ClientCredentials(CredentialConfig):
         None, description="`kid` of the assertion, by which the server finds the key."
     )
     private_key_algorithm: Algorithm | None = Field(
-        None, description="Unset: RS256, ES256, ES384, ES512 or EdDSA, as the key is."
+        None, description="Unset: RS256, ES256, ES384, ES512 or EdDSA, depending on the key."
     )
     assertion_audience: str | None = Field(
         None,
@@ -176,31 +180,32 @@ class ClientCredentials(CredentialConfig):
     )
     tls: TlsConfig | None = Field(
         None,
-        description="TLS of requests for tokens: a private authority, and the client's certificate.",
+        description="TLS of token requests: a private certificate authority, and the client's certificate.",
     )
     token_url: str = Field(
-        description="Where tokens are had: https, or http on loopback.",
+        description="URL of the token endpoint: https, or http on loopback.",
         pattern=r"^(https://[^/?#\s@]+|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?)(/[^#\s]*)?$",
     )
-    token_scopes: list[str] = Field([], description="Scopes that are asked for.")
+    token_scopes: list[str] = Field([], description="Scopes to request.")
     audience: str | None = Field(
-        None, description="`audience` of the request, which some servers want."
+        None, description="`audience` of the request, which some servers require."
     )
     resource: str | list[str] = Field(
         [], description="`resource` of the request: URIs that the token is for (RFC 8707)."
     )
     token_parameters: dict[str, str] = Field(
-        {}, description="More parameters of the request for a token."
+        {}, description="More parameters of the token request."
     )
     client_auth: ClientAuth | None = Field(
         None,
-        description="How the client authenticates itself: basic or post (its secret in a header or in the form),"
-        " private_key_jwt, or tls (its certificate, RFC 8705). Unset: by what is given.",
+        description="The client's authentication method: basic or post (its secret in a header or in the form),"
+        " private_key_jwt, or tls (its certificate, RFC 8705). Unset: chosen by the other settings.",
     )
 
     @property
     def way(self) -> ClientAuth:
-        """The client's authentication method: `client_auth`, or the one that the keys imply."""
+        """The client's authentication method: `client_auth`, or the method that the other settings
+        imply."""
         if self.client_auth is not None:
             return self.client_auth
         if self.private_key is not None:
@@ -209,7 +214,7 @@ class ClientCredentials(CredentialConfig):
 
     @property
     def resources(self) -> list[str]:
-        """`resource` as a list."""
+        """The setting `resource` as a list."""
         return [self.resource] if isinstance(self.resource, str) else self.resource
 
     def secrets(self) -> Sequence[Secret]:
@@ -245,11 +250,11 @@ class AwsCredential(CredentialConfig):
     """AWS signatures (Signature Version 4), made with the credentials of the process."""
 
     sigv4: str = Field(
-        description="The service that requests are signed for, such as execute-api, lambda, es, aoss, bedrock or s3.",
+        description="The service to sign requests for, such as execute-api, lambda, es, aoss, bedrock or s3.",
         pattern=r"^[a-z0-9-]+$",
     )
     region: str | None = Field(
-        None, description="Its region. Unset: that of the environment.", pattern=r"^[a-z0-9-]+$"
+        None, description="The service's region. Unset: the environment's.", pattern=r"^[a-z0-9-]+$"
     )
 
     def taken(self) -> Taken:
@@ -271,12 +276,12 @@ CREDENTIALS: Final[Mapping[str, type[CredentialConfig]]] = MappingProxyType(
 """Credential models by the setting that identifies the kind."""
 
 
-def _tag(given: Any) -> str | None:
+def _tag(value: Any) -> str | None:
     """Return the kind in angle brackets, or `None` unless exactly one kind is given. The brackets
     distinguish a tag from a setting in a problem's location."""
-    if not isinstance(given, Mapping | CredentialConfig):
-        return None  # a bare text
-    names = given if isinstance(given, Mapping) else type(given).model_fields
+    if not isinstance(value, Mapping | CredentialConfig):
+        return None  # plain text
+    names = value if isinstance(value, Mapping) else type(value).model_fields
     matching = [name for name in CREDENTIALS if name in names]
     return f"<{matching[0]}>" if len(matching) == 1 else None
 

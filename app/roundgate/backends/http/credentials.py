@@ -77,7 +77,7 @@ class Accesses:
         Args:
             config: the back end's settings.
             origin: the place of `config` in the configuration.
-            shared: provides the reader of secrets.
+            shared: the shared parts, with the reader of secrets.
             slots: named credentials, in addition to the general one.
             more: the fixed headers of each tool.
         """
@@ -99,12 +99,12 @@ class Accesses:
         problems: list[Problem] = []
         if self._reads_now:
             problems += await self._secrets.problems(self._config, self._origin)
-        of_sources = [
+        token_certificates = [
             self._source(name, source).certificates
             for name, source in self._credentials.items()
             if isinstance(source, ClientCredentials)
         ]
-        for source in (certificates, *of_sources):
+        for source in (certificates, *token_certificates):
             try:
                 source.check()
             except ConfigError as error:
@@ -117,7 +117,7 @@ class Accesses:
         return frozenset().union(*(source.certificates.files for source in self._sources.values()))
 
     async def aclose(self) -> None:
-        """Close the connections to secret stores."""
+        """Close the connections to the secret stores."""
         await self._secrets.aclose()
 
     def general(self) -> Access:
@@ -129,9 +129,9 @@ class Accesses:
         name."""
         chosen = {name: self._credentials[name] for name in names}
         sources = [
-            self._source(name, one)
-            for name, one in chosen.items()
-            if isinstance(one, ClientCredentials)
+            self._source(name, credential)
+            for name, credential in chosen.items()
+            if isinstance(credential, ClientCredentials)
         ]
         return Access(
             list(chosen.values()),
@@ -165,8 +165,8 @@ async def authenticated(
 ) -> httpx.Response:
     """Send a request with all credentials and fixed headers of a service; return the answer unread.
 
-    If the service answers 401 and a flow has a new credential, send the request once more. This is
-    not an `httpx.Auth`, which can read and decompress the whole 401 answer, whatever its size.
+    If the service answers 401 and a flow has a new credential, send the request once more.
+    `httpx.Auth` is not used, because it may read and decompress a 401 answer of any size.
 
     Raises:
         BackendError: a credential is unavailable.
@@ -204,14 +204,14 @@ def _flows(access: Access) -> list[Flow]:
         SecretFlow(value, access.secrets, partial(_write_header, name))
         for name, value in access.headers.items()
     ]
-    # a signature covers the rest of the request, so it comes last
+    # a signature covers the rest of the request, so signing comes last
     credentials = sorted(
         access.credentials, key=lambda credential: isinstance(credential, AwsCredential)
     )
-    return [*of_headers, *(_flow_of(credential, access) for credential in credentials)]
+    return [*of_headers, *(_make_flow(credential, access) for credential in credentials)]
 
 
-def _flow_of(credential: Credential, access: Access) -> Flow:
+def _make_flow(credential: Credential, access: Access) -> Flow:
     match credential:
         case BearerCredential(bearer=secret):
             write: Write = partial(_write_header, "authorization", scheme="Bearer ")
@@ -273,8 +273,7 @@ def _write_header(name: str, request: httpx.Request, secret: str, *, scheme: str
 
 
 def _write_basic(request: httpx.Request, secret: str) -> None:
-    """Write a user and password (RFC 7617, in UTF-8). A user without a password has an empty
-    one."""
+    """Write a user and password (RFC 7617, in UTF-8). Without a colon, the password is empty."""
     pair = secret if ":" in secret else f"{secret}:"
     request.headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
 
@@ -347,7 +346,7 @@ class Signing:
             if name in ("host", "content-type") or name.startswith("x-amz-")
         }
         for name in ("x-amz-date", "x-amz-security-token", "x-amz-content-sha256"):
-            signed.pop(name, None)  # of an earlier signature
+            signed.pop(name, None)  # left by an earlier signature
         try:
             headers = await to_thread(
                 aws.signed_headers,

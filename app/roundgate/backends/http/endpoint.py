@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from roundgate.backends.http.bodies import Argument, BodyPlan, body_of, whole_body
+from roundgate.backends.http.bodies import Argument, BodyPlan, encode_body, whole_body
 from roundgate.backends.http.credential_config import Taken
-from roundgate.backends.http.messages import Answer, Outgoing, result_of, with_headers
+from roundgate.backends.http.messages import Answer, Outgoing, result_from_answer, with_headers
 from roundgate.backends.http.values import in_header, in_path, pairs, path_text
 from roundgate.errors import ToolError
 from roundgate.protocol import ABSENT, Schema, ToolResult, without_none
@@ -132,7 +132,7 @@ class Endpoint:
         }
 
     def request(self, arguments: Mapping[str, Any]) -> Outgoing:
-        """Return the request for arguments that conform to the input schema.
+        """Build the request for arguments that conform to the input schema.
 
         Raises:
             ToolError: a value is not allowed in a path or header, or is not a file.
@@ -150,7 +150,7 @@ class Endpoint:
             match argument.location:
                 case "path":
                     path = path.replace(f"{{{argument.wire_name}}}", _path_value(argument, value))
-                case "header" if value is not None:  # a header cannot say null
+                case "header" if value is not None:  # a header cannot express null
                     headers[argument.wire_name] = _header_value(argument, value)
                 case "query":
                     query += pairs(
@@ -184,7 +184,7 @@ class Endpoint:
         if not takes_any and not self.body.is_always_sent:
             return None, None
         members = [(argument, value) for argument, value in placed if argument.location == "body"]
-        return body_of(self.body, members, arguments)
+        return encode_body(self.body, members, arguments)
 
     def _is_repeatable(self) -> bool:
         """Return whether a request may be sent twice, according to the hints or the method (RFC
@@ -200,8 +200,8 @@ class Endpoint:
             BackendError: the answer is an error, or does not match the declared result.
         """
         if not self.result_headers:
-            return result_of(self.name, answer, self.pointer, self._output)
-        plain = result_of(self.name, answer, self.pointer)
+            return result_from_answer(self.name, answer, self.pointer, self._output)
+        plain = result_from_answer(self.name, answer, self.pointer)
         return with_headers(plain, answer, self.result_headers, self._output)
 
 
@@ -222,7 +222,7 @@ def _header_value(placed: Argument, value: Any) -> str:
         raise ToolError(f"arguments.{placed.name}: {error}") from None
     if not _HEADER_VALUE.fullmatch(written):
         raise ToolError(
-            f"arguments.{placed.name}: goes into an HTTP header and may only have visible ASCII characters"
+            f"arguments.{placed.name}: is sent in an HTTP header and may contain only visible ASCII characters"
         )
     return written
 
@@ -238,7 +238,7 @@ def _check_path(path: str, arguments: Sequence[Argument]) -> None:
         (argument for argument in path.split("/") if argument in of_routers), None
     ):
         raise ValueError(
-            f"path {path!r}: {stray_name!r} is no variable; write {{{stray_name[1:]}}}"
+            f"path {path!r}: {stray_name!r} is not a variable; write {{{stray_name[1:]}}}"
         )
     variables = PATH_VARIABLE.findall(path)
     names = {argument.wire_name for argument in arguments if argument.location == "path"}
@@ -276,13 +276,11 @@ def _check_body(plan: BodyPlan, placed: Sequence[Argument]) -> None:
     whole = [argument for argument in placed if argument.location == "whole_body"]
     members = {argument.wire_name for argument in placed if argument.location == "body"}
     if len(whole) > 1 or (whole and (members or plan.is_always_sent)):
-        raise ValueError("whole_body is for one argument, and leaves no room for others in body")
+        raise ValueError("whole_body is for one argument, and excludes other arguments in body")
     template = plan.template
     top = set(plan.fixed) | (set() if template is None else set(template.members))
     if twice := sorted(members & top):
-        raise ValueError(
-            f"{', '.join(twice)} stands in the body already; set `as`, or remove it there"
-        )
+        raise ValueError(f"{', '.join(twice)} is in the body already; set `as`, or remove it there")
     names = {argument.name for argument in placed}
     if template is not None and (unknown := sorted(template.names - names)):
         raise ValueError(
@@ -296,8 +294,8 @@ def _check_body(plan: BodyPlan, placed: Sequence[Argument]) -> None:
     )
     if odd:
         raise ValueError(
-            f"body has {{{odd[0]}}}, and variables have letters, digits, _ . and - alone; call the argument"
-            " so, or write {{ for a brace"
+            f"body has {{{odd[0]}}}, but variables have only letters, digits, _ . and -; rename the"
+            " argument, or write {{ for a brace"
         )
     if plan.content_type is not None and plan.kind == "multipart":
         raise ValueError("content_type is not for a multipart body, whose parts have their own")

@@ -9,7 +9,7 @@ A service can ask the gateway for input and receive its own state back (`roundga
 service → gateway   200, Content-Type: application/vnd.roundgate.input-required+json
                     {"inputRequests": {"size": {"method": "elicitation/create", "params": {…}}}, "state": anything}
 gateway → service   the same method and path, Content-Type: application/vnd.roundgate.input-responses+json
-                    {"body": that of the first request, "inputResponses": {"size": {"action": …}}, "state": …}
+                    {"body": the first request's body, "inputResponses": {"size": {"action": …}}, "state": …}
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from roundgate import json
 from roundgate.backends.exchange import AnsweredJob, Answering, Exchange, Kept, NotNow, asked
-from roundgate.backends.http.bodies import Argument, BodyPlan, Template, body_of
+from roundgate.backends.http.bodies import Argument, BodyPlan, Template, encode_body
 from roundgate.backends.http.config import HttpCancelConfig, HttpJobConfig
 from roundgate.backends.http.endpoint import PATH_VARIABLE
 from roundgate.backends.http.messages import Answer, Outgoing, Send
@@ -48,7 +48,7 @@ class Key:
     request repeatable."""
 
 
-async def key_of(context: Context, method: str, header: str | None) -> Key | None:
+async def make_key(context: Context, method: str, header: str | None) -> Key | None:
     """Return the key of a call, or `None` if the call needs none.
 
     A POST or PATCH of a task has a key even without a declared `header`, because a worker may die
@@ -76,25 +76,25 @@ def with_key(outgoing: Outgoing, key: Key | None, number: int = 1) -> Outgoing:
     value = key.value
     if number > 1:
         value = f"{value}-{number}"
-        if key.is_declared:  # other answers of the user are another request
+        if key.is_declared:  # different answers of the user make a different request
             body = (outgoing.body or b"").decode("utf-8", "replace")
             value = f"{value}-{json.digest(body)}"
     return replace(keyed, headers={key.header: value, **outgoing.headers})
 
 
-def exchange_of(send: Send, outgoing: Outgoing, key: Key | None) -> Exchange:
+def make_exchange(send: Send, outgoing: Outgoing, key: Key | None) -> Exchange:
     """Return the function that sends each request of the dialogue that `outgoing` begins."""
 
     async def exchange(number: int, answering: Answering | None) -> Kept:
         request = outgoing if answering is None else _answering(outgoing, answering)
         answer = await send(with_key(request, key, number))
-        return _asked(answer) if answer.media_type == INPUT_REQUIRED else answer.kept()
+        return _read_questions(answer) if answer.media_type == INPUT_REQUIRED else answer.kept()
 
     return exchange
 
 
-def _asked(answer: Answer) -> Kept:
-    if answer.status != 200:  # otherwise the caller would see its state
+def _read_questions(answer: Answer) -> Kept:
+    if answer.status != 200:  # an error answer would show the service's state to the caller
         raise BackendError(
             f"The service asked for input with the status {answer.status} instead of 200"
         )
@@ -130,7 +130,7 @@ def check_job(job: HttpJobConfig, arguments: Sequence[Argument]) -> None:
         missing = set(PATH_VARIABLE.findall(path)) - job.variables.keys() - certain
         if optional := sorted(missing & names):
             raise ValueError(
-                f"job path {path!r} needs the argument {', '.join(optional)}, which a call may lack:"
+                f"job path {path!r} needs the argument {', '.join(optional)}, which a call may omit:"
                 " set `required` or a `default`"
             )
         if missing:
@@ -180,7 +180,7 @@ class Requests:
     """The request that starts the job, without its key."""
     key: Key | None
     parents: Mapping[str, str]
-    """The path arguments, as the function `parents` returns them."""
+    """The result of the function `parents`: the path arguments."""
     query: str
     """The fixed query of every request, such as the version of the service's API."""
     arguments: Mapping[str, Any]
@@ -204,7 +204,7 @@ class Requests:
         try:
             return await self.send(request)
         except UnexpectedAnswer:
-            raise  # it would be the same the next time
+            raise  # a retry would get the same answer
         except BackendError as error:
             raise NotNow(str(error)) from None
 
@@ -221,7 +221,7 @@ class Requests:
         elif cancel.body is not None:
             plan = BodyPlan(template=Template(cancel.body))
         if plan is not None:
-            body, content_type = body_of(plan, (), variables)
+            body, content_type = encode_body(plan, (), variables)
             headers = {**headers, "content-type": content_type}
         whole_query = "&".join(filter(None, (request.query, *added)))
         return await self.send(

@@ -53,7 +53,7 @@ class AnswerTooLarge(Inside):
 
 
 class UnknownEncoding(Inside):
-    """A service's answer has a content encoding that was not requested."""
+    """A service's answer has an unrequested content encoding, or is invalid in its encoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Outgoing:
     has_key: bool = False
     """Whether the request has a key by which the service recognizes a repetition."""
     wants: tuple[str, ...] = ()
-    """Lower-case names of the answer's headers that become part of the result."""
+    """The lower-case names of the answer's headers that become part of the result."""
     max_bytes: int | None = None
     """The limit for the answer; `None` means the back end's limit."""
 
@@ -91,7 +91,7 @@ class Answer:
 
     @property
     def status_line(self) -> str:
-        """`404 Not Found`, with at most 100 characters of the reason."""
+        """The status line, such as `404 Not Found`, with at most 100 characters of the reason."""
         return f"{self.status} {self.reason[:100]}".rstrip()
 
     @property
@@ -121,7 +121,7 @@ class Answer:
 
     @classmethod
     def revived(cls, kept: Mapping[str, Any]) -> Answer:
-        """Return the answer from the object that `kept` returned."""
+        """Restore an answer from the result of `kept`."""
         body = base64.b64decode(kept["body"])
         headers = kept.get("headers", {})
         return cls(kept["status"], kept["reason"], kept["content_type"], body, headers)
@@ -174,13 +174,13 @@ class Unpacker:
         return bytes(self._body)
 
     def _inflated(self, piece: bytes) -> bytes:
-        room = self._limit - len(self._body) + 1
+        space = self._limit - len(self._body) + 1
         try:
-            return bytes(self._inflate.decompress(piece, room))
+            return bytes(self._inflate.decompress(piece, space))
         except zlib.error:
             if not self._may_be_raw or self._body:
                 raise UnknownEncoding from None
-        # some servers send raw deflate, which RFC 9110 does not mean
+        # some servers send raw deflate, contrary to RFC 9110
         self._may_be_raw, self._inflate = False, zlib.decompressobj(-zlib.MAX_WBITS)
         return self._inflated(piece)
 
@@ -197,7 +197,7 @@ def decoded(body: bytes, content_type: str) -> str | None:
         return None
 
 
-def result_of(
+def result_from_answer(
     tool: str,
     answer: Answer,
     pointer: str = "",
@@ -213,7 +213,7 @@ def result_of(
         pointer: a JSON Pointer to the part that is the result; empty for the whole.
         output: the schema of that part; `None` allows any value.
         lenient: whether to log an answer that breaks its schema and return it as text, instead of
-            raising. For schemas of a third party's document.
+            raising; used for schemas of third parties.
 
     Raises:
         BackendError: the answer is an error; or it breaks its schema and `lenient` is False.
@@ -225,7 +225,7 @@ def result_of(
         )
     media_type = answer.media_type
     is_json = media_type == "application/json" or media_type.endswith("+json")
-    if is_json and answer.body:  # HEAD and 204 may name a media type of which they send nothing
+    if is_json and answer.body:  # HEAD and 204 answers may name a media type without a body
         try:
             return _from_json(answer, pointer, output)
         except UnexpectedAnswer as broken:

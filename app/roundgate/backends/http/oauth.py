@@ -12,8 +12,8 @@ Tokens stay in this process. The client identifies itself with
     private_key_jwt  an assertion signed with its key   RFC 7523 section 2.2
     tls              its certificate                    RFC 8705 section 2.1
 
-Errors repeat the `error` of RFC 6749 section 5.2 if it is a known word, never a description, which
-may contain anything.
+Error messages contain the `error` code of RFC 6749 section 5.2 if it is known, but never a
+description, which may contain secrets.
 """
 
 from __future__ import annotations
@@ -37,30 +37,31 @@ from roundgate.errors import BackendError, ParseError, TokenRefused
 from roundgate.net.oauth import basic_authorization, signed_assertion
 
 EARLY_S: Final = 60.0
-"""How long before its expiry a token is renewed, or a quarter of its life if that is shorter."""
+"""The seconds before its expiry at which a token is renewed, or a quarter of its life if that is
+shorter."""
 PAUSE_MS: Final = 1_000.0
-"""The pause after the first failure. The pause doubles with each further failure."""
+"""The pause after the first failure, in milliseconds. It doubles with each further failure."""
 PAUSE_AT_MOST_MS: Final = 60_000.0
 REPLACED_MS: Final = 10_000.0
-"""The least time between two requests for a token because a service refused one."""
+"""The minimum time between two token requests that refused tokens cause, in milliseconds."""
 _KEPT: Final = 4
 
 TIMEOUT_S: Final = 10.0
 MAX_BYTES: Final = 64_000
 MAX_TOKEN: Final = 16_000
 _USUAL_LIFE_S: Final = 300.0
-"""The assumed life of a token if the server does not state one."""
+"""The assumed life of a token, in seconds, if the server does not state it."""
 
 REMEDIES: Final = {
     "invalid_client": "check client_credentials, its secret, key or certificate, and client_auth",
-    "unauthorized_client": "allow the client the grant client_credentials there",
+    "unauthorized_client": "allow the client the grant client_credentials at the server",
     "invalid_scope": "check token_scopes",
     "invalid_target": "check resource and audience",
     "invalid_request": "check token_parameters, audience and resource",
-    "invalid_grant": "check what the client may do there",
-    "unsupported_grant_type": "enable client credentials there",
-    "temporarily_unavailable": "it is asked again after a pause",
-    "server_error": "it is asked again after a pause",
+    "invalid_grant": "check the client's permissions at the server",
+    "unsupported_grant_type": "enable client credentials at the server",
+    "temporarily_unavailable": "the gateway tries again after a pause",
+    "server_error": "the gateway tries again after a pause",
 }
 """Remedies by `error` code (RFC 6749 section 5.2, RFC 8707 section 2)."""
 
@@ -98,8 +99,9 @@ class TokenSource:
         return tuple(self._recent)
 
     def has_other_than(self, refused: str) -> bool:
-        """Return whether a token other than `refused` exists or may be requested. At most every
-        `REPLACED_MS` a refused token may be replaced, for services that refuse every token."""
+        """Return whether a token other than `refused` exists or may be requested. Allow one
+        replacement of a refused token per `REPLACED_MS`, because some services refuse every
+        token."""
         if self._token != refused or self._renewal.is_under_way:
             return True
         now_ms = self._clock.monotonic_ms()
@@ -180,7 +182,7 @@ class TokenRequest:
 
         Raises:
             TokenRefused: the server refused the request.
-            BackendError: the server is unreachable, its answer is unusable, or a secret or key is.
+            BackendError: the server is unreachable, or its answer, a secret or a key is unusable.
         """
         secret = self._config.client_secret or self._config.private_key
         text = "" if secret is None else await self._secrets.text(secret)

@@ -34,7 +34,7 @@ UNDER_WAY: Final = 409
 """The status for a repeated key while the service still processes the first request."""
 MAX_PAUSE_S: Final = 10.0
 MARGIN_S: Final = 0.1
-"""The time that a call must have left after a pause; with less, a retry is useless."""
+"""Seconds that a call must have left after a pause to make a retry useful."""
 
 log: Final = logging.getLogger("roundgate.backends")
 
@@ -77,7 +77,8 @@ class Retries:
     async def send(
         self, outgoing: Repeatable, once: Callable[[], Awaitable[A]], deadline: Deadline
     ) -> A:
-        """Send a request, with retries; return the first answer that needs no retry, or the last.
+        """Send a request with retries. Return the first answer that needs no retry, or the last
+        answer.
 
         Args:
             outgoing: the request.
@@ -153,7 +154,7 @@ class Slots:
         self._waiting = 0
 
     @asynccontextmanager
-    async def one(self, deadline: Deadline) -> AsyncIterator[None]:
+    async def slot(self, deadline: Deadline) -> AsyncIterator[None]:
         """Hold a slot for the block.
 
         Raises:
@@ -179,7 +180,7 @@ class Slots:
             async with asyncio.timeout(wait_s):
                 await self._free.acquire()
         except TimeoutError:
-            raise self._busy(f"and none was over within {wait_s:.3g} s") from None
+            raise self._busy(f"and none finished within {wait_s:.3g} s") from None
         finally:
             self._waiting -= 1
 
@@ -215,8 +216,8 @@ class Breaker:
         if left_ms > 0 or self._is_tried:
             again = f"in {ceil(left_ms / 1000)} s" if left_ms > 0 else "in a moment"
             raise BackendError(
-                f"{self._backend} is left alone for a while: its service has failed {self._failures} times in a"
-                f" row, last because {self._reason}; try again {again}"
+                f"{self._backend} is paused: its service has failed {self._failures} times in a row,"
+                f" last because {self._reason}; try again {again}"
             )
 
     async def watch(self, send: Callable[[], Awaitable[A]]) -> A:
@@ -300,7 +301,7 @@ class Gate:
         self.check()  # an open breaker makes a wait for a slot useless
         if self._slots is None:
             return await self._watched(send)
-        async with self._slots.one(deadline):
+        async with self._slots.slot(deadline):
             return await self._watched(send)
 
     async def _watched(self, send: Callable[[], Awaitable[A]]) -> A:

@@ -29,7 +29,8 @@ SECRET_NAME: Final = re.compile(
 
 
 class Redactor:
-    """A function that redacts from an answer the secrets that are current when it arrives."""
+    """A function that redacts from an answer the secrets that are current when the answer
+    arrives."""
 
     def __init__(self, hidden: Callable[[], frozenset[str]]) -> None:
         """Store `hidden`, which returns the current secrets."""

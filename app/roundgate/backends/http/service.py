@@ -30,7 +30,7 @@ from roundgate.errors import BackendError, NoAnswer, UnexpectedAnswer
 from roundgate.net.addresses import canonical_origin
 
 if TYPE_CHECKING:
-    import httpx  # 100 ms to import: a gateway whose first call is to a Python tool does not wait for it
+    import httpx  # takes 100 ms to import, for which a first call of a Python tool need not wait
 
 _MAX_REDIRECTS: Final = 5
 
@@ -97,7 +97,9 @@ class Service:
 
         async def once() -> Answer:
             self._gate.check()
-            if self._access.tokens is not None:  # before the service's own time begins
+            if (
+                self._access.tokens is not None
+            ):  # before the timeout of the service's request begins
                 await self._access.tokens.token()
             return await self._gate.through(lambda: self._once(outgoing, timeout_s), until)
 
@@ -140,7 +142,10 @@ class Service:
         for _ in range(_MAX_REDIRECTS + 1):
             try:
                 response = await _send(client, request, self._access)
-            except (httpx.InvalidURL, UnicodeError):  # of a redirect, which httpx reads at once
+            except (
+                httpx.InvalidURL,
+                UnicodeError,
+            ):  # from a redirect, whose URL httpx parses immediately
                 raise UnexpectedAnswer(f"{what} redirects to an invalid URL") from None
             except httpx.RemoteProtocolError as error:
                 if "location header" not in str(error):
@@ -177,7 +182,7 @@ class Service:
             ) from None
         except UnknownEncoding:
             raise UnexpectedAnswer(
-                f"{what} answered in an encoding that was not asked for: {encoding[:50]!r}"
+                f"{what} answered in an encoding that was not requested: {encoding[:50]!r}"
             ) from None
         return self._redacted(
             Answer(
@@ -240,7 +245,7 @@ def no_answer(
     timeout_s: float,
     phases: TimeoutsConfig | None,
 ) -> NoAnswer:
-    """Return the error for a request without an answer. The message contains no addresses, headers
+    """Return the error for a request without an answer. Its message contains no addresses, headers
     or bodies.
 
     Args:
@@ -272,7 +277,7 @@ def no_answer(
     if isinstance(error, (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)):
         message = (
             f"{what} failed: the connection ended before there was an answer to read ({cause});"
-            " it may have been done all the same"
+            " the request may still have been processed"
         )
     else:
         message = f"{what} failed: the service could not be reached ({cause})"
@@ -300,6 +305,6 @@ def _cause(error: BaseException) -> str:
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
             reason = cause.verify_message.partition(",")[0]  # the service's name follows
-            return f"its certificate is not believed: {reason}"
+            return f"its certificate is not trusted: {reason}"
         cause = cause.__cause__ or cause.__context__
     return type(error).__name__

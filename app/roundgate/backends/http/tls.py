@@ -29,19 +29,18 @@ class TlsConfig(Model):
 
     ca: str | None = Field(
         None,
-        description="Certificates of the authorities that are believed, instead of the public "
-        "ones.",
+        description="Certificates of the trusted authorities, instead of the public authorities.",
         min_length=1,
     )
     cert: str | None = Field(
         None,
-        description="The gateway's certificate, with those between it and the authority.",
+        description="The gateway's certificate, with the intermediate certificates.",
         min_length=1,
     )
     key: SecretStr | None = Field(
         None, description="Its private key. Unset: it is in the same file as cert.", min_length=1
     )
-    key_password: SecretStr | None = Field(None, description="Where the key is encrypted.")
+    key_password: SecretStr | None = Field(None, description="The password of an encrypted key.")
 
     @model_validator(mode="after")
     def _belongs_together(self) -> TlsConfig:
@@ -107,12 +106,10 @@ class Certificates:
             texts.append(self._text("key", key.get_secret_value()))
         try:
             with _in_a_file("\n".join(texts)) as path:
-                # without a password OpenSSL would ask for one on the terminal
+                # without a password, OpenSSL would prompt on the terminal
                 context.load_cert_chain(path, password=lambda: secret)
         except (ssl.SSLError, ValueError):
-            message = (
-                "is not the certificate of the key, or one of the two is not in PEM, or encrypted"
-            )
+            message = "does not match the key, or one of the two is not in PEM, or is encrypted"
             raise self._problem("cert", message) from None
 
     def _text(self, name: str, value: str) -> str:

@@ -88,13 +88,14 @@ def in_path(value: Any, style: ListStyle, write: Callable[[str], str]) -> str:
 
 
 def in_header(value: Any, style: ListStyle) -> str:
-    """Return a value for a header. Raise ValueError if a list's item contains the separator."""
+    """Return a value as text for a header. Raise ValueError if a list's item contains the
+    separator."""
     items = _items(value, style)
     if items is None:
         return text(value)
     separator = SEPARATORS[style]
     if any(separator in item for item in items):
-        raise ValueError(f"an item may not have {separator!r}, which stands between two")
+        raise ValueError(f"an item may not have {separator!r}, which separates the items")
     return separator.join(items)
 
 
@@ -136,6 +137,6 @@ def _check_segments(path: str, allow_slash: bool) -> None:
     if "/" in path and not allow_slash:
         raise ValueError('may not have "/", in any encoding')
     for segment in path.split("/"):
-        # Tomcat and its kin take off what is behind ";", Windows the blanks at the end
+        # some servers, such as Tomcat, ignore the text after ";"; Windows ignores trailing blanks
         if segment.partition(";")[0].strip() in ("", ".", ".."):
             raise ValueError('may not be or have an empty segment, "." or "..", in any encoding')

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from roundgate.backends.http.reliability import Hosts
     from roundgate.backends.http.service import Service
 
-_REMEDY: Final = "run `roundgate compile` with this file again, and keep what it writes beside it"
+_REMEDY: Final = "run `roundgate compile` with this file again, and keep the written file beside it"
 
 log = logging.getLogger("roundgate.backends")
 
@@ -58,7 +58,8 @@ class OpenApiBackend:
         """Return the tools of the index.
 
         Raises:
-            ConfigError: neither index nor document is available, a security scheme is not filled,
+            ConfigError: neither the index nor the document is available, a security scheme is not
+            filled,
                 or a certificate or a secret is unavailable.
         """
         if problems := await self._accesses.problems(self._certificates):
@@ -98,7 +99,7 @@ class OpenApiBackend:
         slots = ", ".join(index.slots) or "none: use `credential`"
         unknown = [
             place.at(name).problem(
-                "is no security scheme of the document", f"correct the name; there are {slots}"
+                "is not a security scheme of the document", f"correct the name; there are {slots}"
             )
             for name in self._config.credentials
             if name not in index.slots
@@ -197,7 +198,7 @@ def _index(
         index = read(path)
         if index.fingerprint == fingerprint(config) and is_current(index, path, origin.base_dir):
             return index, path
-        defect = "is of other settings or of another document"
+        defect = "was compiled from other settings or another document"
     except UnusableIndex as error:
         defect = str(error)
     except OSError:
@@ -220,8 +221,8 @@ def _check_document_is_here(
     file is missing. `defect` is empty if there is no index."""
     document = config.document
     if document.startswith(("http://", "https://")):
-        reason = defect or f"is no index of {document}, because it is not there"
-        message = f"{path.name} {reason}, and a start fetches nothing"
+        reason = defect or "is missing"
+        message = f"{path.name} {reason}, and a start fetches no documents"
     elif defect and not (origin.base_dir / document).exists():
         message = f"{path.name} {defect}, and {document} is not here"
     else:

@@ -40,7 +40,13 @@ from roundgate.backends.openapi.index import (
     write,
 )
 from roundgate.backends.openapi.overlays import Action, overlaid, read_actions
-from roundgate.backends.openapi.reading import Document, Found, Identity, Operation, tool_names
+from roundgate.backends.openapi.reading import (
+    Document,
+    FoundOperation,
+    Identity,
+    Operation,
+    tool_names,
+)
 from roundgate.backends.openapi.schemas import Schemas
 from roundgate.backends.openapi.servers import Servers
 from roundgate.clock import Clock
@@ -58,14 +64,14 @@ def compile_to_file(config: OpenApiBackendConfig, origin: Origin) -> str:
     """Write the index of a back end for `roundgate compile`; return a report for the user.
 
     Raises:
-        ConfigError: as `compile_index`.
+        ConfigError: see `compile_index`.
     """
     clock = Clock()
     started = clock.monotonic_ms()
     index = compiled(config, origin, fetches=True)
     data = write(index)
     path = index_path(config, origin)
-    # replaced at once, for a gateway that starts meanwhile
+    # replace the file atomically, so that a starting gateway reads a complete index
     fresh = path.with_name(f"{path.name}.new")
     fresh.write_bytes(data)
     os.replace(fresh, path)
@@ -88,10 +94,10 @@ def compiled(
         config: the back end's settings.
         origin: the place of `config`, for problems.
         fetches: whether to fetch documents by URL.
-        fetched: documents that were fetched already, by URL; new ones are added.
+        fetched: fetched documents, by URL; newly fetched documents are added.
 
     Raises:
-        ConfigError: `compile_index` raised it.
+        ConfigError: see `compile_index`.
     """
     places = (config.document, *config.references, *config.overlay)
     is_remote = any(place.startswith(("http://", "https://")) for place in places)
@@ -183,8 +189,8 @@ class _Compiler:
         )
 
     def _documents(self) -> list[Document]:
-        """Return every description: the document itself, or those in the folder that have
-        `paths`, as the overlays change them."""
+        """Return every description, changed by the overlays: the document itself, or the documents
+        in the folder that have `paths`."""
         path = None if urlsplit(self._root).scheme != "file" else path_from_uri(self._root)
         uris = [self._root]
         if path is not None and path.is_dir():
@@ -238,7 +244,7 @@ class _Compiler:
             {},
         )
         try:
-            with _of_known_kinds("one of them"):
+            with _expecting_known_types("one of them"):
                 slots = [
                     make_slot(name, scheme) for name, scheme in document.security_schemes().items()
                 ]
@@ -253,17 +259,17 @@ class _Compiler:
             return _is_old(value)
         return self._first_is_old
 
-    def _found(self, document: Document) -> Iterator[Found]:
+    def _found(self, document: Document) -> Iterator[FoundOperation]:
         for operation in document.operations():
-            if isinstance(operation, Found):
+            if isinstance(operation, FoundOperation):
                 yield operation
             else:
                 pointer, error = operation
                 self._leave_out(document.uri, pointer, "the path", error)
 
-    def _add(self, name: str, document: Document, location: Found) -> None:
+    def _add(self, name: str, document: Document, location: FoundOperation) -> None:
         wants_answer = any(fnmatchcase(name, pattern) for pattern in self._config.output_schemas)
-        with _of_known_kinds("the operation"):
+        with _expecting_known_types("the operation"):
             operation = document.read(location, with_answer=wants_answer)
             server = self._servers.of(operation.own_servers, document.servers(), document.uri)
         try:
@@ -331,7 +337,8 @@ class _Compiler:
         ]
 
     def _nothing_offered(self) -> list[Problem]:
-        """Return the reasons why no operation is offered: one if it is the same for all."""
+        """Return the problems that prevent all operations; one problem if all share the same
+        reason."""
         if len(self._reasons) == 1 and len(self._problems) > 1:
             [(reason, remedy)] = self._reasons
             message = f"none of {len(self._problems):,} operations can be offered: {reason}"
@@ -360,8 +367,8 @@ def _operations_named(operations: Sequence[Identity]) -> str:
 
 
 @contextmanager
-def _of_known_kinds(what: str) -> Iterator[None]:
-    """Read a part of a document in which any value may be of any type.
+def _expecting_known_types(what: str) -> Iterator[None]:
+    """Report an unexpected type of a value in a part of a document.
 
     Raises:
         UnusableOperation: a value is of a type that OpenAPI does not allow there.
@@ -369,7 +376,7 @@ def _of_known_kinds(what: str) -> Iterator[None]:
     try:
         yield
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        message = f"{what} has a value of a kind that OpenAPI does not put there: {error}"
+        message = f"{what} has a value of a kind that OpenAPI does not allow there: {error}"
         raise UnusableOperation(message) from error
 
 

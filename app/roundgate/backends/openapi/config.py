@@ -18,7 +18,7 @@ MEDIA_TYPES = (
 
 
 class OpenApiBackendConfig(RemoteConfig):
-    """The operations of an OpenAPI document (3.0, 3.1, 3.2) or of a Swagger 2.0 one."""
+    """The operations of an OpenAPI document (3.0, 3.1, 3.2) or of a Swagger 2.0 document."""
 
     kind: Literal["openapi"]
     document: str = Field(
@@ -31,19 +31,20 @@ class OpenApiBackendConfig(RemoteConfig):
         description="The file that `roundgate compile` writes, relative to gateway.yaml. Unset: NAME.index.",
     )
     base_url: BaseUrl | None = Field(
-        None, description="Where the service is, instead of the document's servers."
+        None, description="URL of the service, instead of the document's servers."
     )
     variables: dict[str, str] = Field(
         {}, description="Values of variables in the URLs of the document's servers."
     )
     origins: list[str] = Field(
         [],
-        description="Origins that the document and its operations may have servers at, such as"
+        description="Allowed origins of servers in the document and its operations, such as"
         " https://uploads.example.com or https://*.example.com. Requests and credentials go nowhere else.",
     )
     references: list[str] = Field(
         [],
-        description="What the document may refer to besides its own folder: URLs or paths, with everything below them.",
+        description="Places that the document may refer to besides its own folder: URLs or paths, with everything"
+        " below them.",
     )
     overlay: list[str] = Field(
         [],
@@ -51,11 +52,11 @@ class OpenApiBackendConfig(RemoteConfig):
         " gateway.yaml, or URLs, which only `roundgate check` and `roundgate compile` fetch.",
     )
     credentials: dict[str, Credential] = Field(
-        {}, description="What fills the document's security schemes, by their names there."
+        {}, description="Credentials for the document's security schemes, by the schemes' names."
     )
     media_types: list[str] = Field(
         list(MEDIA_TYPES),
-        description="Which kind of body is sent where an operation takes several, best first.",
+        description="Media types of the body to send if an operation accepts several, best first.",
     )
     output_schemas: list[str] = Field(
         [],

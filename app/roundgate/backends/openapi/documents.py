@@ -68,10 +68,10 @@ class Source:
 
 @dataclass(slots=True)
 class Sources:
-    """Documents by URI without fragment."""
+    """The documents of a description, by URI without fragment."""
 
     allowed: Sequence[str]
-    """URIs that may be opened, each with everything below it."""
+    """URIs that may be opened, including all URIs below them."""
     fetch: Fetch | None = None
     """The function that fetches documents; `None` allows files only."""
     read: dict[str, Source] = field(default_factory=dict)
@@ -98,12 +98,12 @@ class Sources:
         return self._documents[uri]
 
     def replace(self, uri: str, document: Any) -> None:
-        """Replace a document with its copy that overlays have changed."""
+        """Replace a document with a copy that overlays have changed."""
         self._documents[uri] = document
 
     def _raw(self, uri: str) -> bytes:
         if not self._allows(uri):
-            raise UnreadableDocument(f"{uri} is outside of what the document may refer to")
+            raise UnreadableDocument(f"{uri} is outside the places that the document may refer to")
         if urlsplit(uri).scheme == "file":
             try:
                 return path_from_uri(uri).read_bytes()
@@ -119,7 +119,7 @@ class Sources:
         parts = urlsplit(uri)
         if parts.scheme not in ("file", "http", "https"):
             return False
-        # the target of a link counts, and dot segments are resolved before the comparison
+        # resolve symbolic links and dot segments before the comparison
         plain = path_from_uri(uri).resolve().as_uri() if parts.scheme == "file" else uri
         if ".." in unquote(urlsplit(plain).path).split("/"):
             return False
@@ -148,10 +148,10 @@ def parsed(raw: bytes, uri: str) -> Any:
     Raises:
         UnreadableDocument: it is neither JSON nor YAML.
     """
-    raw = raw.removeprefix(b"\xef\xbb\xbf")  # which .NET begins files with
+    raw = raw.removeprefix(b"\xef\xbb\xbf")  # a byte order mark, which .NET writes
     if raw.lstrip()[:1] == b"<":
         raise UnreadableDocument(
-            f"{uri} is a page (HTML or XML), not the document: that is at /openapi.json of FastAPI,"
+            f"{uri} is a page (HTML or XML), not the document: give its URL, such as /openapi.json of FastAPI,"
             " /v3/api-docs of springdoc, /swagger/v1/swagger.json of Swashbuckle"
         )
     try:
@@ -172,7 +172,7 @@ def _yaml(raw: bytes, uri: str) -> Any:
     import yaml
 
     class Yaml12(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        """The core schema of YAML 1.2, which OpenAPI asks for: `no`, `on` and dates are text."""
+        """The core schema of YAML 1.2, which OpenAPI requires: `no`, `on` and dates are text."""
 
         yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - replaces the parent's
         yaml_constructors: dict[Any, Any] = yaml.SafeLoader.yaml_constructors | {
@@ -237,8 +237,8 @@ def _key(key: Any) -> str:
 
 @contextmanager
 def fetching(fetched: dict[str, bytes] | None = None) -> Iterator[Fetch]:
-    """Provide a function that fetches documents, except for those in `fetched`, by URL; others are
-    added there. Redirects are not followed, because they lead to places that are not allowed."""
+    """Provide a function that fetches documents by URL and caches them in `fetched`. The function
+    follows no redirects, because their targets may not be allowed."""
     import httpx
 
     documents = {} if fetched is None else fetched
@@ -273,7 +273,7 @@ def _fetched(client: httpx.Client, url: str, max_bytes: int) -> bytes:
         raise UnreadableDocument(f"{url} has more than {max_bytes:,} bytes") from None
     except UnknownEncoding:
         raise UnreadableDocument(
-            f"{url} is packed in a way that was not asked for ({ACCEPTED})"
+            f"{url} has a content encoding that was not requested ({ACCEPTED})"
         ) from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise UnreadableDocument(f"{url} cannot be fetched ({type(error).__name__})") from None
@@ -306,7 +306,7 @@ class References:
     _names: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def resolve(self, uri: str, reference: str) -> tuple[Place, Any]:
-        """Return the place and the value that a reference in the document at `uri` leads to.
+        """Return the place and value of the target of a reference in the document at `uri`.
 
         Raises:
             DanglingReference: the target is missing, or may not be read.
@@ -337,7 +337,7 @@ class References:
 
         Raises:
             DanglingReference: a reference has no target.
-            UnusableOperation: the references form a circle, or are more than `MAX_HOPS`.
+            UnusableOperation: the references form a cycle, or exceed `MAX_HOPS`.
         """
         for _ in range(MAX_HOPS):
             reference = reference_in(value)
@@ -345,7 +345,7 @@ class References:
                 return uri, value
             place, value = self.resolve(uri, reference)
             uri = place.uri
-        raise UnusableOperation("a $ref leads in a circle, or through too many others")
+        raise UnusableOperation("a $ref leads to itself, or through too many others")
 
     def _at(self, uri: str, pointer: str, reference: str) -> tuple[Place, Any]:
         try:

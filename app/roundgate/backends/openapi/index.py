@@ -4,7 +4,7 @@ At startup the gateway reads only the table.
 
 roundgate-index 1        magic and version
 1234567                  bytes of the table
-{"tools": […], …}        the table: a row for each tool, with places in what follows
+{"tools": […], …}        the table: a row for each tool, with positions of its pieces
 …                        pieces of JSON: definitions of tools, plans, and the schemas that they share, each once
 """
 
@@ -47,13 +47,13 @@ Alternative: TypeAlias = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A security scheme (OpenAPI "Security Scheme Object") that the configuration fills."""
+    """A security scheme (OpenAPI "Security Scheme Object") that a configured credential fills."""
 
     name: str
     description: str
     """A description of the credential."""
     header: str | None = None
-    """Where the credential is sent, as the next two."""
+    """The header that carries the credential, or `None`; `query` and `cookie` likewise."""
     query: str | None = None
     cookie: str | None = None
 
@@ -88,7 +88,7 @@ def make_slot(name: str, scheme: Any) -> Slot:
             return Slot(name, _MUTUAL_TLS)
         case (("oauth2" | "openIdConnect"), _, _):
             return Slot(name, "bearer: a token, or client_credentials", header="authorization")
-    return Slot(name, f"what {scheme.get('type')} needs", header="authorization")
+    return Slot(name, f"the credential for {scheme.get('type')}", header="authorization")
 
 
 def chosen(offered: Sequence[Alternative], filled: Collection[str]) -> Alternative | None:
@@ -150,11 +150,11 @@ class Index:
     pieces: memoryview = field(repr=False)
 
     def definition(self, row: Row, hints: Mapping[str, bool]) -> StoredDefinition:
-        """Return the definition of a tool, which reads its bytes when they are needed."""
+        """Return a tool's definition, which reads its bytes at first use."""
         return StoredDefinition(row.name, hints, partial(self._rest, row))
 
     def _rest(self, row: Row) -> bytes:
-        """Return the definition behind the name."""
+        """Return the bytes of a definition after its name."""
         shared = [self._piece(self.schemas[number]) for number in row.schemas]
         middle = b',"$defs":{' + b",".join(shared) + b"}" if shared else b""
         return self._piece(row.head) + middle + self._piece(row.tail)
@@ -188,7 +188,7 @@ class Writer:
         return self._numbers[name]
 
     def piece(self, data: bytes) -> Span:
-        """Append a piece."""
+        """Append a piece and return its span."""
         span = Span(self._size, len(data))
         self._pieces.append(data)
         self._size += len(data)
@@ -200,7 +200,7 @@ class Writer:
 
 
 def write(index: Index) -> bytes:
-    """Return the file of an index."""
+    """Return the content of an index file."""
     members = [member.name for member in fields(Row)]
     table = {
         "fingerprint": index.fingerprint,
@@ -219,7 +219,7 @@ def write(index: Index) -> bytes:
 
 
 def read(path: Path) -> Index:
-    """Return the index in a file.
+    """Read an index from a file.
 
     Raises:
         IndexOfAnotherVersion: another version of the compiler wrote the file.
@@ -229,7 +229,7 @@ def read(path: Path) -> Index:
     data = path.read_bytes()
     if not data.startswith(MAGIC):
         is_other_version = data.startswith(KIND)
-        raise IndexOfAnotherVersion() if is_other_version else UnusableIndex("is no index")
+        raise IndexOfAnotherVersion() if is_other_version else UnusableIndex("is not an index")
     size = data[len(MAGIC) : len(MAGIC) + 20].partition(b"\n")[0]
     start = len(MAGIC) + len(size) + 1
     try:
@@ -237,7 +237,7 @@ def read(path: Path) -> Index:
         table: Mapping[str, Any] = decode_own(data[start:end])
         pieces = memoryview(data)[end:]
         if zlib.crc32(pieces) != table["crc32"]:
-            raise UnusableIndex("is not whole")
+            raise UnusableIndex("is truncated or damaged")
         return Index(
             fingerprint=table["fingerprint"],
             sources=[(where, size, digest) for where, size, digest in table["sources"]],
@@ -251,7 +251,7 @@ def read(path: Path) -> Index:
             pieces=pieces,
         )
     except (ValueError, KeyError, TypeError):
-        raise UnusableIndex("is no index") from None
+        raise UnusableIndex("is not an index") from None
 
 
 def index_path(config: OpenApiBackendConfig, origin: Origin) -> Path:
@@ -269,9 +269,9 @@ def fingerprint(config: OpenApiBackendConfig) -> str:
 
 
 def is_current(index: Index, path: Path, base_dir: Path) -> bool:
-    """Return whether the files of an index have not changed. URLs do not count, nor files that are
-    missing, as on a machine that only serves. A file of the same length that is older than the
-    index is not read."""
+    """Return whether the source files of an index are unchanged. Ignore URLs and missing files; a
+    machine that only serves may lack the files. Read a file of unchanged size only if it is newer
+    than the index."""
     written = path.stat().st_mtime_ns
     for where, size, digest in index.sources:
         if "://" in where:
@@ -292,8 +292,8 @@ def _digest(file: Path) -> str:
 
 
 def taken_names(config: OpenApiBackendConfig, slots: Sequence[Slot]) -> dict[str, frozenset[str]]:
-    """Return the names of headers, in lower case, of query parameters and of cookies that the
-    gateway sends itself, and that no parameter may have."""
+    """Return the names of headers (in lower case), query parameters and cookies that the gateway
+    sends itself. No tool parameter may use them."""
     general = () if config.credential is None else (config.credential,)
     taken = [credential.taken() for credential in (*config.credentials.values(), *general)]
     return {

@@ -24,7 +24,7 @@ MAX_ARGUMENT: Final = 64
 MAX_ARGUMENTS: Final = 1_000
 """The limit for the arguments of one tool, because each name is compared with all before it."""
 MAX_PARTS: Final = 100
-"""Members of `allOf`, nested ones included, that become one object."""
+"""The maximum number of members of `allOf`, including nested members, that become one object."""
 Content: TypeAlias = Mapping[str, Any]
 _MEDIA_TYPE: Final = re.compile(
     r"[A-Za-z0-9!#$&^_.+*-]+/[A-Za-z0-9!#$&^_.+*-]+(?:\s*;\s*[A-Za-z0-9_.-]+=[A-Za-z0-9_.\"-]+)*"
@@ -35,7 +35,7 @@ _PLAIN: Final = frozenset(
         *("examples", "default"),
     }
 )
-"""Keywords of a schema whose members can be arguments of their own, with nothing lost."""
+"""Keywords of a schema whose members can become separate arguments without loss."""
 _PLAIN_PART: Final = _PLAIN | {"allOf", "example", "nullable"}
 
 
@@ -69,8 +69,8 @@ def media_types(contents: Iterable[Content]) -> list[str]:
     )
 
 
-def kind_of(media_type: str) -> BodyKind:
-    """Return how a body of a media type is written."""
+def body_kind(media_type: str) -> BodyKind:
+    """Return the kind of body for a media type."""
     plain = media_type.partition(";")[0].strip().lower()
     if plain.endswith("+json") or plain in (
         "application/json",
@@ -97,7 +97,7 @@ class Bodies:
     references: References
     schemas: Schemas
     preferred: Sequence[str]
-    """Media types, best first."""
+    """The preferred media types, best first."""
 
     def body(self, uri: str, content: Content, *, required: bool, taken: set[str]) -> MadeBody:
         """Return the body of an operation, in the preferred media type.
@@ -105,7 +105,7 @@ class Bodies:
         Args:
             uri: the document's URI, against which references are resolved.
             content: the media types.
-            required: whether a request must have one.
+            required: whether a request must have a body.
             taken: names of other arguments.
 
         Raises:
@@ -114,7 +114,7 @@ class Bodies:
         media_type = self._chosen(uri, content)
         uri, media = self._media(uri, content[media_type])
         schema = media.get("schema", {})
-        kind = kind_of(media_type)
+        kind = body_kind(media_type)
         if kind == "binary" or (kind == "json" and "*" in media_type and _is_file(schema)):
             return _whole(Body("binary", media_type, required), dict(FILE), taken)
         if kind == "text":
@@ -122,7 +122,7 @@ class Bodies:
         body = Body(kind, "application/json" if "*" in media_type else media_type, required)
         if kind == "json":
             return self._members(uri, schema, body, taken) or self._as_one(uri, schema, body, taken)
-        uri, schema = self._put_together(uri, schema)
+        uri, schema = self._merge_plain_parts(uri, schema)
         encoding = self._encoding(uri, schema, media.get("encoding"), kind)
         body = replace(body, encoding=encoding)
         body_arguments = self._members(uri, schema, body, taken) or self._as_one(
@@ -134,20 +134,20 @@ class Bodies:
         )
 
     def _chosen(self, uri: str, content: Content) -> str:
-        """Return the preferred media type; multipart, if it is among them, for a body with
-        files."""
+        """Return the preferred media type of a body. For a body with files, choose multipart if it
+        is among the preferred types."""
         ranked = sorted(media_types([content]), key=self._rank)
         if not ranked:
             raise UnusableOperation(
                 f"the body has no usable media type: {', '.join(content)[:200]}"
             )
-        if kind_of(ranked[0]) in ("json", "form"):
+        if body_kind(ranked[0]) in ("json", "form"):
             named = [
                 media_type
                 for media_type in ranked
                 if self._rank(media_type)[0] < len(self.preferred)
             ]
-            multipart = [media_type for media_type in named if kind_of(media_type) == "multipart"]
+            multipart = [media_type for media_type in named if body_kind(media_type) == "multipart"]
             if multipart and self._has_file(*self._media(uri, content[ranked[0]])):
                 return multipart[0]
         return ranked[0]
@@ -160,10 +160,10 @@ class Bodies:
             for index, pattern in enumerate(self.preferred)
             if fnmatchcase(plain, pattern.lower())
         )
-        return next(matches, len(self.preferred)), kinds.index(kind_of(media_type))
+        return next(matches, len(self.preferred)), kinds.index(body_kind(media_type))
 
     def _has_file(self, uri: str, media: Mapping[str, Any]) -> bool:
-        uri, schema = self._put_together(uri, media.get("schema", {}))
+        uri, schema = self._merge_plain_parts(uri, media.get("schema", {}))
         return any(
             self._files(uri, member) is not None for member in object_properties(schema).values()
         )
@@ -173,15 +173,15 @@ class Bodies:
 
     def _followed(self, uri: str, schema: Any) -> tuple[str, Any]:
         """Return a schema behind its `$ref`, with the URI of its document. A dangling `$ref` is
-        returned as it is; converting the schema reports it."""
+        returned unchanged; converting the schema reports it."""
         try:
             return self.references.follow(uri, schema)
         except DanglingReference:
             return uri, schema
 
-    def _put_together(self, uri: str, schema: Any) -> tuple[str, Any]:
-        """Return the schema of a form, and the URI of its document; one plain object for `allOf`
-        with plain objects."""
+    def _merge_plain_parts(self, uri: str, schema: Any) -> tuple[str, Any]:
+        """Return the schema of a form and its document's URI. Merge an `allOf` of plain objects
+        into one object."""
         uri, schema = self._followed(uri, schema)
         if not isinstance(schema, dict) or not isinstance(schema.get("allOf"), list):
             return uri, schema
@@ -219,9 +219,7 @@ class Bodies:
             or not set(schema) <= _PLAIN
             or not object_properties(target)
         ):
-            return (
-                None  # without declared members, as of NestJS without its plugin, any are allowed
-            )
+            return None  # an object without declared members, as from NestJS without its plugin, allows any
         properties, required = schema["properties"], schema.get("required", [])
         is_closed = schema.get("additionalProperties", False) in (False, {})
         if schema.get("type", "object") != "object" or not is_closed or "body" in taken:
@@ -305,8 +303,8 @@ def _is_file(schema: Any) -> bool:
 
 
 def _with_files(made: MadeBody, lists: Collection[str]) -> MadeBody:
-    """Make files objects with their name and type instead of text; members in `lists` take
-    several."""
+    """Replace the text schemas of files by objects with a name and type. Members in `lists` become
+    lists of files."""
     files = {name for name, member in made.body.encoding.items() if member.is_file}
     if made.body.members is not None:
         places = made.properties
@@ -315,8 +313,8 @@ def _with_files(made: MadeBody, lists: Collection[str]) -> MadeBody:
         places = made.properties[made.body.argument].setdefault("properties", {}) if files else {}
         named = {name: name for name in files}
     for argument in named:
-        given = places.get(argument, {})
-        about = {word: given[word] for word in ("title", "description") if word in given}
+        declared = places.get(argument, {})
+        about = {word: declared[word] for word in ("title", "description") if word in declared}
         file = {**FILE, **about}
         is_list = named[argument] in lists
         places[argument] = {"type": "array", **about, "items": dict(FILE)} if is_list else file

@@ -1,4 +1,4 @@
-"""Overlays (Overlay Specification 1.0): changes to a foreign document, kept in a file beside it.
+"""Overlays (Overlay Specification 1.0): changes to a third party's document, in a separate file.
 
 An overlay is a list of actions. Each selects parts of the document with JSONPath (RFC 9535), and
 merges a value into them or removes them. An invalid action is an error with its file and place: a
@@ -19,7 +19,7 @@ Location: TypeAlias = tuple[int | str, ...]
 Find: TypeAlias = Callable[[Any], list[Location]]
 
 MAX_ADDED: Final = 1_000_000
-"""Values that the actions of all overlays may add to a document together."""
+"""The maximum number of values that all overlays together may add to a document."""
 _WORDS: Final = frozenset({"target", "description", "update", "remove"})
 
 
@@ -35,7 +35,7 @@ class Action:
     update: Any
 
     def problem(self, message: str, remedy: str) -> Problem:
-        """Return a problem at its place."""
+        """Return a problem at the place of the action."""
         return Problem(self.file, self.pointer, message, remedy)
 
 
@@ -47,7 +47,7 @@ def read_actions(file: str, overlay: Any) -> list[Action]:
     """
     if not isinstance(overlay, dict) or not str(overlay.get("overlay", "")).startswith("1."):
         remedy = "begin it with `overlay: 1.0.0`, `info` and `actions`"
-        raise ConfigError([Problem(file, "", "is no overlay of version 1", remedy)])
+        raise ConfigError([Problem(file, "", "is not an overlay of version 1", remedy)])
     entries = overlay.get("actions")
     if not isinstance(entries, list) or not entries:
         raise ConfigError([Problem(file, "/actions", "has no actions", "list at least one")])
@@ -65,11 +65,11 @@ def _action(
 ) -> Action | Problem:
     if not isinstance(entry, dict) or not isinstance(entry.get("target"), str):
         return Problem(
-            file, at, "is no action", "give it a `target`, and `update` or `remove: true`"
+            file, at, "is not an action", "give it a `target`, and `update` or `remove: true`"
         )
     if unknown := [word for word in entry if word not in _WORDS and not str(word).startswith("x-")]:
         remedy = f"an action has {', '.join(sorted(_WORDS))}"
-        return Problem(file, f"{at}/{unknown[0]}", "is not known of an action", remedy)
+        return Problem(file, f"{at}/{unknown[0]}", "is not a member of an action", remedy)
     removes = entry.get("remove", False)
     if not isinstance(removes, bool) or not (removes or "update" in entry):
         return Problem(file, at, "changes nothing", "give it an `update`, or `remove: true`")
@@ -77,7 +77,7 @@ def _action(
         find = compile_path(entry["target"])
     except ValueError as error:
         remedy = 'write JSONPath (RFC 9535), such as $.paths["/pets"].get'
-        return Problem(file, f"{at}/target", f"is no JSONPath: {error}", remedy)
+        return Problem(file, f"{at}/target", f"is not JSONPath: {error}", remedy)
     return Action(file, at, entry["target"], find, removes, entry.get("update"))
 
 
@@ -86,7 +86,7 @@ def _jsonpath(file: str) -> Callable[[str], Find]:
     try:
         import jsonpath_rfc9535 as jsonpath
     except ImportError:
-        remedy = "pip install 'roundgate[openapi]'; a gateway that has the index needs it not"
+        remedy = "pip install 'roundgate[openapi]'; a gateway with an index does not need it"
         problem = Problem(file, "", "overlays need the package jsonpath-rfc9535", remedy)
         raise ConfigError([problem]) from None
 
@@ -108,19 +108,17 @@ def overlaid(document: Any, actions: Sequence[Action]) -> tuple[Any, list[Proble
         ConfigError: an update does not fit its target, or the actions add more than MAX_ADDED
             values.
     """
-    changed, idle, room = copy.deepcopy(document), [], MAX_ADDED
+    changed, idle, remaining = copy.deepcopy(document), [], MAX_ADDED
     for action in actions:
         locations = _found(action, changed)
         if not locations:
-            remedy = "correct `target`, or take the action out"
-            idle.append(
-                action.problem(f"target {action.target!r} is nowhere in the document", remedy)
-            )
+            remedy = "correct `target`, or remove the action"
+            idle.append(action.problem(f"target {action.target!r} is not in the document", remedy))
         elif action.is_removal:
             _remove(action, changed, locations)
         else:
-            room -= len(locations) * _count(action.update)
-            if room < 0:
+            remaining -= len(locations) * _count(action.update)
+            if remaining < 0:
                 message = f"the overlays add more than {MAX_ADDED:,} values"
                 raise ConfigError([action.problem(message, "choose fewer targets")])
             _update(action, changed, locations)
@@ -133,7 +131,7 @@ def _found(action: Action, document: Any) -> list[Location]:
     try:
         return list(dict.fromkeys(action.find(document)))
     except (jsonpath.JSONPathError, RecursionError) as error:
-        message = f"target {action.target!r} cannot be looked for: {str(error)[:200]}"
+        message = f"target {action.target!r} cannot be evaluated: {str(error)[:200]}"
         raise ConfigError([action.problem(message, "use a simpler `target`")]) from None
 
 
@@ -144,7 +142,7 @@ def _remove(action: Action, document: Any, locations: Sequence[Location]) -> Non
     def depth_and_index(location: Location) -> tuple[int, int]:
         return len(location), location[-1] if isinstance(location[-1], int) else 0
 
-    # inner values first, and in a list the last first, so that the other locations hold
+    # remove inner values first, and a list's items from the end, so that other locations stay valid
     for location in sorted(locations, key=depth_and_index, reverse=True):
         del _at(document, location[:-1])[location[-1]]
 
@@ -162,9 +160,12 @@ def _update(action: Action, document: Any, locations: Sequence[Location]) -> Non
 def _misfit(action: Action, location: Location, node: Any) -> Problem:
     where = "".join(f"/{step}" for step in location)
     if isinstance(node, dict):
-        message, remedy = "the update of an object is no object", "give the members that change"
+        message, remedy = "the update of an object is not an object", "give the members that change"
     else:
-        message, remedy = "only objects and lists are updated", "choose the object that has it"
+        message, remedy = (
+            "only objects and lists can be updated",
+            "choose the object that contains the value",
+        )
     return action.problem(f"{message}: at {where[:200] or 'the root'}", remedy)
 
 

@@ -72,7 +72,7 @@ def tool_names(operations: Sequence[Identity], longest: int) -> list[str]:
     A name that is too long, or not unique, ends in a digest of method and path. So it does not
     change when the document gets other operations, or another order.
     """
-    names = [_wanted(operation) for operation in operations]
+    names = [_preferred_name(operation) for operation in operations]
     often = Counter(name.lower() for name in names)
     return [
         name
@@ -82,7 +82,7 @@ def tool_names(operations: Sequence[Identity], longest: int) -> list[str]:
     ]
 
 
-def _wanted(operation: Identity) -> str:
+def _preferred_name(operation: Identity) -> str:
     name = NOT_IN_NAMES.sub("_", operation.operation_id or "").strip("_")
     path = NOT_IN_NAMES.sub("_", operation.path).strip("_")
     return name or f"{operation.method.lower()}_{path}".rstrip("_")
@@ -109,12 +109,12 @@ class Operation:
     security: Sequence[Alternative]
     extensions: Mapping[str, Any]
     dangling: Sequence[Dangling]
-    """The operation's dangling references. The operation is offered without their targets."""
+    """The operation's dangling references. The tool's schemas omit their targets."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """An operation as it stands in the document."""
+class FoundOperation:
+    """An operation as written in the document."""
 
     uri: str
     pointer: str
@@ -137,7 +137,7 @@ class Document:
     """The preferred media types, best first."""
     taken: Mapping[str, frozenset[str]]
     """Names by place ("header" in lower case, "query", "cookie") that credentials and fixed headers
-    use: such parameters are left out."""
+    use. Parameters with these names are omitted."""
 
     @property
     def is_swagger(self) -> bool:
@@ -163,7 +163,7 @@ class Document:
         except DanglingReference:
             return None
 
-    def operations(self) -> Iterator[Found | tuple[str, UnusableOperation]]:
+    def operations(self) -> Iterator[FoundOperation | tuple[str, UnusableOperation]]:
         """Yield all operations in `paths`, in order. For a path or an operation that cannot be
         read, yield its pointer and the error."""
         paths = self.value.get("paths")
@@ -188,7 +188,7 @@ class Document:
 
     def _in_item(
         self, path: str, item: Mapping[str, Any], uri: str, pointer: str
-    ) -> Iterator[Found | tuple[str, UnusableOperation]]:
+    ) -> Iterator[FoundOperation | tuple[str, UnusableOperation]]:
         more = item.get("additionalOperations")
         values = [(method, method, item[method]) for method in METHODS if method in item]
         if isinstance(more, dict):
@@ -198,7 +198,7 @@ class Document:
             ]
         for method, place, value in values:
             at = f"{pointer}/{place}"
-            try:  # DigitalOcean's operations are files of their own
+            try:  # an operation may be in a separate file, as DigitalOcean's are
                 where, value = self.references.follow(uri, value)
             except UnusableOperation as error:
                 yield at, error
@@ -206,48 +206,50 @@ class Document:
             if isinstance(value, dict):
                 operation_id = value.get("operationId")
                 name = operation_id if isinstance(operation_id, str) else None
-                yield Found(where, at, Identity(method.upper(), path, name), value, item, uri)
+                yield FoundOperation(
+                    where, at, Identity(method.upper(), path, name), value, item, uri
+                )
 
-    def read(self, found: Found, *, with_answer: bool) -> Operation:
-        """Return an operation, with the schema of its result if `with_answer`.
+    def read(self, raw: FoundOperation, *, with_answer: bool) -> Operation:
+        """Read an operation, with the schema of its result if `with_answer`.
 
         Raises:
             UnusableOperation: the operation cannot be offered.
         """
-        parameters = self._parameters(found)
-        value = found.value
+        parameters = self._parameters(raw)
+        value = raw.value
         if self.is_swagger:
             value = swagger2.operation(value, [entry for _, entry in parameters], self.value)
-            parameters = [(found.uri, entry) for entry in value["parameters"]]
+            parameters = [(raw.uri, entry) for entry in value["parameters"]]
         security = alternatives(value.get("security", self.value.get("security")))
         if len(parameters) > MAX_ARGUMENTS:
             raise UnusableOperation(f"it has more than {MAX_ARGUMENTS:,} parameters")
-        arguments = _Arguments(self, found.identity)
+        arguments = _Arguments(self, raw.identity)
         for uri, parameter in parameters:
             arguments.add_parameter(uri, parameter)
         arguments.check_path()
         if "requestBody" in value:
-            arguments.add_body(found.uri, value["requestBody"])
-        here = Place(found.uri, found.pointer)
+            arguments.add_body(raw.uri, value["requestBody"])
+        here = Place(raw.uri, raw.pointer)
         dangling = arguments.dangling(here)
         answers = self._answers(here, value, dangling)
         accepted = media_types(content for _, content in answers)
         tags = value.get("tags")
         return Operation(
-            identity=found.identity,
+            identity=raw.identity,
             tags=tuple(str(tag) for tag in tags) if isinstance(tags, list) else (),
             title=_title(value.get("summary")),
-            description=_description(value, found, scope_text(security)),
+            description=_description(value, raw, scope_text(security)),
             input_schema=arguments.input_schema(),
             output_schema=self._output_schema(here, answers, dangling) if with_answer else None,
             plan=Plan(
-                found.identity.method,
-                _without_fragment(found.identity.path),
+                raw.identity.method,
+                _without_fragment(raw.identity.path),
                 tuple(arguments.parameters),
                 arguments.body,
                 ", ".join(accepted[:8]) or "*/*",
             ),
-            own_servers=value.get("servers") or found.item.get("servers"),
+            own_servers=value.get("servers") or raw.item.get("servers"),
             security=security,
             extensions={
                 key: item
@@ -257,13 +259,13 @@ class Document:
             dangling=dangling,
         )
 
-    def _parameters(self, found: Found) -> list[tuple[str, dict[str, Any]]]:
-        """Return the parameters of the path, and those of the operation, which may replace them,
-        each with its document."""
+    def _parameters(self, raw: FoundOperation) -> list[tuple[str, dict[str, Any]]]:
+        """Return the parameters of the path and the operation, each with its document. An
+        operation's parameter replaces the path's parameter of the same name and place."""
         merged: dict[tuple[Any, Any], tuple[str, dict[str, Any]]] = {}
         for uri, parameters in (
-            (found.item_uri, found.item.get("parameters")),
-            (found.uri, found.value.get("parameters")),
+            (raw.item_uri, raw.item.get("parameters")),
+            (raw.uri, raw.value.get("parameters")),
         ):
             for item in parameters if isinstance(parameters, list) else ():
                 where, parameter = self.references.follow(uri, item)
@@ -275,8 +277,8 @@ class Document:
     def _answers(
         self, here: Place, value: Mapping[str, Any], dangling: list[Dangling]
     ) -> list[tuple[str, Content]]:
-        """Return the contents of the successful responses, lowest code first. Dangling references
-        are added to `dangling`."""
+        """Return the contents of the successful responses, lowest code first. Add dangling
+        references to `dangling`."""
         responses = value.get("responses")
         contents: list[tuple[str, Content]] = []
         for code, response in sorted(responses.items() if isinstance(responses, dict) else ()):
@@ -330,23 +332,23 @@ class _Arguments:
             )
         if place == "header" and name.lower() in _OF_OPENAPI | FRAMING:
             return
-        # another value of a credential would make the caller somebody else to the service
+        # a caller must not replace the gateway's credential
         key = name.lower() if place == "header" else name
         if key in self._document.taken.get(str(place), ()):
             return
         if place == "header" and not _NAME_IN_HEADER.fullmatch(name):
-            raise UnusableOperation(f"parameter {name[:100]!r} is no name of a header")
+            raise UnusableOperation(f"parameter {name[:100]!r} is not a header name")
         if place == "path" and f"{{{name}}}" not in self._identity.path:
             if f":{name}" in self._identity.path.split("/"):
                 raise UnusableOperation(
-                    f"its path has :{name}, which is no variable", f"write it as {{{name}}}"
+                    f"its path has :{name}, which is not a variable", f"write it as {{{name}}}"
                 )
-            return  # of the path item, for another path
+            return  # belongs to another path that shares the path item
         style = str(value.get("style") or _STYLES[place][0])
         if style not in _STYLES[place]:
             raise UnusableOperation(f"parameter {name!r}: there is no style {style!r} in {place}")
         explode = value.get("explode", style in ("form", "deepObject", "cookie"))
-        schema, media_type = self._schema_of(uri, value)
+        schema, media_type = self._convert_schema(uri, value)
         argument = argument_name(name, self._properties)
         whole = dict(schema) if isinstance(schema, dict) else {}
         description = value.get("description")
@@ -367,7 +369,7 @@ class _Arguments:
             )
         )
 
-    def _schema_of(self, uri: str, parameter: Mapping[str, Any]) -> tuple[Any, str | None]:
+    def _convert_schema(self, uri: str, parameter: Mapping[str, Any]) -> tuple[Any, str | None]:
         content = parameter.get("content")
         if isinstance(content, dict) and content:
             media_type, media = next(iter(content.items()))
@@ -388,7 +390,7 @@ class _Arguments:
         path = _without_fragment(self._identity.path)
         plain = re.sub(r"\{[^{}]*\}", "", path)
         if not path.startswith("/") or re.search(r"[{}?#\\\s]", plain) or ".." in plain.split("/"):
-            raise UnusableOperation(f"the path {path[:200]!r} is no path template")
+            raise UnusableOperation(f"the path {path[:200]!r} is not a path template")
         path_names = {parameter.name for parameter in self.parameters if parameter.place == "path"}
         for name in dict.fromkeys(re.findall(r"\{([^{}]*)\}", path)):
             if name not in path_names:
@@ -451,7 +453,7 @@ def scope_text(offered: Sequence[Alternative]) -> str:
     """Return the scopes that a call needs, for the tool's description."""
     for alternative in offered:
         if scopes := [scope for named in alternative.values() for scope in named]:
-            return f"Needs {', '.join(dict.fromkeys(scopes))} of the service."
+            return f"Needs the service's scopes {', '.join(dict.fromkeys(scopes))}."
     return ""
 
 
@@ -465,11 +467,11 @@ def _title(summary: Any) -> str | None:
     return text if 0 < len(text) <= _MAX_TITLE else None
 
 
-def _description(value: Mapping[str, Any], found: Found, scopes: str) -> str:
+def _description(value: Mapping[str, Any], raw: FoundOperation, scopes: str) -> str:
     """Return a non-empty description of a tool, shortened if it is long."""
     summary, description = (str(value.get(key) or "").strip() for key in ("summary", "description"))
     text = description if summary in description else f"{summary}\n\n{description}".strip()
-    text = text or f"{found.identity.method} {found.identity.path}"
+    text = text or f"{raw.identity.method} {raw.identity.path}"
     if len(text) > MAX_DESCRIPTION:
         text = text[:MAX_DESCRIPTION].rsplit(" ", 1)[0] + " …"
     deprecated = "Deprecated." if value.get("deprecated") is True else ""

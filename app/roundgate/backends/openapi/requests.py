@@ -1,11 +1,11 @@
 """Calls of operations, which turn a plan and arguments into a request, and its answer into a result.
 
-An index holds plans as JSON. The arguments have been validated by the tool's schema; here a path
-keeps its segments, a header its line, a cookie its pair.
+An index holds plans as JSON. The tool's schema has validated the arguments. This module ensures
+that no value adds a path segment, a header line or a cookie.
 
 Values are written in the styles of OpenAPI ("Style Values", after RFC 6570). Beyond that table:
-lists and objects within objects are written in `deepObject` only, as `name[member][0]`; elsewhere
-a list or object inside another is JSON. An empty list or object is left out.
+lists and objects within objects are written in `deepObject` only, as `name[member][0]`; elsewhere a
+list or object inside another is JSON. An empty list or object is omitted.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from urllib.parse import quote, unquote_plus
 from roundgate import json
 from roundgate.backends.http.bodies import (
     OCTETS,
-    file_of,
+    file_from_value,
     file_part,
     multipart,
     text_part,
     with_resources,
 )
-from roundgate.backends.http.exchanges import KEYED, key_of, with_key
-from roundgate.backends.http.messages import LARGE_BYTES, Answer, Outgoing, result_of
+from roundgate.backends.http.exchanges import KEYED, make_key, with_key
+from roundgate.backends.http.messages import LARGE_BYTES, Answer, Outgoing, result_from_answer
 from roundgate.backends.http.service import Service
 from roundgate.backends.http.values import path_text, quoted, text
 from roundgate.backends.openapi.config import OpenApiBackendConfig
@@ -44,8 +44,8 @@ Style: TypeAlias = Literal[
 BodyKind: TypeAlias = Literal["json", "form", "multipart", "text", "binary"]
 
 _RESERVED: Final = ":/?@!$'()*,"
-"""The reserved characters that `allowReserved` leaves: those that, to no server, begin another
-parameter or end the query."""
+"""The reserved characters that `allowReserved` leaves unencoded. No server treats any of them as
+the start of a parameter or the end of the query."""
 _DELIMITERS: Final = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}
 _VARIABLE: Final = re.compile(r"\{([^{}]*)\}")
 _HEADER_VALUE: Final = re.compile(r"(?:[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?)?")
@@ -64,7 +64,7 @@ class Parameter:
     style: Style
     explode: bool = False
     reserved: bool = False
-    """Whether characters that RFC 3986 reserves are not encoded (`_RESERVED`); in a path "/"."""
+    """Whether to leave reserved characters unencoded: `_RESERVED` in a query, "/" in a path."""
     media_type: str | None = None
     """The format of the value of a parameter with `content`."""
 
@@ -76,7 +76,7 @@ class Member:
     style: Style = "form"
     explode: bool = True
     media_type: str | None = None
-    """JSON, where it is not written in a style; in multipart, the type that its part names."""
+    """The media type of a multipart part. In a form, a media type makes objects and lists JSON."""
     is_file: bool = False
 
 
@@ -111,7 +111,7 @@ class Plan:
 
     @classmethod
     def revived(cls, kept: Mapping[str, Any]) -> Plan:
-        """Return the plan that `kept` wrote."""
+        """Restore a plan from the result of `kept`."""
         body = kept["body"]
         if body is not None:
             encoding = {name: Member(**member) for name, member in body["encoding"].items()}
@@ -146,7 +146,7 @@ class Calling:
 
     async def _send(self, outgoing: Outgoing, context: Context) -> Answer:
         config, method = self.config, outgoing.method
-        key = await key_of(context, method, config.idempotency_key if method in KEYED else None)
+        key = await make_key(context, method, config.idempotency_key if method in KEYED else None)
         override = config.override.get(self.name)
         hint = None if override is None else override.idempotent
         is_repeatable = method not in KEYED if hint is None else hint
@@ -154,7 +154,7 @@ class Calling:
         return await self.service.send(keyed, config.timeout_s, context.deadline)
 
     def _result(self, answer: Answer) -> ToolResult:
-        return result_of(self.name, answer, "", self.output, lenient=True)
+        return result_from_answer(self.name, answer, "", self.output, lenient=True)
 
 
 async def _read_resources(
@@ -193,7 +193,7 @@ def _check_taken(outgoing: Outgoing, taken: frozenset[str]) -> None:
 
 
 def request(plan: Plan, arguments: Mapping[str, Any]) -> Outgoing:
-    """Return the request for a call.
+    """Build the request of a call.
 
     Raises:
         ToolError: a value is not allowed in its part of the request.
@@ -263,7 +263,7 @@ def _check_names(plan: Plan, parameter: Parameter, value: Any) -> None:
         for other in plan.parameters
         if other.place == parameter.place and other.name != parameter.name
     }
-    if clashes := clashing(_names_of(value, parameter.style, parameter.explode), others):
+    if clashes := clashing(_exploded_names(value, parameter.style, parameter.explode), others):
         shown = ", ".join(clashes)
         raise ToolError(
             f"arguments.{parameter.argument}: {shown} is another argument; use that one"
@@ -274,7 +274,7 @@ def _header_value(parameter: Parameter, value: Any) -> str:
     written = ",".join((_exploded if parameter.explode else _flat)(value, str))
     if not _HEADER_VALUE.fullmatch(written):
         raise ToolError(
-            f"arguments.{parameter.argument}: goes into an HTTP header and may only have visible "
+            f"arguments.{parameter.argument}: is sent in an HTTP header and may contain only visible "
             "ASCII characters"
         )
     return written
@@ -284,10 +284,12 @@ def _cookie_pairs(parameter: Parameter, value: Any) -> list[str]:
     name, explode = parameter.name, parameter.explode
     if parameter.style != "cookie":
         return in_query(name, value, "form", explode, _query_quote())
-    pairs = in_query(name, value, "form", explode, str)  # OpenAPI 3.2's own style: not encoded
+    pairs = in_query(
+        name, value, "form", explode, str
+    )  # the style `cookie` of OpenAPI 3.2 does not encode
     if not all(_COOKIE_VALUE.fullmatch(pair) for pair in pairs):
         raise ToolError(
-            f"arguments.{parameter.argument}: goes into a cookie and may not have blanks, quotes "
+            f"arguments.{parameter.argument}: is sent in a cookie and may not contain blanks, quotes "
             "or ;"
         )
     return pairs
@@ -334,7 +336,7 @@ def encoded(body: Body, value: Any) -> tuple[bytes, str]:
         case "text":
             is_complete = "charset" in media_type.lower()
             return value.encode(), media_type if is_complete else f"{media_type}; charset=utf-8"
-    file = file_of(body.argument, value)
+    file = file_from_value(body.argument, value)
     return file.data, file.media_type or OCTETS if "*" in media_type else media_type
 
 
@@ -345,8 +347,8 @@ def _form(body: Body, value: Mapping[str, Any]) -> str:
         member = body.encoding.get(name, Member())
         if member.media_type is not None and isinstance(item, (dict, list)):
             item = json.encode(item).decode()
-        brought = _names_of(item, member.style, member.explode)
-        if clashes := clashing(brought, names - {name}):
+        exploded_names = _exploded_names(item, member.style, member.explode)
+        if clashes := clashing(exploded_names, names - {name}):
             raise ToolError(f"{name}: {', '.join(clashes)} is another argument; use that one")
         pairs += in_query(name, item, member.style, member.explode, _query_quote())
     return "&".join(pairs)
@@ -357,7 +359,7 @@ def _parts(name: str, value: Any, member: Member) -> Iterator[bytes]:
     single = None if "*" in media_type else media_type or None
     for item in _items(value):
         if member.is_file:
-            yield file_part(name, file_of(name, item), single)
+            yield file_part(name, file_from_value(name, item), single)
         elif isinstance(item, (dict, list)):
             yield text_part(name, json.encode(item), single or "application/json")
         else:
@@ -371,7 +373,7 @@ def _query_quote(*, reserved: bool = False) -> Quote:
 
 
 def in_path(name: str, value: Any, style: Style, explode: bool, write: Quote) -> str:
-    """Return a value in the form that it has in a path.
+    """Return a value as text for a path.
 
     Args:
         name: the parameter's name.
@@ -407,20 +409,20 @@ def in_query(name: str, value: Any, style: Style, explode: bool, write: Quote) -
         return list(_deep(quoted(name), value, write))
     if explode and style == "form":
         return [f"{element}={item}" for element, item in _named(name, value, write, quoted)]
-    if explode and isinstance(value, list):  # delimited and exploded is what `form` has
+    if explode and isinstance(value, list):  # exploded delimited styles are written as `form`
         return [f"{quoted(name)}={write(text(element))}" for element in value]
     return [f"{quoted(name)}={_DELIMITERS.get(style, ',').join(_flat(value, write))}"]
 
 
-def _names_of(value: Any, style: Style, explode: bool) -> frozenset[str]:
+def _exploded_names(value: Any, style: Style, explode: bool) -> frozenset[str]:
     """Return the names under which an exploded object is sent, instead of its parameter's name."""
     is_flat = explode and style in ("form", "cookie") and isinstance(value, dict)
     return frozenset(value) if is_flat else frozenset()
 
 
 def clashing(names: Iterable[str], taken: Iterable[str]) -> list[str]:
-    """Return those of `names` that a service may confuse with a name in `taken`. Many services
-    ignore case, and PHP turns dots and blanks into `_`."""
+    """Return the members of `names` that a service may confuse with a name in `taken`. Many
+    services ignore case, and PHP turns dots and blanks into `_`."""
     folded = {_folded(name) for name in taken}
     return sorted(name for name in names if _folded(name) in folded)
 
@@ -438,7 +440,8 @@ def _deep(name: str, value: Any, write: Quote) -> Iterator[str]:
 
 
 def _flat(value: Any, write: Quote) -> list[str]:
-    """Return `R,100,G,200`, `blue,black` or `blue`, before it is joined."""
+    """Return the encoded items of an unexploded value: an object's names and values in turn, a
+    list's items, or one text."""
     if isinstance(value, dict):
         return [
             write(part)
@@ -452,7 +455,8 @@ def _flat(value: Any, write: Quote) -> list[str]:
 
 
 def _exploded(value: Any, write: Quote) -> list[str]:
-    """Return `R=100`, `G=200`; or as `_flat`."""
+    """Return the encoded items of an exploded value: `R=100`, `G=200` for an object, otherwise as
+    `_flat`."""
     if isinstance(value, dict):
         return [
             f"{write(name)}={write(text(item))}" for name, item in value.items() if item is not None
@@ -461,8 +465,8 @@ def _exploded(value: Any, write: Quote) -> list[str]:
 
 
 def _named(name: str, value: Any, write: Quote, write_key: Quote) -> list[tuple[str, str]]:
-    """Return pairs: the members of an object, or the name with each item. A list of plain values
-    in an object is repeated like a list that is a parameter of its own."""
+    """Return the pairs of a name and a value: an object's members, or `name` with each item. A list
+    of plain values in an object becomes several pairs, like a list parameter."""
     if not isinstance(value, dict):
         return [(quoted(name), write(text(item))) for item in _items(value)]
     return [

@@ -57,19 +57,19 @@ _COUNTS: Final = (
 _MAX_EXAMPLE: Final = 100
 MAX_DEPTH: Final = 60
 MAX_COMPOSED: Final = 100
-"""Schemas that apply together (`$ref`, `allOf`) and are examined."""
+"""The maximum number of examined schemas that apply together (`$ref`, `allOf`)."""
 _LITERAL: Final = re.compile(r"/(\^.*|.*\$)/[a-z]*", re.DOTALL)
 _NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 @dataclass(slots=True)
 class Schemas:
-    """The schemas of one description, for requests, which have no `readOnly` members, or for
-    answers, which have no `writeOnly` ones."""
+    """The schemas of one description, for one direction. Schemas for requests omit `readOnly`
+    members; schemas for answers omit `writeOnly` members."""
 
     references: References
     is_old: Callable[[str], bool]
-    """Whether the document at a URI is of OpenAPI 3.0 or Swagger 2.0."""
+    """A function that returns whether the document at a URI is OpenAPI 3.0 or Swagger 2.0."""
     direction: Direction
     _converted: dict[Place, tuple[Any, frozenset[Place]]] = field(default_factory=dict)
     _names: dict[str, Place] = field(default_factory=dict)
@@ -90,10 +90,11 @@ class Schemas:
             raise UnusableOperation("the schema is nested too deeply") from None
 
     def definitions(self, uses: frozenset[Place]) -> Json:
-        """Return `$defs` for a schema with these targets: they, and all that they reach.
+        """Return `$defs` for a schema with the targets `uses`: the targets and all schemas that
+        they reach.
 
         Raises:
-            UnusableOperation: as `convert`.
+            UnusableOperation: see `convert`.
         """
         definitions = {self._name(place): schema for place, schema, _ in self._reached(uses)}
         return dict(sorted(definitions.items()))
@@ -105,7 +106,7 @@ class Schemas:
         `uses`, each with the place that holds it.
 
         Raises:
-            UnusableOperation: as `convert`.
+            UnusableOperation: see `convert`.
         """
         schemas = [(here, uses), *((place, more) for place, _, more in self._reached(uses))]
         return [
@@ -168,17 +169,17 @@ class Schemas:
         reference = schema.get("$ref", schema.get("$dynamicRef"))
         if isinstance(reference, str):
             target = self._target(uri, reference, uses)
-            pointed = {} if target is None else self._pointing(target[0], uses)
+            pointed = {} if target is None else self._refer_to(target[0], uses)
             if not self.is_old(uri):
                 return pointed | self._words(uri, schema, uses, depth, hidden)
             if isinstance(schema.get("description"), str):
                 pointed["description"] = schema["description"]
-            # many documents have it there, where it has no meaning by the specification
+            # many documents put `nullable` beside `$ref`, where the specification ignores it
             return _or_null(pointed) if schema.get("nullable") is True else pointed
         converted = self._words(uri, schema, uses, depth, hidden)
         return _old_words(schema, converted) if self.is_old(uri) else converted
 
-    def _pointing(self, place: Place, uses: set[Place]) -> Json:
+    def _refer_to(self, place: Place, uses: set[Place]) -> Json:
         uses.add(place)
         return {"$ref": f"#/$defs/{self._name(place)}"}
 
@@ -206,7 +207,7 @@ class Schemas:
                 return {}
             place, value = target
             if _as_part(value) != value:
-                return self._pointing(place._replace(is_part=True), uses)
+                return self._refer_to(place._replace(is_part=True), uses)
         return self._convert(uri, _as_part(schema), uses, depth, hidden)
 
     def _words(
@@ -223,8 +224,8 @@ class Schemas:
         if (kind := _type(schema.get("type"))) is not None:
             converted["type"] = kind
         converted |= {word: schema[word] for word in _KEPT if word in schema}
-        _drop_what_is_no_schema(converted)
-        _have_enum_and_type_agree(converted)
+        _drop_invalid_keywords(converted)
+        _reconcile_enum_with_type(converted)
         converted |= {word: schema[word] for word in _NUMBERS if _is_number(schema.get(word))}
         converted |= {word: int(schema[word]) for word in _COUNTS if _is_count(schema.get(word))}
         if schema.get("uniqueItems") is True:
@@ -239,14 +240,14 @@ class Schemas:
         for word in _ONE:
             if isinstance(schema.get(word), (dict, bool)):
                 converted[word] = inner(schema[word])
-        if isinstance(schema.get("items"), list):  # of draft 4
+        if isinstance(schema.get("items"), list):  # draft 4
             converted["prefixItems"] = [inner(subschema) for subschema in schema["items"]]
-        is_put_together = _has_parts(schema)
+        has_parts = _has_parts(schema)
         for word in _LISTS:
             if isinstance(schema.get(word), list) and schema[word]:
                 converted[word] = [
                     self._part(uri, subschema, uses, depth + 1, hidden)
-                    if word == "allOf" and is_put_together
+                    if word == "allOf" and has_parts
                     else inner(subschema)
                     for subschema in schema[word]
                 ]
@@ -265,12 +266,12 @@ class Schemas:
                 }
         if required:
             converted["required"] = required
-        self._tell_apart(uri, schema, converted)
+        self._express_discriminator(uri, schema, converted)
         return converted
 
     def _has(self, uri: str, member: Any) -> bool:
-        """Return whether a member belongs to this direction: none of its schemas is marked for the
-        other direction only."""
+        """Return whether a member belongs to this direction: no schema of the member is marked for
+        the other direction only."""
         absent = "readOnly" if self.direction == "request" else "writeOnly"
         if not isinstance(member, dict):
             return isinstance(member, bool)
@@ -286,8 +287,9 @@ class Schemas:
         )
 
     def _composed(self, uri: str, schema: Json) -> Iterator[tuple[str, Json]]:
-        """Yield a schema and those that apply together with it, each once, with the URI of its
-        document: the target of `$ref`, the members of `allOf`, and the only alternative to null."""
+        """Yield a schema and the schemas that apply together with it, each once, with its
+        document's URI: the target of `$ref`, the members of `allOf`, and the only alternative to
+        null."""
         waiting: list[tuple[str, Any]] = [(uri, schema)]
         seen: set[int] = set()
         while waiting and len(seen) < MAX_COMPOSED:
@@ -303,9 +305,10 @@ class Schemas:
             waiting += [(where, part) for part in as_list(current.get("allOf"))]
             waiting.append((where, beside_null(current)))
 
-    def _tell_apart(self, uri: str, schema: Json, converted: Json) -> None:
-        """Write the mapping of a `discriminator`, which 2020-12 does not have, as the values that
-        select each alternative. Without a mapping several alternatives may match."""
+    def _express_discriminator(self, uri: str, schema: Json, converted: Json) -> None:
+        """Express a `discriminator`, which 2020-12 lacks, as the values that select each
+        alternative. Without a mapping, turn `oneOf` into `anyOf`, because several alternatives may
+        match."""
         discriminator = schema.get("discriminator")
         if not isinstance(discriminator, dict):
             return
@@ -376,7 +379,8 @@ def _requires(schema: Mapping[str, Any]) -> bool:
 
 
 def _has_parts(schema: Json) -> bool:
-    """Return whether `allOf` combines schemas, and is not one reference with a description."""
+    """Return whether `allOf` combines schemas, rather than adding a description to one
+    reference."""
     parts = schema.get("allOf")
     if not isinstance(parts, list):
         return False
@@ -384,8 +388,8 @@ def _has_parts(schema: Json) -> bool:
 
 
 def _as_part(schema: Any) -> Any:
-    """Return a schema without the keywords that exclude other members or list the kinds of a base.
-    Generators write `additionalProperties: false` and the kinds of a base into the base itself."""
+    """Return a schema without the keywords that exclude other members or list a base's subtypes.
+    Generators write `additionalProperties: false` and the list of subtypes into the base itself."""
     if not isinstance(schema, dict):
         return schema
     without = {word for word in _CLOSED if schema.get(word) is False}
@@ -410,11 +414,11 @@ def _is_count(value: Any) -> bool:
     return _is_number(value) and value >= 0 and value == int(value)
 
 
-def _drop_what_is_no_schema(schema: Json) -> None:
+def _drop_invalid_keywords(schema: Json) -> None:
     if not isinstance(schema.get("enum", []), list) or schema.get("enum") == []:
         del schema["enum"]
     elif "enum" in schema:
-        schema["enum"] = list({_known_by(value): value for value in schema["enum"]}.values())
+        schema["enum"] = list({_json_key(value): value for value in schema["enum"]}.values())
     for word in ("title", "description", "format", "contentEncoding", "contentMediaType"):
         if word in schema and not isinstance(schema[word], str):
             del schema[word]
@@ -424,13 +428,13 @@ def _drop_what_is_no_schema(schema: Json) -> None:
         schema.pop("deprecated", None)
 
 
-def _have_enum_and_type_agree(schema: Json) -> None:
-    """Make an enum valid whose values have another type: YAML reads `enum: [1, 2]` of texts as
-    numbers, and some generators write the names of an enum of integers."""
+def _reconcile_enum_with_type(schema: Json) -> None:
+    """Reconcile an enum with a `type` that none of its values has. YAML reads `enum: [1, 2]` of a
+    string type as numbers, and some generators list names for an integer type."""
     if "enum" not in schema or "type" not in schema:
         return
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-    if any(_is_of(kind, value) for kind in kinds for value in schema["enum"]):
+    if any(_has_type(kind, value) for kind in kinds for value in schema["enum"]):
         return
     if "string" in kinds and all(isinstance(value, (int, float)) for value in schema["enum"]):
         schema["enum"] = [json.dumps(value) for value in schema["enum"]]
@@ -438,13 +442,13 @@ def _have_enum_and_type_agree(schema: Json) -> None:
         del schema["type"]
 
 
-def _is_of(kind: str, value: Any) -> bool:
+def _has_type(kind: str, value: Any) -> bool:
     if kind == "integer":
         return _is_number(value) and value == int(value)
     return _is_number(value) if kind == "number" else isinstance(value, _PYTHON[kind])
 
 
-def _known_by(value: Any) -> str:
+def _json_key(value: Any) -> str:
     """Return a key that differs for different JSON values. In Python `1 == True`."""
     return json.dumps(value, sort_keys=True)
 
@@ -488,6 +492,6 @@ def _or_null(schema: Json) -> Json:
 
 
 def _same(mapped: Any, reference: str) -> bool:
-    """Return whether an entry of a mapping, a reference or the name of a schema, means a
-    reference."""
+    """Return whether an entry of a mapping, either a reference or a schema's name, means
+    `reference`."""
     return isinstance(mapped, str) and (mapped == reference or reference.endswith(f"/{mapped}"))

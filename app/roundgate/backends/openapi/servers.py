@@ -1,8 +1,8 @@
 """The server that receives an operation's requests (OpenAPI "Server Object").
 
-Requests carry credentials, so a document alone cannot choose their destination. They go to
-`base_url`, to `origins`, and without `base_url` to the origin that the document came from. A
-document from a file has no origin: its first server is used if that is on the public internet.
+Requests carry credentials, so a document alone cannot choose their destination. Requests go only to
+`base_url`, to `origins` and, without `base_url`, to the origin of the document. A document from a
+file has no origin, so its first server is used if it is on the public internet.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Servers:
             if self._may_go_to(url):
                 return url
             if self.base_url is None:
-                home = self._home(of_document, document_uri) if of_document else None
-                if home is not None and canonical_origin(home) == canonical_origin(url):
+                own_url = self._document_server(of_document, document_uri) if of_document else None
+                if own_url is not None and canonical_origin(own_url) == canonical_origin(url):
                     return url
                 raise UnusableOperation(
                     f"its server is at {canonical_origin(url)}",
@@ -55,9 +55,9 @@ class Servers:
                 )
         if self.base_url is not None:
             return self.base_url
-        return self._home(of_document or [{"url": "/"}], document_uri)
+        return self._document_server(of_document or [{"url": "/"}], document_uri)
 
-    def _home(self, servers: Any, document_uri: str) -> str:
+    def _document_server(self, servers: Any, document_uri: str) -> str:
         """Return the first of the document's servers. Raise UnusableOperation if requests may not
         go there."""
         url = self.first(servers, document_uri)
@@ -67,7 +67,7 @@ class Servers:
         if is_public(url) if is_file else canonical_origin(url) == canonical_origin(document_uri):
             return url
         why = (
-            "which is no address of the internet"
+            "which is not on the public internet"
             if is_file
             else f"and the document is from {canonical_origin(document_uri)}"
         )
@@ -84,7 +84,7 @@ class Servers:
         """
         server = servers[0] if isinstance(servers, list) and servers else None
         if not isinstance(server, dict):
-            raise UnusableOperation("its servers are no list of objects", "set `base_url`")
+            raise UnusableOperation("its servers are not a list of objects", "set `base_url`")
         url = urljoin(
             document_uri,
             _VARIABLE.sub(lambda match: self._value(match[1], server), str(server.get("url"))),
@@ -96,7 +96,7 @@ class Servers:
         try:
             canonical_origin(url)
         except ValueError:
-            raise UnusableOperation("its server has an odd port", self._remedy()) from None
+            raise UnusableOperation("its server has an invalid port", self._remedy()) from None
         return url.rstrip("/")
 
     def _remedy(self) -> str:
@@ -145,7 +145,7 @@ def base_url_for(raw: bytes, name: str, otherwise: str) -> tuple[str, str] | Non
     Args:
         raw: the document.
         name: the file's name.
-        otherwise: the URL if the document names none.
+        otherwise: the URL to return if the document names no usable server.
 
     Raises:
         UnreadableDocument: the file is not an OpenAPI document.
@@ -166,7 +166,7 @@ def base_url_for(raw: bytes, name: str, otherwise: str) -> tuple[str, str] | Non
     try:
         url = chosen.first(servers, place)
     except UnusableOperation:
-        return otherwise, "where the service is; the document does not say it"
+        return otherwise, "the URL of the service, which the document lacks"
     return (
         url,
         "from the document, whose server is used without this line only if it is on the internet",

@@ -1,6 +1,6 @@
 """Conversion of Swagger 2.0 to OpenAPI 3.0: operations, parameters, security schemes and servers.
 
-Schemas stay in place, because references lead to them."""
+Schemas stay in place, because references point to them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def servers(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def security_schemes(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schemes of `securityDefinitions`. Flows of OAuth 2.0 stay as they are."""
+    """Return the schemes of `securityDefinitions`. Flows of OAuth 2.0 stay unchanged."""
     return {
         name: _scheme(scheme)
         for name, scheme in (document.get("securityDefinitions") or {}).items()
@@ -51,7 +51,7 @@ def _scheme(scheme: Any) -> Any:
 def operation(
     operation: Mapping[str, Any], parameters: list[dict[str, Any]], document: Mapping[str, Any]
 ) -> Any:
-    """Return an operation whose resolved parameters in body and form are its `requestBody`."""
+    """Convert an operation. Its resolved parameters in body and form become its `requestBody`."""
     consumes = operation.get("consumes") or document.get("consumes") or []
     produces = operation.get("produces") or document.get("produces") or ["application/json"]
     converted: dict[str, Any] = {
@@ -98,7 +98,7 @@ def parameter_schema(parameter: Mapping[str, Any]) -> Any:
 
 
 def _style(parameter: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the style of a `collectionFormat`; tabs, for which OpenAPI 3 has no style, become
+    """Return the style for a `collectionFormat`. Tabs, for which OpenAPI 3 has no style, become
     commas."""
     if parameter.get("type") != "array":
         return {}

@@ -97,7 +97,7 @@ class PythonBackend:
 
     async def offer(self) -> Offering:
         """Return the module's declarations, in the order of their definitions; raise ConfigError
-        with all that are wrong."""
+        with the problems of all invalid declarations."""
         tools: list[Tool] = []
         prompts: list[Prompt] = []
         resources: list[Resource] = []
@@ -137,7 +137,7 @@ class PythonBackend:
                 f"cannot be imported: {type(error).__name__}: {error}{_place(error)}",
                 remedy_for(error, self._config, base),
             )
-            at = innermost(error)  # the user's own line, even in a module that this one imports
+            at = innermost(error)  # the user's own line, even if it is in an imported module
             raise ConfigError(
                 [problem if at is None else replace(problem, file=at[0], line=at[1])]
             ) from error
@@ -196,8 +196,8 @@ class Callee:
     threads: Threads
 
     async def __call__(self, context: Context, keywords: dict[str, Any]) -> Any:
-        """Call the function with bound `keywords`, and the context if it takes one; return its
-        value."""
+        """Call the function with bound `keywords`, and the context if the function takes it; return
+        its value."""
         if self.signature.is_async:
             if self.signature.takes_context:
                 keywords[self.signature.takes_context] = context
@@ -281,7 +281,7 @@ def _prompt(callee: Callee, options: Mapping[str, Any]) -> Prompt:
 def _resource(callee: Callee, declaration: Declaration) -> Resource:
     signature, options = callee.signature, declaration.options
     if not isinstance(declaration.uri, str) or not declaration.uri.strip():
-        raise TypeError("the URI of a resource has to be a text")
+        raise TypeError("the URI of a resource must be a non-empty string")
     template = UriTemplate.parse(declaration.uri)
     names = [p.name for p in signature.parameters]
     if not signature.takes_any and set(names) != set(template.variables):
@@ -348,8 +348,8 @@ def _completer(completer: Completer, threads: Threads) -> Complete:
     return ask
 
 
-def _check_names(what: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    if unknown := sorted(set(given) - set(known)):
+def _check_names(what: str, completers: Mapping[str, Any], known: Sequence[str]) -> None:
+    if unknown := sorted(set(completers) - set(known)):
         raise ValueError(f"{what} names {unknown}, but there are only {list(known)}")
 
 
@@ -430,16 +430,16 @@ def remedy_for(error: BaseException, config: PythonBackendConfig, base: Path) ->
         case ImportError(name="roundgate") if match := re.match(r".*?name '(\w+)'", message):
             near = get_close_matches(match[1].lower(), _exported_names(), 1)
             return (
-                f"is {near[0]} meant?"
+                f"did you mean {near[0]}?"
                 if near
-                else "see `roundgate docs reference` for what there is"
+                else "see `roundgate docs reference` for the available names"
             )
         case FileNotFoundError() if config.path and (base / f"{config.path}.py").is_file():
             return f"write path: {config.path}.py"
         case FileNotFoundError() if re.search(r"\$\w", config.path or ""):
             return "write a variable in braces: ${NAME}"
         case SystemExit():
-            return 'put what a script does below `if __name__ == "__main__":`'
+            return 'put the code of a script below `if __name__ == "__main__":`'
     return _USUAL
 
 

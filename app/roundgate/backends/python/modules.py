@@ -1,6 +1,6 @@
 """The user modules that one configuration has loaded, and their reload.
 
-    renewed ──▶ no source has changed: the modules stay, with what they hold in memory
+    renewed ──▶ no source has changed: the modules stay, with their state in memory
             └─▶ a source has changed: all of them leave `sys.modules`, and are imported again on demand
                     └─▶ that fails: the earlier modules are put back
 
@@ -8,8 +8,8 @@ User modules are those beside gateway.yaml and beside the files that it names, i
 Installed packages and the standard library are never reloaded. User modules are reloaded together,
 because their dependencies are unknown. A running call keeps its functions and their globals.
 
-A file is one module in a process, however it is imported: `path: tools.py` serves the module that
-`import tools` has given to a test or a neighbouring module, and later imports get the same module.
+A file is one module in a process, however it is imported. If a test or another module has imported
+`tools`, `path: tools.py` serves the same module, and later imports get it too.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ class Modules:
         """Unload all user modules before the block if a source has changed, so that it imports them
         again. Restore them if the block raises."""
         importlib.invalidate_caches()  # a finder may have cached a directory's earlier content
-        changed, kept = self.changed(), dict(self._ours())
+        changed, loaded = self.changed(), dict(self._ours())
         named, stamps = self._named, self._stamps
         self._named, self._stamps = dict(named), dict(stamps)
         if changed:
             self._named, self._stamps = {}, {}
-            for name in kept:
+            for name in loaded:
                 del sys.modules[name]
             for file in changed:
                 _forget_bytecode(file)
@@ -108,7 +108,7 @@ class Modules:
         except BaseException:
             for name in dict(self._ours()):
                 del sys.modules[name]
-            sys.modules.update(kept)
+            sys.modules.update(loaded)
             self._named, self._stamps = named, stamps
             raise
 
@@ -165,7 +165,7 @@ def _source(module: ModuleType) -> Path | None:
 
 def _imported(file: Path) -> ModuleType | None:
     """Return the module of this file, under any name; `None` if the file is not imported or has
-    changed since `_execute`. A module that `import` made wins over one that `_execute` made."""
+    changed since `_execute`. Prefer a module made by `import` to a module made by `_execute`."""
     ours: ModuleType | None = None
     for name, module in list(sys.modules.items()):
         source = getattr(module, "__dict__", {}).get("__file__")
@@ -185,7 +185,7 @@ def _execute(file: Path, name: str) -> ModuleType:
     file. The module's exceptions propagate."""
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise FileNotFoundError(f"{file.name} in {file.parent} is no Python file")
+        raise FileNotFoundError(f"{file.name} in {file.parent} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     _EXECUTED[module] = stamp(file)
     names = [name, *([file.stem] if _is_found(file) else [])]
@@ -219,7 +219,7 @@ def _is_found(file: Path) -> bool:
 
 
 def _forget_bytecode(file: Path) -> None:
-    """Delete cached bytecode: Python would use it if the source's size and the second of its last
+    """Delete cached bytecode. Python would use it if the source's size and the second of its last
     write are unchanged."""
     with suppress(OSError, NotImplementedError):
         Path(importlib.util.cache_from_source(str(file))).unlink()

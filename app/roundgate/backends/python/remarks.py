@@ -32,7 +32,7 @@ def remarks(
     problems = [*_methods(module, served), *_hidden(module)]
     if not served and not problems:
         remedy = "put @tool, @prompt or @resource in front of a function of the module"
-        return [origin.problem("has nothing that is served", remedy)]
+        return [origin.problem("has no tools, prompts or resources", remedy)]
     for function, declaration in served:
         if declaration.decorator == "tool":
             problems += _of_tool(function, declaration)
@@ -51,7 +51,7 @@ def _methods(
             if not inspect.isfunction(function):
                 continue  # an incomplete pydantic model has attributes that raise
             if read_declarations(function) and function not in bound:
-                message = "is in a class, and is not served: functions of the module are"
+                message = "is in a class, so it is not served; only functions of the module are"
                 remedy = f"move it out of the class, or bind it: {name} = {owner.__name__}().{name}"
                 yield _at(function, f"{owner.__name__}.{name}()", message, remedy)
 
@@ -81,14 +81,14 @@ def _is_ours(decorator: ast.expr) -> bool:
 def _of_tool(function: Callable[..., Any], declaration: Declaration) -> Iterator[Problem]:
     path = f"{getattr(function, '__name__', '')}()"
     if not (declaration.options.get("description") or inspect.getdoc(function)):
-        message = "has no description, and models choose by it"
-        yield _at(function, path, message, "write a docstring: what it does, and when to use it")
+        message = "has no description, by which models choose tools"
+        yield _at(function, path, message, "write a docstring with its purpose and when to use it")
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             continue
         if name not in hints and "input_schema" not in declaration.options:
-            message = f"parameter {name!r} has no annotation, and takes anything"
+            message = f"parameter {name!r} has no annotation, so it accepts any value"
             yield _at(function, path, message, f"write its type: {name}: str")
         elif not _fits(parameter.default, hints.get(name, Any)):
             message = f"parameter {name!r} has a default that its type does not allow"
@@ -102,7 +102,7 @@ def _fits(default: Any, hint: Any) -> bool:
         TypeAdapter(hint).validate_python(default)
     except ValidationError:
         return False
-    except Exception:  # the type has no schema, which is not the default's fault
+    except Exception:  # the type has no schema, so the default cannot be checked
         return True
     return True
 

@@ -1,8 +1,8 @@
 """Questions to clients of a session: JSON-RPC requests on the stream of a call, and their answers,
 which arrive at any replica.
 
-The replica that takes an answer does not know the call: the sealed id of the question proves that
-this session was asked, and names the hidden task that takes the answer.
+The replica that receives an answer does not know the call. The sealed id of the question proves
+that this session was asked, and names the hidden task that stores the answer.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from roundgate.http.older.open_calls import CallState
 from roundgate.http.older.stream import SessionStream
 from roundgate.protocol import Response
 from roundgate.protocol.v2025 import Revision
-from roundgate.protocol.v2025.asking import answer_of, request_params
+from roundgate.protocol.v2025.asking import answer_from_result, request_params
 
 MAX_MESSAGE: Final = 500
-"""The longest shown reason of a client that cannot answer, in characters."""
+"""The maximum length of the shown reason of a client that cannot answer, in characters."""
 
 
 def check_askable(method: str, stream: SessionStream) -> None:
     """Raise ToolError if the client cannot be asked on this stream."""
     if not stream.can_tell or (stream.is_finite and method != "tools/call"):
         raise ToolError(
-            "This has to ask the user something, and this client cannot be asked here: it would "
-            "have to take event streams and resume them, as clients of revision 2025-11-25 do"
+            "This call must ask the user a question, but this client cannot be asked here: it would "
+            "have to accept event streams and resume them, as clients of revision 2025-11-25 do"
         )
 
 
@@ -43,13 +43,13 @@ def question(
 
 
 def answer_bytes(response: Response) -> bytes:
-    """Return a client's response as a task keeps it."""
+    """Encode a client's response for its task."""
     is_error = response.result is None
     return json.encode({"error": response.error} if is_error else {"result": response.result})
 
 
-def answers_of(
-    state: CallState, kept: Mapping[str, bytes], revision: Revision
+def read_answers(
+    state: CallState, stored: Mapping[str, bytes], revision: Revision
 ) -> dict[str, dict[str, Any]]:
     """Return the answers to the questions of a state by key, in the form of the engine.
 
@@ -58,11 +58,11 @@ def answers_of(
     """
     answers = {}
     for (key, request), name in zip(state.requests.items(), state.names, strict=True):
-        answer = json.decode(kept[name])
+        answer = json.decode(stored[name])
         if (error := answer.get("error")) is not None:
             message = error.get("message")
             reason = message[:MAX_MESSAGE] if isinstance(message, str) else "no reason given"
             raise ToolError(f"The client could not answer the question {key!r}: {reason}")
         params = request.get("params", {})
-        answers[key] = answer_of(revision, request["method"], params, answer["result"])
+        answers[key] = answer_from_result(revision, request["method"], params, answer["result"])
     return answers

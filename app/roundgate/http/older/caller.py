@@ -22,12 +22,12 @@ class Caller:
 
     @property
     def revision(self) -> Revision:
-        """Return the session's revision."""
+        """The session's revision."""
         return REVISIONS[self.session.revision]
 
     @property
     def is_nearly_over(self) -> bool:
-        """Return whether less than half of the request's time is left. The next round then gets a
+        """Whether less than half of the request's time is left. The next round then gets a
         new request."""
         left_ms = self.deadline.remaining_ms()
         return (

@@ -1,4 +1,5 @@
-"""Requests of sessions for tools, prompts and resources: run round after round until there is a result.
+"""Requests of sessions for tools, prompts and resources, which run round after round until there is
+a result.
 
 The methods serve a round as for any revision. If a round ends with questions, a client of 2026-07-28
 gets them as a result and sends the call again. A client of a session is asked on the stream of its
@@ -8,9 +9,9 @@ request, and the call becomes a hidden task (`tasks.hidden`), which any process 
     POST  the answer          ─▶ any replica: the task has it
     GET   Last-Event-ID: T.0.1 ─▶ any replica: claims the task ─▶ replay ─▶ result
 
-If the platform cannot hold a stream, the body ends with the question, and each GET waits briefly for
-a change of the task. A client that cannot resume streams calls again (`continued`). However many
-requests follow a task, one of them claims each round, and all get its end.
+If the platform cannot hold a stream, the body ends with the question, and each GET waits briefly
+for a change of the task. A client that cannot resume streams calls again (`continued`). Several
+requests may follow a task: one of them claims each round, and all get the outcome.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from roundgate.http.older.open_calls import (
     CallState,
     OpenCall,
     OpenCalls,
-    place_of,
+    position_from_name,
 )
 from roundgate.http.older.open_calls import moved as event_id_at
 from roundgate.http.older.rounds import Call, Rounds, cancel_key, tool_error
@@ -65,7 +66,8 @@ from roundgate.tokens.ids import QuestionId, StreamIds
 
 FIRST_LOOK_S: Final = 0.05
 LAST_FOLLOW_S: Final = 1.0
-"""The longest pause between two reads of a followed task, in seconds; the first is `FIRST_LOOK_S`."""
+"""The maximum pause between two reads of a followed task, in seconds; the first is
+`FIRST_LOOK_S`."""
 SHORT_WAIT_S: Final = 3.0
 """Seconds that a request waits for a change if the platform cannot hold a stream. Clients stop
 reading after 5 s."""
@@ -73,7 +75,8 @@ _NOT_ANSWERED: Final = (
     "The question of this call was not answered in time; call again to be asked again"
 )
 LEAVE_MS: Final = 2_000
-"""The milliseconds that must be left of the environment's time for a held stream to continue."""
+"""The minimum time, in milliseconds, that the environment must leave for a held stream to
+continue."""
 
 
 class SessionCalls:
@@ -84,12 +87,12 @@ class SessionCalls:
         sessions: the changes that sessions have made.
         tasks: the hidden tasks.
         followers: the requests of this process that wait.
-        ids: makes and opens the ids of events and questions.
-        rows_of: returns the rows of a caller: cancellations of calls without a task.
-        tracing: makes the span of a request.
+        ids: the sealer of the ids of events and questions.
+        rows_of: a function that returns the rows of a caller, for cancellations of calls without a task.
+        tracing: the factory of request spans.
         clock: the clock of the process.
         keep_alive_s: seconds between comments on a quiet stream.
-        continue_tool: the name of the tool that takes the token of an unfinished call.
+        continue_tool: the name of the tool that accepts the token of an unfinished call.
     """
 
     def __init__(
@@ -133,13 +136,13 @@ class SessionCalls:
             correlation: the ids of the call, for the log; completed here.
 
         Raises:
-            GatewayError: the request is answered with an error.
-            AuthError: the caller may not do this.
+            GatewayError: the request fails with this error.
+            AuthError: the caller lacks a scope.
         """
         if self._continue_tool.is_called(request, stream):
             return self._continued(request, caller, stream, correlation)
         if stream.resumes and stream.holds:
-            # the stream is an argument: a reference to it would be a cycle
+            # pass the stream as an argument, because a reference to it would be a cycle
             stream.token = partial(self._rounds.reported, request, caller, correlation)
         return self._respond(request, None, caller, stream, correlation)
 
@@ -147,7 +150,7 @@ class SessionCalls:
         self, request: Request, caller: Caller, stream: SessionStream, correlation: Correlation
     ) -> Responded:
         try:
-            call = await self._continue_tool.call_of(request, caller)
+            call = await self._continue_tool.reopened_call(request, caller)
         except ToolError as error:
             return _responded(request.id, tool_error(caller.revision, error))
         correlation.tool = str(call.request.params.get("name"))
@@ -157,31 +160,31 @@ class SessionCalls:
     def resume(
         self, call: OpenCall, caller: Caller, stream: SessionStream, correlation: Correlation
     ) -> Awaitable[Responded]:
-        """Resume a call whose stream broke. Raises the errors of `respond`.
+        """Resume a call whose stream broke; raise the errors of `respond`.
 
         Args:
-            call: as `OpenCalls.reopened` returned it.
+            call: the result of `OpenCalls.reopened`.
             caller: the caller that resumes the call.
-            stream: receives the rest of the call.
+            stream: the stream for the rest of the call.
             correlation: the ids of the call, for the log; completed here.
         """
         return self._respond(call.request, call, caller, stream, correlation)
 
     async def take(self, response: Response, caller: Caller) -> None:
-        """Take the answer to a question, unless the question has one already.
+        """Accept the answer to a question, unless the question already has an answer.
 
         Raises:
             InvalidRequest: this session was not asked such a question.
             Unavailable: the answer cannot be stored now.
         """
-        asked = self._ids.open_question(response.id, caller.session.id, caller.principal)
-        if asked is None:
+        question_facts = self._ids.open_question(response.id, caller.session.id, caller.principal)
+        if question_facts is None:
             raise InvalidRequest(
                 "This session was not asked a question with this id, so there is nothing to answer"
             )
-        ref = self._tasks.ref_of(caller.principal, asked.task)
+        ref = self._tasks.ref_of(caller.principal, question_facts.task)
         ends = response.result is None
-        await self._tasks.answer(ref, asked.name, answer_bytes(response), ends=ends)
+        await self._tasks.answer(ref, question_facts.name, answer_bytes(response), ends=ends)
         self.followers.wake(ref)
 
     async def cancel(self, request_id: RequestId, caller: Caller) -> None:
@@ -264,10 +267,10 @@ class SessionCalls:
 
     async def _awaited(self, call: Call, ref: TaskRef) -> TaskRecord | None:
         """Ask the questions of a task, and return its record once it is over or can be claimed;
-        return `None` if this request must not wait any longer.
+        return `None` if this request must stop waiting.
 
         Raises:
-            CallCancelled: the client wants no answer.
+            CallCancelled: the client has hung up, or another call has replaced this call.
             Unavailable: too many requests wait, or the store cannot be reached.
         """
         caller, stream = call.caller, call.stream
@@ -287,7 +290,7 @@ class SessionCalls:
                     return record
                 if record.status is Status.WORKING and sight.is_free(record):
                     return record
-                if call.asks and await self._told(call, record):
+                if call.asks and await self._send_questions(call, record):
                     if stream.is_finite:
                         return None
                     # a platform that holds no streams delivers the body, and so the questions, at
@@ -297,7 +300,7 @@ class SessionCalls:
                         return None
                 left_s = (until_ms - self._clock.monotonic_ms()) / 1000
                 if left_s <= 0 or self.followers.is_closing:
-                    if not await self._goes_on(call):
+                    if not await self._may_wait(call):
                         return None
                     until_ms = self._clock.monotonic_ms() + self._patience_s(call) * 1000
                     continue
@@ -307,8 +310,8 @@ class SessionCalls:
                 pause_s = min(LAST_FOLLOW_S, pause_s * 1.5)
 
     async def _record(self, ref: TaskRef, known: TaskRecord | None) -> TaskRecord:
-        """Return the record of a followed task. While it asks, a store that is away is waited
-        for."""
+        """Return the record of a followed task. While the task asks, tolerate an unavailable
+        store."""
         if known is not None and known.status is Status.INPUT_REQUIRED:
             try:
                 record = await self._tasks.head(ref)
@@ -320,24 +323,24 @@ class SessionCalls:
             raise ToolError(_NOT_ANSWERED)
         return record
 
-    async def _told(self, call: Call, record: TaskRecord) -> bool:
+    async def _send_questions(self, call: Call, record: TaskRecord) -> bool:
         """Send the questions that the client has not received; return whether there were any."""
-        mark = place_of(record.asked[0])[0]
+        mark = position_from_name(record.asked[0])[0]
         if call.position[0] != mark:
             call.position = mark, 0
-        unseen = [name for name in record.asked if place_of(name)[1] >= call.position[1]]
+        unseen = [name for name in record.asked if position_from_name(name)[1] >= call.position[1]]
         if not unseen:
             return False
         if call.state is None or call.state.mark != mark:
             _, work = await self._tasks.whole(record.ref)
             call.state = None if work is None else CallState.from_bytes(work.state)
         state = call.state
-        if state is None or state.mark != mark:  # it has changed meanwhile
+        if state is None or state.mark != mark:  # the questions have changed meanwhile
             return False
-        event_id, asked = self._rounds.event_id(call), list(state.requests.items())
+        event_id, questions = self._rounds.event_id(call), list(state.requests.items())
         for name in unseen:
-            number = place_of(name)[1]
-            key, request = asked[number]
+            number = position_from_name(name)[1]
+            key, request = questions[number]
             facts = QuestionId(call.caller.session.id, record.ref.id, name)
             question_id = self._ids.seal_question(facts, call.caller.principal)
             message = question(question_id, request, call.caller, state.pages.get(key))
@@ -346,11 +349,11 @@ class SessionCalls:
         return True
 
     async def _outcome(self, call: Call, record: TaskRecord) -> Reply:
-        """Return how the task of a call ended.
+        """Return the outcome of a call's task.
 
         Raises:
-            CallCancelled: its client cancelled it.
-            GatewayError: it ended with an error.
+            CallCancelled: the client cancelled the call.
+            GatewayError: the call ended with an error.
         """
         if record.is_open:
             await self._tasks.cancel(record.ref, _NOT_ANSWERED)
@@ -361,14 +364,14 @@ class SessionCalls:
             message = str(record.status_message)
             raise ToolError(message)
         outcome = await self._tasks.outcome(record.ref)
-        if outcome is None:  # it has expired
+        if outcome is None:  # the task has expired
             raise ToolError(_NOT_ANSWERED)
-        scopes, _, kept = outcome.partition(b"\n")
+        scopes, _, reply_bytes = outcome.partition(b"\n")
         _check_scopes(frozenset(json.decode(scopes)), call.caller, record.tool)
-        return stored_reply(kept)
+        return stored_reply(reply_bytes)
 
     def _is_past(self, record: TaskRecord) -> bool:
-        """Return whether nothing comes of an open task any more."""
+        """Return whether an open task has expired, or has waited too long for answers."""
         now_ms = self._clock.now_ms()
         is_late = record.status is Status.INPUT_REQUIRED and self._tasks.is_late(record, now_ms)
         return record.is_open and (is_late or record.expires_ms < now_ms)
@@ -402,13 +405,13 @@ class SessionCalls:
         )
 
     def _patience_s(self, call: Call) -> float:
-        """Return how many seconds a request waits before it sends a keep-alive or ends."""
+        """Return the seconds that a request waits before it sends a keep-alive or ends."""
         if call.stream.holds:
             return self._keep_alive_s
         left_ms = call.caller.deadline.remaining_ms() if call.stream.is_finite else None
         return SHORT_WAIT_S if left_ms is None else min(SHORT_WAIT_S, left_ms / 2000)
 
-    async def _goes_on(self, call: Call) -> bool:
+    async def _may_wait(self, call: Call) -> bool:
         """Return whether a request may wait longer; send a keep-alive if so."""
         left_ms = call.caller.deadline.remaining_ms()
         is_late = left_ms is not None and left_ms < LEAVE_MS
@@ -419,8 +422,8 @@ class SessionCalls:
 
 
 def _check_scopes(scopes: frozenset[str], caller: Caller, name: str | None) -> None:
-    """Raise InsufficientScope if a call that began with these scopes continues for a token that
-    lacks one of them: its outcome may need it."""
+    """Raise InsufficientScope if the caller's token lacks any of the scopes with which a call
+    began, because the outcome may need them."""
     if not scopes <= caller.principal.scopes:
         raise InsufficientScope(f"the call of {name}", sorted(scopes))
 

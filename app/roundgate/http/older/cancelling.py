@@ -1,7 +1,8 @@
-"""Looks at a running handler's call: renews its lease, and cancels it if its client wants no answer.
+"""The watch over a running handler's call, which renews the call's lease and cancels the call on
+behalf of its client.
 
-Most calls end before they could be cancelled. So the store is not read in the first second of a
-call, and then less and less often.
+Most calls end before they could be cancelled. So the watch does not read the store in the first
+second of a call, and then reads it less and less often.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ LAST_LOOK_S: Final = 5.0
 
 
 class CancelWatch:
-    """`with CancelWatch(look):` cancels the current task once `look` raises `CallCancelled` or
-    `LeaseLost`, and raises that error. `look` returns the longest pause until the next one in
+    """A context manager that cancels the current task once `look` raises `CallCancelled` or
+    `LeaseLost`, and raises that error. `look` returns the maximum pause before the next look, in
     seconds."""
 
     def __init__(self, look: Callable[[], Awaitable[float]]) -> None:

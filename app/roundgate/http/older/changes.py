@@ -45,7 +45,7 @@ class ChangeStreams:
 
         Args:
             caller: the caller, with its session.
-            responder: writes the stream.
+            responder: the writer of the stream.
             features: the features that are served.
 
         Raises:

@@ -1,5 +1,5 @@
 """Calls that continue when their client calls again: for clients that cannot resume a stream, on a
-platform that cannot hold one.
+platform that cannot hold a stream open.
 
     POST  tools/call X           ─▶ question; result: PENDING T           one body
     POST  the answer             ─▶ 202
@@ -25,8 +25,8 @@ from roundgate.protocol.v2025 import Results
 PENDING: Final = "PENDING"
 """The first word of a result that stands for an unfinished call."""
 _DEFINITION: Final = {
-    "description": f"The result of a call that was answered with {PENDING}: takes the token that "
-    "stands behind it.",
+    "description": f"Return the result of a call that was answered with {PENDING}, by the token that "
+    "follows that word.",
     "inputSchema": {
         "type": "object",
         "properties": {"token": {"type": "string", "description": "The token, copied exactly."}},
@@ -36,11 +36,11 @@ _DEFINITION: Final = {
 
 
 class ContinueTool:
-    """The tool that takes the token of an unfinished call.
+    """The tool that accepts the token of an unfinished call.
 
     Args:
         name: the name of the tool.
-        calls: makes and reads the tokens.
+        calls: the maker and reader of the tokens.
     """
 
     def __init__(self, name: str, calls: OpenCalls) -> None:
@@ -48,14 +48,14 @@ class ContinueTool:
         self._calls = calls
 
     def is_called(self, request: Request, stream: SessionStream) -> bool:
-        """Return whether a request calls this tool, from a client that is offered it."""
+        """Return whether a request calls this tool, from a client to which the tool is offered."""
         return (
             stream.is_finite
             and request.method == "tools/call"
             and request.params.get("name") == self._name
         )
 
-    async def call_of(self, request: Request, caller: Caller) -> OpenCall:
+    async def reopened_call(self, request: Request, caller: Caller) -> OpenCall:
         """Return the call that a request continues by its token, under the id of the request.
 
         Raises:
@@ -64,8 +64,8 @@ class ContinueTool:
         """
         arguments = request.params.get("arguments")
         token = arguments.get("token") if isinstance(arguments, dict) else None
-        given = token if isinstance(token, str) else ""
-        event_id = given.strip().removeprefix(f"{PENDING} ")
+        text = token if isinstance(token, str) else ""
+        event_id = text.strip().removeprefix(f"{PENDING} ")
         try:
             call = await self._calls.reopened(event_id, caller)
         except InvalidRequest:
@@ -88,7 +88,7 @@ class ContinueTool:
             is_error: whether the tool has an output schema: clients validate every result against
                 it except errors.
         """
-        why = "The user is being asked." if asks else "This takes longer than one call may."
+        why = "The user is being asked." if asks else "The call takes longer than one request may."
         text = (
             f"{PENDING} {token}\n{why} Call the tool {self._name} with this token for the result,"
             f" and again for as long as it says {PENDING}. Do not call "

@@ -1,14 +1,15 @@
 """The MCP endpoint for the revisions with sessions: POST, GET and DELETE of 2025-11-25,
 2025-06-18 and 2025-03-26.
 
-    POST    initialize      makes a session, whose id holds all of it
+    POST    initialize      makes a session, whose id holds its data
             a request       one JSON object, or a stream that ends with the response
             a notification, an answer to a question     202
     GET     Last-Event-ID   the rest of a stream that ended
             without         changes of lists, and of resources that the session has subscribed to
     DELETE                  ends the session
 
-Any replica serves any of these. `roundgate.protocol.inbound` decides which requests come here.
+Any replica serves any of these requests. `roundgate.protocol.inbound` decides which requests come
+here.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from roundgate.http.older.calls import SessionCalls
 from roundgate.http.older.changes import ChangeStreams
 from roundgate.http.older.open_calls import OpenCall
 from roundgate.http.older.own import OWN, OwnRequests
-from roundgate.http.older.rounds import name_of
+from roundgate.http.older.rounds import target_name
 from roundgate.http.older.sessions import Sessions
 from roundgate.http.older.stream import SessionStream
 from roundgate.http.older.unheard import UnheardWatch
@@ -60,12 +61,12 @@ from roundgate.settings import ServerConfig
 from roundgate.tokens.ids import SessionFacts, SessionSealer
 
 RESUMING: Final = "2025-11-25"
-"""Clients that ask for this revision resume streams that ended. Of those that ask for an earlier
-one some do, and the gateway cannot tell which."""
+"""The revision whose clients resume streams that ended. Some clients of earlier revisions do so,
+too, but the gateway cannot tell which."""
 _LAST_EVENT_ID: Final = b"last-event-id"
 _VERSIONS: Final = frozenset(version.encode() for version in VERSIONS)
 MAX_BATCH: Final = 50
-"""The most messages that one body may have; only 2025-03-26 has batches."""
+"""The maximum number of messages in one body; only 2025-03-26 has batches."""
 
 
 class OlderEndpoint:
@@ -73,11 +74,11 @@ class OlderEndpoint:
 
     Args:
         methods: the methods of each revision, by version.
-        calls: runs requests for tools, prompts and resources.
-        sealer: makes and opens session ids.
+        calls: the runner of requests for tools, prompts and resources.
+        sealer: the sealer of session ids.
         sessions: the changes that sessions have made.
         changes: changes of lists and resources, at all replicas.
-        describe: returns the server's current description.
+        describe: a function that returns the server's current description.
         clock: the clock of the process.
         streams: whether the platform can keep a stream open.
         keep_alive_s: seconds between comments on a quiet stream.
@@ -124,7 +125,7 @@ class OlderEndpoint:
             exchange: the request and its responder.
 
         Raises:
-            AuthError: the caller may not do this.
+            AuthError: the caller is not authorized.
         """
         try:
             match method:
@@ -144,7 +145,7 @@ class OlderEndpoint:
             await self._fail(error, exchange)
 
     async def _post(self, body: Any, receive: Receive, exchange: Exchange) -> None:
-        message = messages.message_of(body)
+        message = messages.message_from_json(body)
         if isinstance(message, Request):
             exchange.request_id, exchange.method = message.id, message.method
             if message.method == "initialize":
@@ -156,7 +157,7 @@ class OlderEndpoint:
             await self._take(message, caller)
             await exchange.responder.answer(202, b"")
             return
-        exchange.name = name_of(message)
+        exchange.name = target_name(message)
         own = await self._own.result(message, caller) if message.method in OWN else None
         if own is not None:
             await exchange.responder.result(
@@ -219,14 +220,15 @@ class OlderEndpoint:
                 await self._calls.cancel(request_id, caller)
 
     async def _batch(self, body: list[Any], receive: Receive, exchange: Exchange) -> None:
-        """Answer a batch, message after message, so limits on requests count each of them. A client
-        that accepts streams gets each response when it is there; otherwise they are one array."""
+        """Answer a batch, message after message, so that limits on requests count each message. A
+        client that accepts streams gets each response when it is ready; other clients get one
+        array."""
         caller = await self._caller(exchange)
         exchange.method = "batch"
         if not caller.revision.has_batches:
             raise InvalidRequest(
-                f"Batches are not part of revision {caller.session.revision}: send each message as "
-                "a POST of its own"
+                f"Batches are not part of revision {caller.session.revision}: send each message in "
+                "a separate POST"
             )
         if not 1 <= len(body) <= MAX_BATCH:
             raise InvalidRequest(f"A batch has 1 to {MAX_BATCH} messages, not {len(body)}")
@@ -260,18 +262,18 @@ class OlderEndpoint:
         has a log line."""
         began_ms = self._clock.monotonic_ms()
         try:
-            message = messages.message_of(value)
+            message = messages.message_from_json(value)
             if not isinstance(message, Request):
                 await self._take(message, caller)
                 return None
             exchange.request_id, exchange.method = message.id, message.method
-            exchange.name = name_of(message)
+            exchange.name = target_name(message)
             if message.method == "initialize":
                 raise InvalidRequest("initialize must not be part of a batch")
             if not has_room:
                 raise Unavailable(
                     "The answers before this one in the batch are too large (http.max_body_bytes); "
-                    "it was not run: send it again, in a POST of its own"
+                    "it was not run; send it again in a separate POST"
                 )
             own = await self._own.result(message, caller)
             if own is not None:
@@ -298,7 +300,8 @@ class OlderEndpoint:
         caller = await self._caller(exchange)
         if not self._streams:
             message = (
-                "There is no stream of changes here; POST requests, and GET with Last-Event-ID"
+                "This endpoint has no stream of changes; POST requests, or GET with Last-Event-ID"
+                " to resume a stream"
             )
             raise TransportError(405, message, [(b"allow", b"POST, DELETE")])
         with DisconnectWatch(receive) as watch:
@@ -326,7 +329,7 @@ class OlderEndpoint:
         self, call: OpenCall, caller: Caller, stream: SessionStream, exchange: Exchange
     ) -> Responded:
         exchange.request_id, exchange.method = call.request.id, call.request.method
-        exchange.name = name_of(call.request)
+        exchange.name = target_name(call.request)
         try:
             return await self._calls.resume(call, caller, stream, exchange.correlation)
         except AuthError:  # answered with its challenge
@@ -334,7 +337,7 @@ class OlderEndpoint:
         except GatewayError as error:
             if isinstance(error, StoreAway) and self._comes_again(caller, stream):
                 raise
-            # sent on the stream, under the id of the call: otherwise the client would resume for ever
+            # send it on the stream, under the id of the call; otherwise the client would resume forever
             exchange.label, exchange.error = "error", str(error)
             return Responded(wire_errors.render(error, call.request.id)[1], "error")
 
@@ -369,8 +372,8 @@ class OlderEndpoint:
         return caller
 
     def _claimed(self, exchange: Exchange) -> Caller:
-        """Return the caller from the headers alone, without asking whether the session was ended.
-        Raises TransportError and SessionNotFound as `_caller`."""
+        """Return the caller from the headers alone, without checking whether the session has ended.
+        Raise TransportError and SessionNotFound as `_caller` does."""
         version = exchange.headers.get(VERSION_HEADER)
         if version is not None and version not in _VERSIONS and version.strip() not in _VERSIONS:
             speaks = ", ".join((*SUPPORTED_VERSIONS, *VERSIONS))
@@ -380,7 +383,7 @@ class OlderEndpoint:
         token = exchange.headers.get(SESSION)
         if token is None:
             raise TransportError(
-                400, "Mcp-Session-Id is missing: send the one that initialize was answered with"
+                400, "Mcp-Session-Id is missing: send the id from the answer to initialize"
             )
         principal = exchange.caller
         session = self._known(token.decode("latin-1").strip(), principal)
@@ -389,7 +392,9 @@ class OlderEndpoint:
 
     def _known(self, token: str, principal: Principal) -> SessionFacts:
         session = self._sealer.open(token, principal)
-        if session.revision not in REVISIONS:  # sealed by a version of the gateway that served it
+        if (
+            session.revision not in REVISIONS
+        ):  # sealed by a version of the gateway that served this revision
             raise self._sealer.refused("of a revision that is not served", principal)
         return session
 
@@ -441,7 +446,7 @@ class OlderEndpoint:
 
 
 class _Answers:
-    """The responses to one batch. One that was sent is not kept.
+    """The responses to one batch. A response that was streamed is not kept.
 
     Args:
         stream: the stream of the request.
@@ -454,7 +459,8 @@ class _Answers:
         self._exchange = exchange
         self._kept: list[bytes] = []
         self.left = most
-        """Bytes for further responses; none if it is not positive."""
+        """The number of bytes left for further responses. If it is not positive, no further request
+        runs."""
 
     async def add(self, answer: bytes) -> None:
         """Send a response, or keep it for the array.

@@ -1,5 +1,5 @@
-"""The requests of this process that follow calls: their number is bounded, and they look at once
-when an answer or a cancellation arrives here."""
+"""The requests of this process that follow calls. Their number is limited, and they read their task
+immediately when an answer or a cancellation arrives in this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Followers:
 
     Args:
         max_open: the limit on such requests at once.
-        max_per_caller: the limit on those of one caller.
+        max_per_caller: the limit on such requests of one caller.
     """
 
     def __init__(self, *, max_open: int, max_per_caller: int) -> None:
@@ -31,7 +31,7 @@ class Followers:
 
     @property
     def open(self) -> int:
-        """Return how many requests there are."""
+        """The number of waiting requests."""
         return self._of_caller.total()
 
     def close(self) -> None:
@@ -40,7 +40,7 @@ class Followers:
         self.wake(*self._news)
 
     def wake(self, *refs: TaskRef) -> None:
-        """Make the requests that follow these tasks look at once."""
+        """Make the requests that follow these tasks read them immediately."""
         for ref in refs:
             for news in self._news.get(ref, ()):
                 news.set()
@@ -55,7 +55,7 @@ class Followers:
 
     @contextmanager
     def room(self, owner: Principal) -> Iterator[None]:
-        """Count a request in this block. Raises as `check_room`."""
+        """Count a request within the block; raise Unavailable as `check_room` does."""
         self.check_room(owner)
         self._of_caller[owner.identity] += 1
         try:
@@ -67,8 +67,8 @@ class Followers:
 
     @contextmanager
     def following(self, ref: TaskRef, owner: Principal) -> Iterator[asyncio.Event]:
-        """Count a request in this block, and yield an event that is set when the task may have
-        changed. Raises as `room`."""
+        """Count a request within the block, and yield an event that is set when the task may have
+        changed. Raise Unavailable as `room` does."""
         news = asyncio.Event()
         with self.room(owner):
             self._news[ref].add(news)

@@ -2,7 +2,7 @@
 
     id: <token>.<mark>.2        the client has received two of the questions with this mark
 
-The token names the task and the request, sealed for the session; the task has the rest.
+The token names the task and the request, sealed for the session; the task stores the rest.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from roundgate.tasks.hidden import HiddenTasks
 from roundgate.tokens.ids import StreamIds
 
 MAX_NAME: Final = 100
-"""The most characters of a name or URI in a token, which only the log shows."""
+"""The maximum length of a name or URI in a token, in characters. Only the log shows it."""
 
 Position: TypeAlias = tuple[str, int]
-"""The mark of the questions of a round, and how many of them the client has received."""
+"""The mark of a round's questions, and the number of questions that the client has received."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallState:
-    """The state of a call between two rounds, as its task keeps it."""
+    """The state of a call between two rounds, stored in its task."""
 
     state: str
     """The `requestState` of the last round."""
@@ -38,27 +38,27 @@ class CallState:
     """The `elicitationId` of each page that the client's user has not finished, by the key of its
     question."""
     mark: str
-    """Distinguishes the questions of this round from all others."""
+    """A unique id that distinguishes the questions of this round from all others."""
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the questions in the task."""
+        """The names of the questions in the task."""
         return [f"{self.mark}.{number}" for number in range(len(self.requests))]
 
     @property
     def asked(self) -> dict[str, bytes]:
-        """Return the method of each question by name: an operator sees no more of it."""
+        """The method of each question, by name. Operators see nothing else of a question."""
         methods = ({"method": request["method"]} for request in self.requests.values())
         return dict(zip(self.names, map(json.encode, methods), strict=True))
 
     def to_bytes(self) -> bytes:
-        """Return the state as its task keeps it."""
+        """Encode the state for its task."""
         return json.encode([self.state, dict(self.requests), dict(self.pages), self.mark])
 
     @classmethod
-    def from_bytes(cls, kept: bytes) -> CallState:
-        """Return the state that a task keeps."""
-        return cls(*json.decode(kept))
+    def from_bytes(cls, data: bytes) -> CallState:
+        """Decode the state that a task stores."""
+        return cls(*json.decode(data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,29 +67,30 @@ class OpenCall:
 
     ref: TaskRef
     request: Request
-    """The request; of a call that is over, only its id, method and name."""
+    """The request; if the call has ended, only its id, method and name."""
     position: Position
     scopes: frozenset[str] = field(default_factory=frozenset)
-    """The scopes with which the call began; of a call that is over, its outcome has them."""
+    """The scopes with which the call began; empty if the call has ended, because its outcome has
+    them."""
 
 
 def call_bytes(request: Request, scopes: frozenset[str]) -> bytes:
-    """Return a request as its task keeps it."""
+    """Encode a request for its task."""
     return json.encode([request.params, sorted(scopes)])
 
 
-def call_of(kept: bytes) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return the params and the scopes of the request that a task keeps."""
-    params, scopes = json.decode(kept)
+def decode_call(data: bytes) -> tuple[dict[str, Any], frozenset[str]]:
+    """Decode the params and scopes of the request that a task stores."""
+    params, scopes = json.decode(data)
     return params, frozenset(scopes)
 
 
 class OpenCalls:
-    """The maker and reader of event ids.
+    """Makes and reads event ids.
 
     Args:
         hidden: the tasks of the calls.
-        ids: seals and opens tokens.
+        ids: the sealer of tokens.
     """
 
     def __init__(self, hidden: HiddenTasks, ids: StreamIds) -> None:
@@ -108,8 +109,8 @@ class OpenCalls:
 
         Args:
             ref: the task of the call.
-            call_id: the id of the call in the log, which a later call with the same request id
-                does not have.
+            call_id: the id of the call in the log. A later call with the same request id has
+            another.
             request: the request.
             caller: the caller.
             position: the questions that the client has received.
@@ -121,15 +122,13 @@ class OpenCalls:
         return after(token, position)
 
     async def reopened(self, event_id: str, caller: Caller) -> OpenCall:
-        """Return the call of an event.
+        """Return the call to which an event belongs.
 
         Raises:
             InvalidRequest: the id does not belong to this session, or has expired.
             Unavailable: the task cannot be read now.
         """
-        refused = InvalidRequest(
-            "Last-Event-ID is none that this session was given, or is too old; call again"
-        )
+        refused = InvalidRequest("Last-Event-ID is unknown in this session, or too old; call again")
         facts, position = self._opened(event_id, caller)
         if facts is None or position is None:
             raise refused
@@ -141,12 +140,12 @@ class OpenCalls:
         if work is None:
             params = {"uri" if method == "resources/read" else "name": name}
             return OpenCall(ref, Request(request_id, method, params), position)
-        params, scopes = call_of(work.call)
+        params, scopes = decode_call(work.call)
         return OpenCall(ref, Request(request_id, method, params), position, scopes)
 
     def until_ms(self, event_id: str, caller: Caller) -> int:
-        """Return when the wait for answers after an event ends, in milliseconds since the epoch,
-        without reading the store; 0 if the id does not belong to this session."""
+        """Return the end of the wait for answers after an event, in milliseconds since the epoch; 0
+        if the id does not belong to this session. Does not read the store."""
         facts, _ = self._opened(event_id, caller)
         return 0 if facts is None else int(facts[-1])
 
@@ -160,7 +159,7 @@ class OpenCalls:
         return facts, (mark, int(number)) if is_number else None
 
 
-def place_of(name: str) -> Position:
+def position_from_name(name: str) -> Position:
     """Return the mark of a question's name, and its number in its round, from 0."""
     mark, _, number = name.rpartition(".")
     return mark, int(number)

@@ -46,7 +46,7 @@ class OwnRequests:
         Raises:
             InvalidParams: the level is unknown, or the session has too many subscriptions.
             ResourceNotFound: the named view has no such resource.
-            SessionNotFound, Unavailable: as `Sessions.state`.
+            SessionNotFound, Unavailable: see `Sessions.state`.
         """
         methods = self._methods[caller.session.revision]
         match request.method:

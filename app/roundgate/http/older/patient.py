@@ -1,8 +1,8 @@
-"""Operations of the store that are repeated while it is unavailable.
+"""Retries of store operations while the store is unavailable.
 
-A user has already answered, or a handler has done work, when a row is written or read: neither may be
-lost because the store elects a new leader. After a longer outage the error is `StoreAway`, and a
-client that can resume its call is told to.
+When a row is written or read, a user has already answered, or a handler has done work. Neither may
+be lost because the store elects a new leader. After a longer outage the error is `StoreAway`, and
+the gateway asks a client that can resume its call to do so.
 
     read ─✗─ 0.1 s ─✗─ 0.5 s ─✗─ 2 s ─✗─ … ─▶ StoreAway
                                               └▶ the stream ends with its last id ─▶ the client resumes
@@ -26,12 +26,12 @@ T = TypeVar("T")
 PAUSES_S: Final = (0.1, 0.5, 2.0)
 """Seconds between attempts; the last pause repeats."""
 PATIENCE_S: Final = 20.0
-"""Seconds after which no attempt begins: one takes 9 to 15 s if DynamoDB does not answer, and
-clients wait for 30 s."""
+"""Seconds after which no attempt begins. An attempt takes 9 to 15 s if DynamoDB does not answer,
+and clients wait for 30 s."""
 
 
 class Patience:
-    """Repeats an operation. An attempt that failed may have written all the same."""
+    """Retries an operation. A failed attempt may still have written its row."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Runs the rounds of calls in this process, and keeps in a hidden task what a later request needs.
+"""The rounds of calls in this process. A hidden task keeps the state that a later request needs.
 
 first round ─▶ result                             no task
             ─▶ reports, to a client that resumes  a task that this process holds
@@ -27,11 +27,11 @@ from roundgate.errors import (
     ToolError,
     Unavailable,
 )
-from roundgate.http.older.asking import answers_of, check_askable
+from roundgate.http.older.asking import check_askable, read_answers
 from roundgate.http.older.caller import Caller
 from roundgate.http.older.cancelling import LAST_LOOK_S, CancelWatch
 from roundgate.http.older.following import Followers
-from roundgate.http.older.open_calls import CallState, OpenCalls, Position, call_bytes, call_of
+from roundgate.http.older.open_calls import CallState, OpenCalls, Position, call_bytes, decode_call
 from roundgate.http.older.stream import SessionStream
 from roundgate.methods.once import kept_error, kept_reply
 from roundgate.methods.parts import CurrentMethods
@@ -47,7 +47,7 @@ from roundgate.protocol import (
     notifications,
 )
 from roundgate.protocol.v2025 import Results, Revision, make_inbound
-from roundgate.protocol.v2025.results import asked as read_asked
+from roundgate.protocol.v2025.results import read_asked
 from roundgate.storage import Ending, RowsOf, TaskRef
 from roundgate.tasks import hidden
 from roundgate.tasks.hidden import HiddenTasks, Holding, NewCall
@@ -57,7 +57,7 @@ from roundgate.tokens.ids import SessionFacts
 RELEASE_S: Final = 2.0
 """Seconds that a request which is cut off may spend on releasing its task."""
 _INTERRUPTED: Final = (
-    "The connection was lost while this ran, and it is not known how far it came;"
+    "The connection was lost while this call ran, and its progress is unknown;"
     " find out whether it took effect before calling again"
 )
 _NOT_KEPT: Final = (
@@ -82,37 +82,37 @@ class Call:
     scopes: frozenset[str]
     """The scopes with which the call began, and with which it continues."""
     ref: TaskRef | None = None
-    """The task, once there is one."""
+    """The hidden task of the call, if there is one."""
     state: CallState | None = None
     """The last known state; `None` before the first round has ended."""
     position: Position = ("", 0)
     pages: dict[str, str] = field(default_factory=dict)
-    """See `CallState.pages`."""
+    """The unfinished pages, as in `CallState.pages`."""
     asks: bool = False
-    """Whether its questions wait for answers."""
+    """Whether questions of the call wait for answers."""
     leaves: bool = False
     """Whether another request continues the call."""
 
     @property
     def is_tool_call(self) -> bool:
-        """Return whether a tool is called."""
+        """Whether the request calls a tool."""
         return self.request.method == "tools/call"
 
     @property
     def held(self) -> Holding | None:
-        """Return the task while this process runs a round of it."""
+        """The hidden task, while this process runs one of its rounds."""
         return self.stream.held
 
 
 class Rounds:
-    """Runs rounds.
+    """Runs the rounds of calls.
 
     Args:
         methods: the methods of each revision, by version.
         tasks: the hidden tasks.
-        calls: makes the ids of events.
+        calls: the maker of event ids.
         followers: the limit on requests that wait.
-        rows_of: returns the rows of a caller: cancellations of calls without a task.
+        rows_of: a function that returns the rows of a caller, for cancellations of calls without a task.
         clock: the clock of the process.
     """
 
@@ -137,13 +137,15 @@ class Rounds:
         followed or left.
 
         Raises:
-            CallCancelled: the client wants no answer.
+            CallCancelled: the client cancelled the call, or hung up and cannot resume it.
             GatewayError: the call ended with this error.
         """
         try:
             with call.stream.working:
                 return await self._rounds(call, claimed)
-        except LeaseLost:  # another request has the task, or it was cancelled: the task tells
+        except (
+            LeaseLost
+        ):  # another request has the task, or it was cancelled; the task's record shows which
             return None
         except CallCancelled:
             if call.held is not None:
@@ -163,11 +165,11 @@ class Rounds:
                 call.ref, call.stream.held = call.held.ref, None
 
     async def _rounds(self, call: Call, claimed: Claimed | None) -> Reply | None:
-        answers = {} if claimed is None else self._taken_up(call, claimed)
+        answers = {} if claimed is None else self._restore(call, claimed)
         while True:
             reply = await self._served(call, answers)
             if reply.label != "input_required":
-                await self._end(call, kept_reply(reply), _ending_of(reply))
+                await self._end(call, kept_reply(reply), _ending_from_reply(reply))
                 return reply
             requests, state = read_asked(reply.result)
             call.pages |= {
@@ -180,7 +182,7 @@ class Rounds:
             if requests:
                 await self._ask(call, call.state)
                 return None
-            # state alone: the next round gets a new request, with its own time
+            # without questions, the next round gets a new request with its own time limit
             call.leaves = (call.stream.can_tell and call.stream.resumes) or (
                 call.stream.is_finite and call.caller.is_nearly_over
             )
@@ -190,8 +192,8 @@ class Rounds:
             if call.held is not None:
                 await self._tasks.patiently(partial(call.held.beat, call.state.to_bytes()))
 
-    def _taken_up(self, call: Call, claimed: Claimed) -> dict[str, Any]:
-        """Return the answers to the questions of a claimed call.
+    def _restore(self, call: Call, claimed: Claimed) -> dict[str, Any]:
+        """Restore a claimed call; return the answers to its questions.
 
         Raises:
             ToolError: the call must not be run again, or the client could not answer.
@@ -202,33 +204,39 @@ class Rounds:
             raise ToolError(
                 f"{claimed.record.deaths} processes that ran this call died; it is not run again"
             )
-        params, call.scopes = call_of(claimed.call)
+        params, call.scopes = decode_call(claimed.call)
         call.request = replace(call.request, params=params)
         call.inbound = self.inbound(call.request, call.caller)
         call.state = CallState.from_bytes(claimed.state)
         call.pages = dict(call.state.pages)
-        return answers_of(call.state, claimed.answers, call.caller.revision)
+        return read_answers(call.state, claimed.answers, call.caller.revision)
 
     async def _ask(self, call: Call, state: CallState) -> None:
-        """Keep the questions of a round in the task of the call, before they are sent."""
+        """Store the questions of a round in the task of the call, before they are sent."""
         check_askable(call.request.method, call.stream)
-        if call.held is None and call.stream.is_unheard:  # its client has no id to come back with
+        if (
+            call.held is None and call.stream.is_unheard
+        ):  # its client has no event id with which to resume
             raise CallCancelled
         if call.held is None:
             self._followers.check_room(call.caller.principal)
         await self._keep(call, state)
-        if call.stream.is_unheard:  # a request that resumes the call asks
+        if call.stream.is_unheard:  # the request that resumes the call will ask
             raise CallCancelled
 
     async def _keep(self, call: Call, state: CallState) -> None:
-        """Keep the state of a round that has ended, for the requests that follow the call."""
-        kept, asked = state.to_bytes(), state.asked
+        """Store the state of a completed round, for the requests that follow the call."""
+        state_bytes, question_methods = state.to_bytes(), state.asked
         if (held := call.held) is not None:
-            await (held.suspend(kept, asked) if asked else held.release(kept))
+            await (
+                held.suspend(state_bytes, question_methods)
+                if question_methods
+                else held.release(state_bytes)
+            )
             call.ref, call.stream.held = held.ref, None
             return
         new = _new_call(call.request, call.caller, call.correlation)
-        call.ref = await self._tasks.ask(new, kept, asked)
+        call.ref = await self._tasks.ask(new, state_bytes, question_methods)
         if call.stream.resumes:
             event_id = self.event_id(call)
             call.stream.token = lambda _: _known(event_id)
@@ -241,16 +249,16 @@ class Rounds:
             LeaseLost: another process has ended it, and its end counts.
         """
         if call.held is not None:
-            with suppress(Unavailable):  # then only this request knows the end
+            with suppress(Unavailable):  # then only this request knows the outcome
                 try:
                     await call.held.finish(_scoped(call.scopes, outcome), ending)
-                except QuotaExceeded:  # it has happened, and must not happen again
+                except QuotaExceeded:  # the call has run and must not run again
                     short = kept_error(ToolError(_NOT_KEPT))
                     await call.held.finish(_scoped(call.scopes, short), ending)
 
     async def _failed(self, held: Holding, call: Call, error: GatewayError) -> bool:
-        """End the task of a call because of an error; return whether the error counts. A later
-        round whose error does not end it is left to another request."""
+        """End the task of a call because of an error; return whether the error counts. If the error
+        does not end a later round, release the round to another request."""
         if isinstance(error, _NO_END) and not held.is_first:
             await held.let_go()
             return True
@@ -297,11 +305,12 @@ class Rounds:
             if inbound.method != "tools/call":
                 raise
             return tool_error(caller.revision, error)
-        assert not isinstance(answer, Stream), "no method of these revisions is one"
+        assert not isinstance(answer, Stream), "no method of these revisions returns a stream"
         return answer
 
     async def _look(self, call: Call) -> float:
-        """Renew the lease of a call that runs here, and look for its cancellation."""
+        """Renew the lease of a running call, or check for its cancellation; return the seconds
+        until the next look."""
         held = call.held
         if held is not None:
             await held.beat()
@@ -312,11 +321,11 @@ class Rounds:
     async def reported(
         self, request: Request, caller: Caller, correlation: Correlation, stream: SessionStream
     ) -> str:
-        """Keep a call that reports something in its first round, and return the id of the first
-        event."""
+        """Store a hidden task for a call that sends a notification in its first round; return the
+        id of the first event."""
         try:
             held = await self._tasks.report(_new_call(request, caller, correlation))
-        except ToolError as error:  # too many: the call continues without it
+        except ToolError as error:  # too many tasks: the call continues without one
             raise Unavailable(str(error)) from None
         stream.held = held
         with suppress(CallCancelled, Unavailable):  # the next renewal notices
@@ -326,8 +335,8 @@ class Rounds:
     async def _check_not_cancelled(
         self, request_id: RequestId, caller: Caller, ref: TaskRef | None
     ) -> None:
-        """Raise CallCancelled if the client cancelled the call before it had a task, and cancel
-        that."""
+        """Raise CallCancelled if the client cancelled the call before it had a task. Also cancel
+        `ref`, the task that it has now."""
         key, rows = cancel_key(caller.session, request_id), self._rows_of(caller.principal)
         if await self._tasks.patiently(lambda: rows.read(key)) is not None:
             if ref is not None:
@@ -341,14 +350,14 @@ class Rounds:
         return self._calls.event_id(call.ref, call_id, call.request, call.caller, call.position)
 
     def inbound(self, request: Request, caller: Caller) -> Inbound:
-        """Return a request of a session, validated. Raises MethodNotFound and InvalidParams."""
+        """Validate a request of a session; raise MethodNotFound or InvalidParams."""
         session = caller.session
         declared = ClientCapabilities(session.capabilities)
         features = self._methods[session.revision].features
         return make_inbound(request, caller.revision, declared, session.client_info, features)
 
 
-def name_of(request: Request) -> str | None:
+def target_name(request: Request) -> str | None:
     """Return the tool, prompt or URI that a request names, if any."""
     named = request.params.get("name", request.params.get("uri"))
     return named if isinstance(named, str) else None
@@ -364,7 +373,7 @@ def _scoped(scopes: frozenset[str], outcome: bytes) -> bytes:
     return b"%b\n%b" % (json.encode(sorted(scopes)), outcome)
 
 
-def _ending_of(reply: Reply) -> Ending:
+def _ending_from_reply(reply: Reply) -> Ending:
     return Ending.TOOL_ERROR if reply.label == "tool_error" else Ending.OK
 
 
@@ -383,7 +392,7 @@ def _new_call(request: Request, caller: Caller, correlation: Correlation) -> New
         caller.session.id,
         request.id,
         principal,
-        name_of(request) or request.method,
+        target_name(request) or request.method,
         call_bytes(request, principal.scopes),
         correlation.call_id,
     )

@@ -1,7 +1,5 @@
-"""The entry to the server for clients with sessions: it imports and makes that server when the
-first of them arrives.
-
-Many gateways never meet such a client, and a cold start pays for every import.
+"""The entry to the server for clients with sessions. The first such client makes it import and
+create that server. Many gateways have no such client, and a cold start pays for every import.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from roundgate.http.older.following import Followers
 
 Serves: TypeAlias = Callable[[ResultFormat], tuple[Methods, Use]]
-"""Makes the methods over the current catalog, for results in one format."""
+"""A function that makes the methods over the current catalog, for results in one format."""
 
 
 class OlderClients:
@@ -42,7 +40,7 @@ class OlderClients:
         streams: bool,
         view: str = "",
     ) -> None:
-        """Keep the parts; `endpoint` makes the rest.
+        """Store the parts; `endpoint` makes the rest later.
 
         Args:
             core: the stores and the source of changes.
@@ -50,8 +48,8 @@ class OlderClients:
             clock: the clock of the process.
             config: the configuration at the start; a reload does not change the settings that are
                 used here.
-            serves: makes the methods of a revision.
-            describe: returns the server's current description.
+            serves: a function that makes the methods of a revision.
+            describe: a function that returns the server's current description.
             streams: whether the platform can hold a stream open.
             view: the name of the view; empty for the endpoint of all tools.
         """
@@ -107,7 +105,7 @@ class OlderClients:
         )
         if self._is_closing:
             self._followers.close()
-        # an answer after the state has expired could not be used
+        # an answer is useless after the state has expired
         wait_s = min(sessions.answer_timeout_s, self._config.state.lifetime_s)
         tasks = HiddenTasks(
             stores.tasks,

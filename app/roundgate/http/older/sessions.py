@@ -5,9 +5,9 @@ The session id holds the session itself; only its changes are stored. Each calle
 storage of a caller that opens many sessions. A dropped session falls back to the defaults: the
 default level, no subscriptions.
 
-The end of a session is never dropped: a row also has the latest `ENDED_PER_BUCKET` that were ended.
-Before an older one is forgotten, its expiry becomes the row's floor: sessions that expire no later
-and are not in the row count as ended, too. Their clients open another one.
+The end of a session is never dropped: a row also has the latest `ENDED_PER_BUCKET` ended sessions.
+Before the row forgets an older one, that session's expiry becomes the row's floor. Sessions that
+expire no later and are not in the row count as ended, too. Their clients open new sessions.
 
 The end of a session is checked again after `KNOWN_MS`, not at every request; logging and streaming
 read the row itself.
@@ -37,10 +37,10 @@ KNOWN_MS: Final = 2_000
 MAX_KNOWN: Final = 10_000
 MAX_SUBSCRIPTIONS: Final = 100
 MAX_SUBSCRIBED_CHARS: Final = 8_192
-"""Characters of the URIs of one session."""
+"""The maximum total length of the subscribed URIs of one session, in characters."""
 LEEWAY_MS: Final = 60_000
-"""How much longer than the session its end is kept, in milliseconds, because the clocks of replicas
-differ."""
+"""Milliseconds for which the end of a session is kept after the session's expiry, because the
+clocks of replicas differ."""
 DEFAULT_LEVEL: Final = "info"
 """The level of a session that has not set one."""
 _TRIES: Final = 20
@@ -48,7 +48,7 @@ _TRIES: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class SessionState:
-    """The changes of a session; the defaults are those of a new one."""
+    """The changes of a session. The defaults are the state of a new session."""
 
     level: str = DEFAULT_LEVEL
     uris: tuple[str, ...] = ()
@@ -66,10 +66,11 @@ class Sessions:
         self._patiently = Patience(clock)
         self._clock = clock
         self._known: OrderedDict[str, float] = OrderedDict()
-        """When each session was last seen alive, on the monotonic clock; oldest first."""
+        """The time at which each session was last known to be open, in milliseconds on the
+        monotonic clock; oldest first."""
 
     async def check(self, session: SessionFacts, owner: Principal) -> None:
-        """Check that a session has not been ended; the answer may be `KNOWN_MS` old.
+        """Check that a session has not been ended. The check may be `KNOWN_MS` out of date.
 
         Raises:
             SessionNotFound: it has been ended.
@@ -81,7 +82,7 @@ class Sessions:
         await self.state(session, owner)
 
     async def state(self, session: SessionFacts, owner: Principal) -> SessionState:
-        """Return the changes of a session, as of now.
+        """Read the current changes of a session.
 
         Raises:
             SessionNotFound: it has been ended.
@@ -101,7 +102,7 @@ class Sessions:
         return state
 
     async def set_level(self, session: SessionFacts, owner: Principal, level: str) -> None:
-        """Set the least severe level to send. Raises the errors of `state`."""
+        """Set the least severe level to send; raise the errors of `state`."""
         await self._change(session, owner, lambda state: replace(state, level=level))
 
     async def subscribe(self, session: SessionFacts, owner: Principal, uri: str) -> None:
@@ -109,22 +110,22 @@ class Sessions:
 
         Raises:
             InvalidParams: the session has too many subscriptions.
-            SessionNotFound, Unavailable: as `state`.
+            SessionNotFound, Unavailable: see `state`.
         """
 
         def add(state: SessionState) -> SessionState:
             uris = tuple(dict.fromkeys((*state.uris, uri)))
             if len(uris) > MAX_SUBSCRIPTIONS or sum(map(len, uris)) > MAX_SUBSCRIBED_CHARS:
                 raise InvalidParams(
-                    f"A session subscribes to {MAX_SUBSCRIPTIONS} resources at most, with {MAX_SUBSCRIBED_CHARS}"
-                    " characters in their URIs together; unsubscribe from others first"
+                    f"A session may subscribe to at most {MAX_SUBSCRIPTIONS} resources, with at most"
+                    f" {MAX_SUBSCRIBED_CHARS} characters in their URIs; unsubscribe from others first"
                 )
             return replace(state, uris=uris)
 
         await self._change(session, owner, add)
 
     async def unsubscribe(self, session: SessionFacts, owner: Principal, uri: str) -> None:
-        """Unsubscribe from changes of a resource. Raises as `state`."""
+        """Unsubscribe from changes of a resource; raise the errors of `state`."""
 
         def remove(state: SessionState) -> SessionState:
             return replace(state, uris=tuple(known for known in state.uris if known != uri))
@@ -132,7 +133,7 @@ class Sessions:
         await self._change(session, owner, remove)
 
     async def end(self, session: SessionFacts, owner: Principal) -> None:
-        """End a session. Raises as `state`."""
+        """End a session; raise the errors of `state`."""
         self._known.pop(session.id, None)
         await self._change(session, owner, lambda state: SessionState(ended=True))
         self._known.pop(session.id, None)
@@ -168,7 +169,7 @@ async def _write(
 
 
 def _key(session: SessionFacts, owner: Principal) -> str:
-    """Return the key of the row that a session shares with others of its caller."""
+    """Return the key of the row that a session shares with other sessions of its caller."""
     return f"state.{json.digest(list(owner.identity))}.{crc32(session.id.encode()) % BUCKETS}"
 
 
@@ -178,11 +179,11 @@ class _Bucket:
 
     def __init__(self) -> None:
         self.changed: dict[str, tuple[SessionState, int]] = {}
-        """The changes of each session, and when it expires."""
+        """The changes and the expiry of each session."""
         self.ended: dict[str, int] = {}
         """The expiry of each session that was ended."""
         self.floor_ms = 0
-        """Unknown sessions that expire no later than this have been ended."""
+        """The floor: unknown sessions that expire no later have been ended."""
 
     def state(self, session: SessionFacts) -> SessionState:
         """Return the changes of a session."""
@@ -193,7 +194,7 @@ class _Bucket:
         return SessionState(ended=True) if is_ended else _NEW
 
     def change(self, session: SessionFacts, state: SessionState, now_ms: int) -> None:
-        """Record a change; drop expired sessions and those beyond the row's limits."""
+        """Record a change; drop expired sessions and sessions beyond the row's limits."""
         self.changed.pop(session.id, None)
         self.changed = {name: known for name, known in self.changed.items() if known[1] > now_ms}
         self.ended = {
@@ -210,12 +211,12 @@ class _Bucket:
 
     @property
     def forget_ms(self) -> int:
-        """Return when the whole row may be forgotten, in milliseconds since the epoch."""
+        """The time from which the whole row may be forgotten, in milliseconds since the epoch."""
         changed = (until for _, until in self.changed.values())
         return max((*changed, *self.ended.values(), self.floor_ms)) + LEEWAY_MS
 
     def written(self) -> bytes:
-        """Return the row as bytes, as `read` takes it."""
+        """Encode the row for `read`."""
         changed = {
             name: [state.level, list(state.uris), until]
             for name, (state, until) in self.changed.items()
@@ -224,7 +225,7 @@ class _Bucket:
 
     @classmethod
     def read(cls, value: bytes) -> _Bucket:
-        """Return the sessions of a stored row; empty for a row that another version wrote."""
+        """Decode a stored row. Return an empty bucket for a row that another version wrote."""
         bucket = cls()
         try:
             row = json.decode(value)

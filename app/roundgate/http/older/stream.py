@@ -22,18 +22,18 @@ from roundgate.tasks.hidden import Holding
 RETRY_MS: Final = 500
 """Milliseconds that a client waits before it resumes a stream that has ended."""
 AWAY_RETRY_MS: Final = 2_000
-"""The same while the store is unavailable."""
+"""Milliseconds that a client waits before it resumes a stream, while the store is unavailable."""
 
 Token: TypeAlias = Callable[["SessionStream"], Awaitable[str]]
-"""Makes the id of an event with which the request of a stream can be resumed."""
+"""A function that makes the id of an event with which a stream's request can be resumed."""
 
 
 class SessionStream:
     """The stream of one request. Several handlers may write at once.
 
     Args:
-        responder: writes the response.
-        watch: watches for a client that hangs up.
+        responder: the writer of the response.
+        watch: the watch for a client that hangs up.
         can_tell: whether the client accepts a stream.
         holds: whether the platform can keep a stream open while a user thinks.
         resumes: whether the client resumes a stream that ended.
@@ -52,14 +52,14 @@ class SessionStream:
     ) -> None:
         self.responder = responder
         self.working = watch.working
-        """Entered around work that continues when the client hangs up."""
+        """A context manager for work that continues when the client hangs up."""
         self._watch = watch
         self.is_resumed = last_event_id is not None
         self.can_tell = can_tell
         self.holds = holds
         self.resumes = resumes
         self.token: Token | None = None
-        """Makes the id of the first event, if the stream can be resumed before any question."""
+        """The maker of the first event's id, if the stream can be resumed before any question."""
         self.held: Holding | None = None
         """The task of the call, while this process runs a round of it."""
         self.last_event_id = last_event_id
@@ -68,18 +68,18 @@ class SessionStream:
 
     @property
     def is_finite(self) -> bool:
-        """Return whether the response is all that the client gets: later results need another
-        call."""
+        """Whether later results need another call, because the client gets nothing after the
+        response."""
         return not self.holds and not self.resumes
 
     @property
     def is_over(self) -> bool:
-        """Return whether the response has ended."""
+        """Whether the response has ended."""
         return self.responder.state is State.DONE
 
     @property
     def is_unheard(self) -> bool:
-        """Return whether the client has hung up."""
+        """Whether the client has hung up."""
         return self._watch.disconnected
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
@@ -95,7 +95,8 @@ class SessionStream:
 
         Args:
             message: the message as JSON.
-            event_id: the id with which any replica can continue; `None` if none can from here.
+            event_id: the id with which any replica can continue; `None` if no replica can continue
+                from here.
 
         Raises:
             ClientDisconnect: the client does not read.
@@ -108,17 +109,18 @@ class SessionStream:
             self.last_event_id = event_id
 
     async def keep_alive(self) -> None:
-        """Send a comment. Raises as `message`."""
+        """Send a keep-alive comment; raise ClientDisconnect as `message` does."""
         await self._write(sse.KEEP_ALIVE)
 
     async def leave(self, event_id: str) -> None:
-        """End the stream; the client resumes it with `event_id`. Raises as `message`."""
+        """End the stream; the client resumes it with `event_id`. Raise ClientDisconnect as
+        `message` does."""
         await self.message(b"", event_id)
         await self.responder.end()
 
     async def come_again(self) -> None:
-        """End the stream; the client resumes it with its last id, after a longer pause. Raises as
-        `message`."""
+        """End the stream; the client resumes it with its last id, after a longer pause. Raise
+        ClientDisconnect as `message` does."""
         assert self.last_event_id is not None
         await self._write(sse.event_with_id(b"", self.last_event_id, AWAY_RETRY_MS))
         await self.responder.end()
@@ -141,6 +143,6 @@ class SessionStream:
         """Return the first event of a stream that can be resumed: an id without data."""
         try:
             self.last_event_id = await token(self)
-        except Unavailable:  # the call continues without it; questions have ids of their own
+        except Unavailable:  # the call continues without this id; questions have their own ids
             return b""
         return sse.event_with_id(b"", self.last_event_id, RETRY_MS)

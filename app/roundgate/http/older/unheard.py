@@ -23,13 +23,14 @@ from roundgate.http.exchange import DisconnectWatch
 
 
 class UnheardWatch(DisconnectWatch):
-    """`with UnheardWatch(receive, room) as watch:` cancels the current task when the client hangs
-    up, except inside `with watch.working:`.
+    """A context manager that cancels the current task when the client hangs up, except inside `with
+    watch.working:`.
 
     Args:
         receive: ASGI's `receive`.
-        room: counts calls that run without their client, and raises `Unavailable` if there are too
-            many. The call is then cancelled: without its connection nothing else bounds it.
+        room: a function whose context counts calls that run without their client, and raises
+            `Unavailable` if there are too many. The call is then cancelled, because without its
+            connection nothing else limits it.
     """
 
     def __init__(self, receive: Receive, room: Callable[[], AbstractContextManager[None]]) -> None:
@@ -48,8 +49,8 @@ class UnheardWatch(DisconnectWatch):
             self.cancel()
 
     def _rested(self) -> None:
-        """Cancel the watched task after work in another task has ended: it has nothing left to do
-        but wait."""
+        """Cancel the watched task after work in another task has ended, because the watched task
+        only waits."""
         if asyncio.current_task() is not self._watched:
             self.cancel()
 
@@ -75,13 +76,14 @@ class UnheardWatch(DisconnectWatch):
 
 
 class Working:
-    """A block whose work continues when the client hangs up. Several may be entered at once."""
+    """A block whose work continues when the client hangs up. Several tasks may enter it at once."""
 
     def __init__(self) -> None:
         self.count = 0
         self.rested: Callable[[], None] | None = None
-        """Called when the last block ends. Set only after the client has hung up: a reference to
-        the watch in every request would be a cycle for the garbage collector."""
+        """A function that is called when the last block ends. It is set only after the client has
+        hung up, because a reference to the watch in every request would be a cycle for the garbage
+        collector."""
 
     def __enter__(self) -> None:
         self.count += 1

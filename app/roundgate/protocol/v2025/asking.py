@@ -52,8 +52,8 @@ def request_params(
 
 
 def _plain_field(field: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a field in the form of 2025-06-18. A choice of several, which that revision lacks, is
-    text with commas between the values."""
+    """Return a field in the form of 2025-06-18. A multiple choice, which that revision lacks,
+    becomes text with commas between the values."""
     plain = dict(field)
     if "oneOf" in plain:
         plain["enum"] = [option["const"] for option in plain["oneOf"]]
@@ -64,7 +64,7 @@ def _plain_field(field: Mapping[str, Any]) -> dict[str, Any]:
         description = f"{plain['description']} " if "description" in plain else ""
         plain |= {
             "type": "string",
-            "description": f"{description}Several of, with commas between them: {choices}",
+            "description": f"{description}One or more of these, separated by commas: {choices}",
         }
         kind = "string"
     return {name: value for name, value in plain.items() if name in _FIELD[kind]}
@@ -77,7 +77,7 @@ def _choices(items: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def answer_of(
+def answer_from_result(
     revision: Revision, method: str, params: Mapping[str, Any], result: dict[str, Any]
 ) -> dict[str, Any]:
     """Return a client's answer in the form that the handler's question expects."""

@@ -17,7 +17,7 @@ from roundgate.protocol.params import Params
 from roundgate.protocol.v2025.shapes import Revision, negotiated
 
 MAX_NAME: Final = 100
-"""The most characters of a client's name and version that its session keeps."""
+"""The maximum length of a client's name, and of its version, in its session, in characters."""
 
 FEATURES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -53,7 +53,7 @@ class Opening:
     revision: Revision
     """The revision of the session."""
     capabilities: Mapping[str, Any]
-    """The declared capabilities that let a server ask the client something in this revision."""
+    """The declared capabilities that let a server ask the client questions in this revision."""
     client_info: Mapping[str, str]
 
     @classmethod
@@ -105,7 +105,7 @@ def make_inbound(
 
     Raises:
         MethodNotFound: not every revision has the method, or its feature is not served.
-        InvalidParams: `_meta`, or the name that the request is about, is malformed.
+        InvalidParams: `_meta`, or the name in the request, is malformed.
     """
     feature = FEATURES.get(request.method)
     if feature is None or feature not in features:

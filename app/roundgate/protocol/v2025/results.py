@@ -1,7 +1,7 @@
 """The results of these revisions, in their shapes and without cache hints.
 
-They have no result that asks for input. It is written for the gateway itself, which asks the client
-on the stream of the call (`roundgate.http.questions`) and never sends it.
+These revisions have no result that asks for input. `Results.input_required` writes one for the
+gateway itself, which asks the client on the stream of the call (`roundgate.http.older.asking`).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Results:
         return json.encode(shaped)[1:-1]
 
     def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:
-        """Return the questions by key, if any, and the state of the call, for `asked` to read."""
+        """Return the questions by key, if any, and the state of the call, for `read_asked`."""
         return json.encode({"inputRequests": dict(requests), "requestState": request_state})
 
 
-def asked(result: bytes) -> tuple[dict[str, Any], str]:
+def read_asked(result: bytes) -> tuple[dict[str, Any], str]:
     """Return the questions by key and the state that `Results.input_required` wrote."""
     decoded = json.decode(result)
     return decoded["inputRequests"], decoded["requestState"]

@@ -1,7 +1,8 @@
 """Values in the form of one of these revisions, without members that it does not have.
 
-A link to a resource, which 2025-03-26 lacks, becomes a line of text. A structured result that is no
-object, which only a later revision allows, is left out: its text says the same.
+A link to a resource, which 2025-03-26 lacks, becomes a line of text. A structured result that is
+not an object, which only a later revision allows, is omitted, because the result's text has the
+same content.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _OF_BLOCK: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "resource": frozenset({"resource"}),
     }
 )
-"""The own members of each kind of block. A link to a resource has those of a resource."""
+"""The own members of each kind of block. A link to a resource has the members of a resource."""
 
 
 def tool(revision: Revision, definition: Mapping[str, Any]) -> Wire:
-    """Return an entry of tools/list."""
+    """Return an entry of tools/list in the form of a revision."""
     shaped = _only(revision.tool, definition)
     if not _is_object_schema(shaped.get("outputSchema")):
         shaped.pop("outputSchema", None)
@@ -33,7 +34,7 @@ def tool(revision: Revision, definition: Mapping[str, Any]) -> Wire:
 
 
 def prompt(revision: Revision, definition: Mapping[str, Any]) -> Wire:
-    """Return an entry of prompts/list."""
+    """Return an entry of prompts/list in the form of a revision."""
     shaped = _only(revision.prompt, definition)
     if "arguments" in shaped:
         shaped["arguments"] = [
@@ -43,12 +44,12 @@ def prompt(revision: Revision, definition: Mapping[str, Any]) -> Wire:
 
 
 def resource(revision: Revision, definition: Mapping[str, Any]) -> Wire:
-    """Return an entry of resources/list."""
+    """Return an entry of resources/list in the form of a revision."""
     return _annotated(revision, _only(revision.resource, definition))
 
 
 def template(revision: Revision, definition: Mapping[str, Any]) -> Wire:
-    """Return an entry of resources/templates/list."""
+    """Return an entry of resources/templates/list in the form of a revision."""
     return _annotated(revision, _only(revision.template, definition))
 
 
@@ -58,24 +59,24 @@ ENTRIES: Final[Mapping[str, Callable[[Revision, Mapping[str, Any]], Wire]]] = Ma
 """The function that shapes the entries of each list, by the list's member in the result."""
 
 
-def block(revision: Revision, given: Mapping[str, Any]) -> Wire:
-    """Return a block of content."""
-    kind = given.get("type", "")
+def block(revision: Revision, content: Mapping[str, Any]) -> Wire:
+    """Return a block of content in the form of a revision."""
+    kind = content.get("type", "")
     if kind == "resource_link":
         if not revision.has_structured:
-            return {"type": "text", "text": _link_in_words(given)}
+            return {"type": "text", "text": _link_in_words(content)}
         own = revision.resource
     else:
         own = _OF_BLOCK.get(kind, frozenset())
-    shaped = _annotated(revision, _only(own | revision.block, given))
+    shaped = _annotated(revision, _only(own | revision.block, content))
     if kind == "resource":
-        shaped["resource"] = _only(revision.contents, given["resource"])
+        shaped["resource"] = _only(revision.contents, content["resource"])
     return shaped
 
 
-def result(revision: Revision, given: Mapping[str, Any]) -> Wire:
-    """Return a result of any method."""
-    shaped = {name: value for name, value in given.items() if name not in _OF_LATER}
+def result(revision: Revision, members: Mapping[str, Any]) -> Wire:
+    """Return a result of any method in the form of a revision."""
+    shaped = {name: value for name, value in members.items() if name not in _OF_LATER}
     if isinstance(blocks := shaped.get("content"), list):
         # nearly all are plain text without further members
         shaped["content"] = [
@@ -93,16 +94,16 @@ def result(revision: Revision, given: Mapping[str, Any]) -> Wire:
     return shaped
 
 
-def implementation(revision: Revision, given: Mapping[str, Any]) -> Wire:
-    """Return the server's `Implementation`."""
-    return _only(revision.implementation, given)
+def implementation(revision: Revision, members: Mapping[str, Any]) -> Wire:
+    """Return the server's `Implementation` in the form of a revision."""
+    return _only(revision.implementation, members)
 
 
 _OF_LATER: Final = frozenset({"resultType", "ttlMs", "cacheScope"})
 
 
-def _only(known: frozenset[str], given: Mapping[str, Any]) -> Wire:
-    return {name: value for name, value in given.items() if name in known}
+def _only(known: frozenset[str], members: Mapping[str, Any]) -> Wire:
+    return {name: value for name, value in members.items() if name in known}
 
 
 def _annotated(revision: Revision, shaped: Wire) -> Wire:
@@ -135,7 +136,7 @@ class Revision:
     tool: frozenset[str]
     prompt: frozenset[str]
     argument: frozenset[str]
-    """An argument of a prompt."""
+    """The members of an argument of a prompt."""
     resource: frozenset[str]
     template: frozenset[str]
     contents: frozenset[str]
@@ -145,7 +146,8 @@ class Revision:
     annotations: frozenset[str]
     implementation: frozenset[str]
     has_structured: bool
-    """Whether tools have output schemas and structured results, and results links to resources."""
+    """Whether tools have output schemas and structured results, and results may have links to
+    resources."""
     has_rich_forms: bool
     """Whether a form may have defaults for every kind of field, choices of
     several and titled choices."""

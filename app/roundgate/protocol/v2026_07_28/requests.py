@@ -4,11 +4,11 @@ check.
 The order decides which error a request with several mistakes gets, as clients and the conformance
 suite expect:
 
-    1  version and method headers are there, once; `Mcp-Method` equals the body's method     -32020
-    2  `params._meta` is there with its required fields, a string and an object               -32602
+    1  version and method headers are sent once; `Mcp-Method` equals the body's method        -32020
+    2  `params._meta` has its required fields, a string and an object                         -32602
     3  `MCP-Protocol-Version` equals `_meta`'s version                                        -32020
     4  the version is supported                                                               -32022
-       and the rest of `_meta` is as this version has it                                      -32602
+       and the rest of `_meta` is valid in this version                                       -32602
     5  the method is served                                                                   -32601
     6  `Mcp-Name` equals the body's name, uri or taskId                                       -32020
 
@@ -60,15 +60,15 @@ _PARAM_PREFIX_LOWER: Final = PARAM_PREFIX.lower().encode()
 
 
 def read_header(headers: Headers, name: bytes) -> str | None:
-    """Return the encoded value of a mirroring header, or `None`. httptools leaves white space
-    around it (RFC 9110 section 5.5), which is removed here."""
+    """Return the encoded value of a mirroring header, or `None`. Remove the white space around it,
+    which httptools leaves (RFC 9110 section 5.5)."""
     value = headers.get(name)
     return None if value is None else value.strip(b" \t").decode("latin-1")
 
 
 def repeated_header(headers: Headers) -> str | None:
-    """Return the first mirroring header that came twice: two readers could believe different
-    values."""
+    """Return the first mirroring header that was sent twice, because two readers could use
+    different values."""
     for name in headers.repeated:
         if name in _MIRRORED or name.startswith(_PARAM_PREFIX_LOWER):
             return name.decode("latin-1")
@@ -76,7 +76,7 @@ def repeated_header(headers: Headers) -> str | None:
 
 
 def encode_value(value: str) -> str:
-    """Return a string as a header value: as it is if that survives HTTP, otherwise `=?base64?…?=`
+    """Return a string as a header value: unchanged if HTTP preserves it, otherwise `=?base64?…?=`
     of its UTF-8."""
     looks_encoded = value.startswith("=?base64?") and value.endswith("?=")
     if _PLAIN.fullmatch(value) and value == value.strip() and not looks_encoded:
@@ -121,11 +121,11 @@ class ParamHeader:
     type: str
 
     def check(self, arguments: Mapping[str, Any], headers: Headers) -> None:
-        """Compare header and argument, which must agree or both be absent. `null` counts as
+        """Compare the header and the argument, which must agree or both be absent. `null` counts as
         absent.
 
         Raises:
-            HeaderMismatch: only one is there, or they differ.
+            HeaderMismatch: only one of them is present, or they differ.
         """
         value, raw = (
             _value_at(arguments, self.path),
@@ -234,7 +234,7 @@ def _positions(
 
 
 def _members(schema: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
-    value = schema.get(keyword)  # a draft that does not know the keyword lets it hold anything
+    value = schema.get(keyword)  # a draft without the keyword allows any value there
     return value if isinstance(value, Mapping) else {}
 
 
@@ -284,7 +284,7 @@ SEP-2663)."""
 
 def not_found(method: str, route: Route | None = None) -> MethodNotFound:
     """Return the error for a method that is not served; it names the successor if there is one.
-    `route` is given for a method that only other servers serve."""
+    `route` is set for a method that other servers may serve."""
     if method == "initialize":
         versions = ", ".join(SUPPORTED_VERSIONS)
         message = f"Method not found: initialize was removed; this server speaks {versions}: {SUCCESSORS[method]}"
@@ -312,18 +312,18 @@ def validate_request(
     features: Container[str],
     extensions: Mapping[str, Route] = MappingProxyType({}),
 ) -> Inbound:
-    """Return a request that passes checks 1 to 6.
+    """Validate a request by checks 1 to 6, and return it as an `Inbound`.
 
     Args:
         request: one JSON-RPC request.
         received: its headers.
         features: the features that are served.
-        extensions: the methods that are not the revision's own.
+        extensions: the methods of extensions.
 
     Raises:
         ProtocolError: the error of the first check that fails.
     """
-    # an older client can send neither the headers nor `_meta`, and must be told why
+    # an older client can send neither the headers nor `_meta`, so name the reason first
     if request.method == "initialize":
         raise not_found(request.method)
     _check_method_headers(request, received)

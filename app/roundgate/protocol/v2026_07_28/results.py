@@ -1,5 +1,5 @@
-"""The results of this revision: each has `resultType` and `serverInfo`, and a cacheable one its
-time and scope.
+"""The results of this revision: each has `resultType` and `serverInfo`, and a cacheable result has
+its caching time and scope.
 
     {"resultType": "complete", …, "ttlMs": 60000, "cacheScope": "public",
     "_meta": {".../serverInfo": {…}}}
@@ -62,7 +62,8 @@ class Results:
         return b"," + self.write({}, cache)[1:]
 
     def entries(self, member: str, entries: bytes) -> bytes:
-        """Return the entries of a list, which the catalog has in the form of this revision."""
+        """Return the entries of a list unchanged, because the catalog has them in the form of this
+        revision."""
         return entries
 
     def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:
@@ -103,7 +104,7 @@ TABLE: Final[Mapping[type[GatewayError], WireError]] = MappingProxyType(
         InternalError: WireError(-32603, 200),
         ProtocolError: WireError(
             -32600, 400
-        ),  # all of Roundgate's have a row above; a handler may define another
+        ),  # Roundgate's own errors have a row above; a handler may define others
     }
 )
 """The codes of basic/index, "Error Codes", and the statuses of streamable-http: 404 for an
