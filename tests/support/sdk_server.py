@@ -1,12 +1,14 @@
 """A server on the official Python SDK, 1.x or 2.x as the interpreter has it: a group of tools that is
 a job, and tools that ask on the stream of their call.
 
-Arguments: `stdio`, or a port; then the file in which effects are noted, one line each.
+Arguments: `stdio`, or a port; the file in which effects are noted, one line each; and `older`, if a
+server that speaks 2026-07-28 as well is to be asked by its older revisions only.
 """
 
 # mypy: ignore-errors
 
 import asyncio
+import json
 import sys
 from pathlib import Path
 
@@ -130,6 +132,21 @@ async def plain(ctx: Context) -> str:
     return "done"
 
 
+def older(app):
+    """Refuse the probe of a newer client, as servers of older revisions do."""
+
+    async def shown(scope, receive, send):
+        if dict(scope.get("headers", [])).get(b"mcp-method") != b"server/discover":
+            await app(scope, receive, send)
+            return
+        error = {"jsonrpc": "2.0", "id": "server-error", "error": {"code": -32600, "message": "No"}}
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 400, "headers": headers})
+        await send({"type": "http.response.body", "body": json.dumps(error).encode()})
+
+    return shown
+
+
 def main() -> None:
     if WHERE == "stdio":
         server.run("stdio")
@@ -138,7 +155,9 @@ def main() -> None:
     else:
         import uvicorn
 
-        uvicorn.run(server.streamable_http_app(), port=int(WHERE), log_level="error")
+        app = server.streamable_http_app()
+        shown = older(app) if "older" in sys.argv[3:] else app
+        uvicorn.run(shown, port=int(WHERE), log_level="error")
 
 
 main()

@@ -47,15 +47,16 @@ def over_stdio(interpreter: Path | str, folder: Path, **settings: Any) -> SdkSer
 
 @asynccontextmanager
 async def over_http(
-    interpreter: Path | str, folder: Path, **settings: Any
+    interpreter: Path | str, folder: Path, *options: str, **settings: Any
 ) -> AsyncIterator[SdkServer]:
-    """Serve over Streamable HTTP."""
+    """Serve over Streamable HTTP; `options` are arguments of `sdk_server.py`."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
     notes = folder / "notes.txt"
     process = await asyncio.create_subprocess_exec(
-        str(interpreter), str(PROGRAM), str(port), str(notes), stderr=asyncio.subprocess.DEVNULL
+        *(str(interpreter), str(PROGRAM), str(port), str(notes), *options),
+        stderr=asyncio.subprocess.DEVNULL,
     )
     try:
         async with asyncio.timeout(60):

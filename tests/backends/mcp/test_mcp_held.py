@@ -1,5 +1,5 @@
-"""Older servers that ask, in front of the Python SDK 1.30 and of scripted servers: every kind of
-question, answered at any replica, and every way in which it may go wrong."""
+"""Older servers that ask, on the official Python SDK 1.x and 2.x: every kind of question, answered
+at any replica, and every way in which it may go wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,33 @@ from roundgate.main import build_app
 from tests.support.asgi import STATE_KEY, client, config_of, stoppable
 from tests.support.asgi import Client as Mcp
 from tests.support.round_robin import RoundRobin
-from tests.support.sdk_servers import OLDER, needs_older, over_http, over_stdio
+from tests.support.sdk_servers import (
+    NEW,
+    OLDER,
+    SdkServer,
+    needs_older,
+    over_http,
+    over_stdio,
+)
 from tests.support.server import Server, running
 from tests.support.task_client import TaskClient, task_settings
 from tests.support.upstreams import names, until
 
-pytestmark = needs_older
 CAPABLE: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
 ADA = {"action": "accept", "content": {"name": "Ada"}}
 BOB = {"action": "accept", "content": {"name": "Bob"}}
 SAMPLE = {"role": "assistant", "content": {"type": "text", "text": "Carpe"}, "model": "m"}
+
+
+def older_server(
+    folder: Path, kind: str = "2.x", **settings: Any
+) -> AbstractAsyncContextManager[SdkServer]:
+    """A server that is asked by its older revisions."""
+    interpreter = NEW if kind == "2.x" else OLDER
+    return over_http(interpreter, folder, "older", **settings)
+
+
+KINDS = ["2.x", pytest.param("1.x", marks=needs_older)]
 
 
 @asynccontextmanager
@@ -71,10 +88,13 @@ async def again(
     )
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", ["here", "elsewhere"])
-async def test_each_kind_of_question_is_answered_at_any_replica(place: str, tmp_path: Path) -> None:
+async def test_each_kind_of_question_is_answered_at_any_replica(
+    kind: str, place: str, tmp_path: Path
+) -> None:
     async with (
-        over_http(OLDER, tmp_path) as up,
+        older_server(tmp_path, kind) as up,
         replica(tmp_path, up.entry) as a,
         replica(tmp_path, up.entry) as b,
         client(a) as one,
@@ -135,7 +155,7 @@ def gateways(folder: Path, entry: dict[str, Any], count: int = 2) -> Iterator[li
 
 
 async def test_clients_of_every_revision_answer_at_replicas_in_turn(tmp_path: Path) -> None:
-    async with over_http(OLDER, tmp_path) as up:
+    async with older_server(tmp_path) as up:
         with (
             gateways(tmp_path, up.entry) as servers,
             RoundRobin([each.url for each in servers]) as balancer,
@@ -153,7 +173,7 @@ async def test_clients_of_every_revision_answer_at_replicas_in_turn(tmp_path: Pa
 
 
 async def test_a_killed_holder_ends_the_call_with_an_honest_error(tmp_path: Path) -> None:
-    async with over_http(OLDER, tmp_path) as up:
+    async with older_server(tmp_path) as up:
         with gateways(tmp_path, up.entry) as (holder, other):
             async with httpx.AsyncClient(timeout=60) as http:
                 one, two = Mcp(http, f"{holder.url}/mcp"), Mcp(http, f"{other.url}/mcp")
@@ -167,7 +187,7 @@ async def test_a_killed_holder_ends_the_call_with_an_honest_error(tmp_path: Path
 
 
 async def test_a_stopped_holder_says_so_at_once(tmp_path: Path) -> None:
-    async with over_http(OLDER, tmp_path) as up, replica(tmp_path, up.entry) as b:
+    async with older_server(tmp_path) as up, replica(tmp_path, up.entry) as b:
         async with replica(tmp_path, up.entry) as a, client(a) as one:
             asked = await call(one, "greet")
         async with client(b) as two:
@@ -181,7 +201,7 @@ async def test_a_server_that_dies_while_its_user_thinks_is_an_honest_error(
     tmp_path: Path,
 ) -> None:
     async with (
-        over_http(OLDER, tmp_path) as up,
+        older_server(tmp_path) as up,
         replica(tmp_path, up.entry) as a,
         replica(tmp_path, up.entry) as b,
         client(a) as one,
@@ -198,7 +218,7 @@ async def test_a_server_that_dies_while_its_user_thinks_is_an_honest_error(
 
 async def test_answers_that_never_come_are_cancelled_at_the_server(tmp_path: Path) -> None:
     async with (
-        over_http(OLDER, tmp_path, held_s=0.5) as up,
+        older_server(tmp_path, held_s=0.5) as up,
         replica(tmp_path, up.entry) as a,
         client(a) as mcp,
     ):
@@ -218,7 +238,7 @@ async def test_a_repeated_round_gets_the_same_outcome_and_other_answers_are_refu
     tmp_path: Path,
 ) -> None:
     async with (
-        over_http(OLDER, tmp_path) as up,
+        older_server(tmp_path) as up,
         replica(tmp_path, up.entry) as a,
         replica(tmp_path, up.entry) as b,
         client(a) as one,
@@ -237,7 +257,7 @@ async def test_a_repeated_round_gets_the_same_outcome_and_other_answers_are_refu
 
 async def test_tampered_moved_and_foreign_state_is_refused(tmp_path: Path) -> None:
     async with (
-        over_http(OLDER, tmp_path) as up,
+        older_server(tmp_path) as up,
         replica(tmp_path, up.entry) as a,
         client(a) as mcp,
     ):
@@ -265,7 +285,7 @@ async def test_tampered_moved_and_foreign_state_is_refused(tmp_path: Path) -> No
 
 async def test_a_server_sees_what_this_request_declares_and_no_more(tmp_path: Path) -> None:
     async with (
-        over_http(OLDER, tmp_path) as up,
+        older_server(tmp_path) as up,
         replica(tmp_path, up.entry) as a,
         client(a) as mcp,
     ):
@@ -283,7 +303,7 @@ async def test_a_server_sees_what_this_request_declares_and_no_more(tmp_path: Pa
 
 async def test_a_task_asks_its_user_and_any_worker_continues(tmp_path: Path) -> None:
     async with (
-        over_http(OLDER, tmp_path, override={"twice": {"task": "required"}}) as up,
+        older_server(tmp_path, override={"twice": {"task": "required"}}) as up,
         replica(tmp_path, up.entry, worker="on") as a,
         replica(tmp_path, up.entry, worker="on") as b,
         client(a) as one,
@@ -305,7 +325,7 @@ async def test_a_task_asks_its_user_and_any_worker_continues(tmp_path: Path) -> 
 
 async def test_calls_beyond_the_limit_are_told_so(tmp_path: Path) -> None:
     async with (
-        over_http(OLDER, tmp_path, max_held_calls=1) as up,
+        older_server(tmp_path, max_held_calls=1) as up,
         replica(tmp_path, up.entry) as a,
         client(a) as mcp,
     ):
@@ -317,6 +337,7 @@ async def test_calls_beyond_the_limit_are_told_so(tmp_path: Path) -> None:
         assert "inputRequests" in (await call(mcp, "greet"))["result"]
 
 
+@needs_older
 async def test_a_process_asks_if_it_may(tmp_path: Path) -> None:
     for questions in (True, False):
         up = over_stdio(OLDER, tmp_path, questions=questions)
@@ -344,7 +365,7 @@ async def test_a_process_asks_if_it_may(tmp_path: Path) -> None:
 
 async def test_questions_can_be_turned_off(tmp_path: Path) -> None:
     async with (
-        over_http(OLDER, tmp_path, questions=False) as up,
+        older_server(tmp_path, questions=False) as up,
         replica(tmp_path, up.entry) as a,
         client(a) as mcp,
     ):
