@@ -16,11 +16,14 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from roundgate.backends.mcp import held
 from roundgate.client import DECLINE, VERSIONS, Client
 from roundgate.main import build_app
 from tests.support.asgi import STATE_KEY, client, config_of, stoppable
 from tests.support.asgi import Client as Mcp
+from tests.support.issuer import ISSUER, PUBLIC_URL, bearer, jwks, token
 from tests.support.round_robin import RoundRobin
+from tests.support.scripted import scripted
 from tests.support.sdk_servers import (
     NEW,
     OLDER,
@@ -30,8 +33,9 @@ from tests.support.sdk_servers import (
     over_stdio,
 )
 from tests.support.server import Server, running
+from tests.support.services import answer, service
 from tests.support.task_client import TaskClient, task_settings
-from tests.support.upstreams import names, until
+from tests.support.upstreams import Upstream, names, until
 
 CAPABLE: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
 ADA = {"action": "accept", "content": {"name": "Ada"}}
@@ -179,10 +183,9 @@ async def test_a_killed_holder_ends_the_call_with_an_honest_error(tmp_path: Path
                 one, two = Mcp(http, f"{holder.url}/mcp"), Mcp(http, f"{other.url}/mcp")
                 asked = await call(one, "greet")
                 holder.stop(signal.SIGKILL)
-                for _ in range(2):  # the same round, repeated
-                    ended = await again(two, "greet", asked, ADA)
-                    assert ended["result"]["isError"] is True
-                    assert "may have taken effect" in said(ended)
+                ended = await again(two, "greet", asked, ADA)
+                assert ended["result"]["isError"] is True
+                assert "may have taken effect" in said(ended)
     assert up.noted().count("greet") == 1
 
 
@@ -255,6 +258,45 @@ async def test_a_repeated_round_gets_the_same_outcome_and_other_answers_are_refu
     assert up.noted() == ["greet", "greeted"]
 
 
+async def test_a_large_result_reaches_another_replica_whole(tmp_path: Path) -> None:
+    large = {"greeting": "ä" * 200_000}
+    async with (
+        older_server(tmp_path) as up,
+        replica(tmp_path, up.entry) as a,
+        replica(tmp_path, up.entry) as b,
+        client(a) as one,
+        client(b) as two,
+    ):
+        asked = await call(one, "greet", large)
+        done = await again(two, "greet", asked, ADA, arguments=large)
+    assert said(done) == f"{large['greeting']}, Ada"
+
+
+async def test_sessions_are_reused_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "IDLE_MS", 1_500)
+    async with (
+        scripted(Upstream(session="s1")) as server,
+        replica(tmp_path, {"kind": "mcp", "name": "up", "url": server.url}) as a,
+        client(a) as mcp,
+    ):
+
+        async def sessions() -> int:
+            return server.methods().count("initialize")
+
+        await until(2, sessions)  # the start, and the list
+        for _ in range(3):
+            assert said(await call(mcp, "t")) == "done"
+        assert await sessions() == 3
+        ends = server.methods().count("DELETE")
+
+        async def ended() -> int:
+            return server.methods().count("DELETE") - ends
+
+        await until(1, ended)
+        assert said(await call(mcp, "t")) == "done"
+        assert await sessions() == 4
+
+
 async def test_tampered_moved_and_foreign_state_is_refused(tmp_path: Path) -> None:
     async with (
         older_server(tmp_path) as up,
@@ -281,6 +323,34 @@ async def test_tampered_moved_and_foreign_state_is_refused(tmp_path: Path) -> No
         assert up.noted() == ["greet"]
         done = await again(mcp, "greet", asked, ADA, arguments={"greeting": "Hi"})
         assert said(done) == "Hi, Ada"
+
+
+async def test_another_caller_cannot_answer(tmp_path: Path) -> None:
+    async with older_server(tmp_path) as up, service(answer(jwks("ec"))) as keys:
+        auth = {"issuer": ISSUER, "jwks_url": f"{keys.url}/jwks"}
+        file = config_of({"backends": [up.entry], "auth": auth})
+        using = task_settings(tmp_path, public_url=PUBLIC_URL)
+        app = await asyncio.to_thread(build_app, file, using)
+        async with stoppable(app), client(app) as mcp:
+
+            async def post(subject: str, **more: Any) -> Any:
+                params = {"name": "up__greet", "arguments": {}, **more}
+                headers = bearer(token(sub=subject))
+                return await mcp.post(
+                    "tools/call", params, headers=headers, clientCapabilities=CAPABLE
+                )
+
+            async def state() -> Any:
+                return (await post("ann")).json().get("result", {}).get("requestState")
+
+            async with asyncio.timeout(60):
+                while (asked := await state()) is None:  # noqa: ASYNC110 - until it is listed
+                    await asyncio.sleep(0.05)
+            answers = {"requestState": asked, "inputResponses": {"question-1": ADA}}
+            refused = (await post("eve", **answers)).json()
+            assert refused["error"]["code"] == -32602
+            assert said((await post("ann", **answers)).json()) == "Hello, Ada"
+    assert up.noted().count("greeted") == 1
 
 
 async def test_a_server_sees_what_this_request_declares_and_no_more(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ MAX_CHUNKS: Final = 80
 MAX_IDLE: Final = 32
 """Sessions that are kept for the next call of their caller."""
 IDLE_MS: Final = 60_000
-"""Milliseconds for which they are kept."""
+"""Milliseconds for which they are kept, and at most twice that."""
 SHARE: Final = 5
 """One caller may hold a fifth of the calls of a process, and at least one."""
 
@@ -169,6 +169,8 @@ class HeldCalls:
         self._held: dict[str, _HeldCall] = {}
         self._idle: OrderedDict[Connection, tuple[tuple[str, bytes], float]] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        """The next look at idle sessions."""
 
     async def begin(self, context: Context, params: Json, listener: Listener) -> Json:
         """Make a call. Return `{"result": …}`, or the questions: `{"inputRequests": …, "state":
@@ -234,6 +236,8 @@ class HeldCalls:
         for each in held:
             each.stop()
         await asyncio.gather(*(each.task for each in held), return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
         idle = list(self._idle)
         self._idle.clear()
         await asyncio.gather(*map(_closed, idle), *self._closing, return_exceptions=True)
@@ -295,25 +299,30 @@ class HeldCalls:
         """Hold a call that has asked, until it has ended."""
         self._held[held.box.id] = held
 
-    def ended(self, held: _HeldCall, *, is_clean: bool) -> None:
-        """Forget a call, and keep its session for the next one if its result has come."""
+    def forget(self, held: _HeldCall) -> None:
+        """Hold a call no longer."""
         self._held.pop(held.box.id, None)
-        if is_clean:
-            key = held.owner, json.encode(held.listener.capabilities or {})
-            self._idle[held.connection] = key, self.clock.monotonic_ms()
-            asyncio.get_running_loop().call_later(IDLE_MS / 1000 + 1, self._close_old)
-            if len(self._idle) > MAX_IDLE:
-                self._close(self._idle.popitem(last=False)[0])
-        else:
+
+    def give_back(self, held: _HeldCall, *, is_clean: bool) -> None:
+        """Keep the session of a call for the next one, if nothing of the call is left in it."""
+        if not is_clean:
             self._close(held.connection)
+            return
+        key = held.owner, json.encode(held.listener.capabilities or {})
+        self._idle[held.connection] = key, self.clock.monotonic_ms()
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(IDLE_MS / 1000, self._look_at_idle)
+        if len(self._idle) > MAX_IDLE:
+            self._close(self._idle.popitem(last=False)[0])
 
     # -- sessions ----------------------------------------------------------------------------------
 
     def _reused(self, key: tuple[str, bytes]) -> Connection | None:
         """Return a session of a caller with these capabilities that no call uses."""
         self._close_old()
-        for connection, (known, _) in self._idle.items():
-            if known == key:
+        for connection in reversed(self._idle):
+            if self._idle[connection][0] == key:
                 del self._idle[connection]
                 return connection
         return None
@@ -326,6 +335,14 @@ class HeldCalls:
             await asyncio.shield(_closed(connection))
             raise
         return connection
+
+    def _look_at_idle(self) -> None:
+        """Close old sessions, and look again while there are others."""
+        self._timer = None
+        self._close_old()
+        if self._idle:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(IDLE_MS / 1000, self._look_at_idle)
 
     def _close_old(self) -> None:
         oldest_ms = self.clock.monotonic_ms() - IDLE_MS
@@ -423,7 +440,7 @@ class _HeldCall:
         exchange = asyncio.ensure_future(
             self.connection.exchange("tools/call", self.params, listener, may_repeat=False)
         )
-        number, is_clean = 0, False
+        number, is_given_back = 0, False
         until_ms = self.calls.clock.monotonic_ms() + self.calls.held_s * 1000
         try:
             while "inputRequests" in (outcome := await self._next(exchange, number)):
@@ -431,7 +448,9 @@ class _HeldCall:
                 answers = await self._answers(exchange, number, until_ms)
                 self._resolve(outcome["inputRequests"], answers)
                 number += 1
-            is_clean = "result" in outcome and not self._open
+            # before its caller learns the result, and calls again
+            self.calls.give_back(self, is_clean="result" in outcome and not self._open)
+            is_given_back = True
             await self._publish(number, outcome)
         except asyncio.CancelledError:
             if self._is_stopped:
@@ -440,7 +459,9 @@ class _HeldCall:
         finally:
             exchange.cancel()
             await asyncio.gather(exchange, return_exceptions=True)
-            self.calls.ended(self, is_clean=is_clean)
+            if not is_given_back:
+                self.calls.give_back(self, is_clean=False)
+            self.calls.forget(self)
 
     async def _publish_stopped(self, number: int) -> None:
         """Make known that the call has ended here, as the outcome that a round waits for."""
