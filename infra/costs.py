@@ -2,7 +2,7 @@
 
     python -m infra.costs                                   the tables
     python -m infra.costs --set gateway_ms=80 --set api=1.11   with your durations, and the prices of your region
-    python -m infra.costs --write                           the tables into docs/appendix-aws.md
+    python -m infra.costs --write                           the tables into bench/costs.md
 
 The counts are in infra/measured.json. tests/functions/test_costs_at_aws.py runs both functions and
 counts their units; with MEASURE=1 in its environment it writes the file. `Assumed` holds the
@@ -196,7 +196,7 @@ class Measured:
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "infra/measured.json"
-DOCUMENT = ROOT / "docs/appendix-aws.md"
+DOCUMENT = ROOT / "bench/costs.md"
 
 
 def plain_call() -> Units:
@@ -442,9 +442,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="NAME=VALUE",
         help=f"one of {', '.join(known)}",
     )
-    parser.add_argument(
-        "--write", action="store_true", help="put the tables into docs/appendix-aws.md"
-    )
+    parser.add_argument("--write", action="store_true", help="put the tables into bench/costs.md")
     arguments = parser.parse_args(argv)
     if arguments.write:
         DOCUMENT.write_text(documented(DOCUMENT.read_text("utf-8")), "utf-8")

@@ -157,7 +157,10 @@ def _upstream_of(state: ServerState) -> Upstream:
         revision=state.revision,
         software=state.software,
         tools=state.tools,
+        prompts=state.prompts,
+        resources=state.resources,
         left_out=left_out or None,
+        changed=list(islice(state.differing, MAX_LEFT_OUT)) or None,
     )
 
 

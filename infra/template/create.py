@@ -1,7 +1,7 @@
 """A check with moto's CloudFormation that rows and messages of the stack outlive every update.
 
 moto knows tables, queues, functions, roles, event sources and schedules, and reports resources that
-it does not know. The checks that need an account are in docs/appendix-aws.md, with their
+it does not know. The checks that need an account are in bench/account.md, with their
 commands.
 """
 

@@ -252,14 +252,14 @@ def test_a_name_that_nothing_has_is_an_error_that_repeats_64_characters_of_it() 
 
 def test_completers_are_those_of_a_prompt_or_of_a_template_by_its_text() -> None:
     completers: Mapping[str, Any] = {"a": complete}
-    assert catalog().completers("ref/prompt", "p") == completers
-    assert catalog().completers("ref/resource", "n://{a}") == completers
-    assert catalog().completers("ref/resource", "o://{c}") == {}
-    assert catalog().completers("ref/resource", "n://ann") == {}
+    assert catalog().completed("ref/prompt", "p").complete == completers
+    assert catalog().completed("ref/resource", "n://{a}").complete == completers
+    assert catalog().completed("ref/resource", "o://{c}").complete == {}
+    assert catalog().completed("ref/resource", "n://ann").complete == {}
     with pytest.raises(InvalidParams, match="Unknown resource template: n://bob"):
-        catalog().completers("ref/resource", "n://bob")
+        catalog().completed("ref/resource", "n://bob")
     with pytest.raises(InvalidParams, match="Unknown prompt: q"):
-        catalog().completers("ref/prompt", "q")
+        catalog().completed("ref/prompt", "q")
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ async def test_the_rest_is_served_and_what_is_missing_is_named(
         _, unknown = await mcp.error("tools/call", {"name": "other", "arguments": {}})
         assert unknown["code"] == -32602
     [told] = [
-        one for one in caplog.records if one.msg == "a back end is not served; the others are"
+        one for one in caplog.records if one.msg == "cannot serve a back end; the others are served"
     ]
     fields: dict[str, Any] = told.__dict__["fields"]
     assert fields["backend"] == "ill"
@@ -222,7 +222,7 @@ async def test_trying_again_lets_nothing_in_that_a_half_written_document_no_long
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(reload, "HEAL_S", 0.05)
-    said = "back ends are not served again: a changed file would remove protection"
+    said = "missing back ends stay missing: serving them would remove protection; reload to accept that"
     (folder / "shop.yaml").write_text(DOCUMENT + INTERNAL)
     (folder / "gateway.yaml").write_text(CONFIG + SHOP)
     app = app_of(folder)

@@ -180,7 +180,7 @@ async def test_a_tool_that_returns_no_result_is_named_in_the_log(
             "tools/call", {"name": "notes__read", "arguments": {"name": "milk"}}
         )
     assert answer.json()["result"]["isError"]
-    assert "it returned list; a tool of a back end returns a ToolResult" in caplog.text
+    assert "it returned list; a tool of a back end must return a ToolResult" in caplog.text
 
 
 def test_its_settings_are_checked_as_any_other(folder: Path) -> None:

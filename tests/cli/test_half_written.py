@@ -196,7 +196,7 @@ async def test_a_back_end_that_is_written_in_three_parts_keeps_its_approvals(
         async with written_to(config):
             save(config, other)
             told, *_ = await logged(watching, 1, WOULD)
-            assert told["lost"] == ["back end shop is gone, and what protected it"]
+            assert told["lost"] == ["back end shop is removed, with its protection"]
             save(config, other + shop)
             await logged(watching, 2, WOULD)
             assert await asks(mcp)
@@ -220,7 +220,7 @@ async def test_protection_that_stays_removed_is_served_and_each_loss_is_named(
         lost = [
             "back end shop: approve is never; it was destructive",
             "tool drop no longer asks for an approval",
-            "tool drop may run again when a round is sent again (once)",
+            "tool drop may run again when a client repeats a round (once)",
         ]
         assert would["lost"] == does["lost"] == lost
         await logged(watching, 1, "reloaded /")
@@ -296,7 +296,7 @@ async def test_a_half_written_document_lets_no_internal_operation_in(
             save(document, DOCUMENT)
             told, *_ = await logged(server, 1, WOULD)
             assert told["lost"] == [
-                "tool purge is served; it was left out by include or exclude, or is new"
+                "tool purge is served; include or exclude left it out before, or it is new"
             ]
             async with written_to(document):
                 assert await names(mcp) == ["look"]

@@ -185,7 +185,9 @@ async def test_what_was_served_still_is_while_a_file_is_wrong_and_the_next_good_
     async with connected(watching) as mcp:
         assert await mcp.text("count") == "1"
         config.with_name(name).write_text(broken)
-        (failure,) = await logged(watching, 1, "was not reloaded; what was served before still is")
+        (failure,) = await logged(
+            watching, 1, "was not reloaded; the previous configuration stays served"
+        )
         problems = "\n".join(failure["problems"])
         assert [one for one in said if one not in problems] == []
         assert (await mcp.text("hello"), await mcp.text("count")) == ("one", "2")

@@ -148,7 +148,7 @@ async def test_a_list_goes_on_where_it_ended(tmp_path: Path, operator: Operator)
     assert sorted(shown) == sorted(map(ref, made.values()))
     assert (await operator("list", "--cursor", "x"))[::2] == (
         2,
-        "--cursor: it is not one that a list has shown\n",
+        "--cursor: unknown cursor; use the cursor of an earlier page\n",
     )
 
 

@@ -57,19 +57,19 @@ VIEW = {"name": "admin", "include": [{"name": "drop"}]}
         (
             drop(once=True),
             {},
-            ["tool drop may run again when a round is sent again (once)"],
+            ["tool drop may run again when a client repeats a round (once)"],
         ),
-        (drop(read_only=False), drop(read_only=True), ["tool drop is now said to be read-only"]),
-        (drop(destructive=True), {}, ["tool drop is no longer said to be destructive"]),
+        (drop(read_only=False), drop(read_only=True), ["tool drop is now marked as read-only"]),
+        (drop(destructive=True), {}, ["tool drop is no longer marked as destructive"]),
         (
             drop(idempotent=False),
             drop(idempotent=True),
-            ["tool drop is now said to be idempotent"],
+            ["tool drop is now marked as idempotent"],
         ),
         (
             drop(open_world=True),
             {},
-            ["tool drop is no longer said to reach the outside world (open_world)"],
+            ["tool drop is no longer marked as reaching the outside world (open_world)"],
         ),
         (
             drop(arguments={"account": {"fixed": 7}}),
@@ -86,7 +86,7 @@ VIEW = {"name": "admin", "include": [{"name": "drop"}]}
             drop(arguments={"account": {"hidden": True, "default": 7}}),
             ["tool drop has another fixed value of the argument account"],
         ),
-        (drop(fields=["id"]), {}, ["tool drop now gives whole results (fields, result)"]),
+        (drop(fields=["id"]), {}, ["tool drop now returns whole results (fields, result)"]),
         (
             drop(timeout_s=5),
             {},
@@ -100,7 +100,7 @@ VIEW = {"name": "admin", "include": [{"name": "drop"}]}
         (
             {"exclude": [{"name": "drop"}]},
             {},
-            ["tool drop is served; it was left out by include or exclude, or is new"],
+            ["tool drop is served; include or exclude left it out before, or it is new"],
         ),
         (
             {"approve": "destructive"},
@@ -126,8 +126,8 @@ def test_a_view_is_named_with_its_tool(tmp_path: Path) -> None:
     new = policy(tmp_path, {}, views=[{**VIEW, "include": [{"backend": "shop"}]}])
     assert losses(old, new) == [
         "tool drop of view admin no longer asks for an approval",
-        "tool drop of view admin may run again when a round is sent again (once)",
-        "tool look of view admin is served; it was left out by include or exclude, or is new",
+        "tool drop of view admin may run again when a client repeats a round (once)",
+        "tool look of view admin is served; include or exclude left it out before, or it is new",
     ]
 
 
@@ -192,9 +192,9 @@ def test_a_back_end_under_another_name_is_the_same(tmp_path: Path, name: str) ->
     old = policy(tmp_path, {"approve": "always", "include": [{"name": "look"}]})
     assert losses(old, policy(tmp_path, {"name": name})) == [
         f"back end {name}: approve is never; it was always",
-        "tool drop is served; it was left out by include or exclude, or is new",
+        "tool drop is served; include or exclude left it out before, or it is new",
         "tool look no longer asks for an approval",
-        "tool look may run again when a round is sent again (once)",
+        "tool look may run again when a client repeats a round (once)",
     ]
     assert losses(policy(tmp_path, {}), policy(tmp_path, {"name": name})) == []
 
@@ -244,5 +244,5 @@ def test_a_protected_back_end_that_is_gone_counts(
     )
     other = {"name": "other", "path": "other.py"}
     lost = losses(policy(tmp_path, shop), policy(tmp_path, other))
-    assert (lost == ["back end shop is gone, and what protected it"]) is is_protected
+    assert (lost == ["back end shop is removed, with its protection"]) is is_protected
     assert is_protected or not lost

@@ -46,7 +46,12 @@ from roundgate.backends.http.config import (
 )
 from roundgate.backends.http.credential_config import CREDENTIALS, CredentialConfig
 from roundgate.backends.http.tls import TlsConfig
-from roundgate.backends.mcp.config import JobToolConfig, McpBackendConfig, McpJobConfig
+from roundgate.backends.mcp.config import (
+    JobToolConfig,
+    McpBackendConfig,
+    McpJobConfig,
+    PartConfig,
+)
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.backend import PythonBackendConfig
 from roundgate.errors import ConfigError
@@ -257,6 +262,7 @@ PLACES: dict[type[Model], str] = {
     McpBackendConfig: "### `kind: mcp`",
     McpJobConfig: "| setting of a server's job",
     JobToolConfig: "| setting of a server's job",
+    PartConfig: "| setting of `prompts` and `resources`",
     LambdaBackendConfig: "### `kind: lambda`",
     LambdaToolConfig: "| setting of a function's tool",
     LambdaCallConfig: "| setting of a function's tool",

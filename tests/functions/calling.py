@@ -68,7 +68,7 @@ async def bare(ctx: Context) -> str:
 
 @tool(task="required")
 async def usual(ctx: Context) -> str:
-    """A task of the size that docs/appendix-aws.md has the costs of."""
+    """A task of the size that bench/costs.md has the costs of."""
     await ctx.continue_as_task()
     one = await ctx.step("one", lambda: 1)
     two = await ctx.step("two", lambda: 2)

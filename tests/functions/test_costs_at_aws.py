@@ -1,4 +1,4 @@
-"""What docs/appendix-aws.md says that calls and tasks cost: it is computed from units, and the
+"""What bench/costs.md says that calls and tasks cost: it is computed from units, and the
 units are counted here."""
 
 from __future__ import annotations

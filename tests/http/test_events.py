@@ -62,7 +62,7 @@ async def ann(tmp_path: Path) -> AsyncIterator[TaskClient]:
         yield ann
 
 
-async def url_of(ann: TaskClient, **arguments: Any) -> tuple[str, str]:
+async def event_url(ann: TaskClient, **arguments: Any) -> tuple[str, str]:
     """A task, and the path of its event."""
     known = len(URLS)
     task_id = await ann.begin("buy", **arguments)
@@ -82,7 +82,7 @@ async def post(ann: TaskClient, path: str, payload: Any = None, **more: Any) -> 
 
 
 async def test_a_service_delivers_once_and_may_repeat_itself(ann: TaskClient) -> None:
-    task_id, path = await url_of(ann)
+    task_id, path = await event_url(ann)
     first = await post(ann, path, {"amount": 7})
     assert (first.status_code, first.json()) == (202, {"status": "accepted"})
     task = await ann.over(task_id)
@@ -94,7 +94,7 @@ async def test_a_service_delivers_once_and_may_repeat_itself(ann: TaskClient) ->
 
 
 async def test_nothing_is_accepted_for_a_task_that_was_cancelled(ann: TaskClient) -> None:
-    task_id, path = await url_of(ann)
+    task_id, path = await event_url(ann)
     await ann.cancel(task_id)
     assert (await post(ann, path, 7)).status_code == 410
 
@@ -102,7 +102,7 @@ async def test_nothing_is_accepted_for_a_task_that_was_cancelled(ann: TaskClient
 async def test_a_payload_that_is_too_late_is_refused_and_the_handler_times_out(
     ann: TaskClient,
 ) -> None:
-    task_id, path = await url_of(ann, timeout_s=0.3)
+    task_id, path = await event_url(ann, timeout_s=0.3)
     task = await ann.over(task_id)
     assert task["result"]["isError"] is True
     assert (await post(ann, path, 7)).status_code == 410
@@ -111,7 +111,7 @@ async def test_a_payload_that_is_too_late_is_refused_and_the_handler_times_out(
 async def test_every_token_that_was_not_sealed_for_an_event_gets_one_answer(
     ann: TaskClient,
 ) -> None:
-    task_id, path = await url_of(ann)
+    task_id, path = await event_url(ann)
     token = path.rpartition("/")[2]
     ring = KeyRing(parse(STATE_KEY, "test"))
     other_ring = KeyRing([Key(b"x" * 32)])
@@ -169,7 +169,7 @@ async def test_a_payload_is_one_json_value_within_bounds(
     tmp_path: Path, body: bytes, status: int, value: Any
 ) -> None:
     async with tasked(tmp_path, buy, public_url=PUBLIC, http={"max_json_nodes": 2_000}) as ann:
-        task_id, path = await url_of(ann)
+        task_id, path = await event_url(ann)
         response = await post(ann, path, content=body)
         assert response.status_code == status, response.text
         if status == 202:
@@ -180,7 +180,7 @@ async def test_a_payload_is_one_json_value_within_bounds(
 
 
 async def test_a_body_of_unknown_length_is_bounded_too(ann: TaskClient) -> None:
-    _, path = await url_of(ann)
+    _, path = await event_url(ann)
     sent = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -206,14 +206,14 @@ async def test_a_body_of_unknown_length_is_bounded_too(ann: TaskClient) -> None:
     ],
 )
 async def test_the_media_type_is_json(ann: TaskClient, media: str, status: int) -> None:
-    _, path = await url_of(ann)
+    _, path = await event_url(ann)
     response = await post(ann, path, content=b"7", headers={"content-type": media})
     assert response.status_code == status
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH"])
 async def test_only_post_is_served(ann: TaskClient, method: str) -> None:
-    _, path = await url_of(ann)
+    _, path = await event_url(ann)
     assert (await ann.mcp.http.request(method, path, content=b"7")).status_code == 405
     assert (await post(ann, path, 7)).status_code == 202
 
@@ -229,7 +229,7 @@ async def test_more_than_the_rate_allows_get_429_before_a_token_is_opened(tmp_pa
 
 async def test_neither_tokens_nor_payloads_reach_the_log(tmp_path: Path, lines: LogLines) -> None:
     async with tasked(tmp_path, buy, public_url=PUBLIC) as ann:
-        task_id, path = await url_of(ann)
+        task_id, path = await event_url(ann)
         token = path.rpartition("/")[2]
         await post(ann, path, {"card": SECRET})
         await post(ann, path, {"card": f"{SECRET} again"})
@@ -275,7 +275,7 @@ async def test_without_a_public_url_the_caller_is_told_what_is_missing(tmp_path:
 async def test_a_store_that_is_away_is_a_503(
     ann: TaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, path = await url_of(ann)
+    _, path = await event_url(ann)
 
     def away(*args: Any, **kwargs: Any) -> Any:
         raise sqlite3.OperationalError("disk I/O error")
@@ -302,7 +302,7 @@ async def test_an_operator_sees_events_and_delivers_them(
     monkeypatch.setenv("GATEWAY_STORE", f"sqlite:///{tmp_path / 'gateway.sqlite3'}")
     file = tmp_path / "payment.json"
     async with tasked(tmp_path, buy, public_url=PUBLIC) as ann:
-        task_id, _ = await url_of(ann)
+        task_id, _ = await event_url(ann)
         ref = ref_of(task_id)
         until_s = time.monotonic() + 10
         while "awaited" not in (await _operate(capsys, "show", ref))[1]:

@@ -258,7 +258,7 @@ async def test_a_question_built_from_a_clock_ends_with_an_error_that_explains(
         outcome = await play(handler, outcome, {keys[-1]: accept(name="x")} if answered else {})
     assert keys == [f"when~{n}" if n > 1 else "when" for n in range(1, MAX_CHANGES + 1)]
     said = str(error_of(outcome))
-    assert "question 'when' reads differently in every round" in said
+    assert "question 'when' changes in every round" in said
     assert "ctx.now" in said
 
 

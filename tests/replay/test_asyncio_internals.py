@@ -17,7 +17,7 @@ from roundgate.replay.asyncio_internals import (
     creator,
     engine_call,
     entered_timeout,
-    name_of,
+    function_name,
     state,
     waits_alone,
 )
@@ -130,7 +130,7 @@ async def test_a_task_of_an_anyio_group_is_named_after_its_function() -> None:
     names: list[str] = []
 
     def factory(loop: Any, coroutine: Any, **options: Any) -> Any:
-        names.append(name_of(coroutine))
+        names.append(function_name(coroutine))
         return asyncio.Task(coroutine, loop=loop, **options)
 
     loop = asyncio.get_running_loop()

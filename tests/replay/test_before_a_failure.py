@@ -88,7 +88,7 @@ def test_what_may_run_only_once_refuses_it(entries: list[Entry]) -> None:
 
 
 def test_a_step_of_which_nobody_knows_whether_it_took_effect_refuses_it() -> None:
-    with pytest.raises(NotRetryable, match="whether charge took effect is not known"):
+    with pytest.raises(NotRetryable, match="the outcome of charge is unknown"):
         before_failure([DONE, Began("charge")], ["charge"])
 
 

@@ -331,7 +331,7 @@ async def test_a_context_is_of_no_use_outside_of_its_handler() -> None:
         return ctx
 
     ctx = value_of(await play(handler))
-    with pytest.raises(RuntimeError, match="not from outside of it, and that has ended"):
+    with pytest.raises(RuntimeError, match="can use ctx; the handler has ended"):
         await ctx.step("late", lambda: 1)
 
 

@@ -43,5 +43,5 @@ def test_a_process_ends_although_a_handler_swallows_whatever_ends_it() -> None:
     )
     assert (ended.returncode, ended.stdout) == (0, "Suspended\n"), ended.stderr
     assert ended.stderr.splitlines() == [
-        "_coroutine continued after its run had ended and is not resumed"
+        "_coroutine continued after the end of its run and is not resumed"
     ]

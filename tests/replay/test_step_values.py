@@ -115,13 +115,12 @@ async def test_partials_classes_and_awaitables_say_what_they_return_too() -> Non
 async def test_a_value_that_is_none_of_the_annotations_is_an_error_that_does_not_say_it() -> None:
     with fake_context() as ctx:
         with pytest.raises(
-            NotJson, match="is dict, and does not come back from JSON as Quote"
+            NotJson,
+            match="is dict, which JSON cannot convert back to the annotated return type Quote",
         ) as one:
             await ctx.step("bad", returning({"sum": "secret-4711"}, Quote))
         assert "4711" not in str(one.value)
-        with pytest.raises(
-            NotJson, match=r"annotate the function with what it returns \(-> Quote\)"
-        ):
+        with pytest.raises(NotJson, match=r"annotate the function's return type \(-> Quote\)"):
             await ctx.step("bare", lambda: QUOTE)
 
 

@@ -470,7 +470,8 @@ async def test_what_would_end_the_process_ends_a_branch_of_the_handler_alone(
     async def handler(ctx: Context) -> None:
         await asyncio.gather(leaves(), asyncio.sleep(0))
 
-    assert "the handler called" in str(error_of(await play(handler)))
+    cause = "called sys.exit(3)" if isinstance(error, SystemExit) else "raised KeyboardInterrupt"
+    assert f"the handler {cause}" in str(error_of(await play(handler)))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

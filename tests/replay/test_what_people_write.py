@@ -395,7 +395,7 @@ async def test_objects_that_as_completed_would_start_in_any_order_are_refused() 
     async def handler(ctx: Context) -> Any:
         return [await one for one in asyncio.as_completed([Later(ctx), Later(ctx)])]
 
-    assert "in no order; give it coroutines or tasks" in str(
+    assert "in no fixed order; pass coroutines or tasks" in str(
         error_of(await SharedJournal().run(handler))
     )
 
@@ -430,7 +430,7 @@ async def test_a_context_of_a_call_that_has_ended_is_an_error_in_another_handler
         return await kept[0].step("do", echo, 1)
 
     await SharedJournal().run(keeps)
-    assert "and that has ended" in str(error_of(await SharedJournal().run(takes)))
+    assert "the handler has ended" in str(error_of(await SharedJournal().run(takes)))
 
 
 # arguments

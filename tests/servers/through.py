@@ -11,11 +11,12 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from roundgate.client import Client, Progress
-from roundgate.errors import ClientError
+from roundgate.errors import ClientError, RpcError
 from tests.servers.subjects import CALL_S, PROGRAMS, SUBJECTS, Check, served
 from tests.support.server import running
 
@@ -89,6 +90,9 @@ async def _listed(client: Client) -> list[Any]:
         {key: value for key, value in tool.raw.items() if key != "execution"}
         for tool in await client.tools()
     ]
+    for read in (client.prompts, client.resources, client.resource_templates):
+        with suppress(RpcError):  # a server need not have them; through the gateway, it has none
+            listed += [entry.raw for entry in await read()]
     return [_without_hop({**one, "name": one["name"].removeprefix("up__")}) for one in listed]
 
 

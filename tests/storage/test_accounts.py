@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.errors import QuotaExceeded
-from roundgate.storage.accounts import PART, Accounts, end_of
+from roundgate.storage.accounts import PART, Accounts, period_end
 from roundgate.storage.sessions import SessionRow
 from tests.support.clocks import FixedClock
 
@@ -111,7 +111,7 @@ def test_bytes_never_count_shorter_than_asked_nor_for_a_quarter_longer(life_ms: 
     now_ms = 1_764_187_200_123
     step_ms = max(1, life_ms // 99)
     for offset in range(0, life_ms, step_ms):
-        end_ms = end_of(now_ms + offset + life_ms, now_ms + offset)
+        end_ms = period_end(now_ms + offset + life_ms, now_ms + offset)
         assert 0 <= end_ms - (now_ms + offset + life_ms) <= max(life_ms, 60_000) // 4
     offsets = range(0, life_ms, step_ms)
-    assert len({end_of(now_ms + t + life_ms, now_ms + t) for t in offsets}) <= 10
+    assert len({period_end(now_ms + t + life_ms, now_ms + t) for t in offsets}) <= 10

@@ -247,7 +247,7 @@ async def test_a_file_of_an_earlier_version_is_migrated_and_keeps_its_rows(path:
         assert migrate(db, path, later) is False
         rows = db.execute("select token_id, owner from once").fetchall()
         assert (rows, db.execute("select * from two").fetchall()) == ([("token", "?")], [])
-    assert "file version 2, this one reads 1" in (other_version(path) or "")
+    assert "file version 2, this version reads 1" in (other_version(path) or "")
 
 
 async def test_a_migration_that_fails_leaves_the_file_as_it_was(path: Path) -> None:

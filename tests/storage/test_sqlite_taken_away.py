@@ -67,8 +67,8 @@ HARM: dict[str, tuple[Callable[[Path], None], str]] = {
     "deleted with what is beside it": (delete_all, "deleted"),
     "its folder deleted": (delete_folder, "deleted"),
     "replaced": (replace, "replaced"),
-    "its -wal deleted": (delete_wal, "robbed of its -wal or -shm file"),
-    "its -shm deleted": (delete_shm, "robbed of its -wal or -shm file"),
+    "its -wal deleted": (delete_wal, "separated from its -wal or -shm file"),
+    "its -shm deleted": (delete_shm, "separated from its -wal or -shm file"),
 }
 
 
@@ -112,7 +112,7 @@ async def test_what_is_beside_a_file_behind_a_link_is_missed(
     store = StoredTasks(SqliteTasks(database))
     assert await store.create(new("before"))
     harm(path)
-    with pytest.raises(Unavailable, match="robbed of its -wal or -shm file"):
+    with pytest.raises(Unavailable, match="separated from its -wal or -shm file"):
         await store.create(new("after"))
     await database.aclose()
 

@@ -1,163 +1,179 @@
-"""A server on the official Python SDK, 1.x or 2.x as the interpreter has it: a group of tools that is
-a job, and tools that ask on the stream of their call.
+"""A server of the official Python SDK, in this process, of either era."""
 
-Arguments: `stdio`, or a port; the file in which effects are noted, one line each; and `older`, if a
-server that speaks 2026-07-28 as well is to be asked by its older revisions only.
-"""
-
-# mypy: ignore-errors
+from __future__ import annotations
 
 import asyncio
-import json
-import sys
-from pathlib import Path
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
-from pydantic import BaseModel
-
-try:
-    from mcp.server.mcpserver import Context
-    from mcp.server.mcpserver import MCPServer as Server
-except ImportError:
-    from mcp.server.fastmcp import Context
-    from mcp.server.fastmcp import FastMCP as Server
-
-try:
-    from mcp.types import SamplingMessage, TextContent
-except ImportError:
-    from mcp_types import SamplingMessage, TextContent
-
-WHERE, NOTES = sys.argv[1], Path(sys.argv[2])
-IS_OLDER = Server.__name__ == "FastMCP"
-server = Server(
-    "sdk", **({"host": "127.0.0.1", "port": int(WHERE)} if IS_OLDER and WHERE != "stdio" else {})
+import uvicorn
+from mcp.server import MCPServer, Server
+from mcp.server.mcpserver import Context
+from mcp.server.session import ServerSession
+from mcp_types import (
+    Completion,
+    ElicitRequest,
+    ElicitRequestFormParams,
+    EmbeddedResource,
+    EmptyResult,
+    InputRequiredResult,
+    ListResourcesResult,
+    ReadResourceResult,
+    Resource,
+    ResourceLink,
+    TextResourceContents,
 )
-builds: dict[int, dict] = {}
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+SCHEMA: Any = {"type": "object", "properties": {"tone": {"type": "string"}}, "required": ["tone"]}
 
 
-def note(text: str) -> None:
-    with NOTES.open("a") as notes:
-        notes.write(text + "\n")
+def library(name: str = "library") -> MCPServer:
+    """A server with two of everything: prompts, resources, templates, and a tool that links."""
+    server = MCPServer(name, version="7")
+
+    @server.prompt(title="A review")
+    def review(code: str, language: str = "python") -> str:
+        """Review some code."""
+        return f"Review this {language}: {code}"
+
+    @server.prompt()
+    async def toned(subject: str, ctx: Context) -> Any:
+        if ctx.input_responses:
+            answered: Any = ctx.input_responses["tone"]
+            return f"{ctx.request_state}, {answered.content['tone']}"
+        return InputRequiredResult(
+            input_requests={
+                "tone": ElicitRequest(
+                    params=ElicitRequestFormParams(message="Which tone?", requested_schema=SCHEMA)
+                )
+            },
+            request_state=f"about {subject}",
+        )
+
+    @server.resource("notes://today", mime_type="text/markdown")
+    def today() -> str:
+        """What is to be done."""
+        return "# Today"
+
+    @server.resource("notes://logo", mime_type="image/png")
+    def logo() -> bytes:
+        return b"\x89PNG\x00"
+
+    @server.resource("notes://{owner}/{number}")
+    def note(owner: str, number: str) -> str:
+        return f"{number} of {owner} at {name}"
+
+    @server.completion()  # type: ignore[no-untyped-call, untyped-decorator]
+    async def complete(ref: Any, argument: Any, context: Any) -> Any:
+        others = {} if context is None else context.arguments or {}
+        return Completion(values=[f"{argument.value}-{argument.name}", *others.values()], total=7)
+
+    @server.tool()
+    async def touch(uri: str, ctx: Context) -> str:
+        """Report a change of a resource."""
+        await ctx.notify_resource_updated(uri)
+        return "told"
+
+    @server.tool()
+    async def grow(ctx: Context) -> str:
+        """Add a prompt and a resource, and report it."""
+
+        @server.prompt()
+        def another() -> str:
+            return "another"
+
+        @server.resource("notes://another")
+        def more() -> str:
+            return "more"
+
+        await ctx.notify_prompts_changed()
+        await ctx.notify_resources_changed()
+        return "told"
+
+    @server.tool()
+    def links() -> Any:
+        """Name resources in a result."""
+        contents = TextResourceContents(uri="notes://ann/2", text="two")
+        return [
+            ResourceLink(type="resource_link", uri="notes://ann/1", name="one"),
+            EmbeddedResource(type="resource", resource=contents),
+        ]
+
+    return server
 
 
-class Name(BaseModel):
-    name: str
+@dataclass
+class Subscribed:
+    """A server of 2025-11-25 with resources to subscribe to, and what it was asked."""
+
+    sessions: dict[str, ServerSession] = field(default_factory=dict)
+    """The session that has subscribed to each URI."""
+    asked: list[str] = field(default_factory=list)
+
+    def server(self) -> Server[Any]:
+        """A new server."""
+        return Server(
+            "subscribed",
+            on_list_resources=self._list,
+            on_read_resource=self._read,
+            on_subscribe_resource=self._subscribe,
+            on_unsubscribe_resource=self._unsubscribe,
+        )
+
+    async def touch(self, uri: str, named: str | None = None) -> None:
+        """Report a change of a resource, under its own or another URI."""
+        await self.sessions[uri].send_resource_updated(named or uri)
+
+    async def _list(self, ctx: Any, params: Any) -> ListResourcesResult:
+        names = ("a", "b")
+        return ListResourcesResult(resources=[Resource(name=n, uri=f"s://{n}") for n in names])
+
+    async def _read(self, ctx: Any, params: Any) -> ReadResourceResult:
+        return ReadResourceResult(contents=[TextResourceContents(uri=params.uri, text="x")])
+
+    async def _subscribe(self, ctx: Any, params: Any) -> EmptyResult:
+        self.asked.append(f"+{params.uri}")
+        self.sessions[str(params.uri)] = ctx.session
+        return EmptyResult()
+
+    async def _unsubscribe(self, ctx: Any, params: Any) -> EmptyResult:
+        self.asked.append(f"-{params.uri}")
+        del self.sessions[str(params.uri)]
+        return EmptyResult()
 
 
-# -- a job -----------------------------------------------------------------------------------------
-
-
-@server.tool()
-def start_build(branch: str) -> dict:
-    """Start a build of a branch."""
-    build = len(builds) + 17
-    builds[build] = {"branch": branch, "polls": 0, "status": "running"}
-    note(f"started {branch}")
-    return {"build": build}
-
-
-@server.tool()
-def build_status(build: int) -> dict:
-    """Return the status of a build."""
-    known = builds[build]
-    known["polls"] += 1
-    if known["status"] == "running" and known["polls"] > 2 and known["branch"] != "endless":
-        known["status"] = "broken" if known["branch"] == "bad" else "done"
-    return {"status": known["status"], "why": "it does not compile"}
-
-
-@server.tool()
-def build_log(build: int, branch: str) -> str:
-    """Return the log of a build."""
-    return f"built {branch} as {build}"
-
-
-@server.tool()
-def cancel_build(build: int) -> str:
-    """Cancel a build."""
-    builds[build]["status"] = "stopped"
-    note(f"cancelled {build}")
-    return "stopped"
-
-
-# -- questions -------------------------------------------------------------------------------------
-
-
-@server.tool()
-async def greet(ctx: Context, greeting: str = "Hello") -> str:
-    """Ask for a name."""
-    note("greet")
-    answer = await ctx.elicit("Who are you?", Name)
-    note("greeted")
-    return f"{greeting}, {answer.data.name}" if answer.action == "accept" else answer.action
-
-
-@server.tool()
-async def twice(ctx: Context) -> str:
-    """Ask two questions, one after the other."""
-    first = await ctx.elicit("The first?", Name)
-    await ctx.report_progress(1, 2)
-    second = await ctx.elicit("The second?", Name)
-    return f"{first.data.name} and {second.data.name}"
-
-
-@server.tool()
-async def both(ctx: Context) -> str:
-    """Ask two questions at once."""
-    first, second = await asyncio.gather(
-        ctx.elicit("The first?", Name), ctx.elicit("The second?", Name)
+@asynccontextmanager
+async def sdk_served(server: MCPServer | Server[Any], *, older: bool = False) -> AsyncIterator[str]:
+    """The URL of a server, which runs in this event loop; with `older`, it knows no 2026-07-28."""
+    app: ASGIApp = server.streamable_http_app()
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        _older(app) if older else app, log_level="error", timeout_graceful_shutdown=1
     )
-    return f"{first.data.name} and {second.data.name}"
+    running = uvicorn.Server(config)
+    serving = asyncio.create_task(running.serve([listening]))
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/mcp"
+    finally:
+        running.should_exit = True
+        await serving
 
 
-@server.tool()
-async def motto(ctx: Context) -> str:
-    """Ask the client's model."""
-    message = SamplingMessage(role="user", content=TextContent(type="text", text="A motto?"))
-    sampled = await ctx.session.create_message([message], max_tokens=20)
-    return f"sampled: {sampled.content.text}"
+def _older(app: ASGIApp) -> ASGIApp:
+    """Refuse requests of 2026-07-28 as servers of 2025-11-25 do."""
 
-
-@server.tool()
-async def where(ctx: Context) -> str:
-    """Ask for the client's roots."""
-    roots = (await ctx.session.list_roots()).roots
-    return ", ".join(str(root.uri) for root in roots)
-
-
-@server.tool()
-async def plain(ctx: Context) -> str:
-    """Ask nothing."""
-    note("plain")
-    await ctx.report_progress(1, 1)
-    return "done"
-
-
-def older(app):
-    """Refuse the probe of a newer client, as servers of older revisions do."""
-
-    async def shown(scope, receive, send):
-        if dict(scope.get("headers", [])).get(b"mcp-method") != b"server/discover":
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope.get("headers", ()))
+        if headers.get(b"mcp-protocol-version") != b"2026-07-28":
             await app(scope, receive, send)
             return
-        error = {"jsonrpc": "2.0", "id": "server-error", "error": {"code": -32600, "message": "No"}}
-        headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": 400, "headers": headers})
-        await send({"type": "http.response.body", "body": json.dumps(error).encode()})
+        body = b'{"jsonrpc":"2.0","id":"server-error","error":{"code":-32600,"message":"no"}}'
+        kind = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 400, "headers": kind})
+        await send({"type": "http.response.body", "body": body})
 
-    return shown
-
-
-def main() -> None:
-    if WHERE == "stdio":
-        server.run("stdio")
-    elif IS_OLDER:
-        server.run("streamable-http")
-    else:
-        import uvicorn
-
-        app = server.streamable_http_app()
-        shown = older(app) if "older" in sys.argv[3:] else app
-        uvicorn.run(shown, port=int(WHERE), log_level="error")
-
-
-main()
+    return serve

@@ -1,4 +1,4 @@
-"""Servers on the official Python SDK for tests: `sdk_server.py` under one of its versions."""
+"""Servers on the official Python SDK for tests: `sdk_program.py` under one of its versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = Path(__file__).with_name("sdk_server.py")
+PROGRAM = Path(__file__).with_name("sdk_program.py")
 NEW = sys.executable
 """The interpreter with the SDK 2.x, whose servers speak 2026-07-28."""
 OLDER = ROOT / ".cache" / "servers" / "sdk-1.30" / "bin" / "python"
@@ -49,7 +49,7 @@ def over_stdio(interpreter: Path | str, folder: Path, **settings: Any) -> SdkSer
 async def over_http(
     interpreter: Path | str, folder: Path, *options: str, **settings: Any
 ) -> AsyncIterator[SdkServer]:
-    """Serve over Streamable HTTP; `options` are arguments of `sdk_server.py`."""
+    """Serve over Streamable HTTP; `options` are arguments of `sdk_program.py`."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]

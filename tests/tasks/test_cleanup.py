@@ -393,7 +393,7 @@ async def test_a_service_that_never_takes_it_is_given_up_after_eight_hours(
     took_s = (house.clock.now_ms() - before_ms) / 1000
     assert sum(CLEANUP_PAUSES_S) <= took_s < sum(CLEANUP_PAUSES_S) + 600
     last = [one for one in caplog.records if one.levelno == logging.ERROR]
-    assert [one.message for one in last] == ["a job could not be cancelled and continues"]
+    assert [one.message for one in last] == ["cannot cancel a job, which continues"]
     fields = last[0].fields  # type: ignore[attr-defined]
     assert (fields["attempt"], fields["reason"]) == (tries, "503 Service Unavailable")
     assert (fields["task"], fields["job"]) == (str(REF), f"id={house.service.cancels[0]}")

@@ -103,7 +103,7 @@ async def test_a_process_that_is_a_day_ahead_ends_no_task(
     # two that disagree cannot know who is right; of more the majority goes on
     distrusted = fleet.shops if size == 2 else [wrong]
     assert [shop for shop in fleet.shops if shop.sweep.trouble is not None] == distrusted
-    assert "this process has 2027-01-16T" in str(wrong.sweep.trouble)
+    assert "the clock of this process shows 2027-01-16T" in str(wrong.sweep.trouble)
     assert "the clock is not trusted" in log()
     fleet.clocks[-1].set(-AHEAD)
     await fleet.pass_time(5 * 60)
@@ -182,7 +182,7 @@ async def test_healthz_says_that_the_clock_is_not_trusted(tmp_path: Path) -> Non
                 await asyncio.sleep(0.05)
                 health = (await mcp.http.get("/healthz")).json()
     assert health["status"] == "degraded"
-    assert "another on the same store" in health["troubles"][0]
+    assert "another process on the same store" in health["troubles"][0]
 
 
 async def test_a_machine_whose_clock_is_set_a_day_ahead_and_mended_loses_no_task(

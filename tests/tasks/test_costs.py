@@ -1,4 +1,4 @@
-"""What docs/appendix-aws.md says that tasks cost, in calls: of the store, of what is
+"""What bench/costs.md says that tasks cost, in calls: of the store, of what is
 under it, and messages."""
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ LEASE_S = 1
 
 
 def test_these_are_the_costs_that_are_documented() -> None:
-    assert TABLE in (ROOT / "docs/appendix-aws.md").read_text()
+    assert TABLE in (ROOT / "bench/costs.md").read_text()
 
 
 # counting

@@ -13,7 +13,7 @@ from roundgate.replay.context import Context
 from roundgate.replay.sync_context import SyncContext
 from roundgate.settings import TasksConfig
 from roundgate.storage.tasks import TaskRef
-from roundgate.tasks.events import Delivered, marks_of
+from roundgate.tasks.events import Delivered, marks_from_record
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.turn import Turn
 from roundgate.tokens import EventTokens
@@ -55,7 +55,7 @@ async def waiting(shop: Workshop, tool: str = "buy", **arguments: Any) -> TaskRe
     ref = await shop.begin(tool, **arguments)
     assert await shop.all_turns() == [Turn.RELEASED]
     record = await shop.record(ref)
-    assert [mark.is_awaited for mark in marks_of(record)] == [True]
+    assert [mark.is_awaited for mark in marks_from_record(record)] == [True]
     assert (record.lease_until_ms, await shop.messages()) == (0, [])
     return ref
 
@@ -192,7 +192,7 @@ async def test_without_a_time_limit_it_waits_until_the_task_expires(
 ) -> None:
     ref = await waiting(shop, timeout_s=None)
     record = await shop.record(ref)
-    assert [mark.until_ms for mark in marks_of(record)] == [record.expires_ms]
+    assert [mark.until_ms for mark in marks_from_record(record)] == [record.expires_ms]
     clock.skip(86_399)
     assert await shop.deliver(ref, PAID, 7) is Delivered.WAKES
     await shop.all_turns()
@@ -289,7 +289,7 @@ async def test_each_branch_has_its_own_event(shared: Shared) -> None:
     shop = shared.workshop(many=many)
     ref = await shop.begin("many")
     await shop.all_turns()
-    names = [mark.name for mark in marks_of(await shop.record(ref))]
+    names = [mark.name for mark in marks_from_record(await shop.record(ref))]
     assert names == ["map/7/event:paid", "map/9/event:paid"]
     assert await shop.deliver(ref, names[1], "nine") is Delivered.WAKES
     assert await shop.all_turns() == [Turn.RELEASED]
@@ -423,7 +423,7 @@ async def test_a_task_has_so_many_open_events_and_no_more(shared: Shared) -> Non
     await shop.all_turns()
     shown = await shop.shown(ref)
     assert shown["result"]["isError"] is True
-    assert "waits for 3 events already" in shown["result"]["content"][0]["text"]
+    assert "already has 3 open events" in shown["result"]["content"][0]["text"]
     assert "tasks.max_open_events" in shown["result"]["content"][0]["text"]
 
 
@@ -445,7 +445,7 @@ async def test_payloads_count_towards_what_a_task_may_remember(shared: Shared) -
         await shop.all_turns()
     assert number == 3
     text = (await shop.shown(ref))["result"]["content"][0]["text"]
-    assert "more remembered than 20000 bytes" in text
+    assert "more than 20000 bytes" in text
 
 
 async def test_without_a_public_url_a_handler_is_told_what_to_set(shared: Shared) -> None:

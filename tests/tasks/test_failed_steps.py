@@ -227,7 +227,7 @@ async def test_a_task_is_taken_up_again_at_the_failed_step(
         assert await ann.get(task_id) == before
         again = await operator("retry", ref(task_id))
     assert CALLS == {"reserve": 1, "charge": 4, "ship": 1}
-    assert again == (1, "", f"{ref(task_id)} was taken up again as {going_on}\n")
+    assert again == (1, "", f"{ref(task_id)} was already retried as {going_on}\n")
     _, shown, _ = await operator("show", ref(task_id), "--json")
     assert json.loads(shown)["retriedAs"] == going_on
     _, table, _ = await operator("list", "--status", "failed")

@@ -13,7 +13,7 @@ from roundgate.cli import main
 from roundgate.errors import NotRetryable
 from roundgate.replay.context import Context
 from roundgate.storage.tasks import TaskRef
-from roundgate.tasks.events import Delivered, marks_of
+from roundgate.tasks.events import Delivered, marks_from_record
 from roundgate.tasks.operating import repeated, retry, rewind
 from roundgate.tasks.turn import Turn
 from roundgate.tokens import EventTokens
@@ -212,7 +212,7 @@ async def test_a_payload_that_comes_while_a_parked_task_is_wound_back_is_kept(
 
     after.store.store.read_work = read_work  # type: ignore[method-assign]
     await rewind(after.store, ref, after.clock.now_ms(), "quote")
-    assert [mark.name for mark in marks_of(await after.record(ref))] == ["event:paid"]
+    assert [mark.name for mark in marks_from_record(await after.record(ref))] == ["event:paid"]
     assert await after.all_turns() == [Turn.RELEASED]
     shared.clock.skip(6)  # type: ignore[attr-defined]
     await after.sweep.sweep()
@@ -291,7 +291,7 @@ async def test_the_command_says_what_happens_again_and_wants_a_yes(
     assert out.startswith(f"{ref} goes on as ")
     assert out.endswith(", from who\n")
     status, _, err = await operate(shared, capsys, *wanted, "--yes")
-    assert (status, "was taken up again as" in err) == (1, True)
+    assert (status, "was already retried as" in err) == (1, True)
 
 
 @pytest.mark.usefixtures("_store")

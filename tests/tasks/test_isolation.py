@@ -131,7 +131,7 @@ async def test_one_poison_task_takes_none_of_its_neighbours_along(
         ended = await over(shop, bad, *refs, within_s=60)
         assert two.process.poll() is None  # and never again
     assert [record.status for record in ended] == [Status.FAILED] + [Status.COMPLETED] * 6
-    assert "3 workers died or stalled that ran nothing but this task" in (
+    assert "3 workers died or stalled while they ran this task alone" in (
         ended[0].status_message or ""
     )
     begun = [line[1:] for line in effects(environment) if line[1] == "poison"]

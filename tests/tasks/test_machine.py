@@ -30,7 +30,7 @@ from roundgate.tasks.events import (
     Refused,
     Sending,
     Waited,
-    marks_of,
+    marks_from_record,
 )
 from roundgate.tasks.machine import apply
 
@@ -200,7 +200,7 @@ def test_an_event_in_a_state_comes_to_what_the_table_has(name: str, state: str) 
         assert decision.result is expected
         before, after = STATES[state], decision.record()
         assert before is not None
-        assert [mark.digest for mark in marks_of(after)] == ["digest"]
+        assert [mark.digest for mark in marks_from_record(after)] == ["digest"]
         if expected is Delivered.WAKES:
             assert (after.status, after.wake_ms, after.due_ms) == (Status.WORKING, 0, UNTIL)
         else:
@@ -466,7 +466,7 @@ def test_what_waits_for_an_event_that_is_there_goes_on_at_once(name: str, state:
     assert decision.result is Waited.READY
     after = decision.record()
     assert (after.status, after.wake_ms, after.due_ms) == (Status.WORKING, 0, UNTIL)
-    assert not any(mark.is_awaited for mark in marks_of(after))
+    assert not any(mark.is_awaited for mark in marks_from_record(after))
     asked = ("c",) if name == "suspend" else ()
     assert tuple(after.asked) == asked, "the questions are kept, unseen"
 
@@ -501,7 +501,10 @@ def test_the_oldest_deliveries_are_forgotten_and_nothing_that_is_open() -> None:
     marks = [Mark(f"event:{n}", END, digest="digest") for n in range(KEPT_DELIVERIES + 5)]
     record = replace(HELD, events=tuple(map(str, [*marks, Mark("event:open", END)])))
     added = Added([b"1"], events=[Mark("event:new", END)])
-    names = [mark.name for mark in marks_of(happened(record, events.Checkpoint(FENCE, added, 1)))]
+    names = [
+        mark.name
+        for mark in marks_from_record(happened(record, events.Checkpoint(FENCE, added, 1)))
+    ]
     assert names == [*(mark.name for mark in marks[5:]), "event:open", "event:new"]
 
 
@@ -545,7 +548,7 @@ def event_from(
     first, second, third = times
     fence = record.fence - (n == 0)
     added, number = ADDED[(n + keys) % len(ADDED)], record.noted + (keys % 3 > 0)
-    awaits = [mark.name for mark in marks_of(record)[:n]]
+    awaits = [mark.name for mark in marks_from_record(record)[:n]]
     asked = {key: b"value" for bit, key in ((1, "a"), (2, "b"), (4, "c")) if keys & bit}
     wake_ms = first if flag else 0
     match kind:
@@ -591,7 +594,9 @@ def event_from(
         case 18:
             return events.Deliver("abc"[keys % 3], b"payload", "xy"[flag], first)
         case 19:
-            return events.Rewind(b"call", [b"1"], marks_of(record)[:n], first, fence, record.events)
+            return events.Rewind(
+                b"call", [b"1"], marks_from_record(record)[:n], first, fence, record.events
+            )
         case _:
             return events.Requeue(first, fence if flag else None) if n else events.NoteRetry("x")
 
@@ -795,13 +800,15 @@ def test_a_payload_that_was_accepted_is_never_lost_and_nobody_sleeps_beside_it(
     steps: list[Any], cleans_up: bool
 ) -> None:
     def check(before: Life, event: Event, after: Life, now_ms: int) -> None:
-        marks = {mark.name: mark for mark in marks_of(after.record)}
+        marks = {mark.name: mark for mark in marks_from_record(after.record)}
         if isinstance(event, events.Deliver):
             assert after.answers[event.name] == b"payload"
-            assert not any(m.name == event.name and m.digest for m in marks_of(before.record))
+            assert not any(
+                m.name == event.name and m.digest for m in marks_from_record(before.record)
+            )
         if isinstance(event, events.Restart | events.Rewind):
             return
-        for mark in marks_of(before.record):
+        for mark in marks_from_record(before.record):
             now = marks.get(mark.name)
             if mark.digest is not None:
                 assert now is None or now.digest == mark.digest

@@ -516,7 +516,9 @@ async def test_an_answer_that_would_wait_for_too_long_is_refused_and_not_taken(
     answering = asyncio.ensure_future(shop.answer(ref, patient=accept(name="me")))
     assert not (await asyncio.wait([answering], timeout=0.05))[0]
     clock.skip(ANSWER_WAIT_S)
-    with pytest.raises(Unavailable, match="may ask this again; send the answer again"):
+    with pytest.raises(
+        Unavailable, match="may ask this question again; send the answer again later"
+    ):
         await answering
     await shop.all_turns()
     await shop.answer(ref, patient=accept(name="me"))

@@ -311,7 +311,10 @@ async def test_a_journal_that_grows_too_large_is_an_error_that_names_the_largest
     shop = share(max_journal_bytes=1_024).workshop(hoards=hoards)
     ref = await shop.begin("hoards")
     assert await shop.turns() == [Turn.FINISHED]
-    assert "1024 bytes; the largest is step 'huge'" in await error_of(shop, ref)
+    assert (
+        "1024 bytes (tasks.max_journal_bytes); the largest entry is step 'huge'"
+        in await error_of(shop, ref)
+    )
     assert effects.seen == ["s", "x" * 900, "y" * 200]
 
 
@@ -409,7 +412,7 @@ async def test_a_task_whose_workers_die_with_it_alone_each_time_fails_after_the_
     assert (await shop.shown(ref))["status"] == "failed"
     message = (await shop.shown(ref))["statusMessage"]
     assert message.startswith(
-        "Given up because 3 workers died or stalled that ran nothing but this task (reference "
+        "Given up because 3 workers died or stalled while they ran this task alone (reference "
     )
 
 
@@ -710,7 +713,7 @@ async def test_a_handler_that_went_another_way_is_put_aside_until_its_operator_h
     shown = await shop.shown(ref)
     assert shown["status"] == "working"
     assert shown["statusMessage"].startswith(
-        "Waiting for the operator of this server: its handler went another way"
+        "Waiting for the operator of this server: the handler took another path"
     )
     clock.skip(3_600)
     await shop.sweep.sweep()
@@ -832,7 +835,7 @@ async def test_a_task_that_takes_longer_than_a_task_may_is_ended_and_says_so(
     shop = share(Clock(), lease_s=1, task_timeout_s=0.5).workshop(hangs=hangs)
     ref = await shop.begin("hangs")
     assert await within(4, asyncio.create_task(shop.worker.work(ref))) is Turn.FINISHED
-    assert "longer than a task" in await error_of(shop, ref)
+    assert "exceeded the time limit" in await error_of(shop, ref)
     assert "a handler does not end and is abandoned" in caplog.text
     over.set()
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -1116,7 +1119,7 @@ async def test_a_step_longer_than_a_worker_lives_fails_after_the_bound(share: Sh
     assert (record.status, record.attempts) == (Status.WORKING, 1)
     clock.skip(60)
     assert await shop.worker.work(ref, real.deadline(60)) is Turn.GIVEN_UP
-    assert "a step takes longer than a worker may run" in (await shop.shown(ref))["statusMessage"]
+    assert "a step exceeds the time limit of a worker" in (await shop.shown(ref))["statusMessage"]
 
 
 # Sleeps

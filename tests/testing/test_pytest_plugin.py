@@ -51,7 +51,7 @@ def test_the_gateway_of_the_repository_is_a_fixture(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_tools.py").write_text(TESTS)
     without = _pytest(tmp_path)
-    assert "there is no gateway.yaml beside the test or above it" in without.stdout, without.stdout
+    assert "no gateway.yaml in the test's directory or above" in without.stdout, without.stdout
     (tmp_path / "gateway.yaml").write_text(
         "backends: [{kind: python, name: shop, prefix: '', path: tools.py}]\n"
     )

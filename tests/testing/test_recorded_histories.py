@@ -20,7 +20,7 @@ from roundgate.errors import HistoriesDiverged
 from roundgate.replay import Opened
 from roundgate.settings import TasksConfig
 from roundgate.storage import ANY
-from roundgate.tasks.histories import History, history_of, outline_of
+from roundgate.tasks.histories import History, history_from_record, make_outline
 from roundgate.tasks.versions import tasks_with_work
 from roundgate.testing import Gateway
 from roundgate.testing.histories import Given, replay
@@ -115,7 +115,7 @@ async def record(
     histories = []
     async for task, work in tasks_with_work(shop.store, ANY):
         assert work is not None
-        histories.append(change(history_of(task, work, shop.clock.now_ms())))
+        histories.append(change(history_from_record(task, work, shop.clock.now_ms())))
     await shared.aclose()
     return written(file, histories)
 
@@ -160,21 +160,21 @@ async def test_a_change_that_keeps_calls_in_flight_on_their_way_is_none(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"first": True}, "it comes to 'weigh' before 'plan', which is recorded"),
-        ({"weighs": True}, "it comes to 'weigh' before 'charge', which is recorded"),
+        ({"first": True}, "it reaches 'weigh' before 'plan', which is recorded"),
+        ({"weighs": True}, "it reaches 'weigh' before 'charge', which is recorded"),
         ({"skips": True}, "it waits before 'charge', which is recorded"),
-        ({"more": 1}, "'charge' has other arguments than recorded"),
+        ({"more": 1}, "'charge' has other arguments than the recorded ones"),
         (
             {"calls": charge_card},
-            "'charge' is recorded as 'step charge', and the handler asks for 'step charge_card'",
+            "'charge' is recorded as 'step charge', but the handler uses it as 'step charge_card'",
         ),
         (
             {"sleeps": 60},
-            "'sleep:sleep' is recorded as 'sleep 3600000', and the handler asks for 'sleep 60000'",
+            "'sleep:sleep' is recorded as 'sleep 3600000', but the handler uses it as 'sleep 60000'",
         ),
         (
             {"asks": "Really?"},
-            "'confirm' was answered, and is asked again, because it reads differently",
+            "'confirm' was answered, and is asked again because its text changed",
         ),
         ({"raises": KeyError("x")}, "it ends with KeyError: 'x'"),
         ({"returns": True}, "it ends before 'charge', which is recorded"),
@@ -223,7 +223,7 @@ async def test_a_task_that_only_asks_may_be_asked_in_other_words(tmp_path: Path)
             (replayed,) = await gateway.replay(history)
         assert replayed.reached == ["plan", "confirm"]
     async with served(handler(first=True)) as gateway:
-        with pytest.raises(HistoriesDiverged, match="it comes to 'weigh' before 'plan'"):
+        with pytest.raises(HistoriesDiverged, match="it reaches 'weigh' before 'plan'"):
             await gateway.replay(history)
 
 
@@ -292,7 +292,7 @@ def two_parts(waits_s: float) -> Any:
 
 
 @pytest.mark.parametrize("blocked_s", [0.0, 2.5])
-@pytest.mark.parametrize("change", [whole, outline_of])
+@pytest.mark.parametrize("change", [whole, make_outline])
 async def test_a_branch_that_waits_longer_than_in_production_is_no_departure(
     tmp_path: Path, change: Change, blocked_s: float
 ) -> None:
@@ -331,13 +331,13 @@ async def test_an_event_is_replayed_and_its_token_never_leaves(tmp_path: Path) -
             await shop.all_turns()
         work = await shop.store.read_work(ref)
         assert work is not None
-        histories.append(history_of(await shop.record(ref), work, shop.clock.now_ms()))
+        histories.append(history_from_record(await shop.record(ref), work, shop.clock.now_ms()))
     await shared.aclose()
     (token,) = [entry.token for entry in histories[0].entries() if isinstance(entry, Opened)]
     assert len(token) > 20
     values = {"invoice": "posted", "paid": {"amount": 1}, "book": "1"}
     for number, history in enumerate(histories):
-        for name, left in (("values", without(history)), ("outline", outline_of(history))):
+        for name, left in (("values", without(history)), ("outline", make_outline(history))):
             file = written(tmp_path / f"{number}-{name}.jsonl", [left])
             assert token not in file.read_text()
             assert ("4711" in file.read_text()) == (name == "values" and number == 1)
@@ -371,8 +371,8 @@ async def test_no_handler_departs_from_its_own_history(tmp_path: Path, seed: int
             break
         work = await shop.store.read_work(ref)
         assert work is not None
-        history = history_of(await shop.record(ref), work, clock.now_ms())
-        for one in (history, outline_of(history)):
+        history = history_from_record(await shop.record(ref), work, clock.now_ms())
+        for one in (history, make_outline(history)):
             replayed = await replay(one, shop.catalog, Given(LOCAL, {}, {}))
             assert replayed.departure is None
         requests = shown.get("inputRequests", {})
@@ -391,7 +391,7 @@ SECRETS = (EMAIL, "receipt", "local", "70", "b]")
 
 
 async def test_an_outline_has_no_values_and_no_digests(tmp_path: Path) -> None:
-    file = await record(tmp_path / "h.jsonl", change=outline_of)
+    file = await record(tmp_path / "h.jsonl", change=make_outline)
     text = file.read_text()
     assert not [secret for secret in SECRETS if secret in text]
     facts = json.loads(text)
@@ -408,7 +408,7 @@ async def test_an_outline_has_no_values_and_no_digests(tmp_path: Path) -> None:
 
 
 async def test_an_outline_is_replayed_as_far_as_the_test_has_values(tmp_path: Path) -> None:
-    history = await record(tmp_path / "h.jsonl", change=outline_of)
+    history = await record(tmp_path / "h.jsonl", change=make_outline)
     values: dict[str, Any] = {}
     more: list[tuple[str, Any]] = [
         ("plan", {"total": 1, "hosts": []}),

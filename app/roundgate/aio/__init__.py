@@ -1,4 +1,4 @@
-"""Helpers for asyncio: timers, threads, and work that is done once for many callers."""
+"""Helpers for asyncio: timers, threads, and work that concurrent callers share."""
 
 from __future__ import annotations
 

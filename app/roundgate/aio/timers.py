@@ -1,8 +1,8 @@
-"""A coarse timer for callbacks that are nearly always cancelled before their time, at little cost.
+"""A cheap, coarse timer for callbacks that are nearly always cancelled before their time.
 
-Every call has a deadline, and most end long before it. A timer of the event loop for each costs 10
-µs, a tenth of a call. Here a callback is an entry of a dictionary, which is scanned every `TICK_S`
-seconds unless it is empty. A callback is called up to that much late, never early.
+Every call has a deadline, and most calls end long before it. A timer of the event loop costs 10 µs,
+a tenth of a call. This timer stores callbacks in a dictionary, and scans the dictionary every
+`TICK_S` seconds unless it is empty. A callback comes up to `TICK_S` late, never early.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CoarseTimer:
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        # a copy, and a second look at each: a callback may set or cancel others
+        # a copy and a second check, because a callback may set or cancel others
         for key, (due, callback) in list(self._set.items()):
             if due <= now and self._set.pop(key, None) is not None:
                 callback()
@@ -56,8 +56,8 @@ class CoarseTimer:
 
 _timers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, CoarseTimer]] = WeakKeyDictionary()
 _latest: tuple[ref[asyncio.AbstractEventLoop], CoarseTimer] | None = None
-"""The loop of the last call of `of_this_loop`, and its timer. Processes rarely have another loop, and
-`_timers` takes four times as long to search."""
+"""The loop of the last call of `of_this_loop`, and its timer. A process rarely has a second loop,
+and searching `_timers` takes four times as long."""
 
 
 def of_this_loop() -> CoarseTimer:
@@ -78,7 +78,7 @@ def of_this_loop() -> CoarseTimer:
 
 
 class Limit:
-    """A time limit as `asyncio.timeout`, on a coarse timer: `with Limit(seconds) as limit: …`"""
+    """A time limit like `asyncio.timeout`, on a coarse timer: `with Limit(seconds) as limit: …`"""
 
     def __init__(self, after_s: float | None) -> None:
         self.after_s = after_s
@@ -102,7 +102,7 @@ class Limit:
         if self.after_s is None:
             return
         self._timer.cancel(self)
-        # only our own cancellation becomes TimeoutError; an external one propagates
+        # only the limit's own cancellation becomes TimeoutError; an external one propagates
         is_ours = self.expired and self._task.uncancel() <= self._cancelling
         if is_ours and kind is not None and issubclass(kind, asyncio.CancelledError):
             raise TimeoutError from error

@@ -1,11 +1,11 @@
-"""Waits for work that a cancellation of the waiter does not reach.
+"""Waits for work that continues when the waiter is cancelled.
 
-`to_its_end` waits until a task has ended, `all_ended` until several have. A `Flight` runs a function
-once for all callers that ask while it runs:
+`to_its_end` waits until a task has ended, `all_ended` until several have. A `Flight` runs a
+function once for all concurrent callers:
 
     first caller   ──▶ begins ───────────────▶ result
     others         ─────▶ wait ──────────────▶ the same result
-    one is cancelled ──▶ the run continues, for the others and for later callers
+    cancelled one  ──▶ leaves; the run continues for the others and for later callers
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 
 async def to_its_end(work: asyncio.Future[Any]) -> asyncio.CancelledError | None:
-    """Wait until `work` has ended. Return a cancellation that came meanwhile, which the caller must
-    raise after it has handled the result."""
+    """Wait until `work` has ended. If the waiter was cancelled meanwhile, return that cancellation,
+    which the caller must raise after handling the result."""
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
         try:
@@ -32,7 +32,7 @@ async def to_its_end(work: asyncio.Future[Any]) -> asyncio.CancelledError | None
 
 async def all_ended(works: Iterable[Awaitable[T]]) -> list[T]:
     """Return the results of works that run side by side. If some fail, raise the first error after
-    all have ended: none continues unnoticed."""
+    all have ended, so that none continues unnoticed."""
     outcomes = await asyncio.gather(*works, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
@@ -41,7 +41,7 @@ async def all_ended(works: Iterable[Awaitable[T]]) -> list[T]:
 
 
 class Flight(Generic[T]):
-    """A run that concurrent callers share. Its result is not kept."""
+    """A run that concurrent callers share. Its result is not stored."""
 
     def __init__(self) -> None:
         self._running: asyncio.Task[T] | None = None
@@ -57,8 +57,8 @@ class Flight(Generic[T]):
         )
 
     async def join(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of the current run, or of a new one; raise its exception. The run has
-        an empty context, so the deadline of one request does not affect the others."""
+        """Return the result of the current run, or of a new one, or raise its exception. The run
+        has an empty context, so the deadline of one request does not affect the others."""
         if not self.is_under_way or self._running is None:
             self._running = asyncio.create_task(begin(), context=Context())
             self._running.add_done_callback(_look_at)

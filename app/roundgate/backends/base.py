@@ -22,6 +22,8 @@ from roundgate.protocol import (
     NEWEST,
     REQUIRED,
     Completion,
+    ForwardedPrompt,
+    ForwardedRead,
     PromptMessage,
     ResourceContents,
     Schema,
@@ -36,13 +38,22 @@ from roundgate.settings import Origin, TaskMode, WithoutTasks
 Returned: TypeAlias = ToolResult | TaskView
 """A tool's result, or a task of the tool's service that finishes the call (`may_hand_over`)."""
 CallTool: TypeAlias = Callable[[Context, dict[str, Any]], Awaitable[Returned]]
-GetPrompt: TypeAlias = Callable[[Context, dict[str, str]], Awaitable[Sequence[PromptMessage]]]
+GetPrompt: TypeAlias = Callable[
+    [Context, dict[str, str]], Awaitable[Sequence[PromptMessage] | ForwardedPrompt]
+]
 ReadResource: TypeAlias = Callable[
-    [Context, str, Mapping[str, Any]], Awaitable[Sequence[ResourceContents]]
+    [Context, str, Mapping[str, Any]], Awaitable[Sequence[ResourceContents] | ForwardedRead]
 ]
 """A function of the requested URI and the values of the template's variables."""
-Complete: TypeAlias = Callable[[Principal, str], Awaitable[Completion]]
-"""A function of the caller and the typed text."""
+Complete: TypeAlias = Callable[[Principal, str, Mapping[str, str]], Awaitable[Completion]]
+"""A function of the caller, the typed text, and the arguments that have values already."""
+
+
+class UriPattern(Protocol):
+    """Matches the URIs of a resource template."""
+
+    def match(self, uri: str) -> Mapping[str, Any] | None:
+        """Return the values of the template's variables, or `None` if the URI does not match."""
 
 
 class About(Protocol):
@@ -127,6 +138,14 @@ class Tool:
     that it began (`replay.Cleanup`)."""
 
 
+class ChangeReporter(Protocol):
+    """Reports changes of resources that a service has."""
+
+    def report(self, uris: frozenset[str], changed: Callable[[str], None]) -> None:
+        """Call `changed` in this event loop with the URI of each of these resources that changes,
+        until the next call; an empty set ends it. The method does not wait."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A prompt. `definition` is the schema's `Prompt`; `complete` maps each argument with
@@ -135,6 +154,8 @@ class Prompt:
     definition: Mapping[str, Any]
     get: GetPrompt
     complete: Mapping[str, Complete] = field(default_factory=dict)
+    scopes: frozenset[str] = frozenset()
+    """The scopes that the caller's token must grant to see and get the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +166,12 @@ class Resource:
     definition: Mapping[str, Any]
     read: ReadResource
     complete: Mapping[str, Complete] = field(default_factory=dict)
+    scopes: frozenset[str] = frozenset()
+    """The scopes that the caller's token must grant to see and read the resource."""
+    pattern: UriPattern | None = None
+    """Matches the URIs of a template; `None` for those that RFC 6570 expands it to."""
+    reporter: ChangeReporter | None = None
+    """Reports changes of the resource; `None` if handlers alone report them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +190,9 @@ class Offering:
     missing: Sequence[Problem] = ()
     """The reasons why the service is unavailable now; always empty unless a `LiveBackend` made the
     offer."""
+    may_list: frozenset[str] = frozenset()
+    """The lists among "prompts" and "resources" that the service has, even if they are empty now;
+    always empty unless a `LiveBackend` made the offer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +208,15 @@ class ServerState:
     software: str | None
     """The server's own name and version."""
     tools: int
+    prompts: int
+    resources: int
+    """The resources and templates."""
     left_out: Mapping[str, str]
-    """The reason why a tool is not served, by the tool's name."""
+    """The reason why a tool, prompt, resource or list is not served, by its name."""
     error: str | None
     """The reason why the last request failed; not shown to callers."""
+    differing: Sequence[str] = ()
+    """The names of definitions that differ from the accepted ones."""
 
 
 class Backend(Protocol):

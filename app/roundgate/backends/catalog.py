@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from roundgate.backends.base import (
-    Complete,
     NamedBackend,
     Offering,
     Prompt,
@@ -26,11 +25,20 @@ from roundgate.backends.base import (
     Returned,
     TaskSource,
     Tool,
+    UriPattern,
 )
 from roundgate.backends.definitions import EncodedDefinitions, StoredDefinition, encoded, renamed
-from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, Unavailable
+from roundgate.errors import (
+    MAX_URI,
+    ConfigError,
+    InvalidParams,
+    Problem,
+    ResourceNotFound,
+    Unavailable,
+)
 from roundgate.protocol import (
     NEWEST,
+    ForwardedRead,
     MirroredArgument,
     Pages,
     ResourceContents,
@@ -89,7 +97,7 @@ class ServedTool:
 class ServedTemplate:
     """A resource template with its parsed URI."""
 
-    template: UriTemplate
+    pattern: UriPattern
     resource: Resource
 
 
@@ -131,7 +139,11 @@ class Catalog:
     """The catalog of each view, by its name (`roundgate.backends.views`)."""
     is_tolerant: bool = False
     """Whether servers may list further tools later, so that unknown names are not errors."""
-    _visible: dict[frozenset[str], Pages] = field(default_factory=dict)
+    may_list: frozenset[str] = frozenset()
+    """See `Offering.may_list`."""
+    checks_scopes: bool = False
+    """Whether `read_resource` checks the caller's scopes."""
+    _visible: dict[tuple[str, frozenset[str]], Pages] = field(default_factory=dict)
 
     def use(self) -> AbstractContextManager[Catalog]:
         """Return this catalog: a `CatalogSource` that is never swapped."""
@@ -156,27 +168,71 @@ class Catalog:
                     for served in self.tools.values()
                 ],
             ),
-            "prompts": self.prompt_pages.items,
-            "resources": (self.resource_pages.items, self.template_pages.items),
+            "prompts": (
+                self.prompt_pages.items,
+                [prompt.scopes for prompt in self.prompts.values()],
+            ),
+            "resources": (
+                self.resource_pages.items,
+                self.template_pages.items,
+                [resource.scopes for resource in self._resources()],
+            ),
         }
 
+    def _resources(self) -> list[Resource]:
+        """Return all resources and templates."""
+        return [*self.resources.values(), *(served.resource for served in self.templates)]
+
     def tool_pages_for(self, scopes: frozenset[str]) -> Pages:
-        """Return the pages of the tools that a caller with these scopes sees; cached by the scopes
-        that any tool needs."""
+        """Return the pages of the tools that a caller with these scopes sees."""
+        return self._pages_for(
+            "tools", self.tool_pages, lambda name: self.tools[name].tool.scopes, scopes
+        )
+
+    def prompt_pages_for(self, scopes: frozenset[str]) -> Pages:
+        """Return the pages of the prompts that a caller with these scopes sees."""
+        return self._pages_for(
+            "prompts", self.prompt_pages, lambda name: self.prompts[name].scopes, scopes
+        )
+
+    def resource_pages_for(self, scopes: frozenset[str]) -> Pages:
+        """Return the pages of the resources that a caller with these scopes sees."""
+        return self._pages_for(
+            "resources", self.resource_pages, lambda uri: self.resources[uri].scopes, scopes
+        )
+
+    def template_pages_for(self, scopes: frozenset[str]) -> Pages:
+        """Return the pages of the resource templates that a caller with these scopes sees."""
+        needed = {
+            served.resource.definition["uriTemplate"]: served.resource.scopes
+            for served in self.templates
+        }
+        return self._pages_for("templates", self.template_pages, needed.__getitem__, scopes)
+
+    def _pages_for(
+        self,
+        kind: str,
+        pages: Pages,
+        needed: Callable[[str], frozenset[str]],
+        scopes: frozenset[str],
+    ) -> Pages:
+        """Return the pages of the entries that need no other than `scopes`; cached by the scopes
+        that anything needs. `needed` returns the scopes of an entry by its key."""
         granted = scopes & self.all_scopes()
-        if granted in self._visible:
-            return self._visible[granted]
-        chosen = [
-            item for item in self.tool_pages.items if self.tools[item[0]].tool.scopes <= granted
-        ]
-        pages = Pages(chosen, self.tool_pages.size)
+        if (kind, granted) in self._visible:
+            return self._visible[kind, granted]
+        chosen = Pages([item for item in pages.items if needed(item[0]) <= granted], pages.size)
         if len(self._visible) < MAX_SCOPE_SETS:
-            self._visible[granted] = pages
-        return pages
+            self._visible[kind, granted] = chosen
+        return chosen
 
     def all_scopes(self) -> frozenset[str]:
-        """Return every scope that any tool needs."""
-        return frozenset().union(*(served.tool.scopes for served in self.tools.values()))
+        """Return every scope that any tool, prompt or resource needs."""
+        return frozenset().union(
+            *(served.tool.scopes for served in self.tools.values()),
+            *(prompt.scopes for prompt in self.prompts.values()),
+            *(resource.scopes for resource in self._resources()),
+        )
 
     def tool(self, name: str) -> ServedTool:
         """Return a tool by its name.
@@ -187,18 +243,28 @@ class Catalog:
         """
         served = self.tools.get(name)
         if served is None:
-            for backend, missing in self.missing.items():
-                if missing.prefix and name.startswith(missing.prefix):
-                    raise Unavailable(f"The back end {backend} is not served just now; try later")
+            self._refuse_missing(name)
             raise InvalidParams(f"Unknown tool: {name[:MAX_NAME]}")
         return served
 
     def prompt(self, name: str) -> Prompt:
-        """Return a prompt; raise InvalidParams if it does not exist."""
+        """Return a prompt by its name.
+
+        Raises:
+            InvalidParams: the prompt does not exist.
+            Unavailable: the prompt's back end is missing now.
+        """
         served = self.prompts.get(name)
         if served is None:
+            self._refuse_missing(name)
             raise InvalidParams(f"Unknown prompt: {name[:MAX_NAME]}")
         return served
+
+    def _refuse_missing(self, name: str) -> None:
+        """Raise Unavailable if a name has the prefix of a back end that is missing now."""
+        for backend, missing in self.missing.items():
+            if missing.prefix and name.startswith(missing.prefix):
+                raise Unavailable(f"The back end {backend} is not served just now; try later")
 
     def resource(self, uri: str) -> tuple[Resource, Mapping[str, Any]]:
         """Return the resource with this URI, or the first template that matches the URI with the
@@ -206,51 +272,59 @@ class Catalog:
 
         Raises:
             ResourceNotFound: neither exists.
+            Unavailable: neither exists, and the resource may be a server's that is missing now.
         """
         if uri in self.resources:
             return self.resources[uri], {}
         for served in self.templates:
-            values = served.template.match(uri)
+            values = served.pattern.match(uri)
             if values is not None:
                 return served.resource, values
+        absent = sorted(name for name, missing in self.missing.items() if missing.heals_itself)
+        if absent:
+            raise Unavailable(
+                f"Resource not found: {uri[:MAX_URI]}; it may belong to {', '.join(absent)}, "
+                "which is not served just now"
+            )
         raise ResourceNotFound(uri)
 
     async def read_resource(self, context: Context, uri: str) -> Sequence[ResourceContents]:
-        """Return the contents at a URI; raise ResourceNotFound if no resource has it."""
+        """Return the contents at a URI; raise ResourceNotFound if no resource that the caller may
+        read has it."""
         resource, values = self.resource(uri)
-        return await resource.read(context, uri, values)
+        if self.checks_scopes and not resource.scopes <= context.principal.scopes:
+            raise ResourceNotFound(uri)
+        result = await resource.read(context, uri, values)
+        return result.contents if isinstance(result, ForwardedRead) else result
 
     def has_resource(self, uri: str) -> bool:
-        """Return whether a resource exists at this URI."""
+        """Return whether a resource exists at this URI, as far as is known now."""
         try:
             self.resource(uri)
-        except ResourceNotFound:
+        except (ResourceNotFound, Unavailable):
             return False
         return True
 
-    def completers(self, kind: str, name: str) -> Mapping[str, Complete]:
-        """Return the completers of a prompt (`ref/prompt`) or of a resource template
-        (`ref/resource`).
+    def completed(self, kind: str, name: str) -> Prompt | Resource:
+        """Return the prompt (`ref/prompt`), template or resource (`ref/resource`) whose arguments
+        are completed.
 
         Raises:
-            InvalidParams: there is no such prompt or template.
+            InvalidParams: there is none.
         """
         if kind == "ref/prompt":
-            return self.prompt(name).complete
+            return self.prompt(name)
         for served in self.templates:
             if name == served.resource.definition["uriTemplate"]:
-                return served.resource.complete
+                return served.resource
         if name in self.resources:
-            return {}
+            return self.resources[name]
         raise InvalidParams(f"Unknown resource template: {name[:200]}")
 
     @property
     def can_complete(self) -> bool:
         """Whether any argument has completions."""
-        everything: Iterable[Prompt | Resource] = (
-            *self.prompts.values(),
-            *(served.resource for served in self.templates),
-        )
+        everything: Iterable[Prompt | Resource] = (*self.prompts.values(), *self._resources())
         return any(item.complete for item in everything)
 
 
@@ -467,7 +541,7 @@ def merge(
         prompts=prompts.items(),
         resources=resources.items(),
         templates=[
-            ServedTemplate(UriTemplate.parse(text), resource)
+            ServedTemplate(resource.pattern or UriTemplate.parse(text), resource)
             for text, resource in templates.items().items()
         ],
         tool_pages=tools.pages(page_size),
@@ -486,6 +560,7 @@ def merge(
         ],
         missing=offers.missing,
         is_tolerant=bool(offers.tolerated),
+        may_list=frozenset().union(*(offering.may_list for _, offering in offered)),
     )
 
 

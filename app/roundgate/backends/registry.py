@@ -49,6 +49,9 @@ class Kind:
     """The function that `roundgate compile` runs for each back end of the kind."""
     checker: str | None = None
     """The function that `roundgate check` runs for each back end of the kind."""
+    pinner: str | None = None
+    """The function that `roundgate compile` runs, and `roundgate package` does not: it accepts what
+    a service says now."""
 
     def model(self) -> type[BackendConfig]:
         """Import and return the model of the kind's settings."""
@@ -59,6 +62,11 @@ class Kind:
         """Import and return the kind's compiler, if it has one."""
         compiler: Compile | None = None if self.compiler is None else _named(self.compiler)
         return compiler
+
+    def pin_with(self) -> Compile | None:
+        """Import and return the function that pins definitions, if the kind has one."""
+        pinner: Compile | None = None if self.pinner is None else _named(self.pinner)
+        return pinner
 
     def check_with(self) -> Check | None:
         """Import and return the kind's checker, if it has one."""
@@ -96,6 +104,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "mcp": Kind(
             "roundgate.backends.mcp.config:McpBackendConfig",
             "roundgate.backends.mcp.backend:McpBackend",
+            pinner="roundgate.backends.mcp.backend:pin_to_file",
         ),
         "lambda": Kind(
             "roundgate.backends.aws_lambda.config:LambdaBackendConfig",

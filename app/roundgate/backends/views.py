@@ -152,6 +152,13 @@ def _others(everything: Catalog, config: ViewConfig, chosen: Mapping[str, Served
         missing={
             name: missing for name, missing in everything.missing.items() if _may_have(name, config)
         },
+        may_list=everything.may_list
+        & {
+            name
+            for name, patterns in (("prompts", config.prompts), ("resources", config.resources))
+            if patterns
+        },
+        checks_scopes=everything.checks_scopes,
     )
 
 

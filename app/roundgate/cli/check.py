@@ -84,7 +84,11 @@ def _print_servers(snapshot: Snapshot) -> None:
     if states:
         print(f"servers ({len(states)})")
         lines = [
-            (one.name, f"{one.software}, revision {one.revision}, {one.tools} tools")
+            (
+                one.name,
+                f"{one.software}, revision {one.revision}, {one.tools} tools, {one.prompts} prompts, "
+                f"{one.resources} resources",
+            )
             for one in states
         ]
         show_table(lines, indent="  ")

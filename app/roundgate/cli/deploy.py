@@ -30,7 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
     match arguments.command:
         case "compile":
             path = configuration_file(arguments.config)
-            packaging.compile_documents(config.load(path, placeholder=packaging.PLACEHOLDER))
+            file = config.load(path, placeholder=packaging.PLACEHOLDER)
+            packaging.compile_documents(file)
+            packaging.pin_definitions(file)
         case "package":
             path = configuration_file(arguments.config)
             planned = planned_from(path, arguments.arch, anew=arguments.lock)

@@ -21,7 +21,7 @@ from roundgate.protocol import OPEN, Status
 from roundgate.replay import Opened
 from roundgate.storage import Wanted
 from roundgate.suites.variables import SHOWN, Secrets
-from roundgate.tasks.histories import History, history_of, outline_of, redacted
+from roundgate.tasks.histories import History, history_from_record, make_outline, redacted
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.versions import tasks_with_work
 
@@ -47,12 +47,14 @@ async def export(
             say(f"there are more tasks than --limit={arguments.limit}", to=sys.stderr)
             break
         try:
-            history = history_of(record, work, clock.now_ms())
+            history = history_from_record(record, work, clock.now_ms())
         except _OF_ANOTHER_VERSION:
             unknown += 1
             continue
         left = (
-            without_secrets(history, arguments.redact) if arguments.values else outline_of(history)
+            without_secrets(history, arguments.redact)
+            if arguments.values
+            else make_outline(history)
         )
         if left is None:
             named += 1

@@ -115,8 +115,16 @@ def _add_local_commands(commands: Commands) -> None:
     check.add_argument("--host", default="127.0.0.1", help="as for serve")
     check.add_argument("--port", type=_PORT, help="also check whether this port is free")
 
-    about = "compile the documents of back ends into indexes"
+    about = "compile the documents of back ends into indexes, and pin the definitions of servers"
     _add_config(_command(commands, "compile", "deploy", about, "roundgate compile gateway.yaml"))
+
+    about = "ask each MCP server behind a gateway, and print how it is"
+    upstreams = _command(
+        commands, "upstreams", "upstreams", about,
+        "roundgate upstreams", "roundgate upstreams gateway.yaml --json | jq -r .name",
+    )  # fmt: skip
+    _add_config(upstreams)
+    _flag(upstreams, "--json", "print JSON objects, one a line")
 
     keys = _command(
         commands, "keys", "repository", "make keys that seal requestState, and rotate them",

@@ -34,7 +34,7 @@ from roundgate.runtime.startup import Stores, make_stores
 from roundgate.settings import Settings, TasksConfig
 from roundgate.settings import process as settings
 from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted
-from roundgate.tasks.events import Cancelled, Delivered, Mark, marks_of
+from roundgate.tasks.events import Cancelled, Delivered, Mark, marks_from_record
 from roundgate.tasks.external import Deliveries, decode_payload
 from roundgate.tasks.machine import is_parked
 from roundgate.tasks.operating import Repeated, StepDone, repeated, retry, rewind, steps_done
@@ -232,7 +232,7 @@ async def _deliver(arguments: argparse.Namespace, stores: Stores, clock: Clock) 
     record = await stores.tasks.read(arguments.task, 0)
     if record is None:
         return _unknown(arguments.task)
-    names = [mark.name for mark in marks_of(record)]
+    names = [mark.name for mark in marks_from_record(record)]
     name = next((one for one in names if arguments.event in (one, _short(one))), None)
     if name is None:
         known = ", ".join(map(_short, names)) or "none"
@@ -363,7 +363,7 @@ def _activity(record: TaskRecord, now_ms: int) -> str:
         return "parked: waits for `tasks retry`"
     if record.declined_ms:
         return "waits for a worker that serves it"
-    if (awaited := [mark.name for mark in marks_of(record) if mark.is_awaited]) and (
+    if (awaited := [mark.name for mark in marks_from_record(record) if mark.is_awaited]) and (
         record.wake_ms > now_ms
     ):
         return f"waits for {', '.join(awaited)}"
@@ -407,7 +407,7 @@ def _facts(
             "expires": iso(record.expires_ms),
             "asks": [{"key": key, "method": decode(asked)["method"]} for key, asked in requests]
             or None,
-            "events": [_event_facts(mark) for mark in marks_of(record)] or None,
+            "events": [_event_facts(mark) for mark in marks_from_record(record)] or None,
             "outcomeBytes": None if record.outcome is None else len(record.outcome),
             "attempts": record.attempts,
             "deaths": record.deaths or None,

@@ -193,10 +193,18 @@ class Subscription:
     `acknowledged` holds the kinds of changes that the server agreed to report.
     """
 
-    def __init__(self, connection: Connection, wanted: Json) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        wanted: Json,
+        *,
+        on_reopened: Callable[[], None] | None = None,
+    ) -> None:
+        """Prepare a subscription; `on_reopened` is called when a broken stream is open again."""
         self._connection = connection
         self._link = connection.link
         self._wanted = wanted
+        self._on_reopened = on_reopened
         self.acknowledged: Json = {}
 
     async def __aenter__(self) -> Subscription:
@@ -255,6 +263,8 @@ class Subscription:
                         if change.method == _ACKNOWLEDGED:
                             if not was_opened:
                                 yield change
+                            elif self._on_reopened is not None:
+                                self._on_reopened()
                             was_opened, wait_s = True, _FIRST_WAIT_S
                         else:
                             was_interrupted = False

@@ -110,6 +110,18 @@ def compile_documents(file: ConfigFile, say: Say = print) -> None:
             say(compile_with(backend, file.backend_origin(index)))
 
 
+def pin_definitions(file: ConfigFile, say: Say = print) -> None:
+    """Write the lock files of back ends: what their servers offer now is accepted.
+
+    Raises:
+        ConfigError: a server cannot be asked, or a file cannot be written.
+    """
+    for index, backend in enumerate(file.backends):
+        pin_with = kind_of(backend).pin_with()
+        if pin_with is not None:
+            say(pin_with(backend, file.backend_origin(index)))
+
+
 def stood_for(file: ConfigFile) -> list[Problem]:
     """Return a problem that names the variables without a value here, which may be why a module
     cannot be loaded."""

@@ -31,6 +31,7 @@ from roundgate.methods.parts import CurrentMethods, Methods, Parts, Use
 from roundgate.methods.table import make_methods, server_info
 from roundgate.protocol import NEWEST, ResultFormat, notifications
 from roundgate.runtime.reload import Reloader
+from roundgate.runtime.resource_changes import ResourceChanges
 from roundgate.runtime.startup import Core, make_ring
 from roundgate.settings import Settings
 from roundgate.tasks import NamedTasks, Tasks, Watch
@@ -72,6 +73,7 @@ class Replica:
             for view in file.config.endpoints.values()
         }
         """The endpoint of each view."""
+        self._resource_changes = ResourceChanges(core.changes.hub, core.serving)
         self._reloader = Reloader(
             file, core.serving, core.modules, self._swap, watches=using.reload
         )
@@ -161,6 +163,8 @@ class Replica:
             for changed in now.lists_that_differ(was):
                 self.core.changes.hub.publish_list(notifications.LIST_CHANGED[changed], view)
 
+        self._resource_changes.renew()
+
     def _request_stop(self) -> None:
         self.core.changes.hub.close()
         for endpoint in self.endpoints.values():
@@ -186,6 +190,7 @@ class Replica:
             stack.enter_context(on_stop_signal(loop, self._request_stop))
             stack.enter_context(reported_stalls(loop))
             await stack.enter_async_context(self._reloader.running())
+            stack.callback(self._resource_changes.close)
             yield
 
     async def _stop_pool(self) -> None:

@@ -51,8 +51,16 @@ class Upstream(BaseModel):
     revision: str | None = Field(None, description="The revision of its protocol.")
     software: str | None = Field(None, description="Its own name and version.")
     tools: int = Field(description="The number of its tools that can be served.")
+    prompts: int = Field(0, description="The number of its prompts that are served.")
+    resources: int = Field(
+        0, description="The number of its resources and templates that are served."
+    )
     left_out: dict[str, str] | None = Field(
-        None, description="Tools that are not served, with the reason."
+        None,
+        description="Tools, prompts, resources and whole lists that are not served, with the reason.",
+    )
+    changed: list[str] | None = Field(
+        None, description="Names of definitions that differ from the lock file."
     )
 
 

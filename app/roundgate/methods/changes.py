@@ -87,6 +87,8 @@ class Subscription:
     other changes for topics that are added later."""
     ends: list[Callable[[], None]] = field(default_factory=list)
     """Functions to call when the stream has ended."""
+    on_topics: Callable[[frozenset[Topic], frozenset[Topic]], None] | None = None
+    """A function that `listen_to` calls with the previous and the new topics."""
     _pending: dict[Topic, bytes | None] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _closing: bool = False
@@ -119,6 +121,8 @@ class Subscription:
         for topic in topics - known:
             if topic in others or len(others) > MAX_OTHERS:
                 self.offer(topic)
+        if topics != known and self.on_topics is not None:
+            self.on_topics(known, topics)
 
     def close(self) -> None:
         """End the stream after its pending messages."""
@@ -178,6 +182,10 @@ class Hub:
         self._max_streams = max_streams
         self._max_per_caller = max_per_caller
         self._closing = False
+        self.uris: Counter[str] = Counter()
+        """The URIs of resources that streams listen to, with the number of streams."""
+        self.on_uris: Callable[[], None] = _nothing
+        """Called when `uris` has changed."""
 
     @property
     def streams(self) -> int:
@@ -213,9 +221,22 @@ class Hub:
             topics |= {(notifications.TASK, task_id) for task_id in task_ids}
             acknowledged["taskIds"] = list(task_ids)
         subscription = Subscription(request_id, topics, acknowledged, principal, view)
+        subscription.on_topics = self._count
         self._open.add(subscription)
         self._of_caller[principal.identity] += 1
+        self._count(frozenset(), topics)
         return subscription
+
+    def _count(self, before: frozenset[Topic], now: frozenset[Topic]) -> None:
+        """Count the URIs of a stream whose topics have changed."""
+        new, old = _uris(now - before), _uris(before - now)
+        self.uris.update(new)
+        self.uris.subtract(old)
+        for uri in old:
+            if self.uris[uri] <= 0:
+                del self.uris[uri]
+        if new or old:
+            self.on_uris()
 
     def _why_not(self, caller: _Caller) -> str | None:
         if self._closing:
@@ -231,6 +252,8 @@ class Hub:
         if subscription in self._open:
             self._open.discard(subscription)
             self._forget(subscription.caller.identity)
+            subscription.on_topics = None
+            self._count(subscription.topics, frozenset())
         while subscription.ends:
             subscription.ends.pop()()
 
@@ -260,6 +283,15 @@ class Hub:
         self._closing = True
         for subscription in self._open:
             subscription.close()
+
+
+def _uris(topics: frozenset[Topic]) -> list[str]:
+    """Return the URIs of the resources among topics."""
+    return [uri for method, uri in topics if method == notifications.RESOURCE_UPDATED and uri]
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _topics(

@@ -41,6 +41,7 @@ from roundgate.protocol import (
     ToolResult,
 )
 from roundgate.protocol.params import validate
+from roundgate.settings import CacheHint as ListHint
 from roundgate.storage import RowsOf
 from roundgate.tasks import NamedTasks, Watch, log_failure
 from roundgate.tokens import StateSealer
@@ -105,6 +106,15 @@ class Results:
         return InternalError(log_failure("writing the result", error, self._clock))
 
 
+def list_hint(hint: ListHint, *, is_personal: bool, is_changing: bool) -> ListHint:
+    """Return the caching hint of a list. A list that depends on the caller's scopes is private
+    (server/utilities/caching), and one that is about to change must not be cached."""
+    return hint.model_copy(
+        update=({"scope": "private"} if is_personal else {})
+        | ({"ttl_ms": 0} if is_changing else {})
+    )
+
+
 class Listing:
     """A list of the catalog. Its pages are joined from serialised entries and cached."""
 
@@ -149,6 +159,11 @@ class Scopes:
         scoped = [tool for tool in tools if tool.scopes]
         self.any_tool = bool(scoped)
         """Whether callers may see different tools."""
+        self.any_prompt = are_checked and any(item.scopes for item in catalog.prompts.values())
+        """Whether callers may see different prompts."""
+        resources = (*catalog.resources.values(), *(item.resource for item in catalog.templates))
+        self.any_resource = are_checked and any(item.scopes for item in resources)
+        """Whether callers may see different resources."""
         self.any_task = any(
             tool.task != "forbidden" or catalog.task_sources for tool in scoped
         ) or bool(are_checked and catalog.missing)
@@ -174,6 +189,38 @@ class Scopes:
             )
         if served is not None and not served.tool.scopes <= principal.scopes:
             raise InsufficientScope(f"tool {tool}", sorted(served.tool.scopes))
+
+    def require(self, name: str, scopes: frozenset[str], principal: Principal) -> None:
+        """Raise InsufficientScope unless the caller has the scopes of a prompt or resource."""
+        if self._are_checked and not scopes <= principal.scopes:
+            raise InsufficientScope(name, sorted(scopes))
+
+    def prompt_pages(self, principal: Principal) -> Pages:
+        """Return the list of the prompts that the caller may get."""
+        if self.any_prompt:
+            return self._catalog.prompt_pages_for(principal.scopes)
+        return self._catalog.prompt_pages
+
+    def resource_pages(self, principal: Principal) -> Pages:
+        """Return the list of the resources that the caller may read."""
+        if self.any_resource:
+            return self._catalog.resource_pages_for(principal.scopes)
+        return self._catalog.resource_pages
+
+    def template_pages(self, principal: Principal) -> Pages:
+        """Return the list of the resource templates that the caller may use."""
+        if self.any_resource:
+            return self._catalog.template_pages_for(principal.scopes)
+        return self._catalog.template_pages
+
+    def may_subscribe(self, uri: str, principal: Principal, view: str) -> bool:
+        """Return whether the caller may learn of changes at a URI. A URI without a resource is
+        refused in a view alone, because elsewhere one may appear."""
+        if not view and not self.any_resource:
+            return True
+        if not self._catalog.has_resource(uri):
+            return not view
+        return not self._are_checked or self._catalog.resource(uri)[0].scopes <= principal.scopes
 
     def tool_pages(self, principal: Principal) -> Pages:
         """Return the list of the tools that the caller may use."""
@@ -248,6 +295,8 @@ class Methods:
         self._table = table
         self._catalog = kit.catalog
         self._hub = kit.parts.changes.hub
+        self._scopes = kit.scopes
+        self._view = kit.parts.view
 
     def serve(self, context: RequestContext) -> Awaitable[Response]:
         """Serve one request.
@@ -262,9 +311,9 @@ class Methods:
             inbound.meta.capabilities.require(method.requires, inbound.method)
         return method.serve(context, validate(method.params, inbound.params))
 
-    def has_resource(self, uri: str) -> bool:
-        """Return whether a resource exists at a URI."""
-        return self._catalog.has_resource(uri)
+    def may_subscribe(self, uri: str, principal: Principal) -> bool:
+        """Return whether the caller may learn of changes at a URI."""
+        return self._scopes.may_subscribe(uri, principal, self._view)
 
     def has_output_schema(self, tool: str) -> bool:
         """Return whether clients expect a structured result of a tool."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from roundgate.errors import InternalError, InvalidParams
-from roundgate.methods.parts import Kit, Listing
+from roundgate.errors import MAX_URI, InternalError, InvalidParams
+from roundgate.methods.parts import Kit, Listing, list_hint
 from roundgate.methods.rounds import InputRequired, Reply, RequestContext, Target
 from roundgate.protocol import (
     CompleteParams,
+    ForwardedPrompt,
+    ForwardedRead,
     GetPromptParams,
     ListParams,
     PromptReference,
@@ -30,15 +32,22 @@ class PromptMethods:
         self._catalog = kit.catalog
         self._calls = kit.calls
         self._results = kit.results
-        self._list = Listing("prompts", kit.config.caching.prompts, kit.results)
+        self._scopes = kit.scopes
+        hint = list_hint(
+            kit.config.caching.prompts,
+            is_personal=kit.scopes.any_prompt,
+            is_changing=bool(kit.catalog.missing),
+        )
+        self._list = Listing("prompts", hint, kit.results)
 
     async def list(self, context: RequestContext, params: ListParams) -> Reply:
         """Serve prompts/list."""
-        return self._list.reply(self._catalog.prompt_pages, params.cursor)
+        return self._list.reply(self._scopes.prompt_pages(context.principal), params.cursor)
 
     async def get(self, context: RequestContext, params: GetPromptParams) -> Reply:
         """Serve prompts/get."""
         prompt = self._catalog.prompt(params.name)
+        self._scopes.require(f"prompt {params.name}", prompt.scopes, context.principal)
         _check_arguments(prompt.definition.get("arguments", ()), params.arguments)
         round_ = self._calls.begin(
             Target("prompts/get", params.name, params.arguments), params, context
@@ -48,6 +57,8 @@ class PromptMethods:
         if isinstance(outcome, InputRequired):
             return self._results.input_required(outcome)
         messages = self._calls.value(outcome, f"prompt {params.name}")
+        if isinstance(messages, ForwardedPrompt):
+            return self._results.reply(messages.wire)
         described = without_none(description=prompt.definition.get("description"))
         return self._results.reply(
             {**described, "messages": [message.to_wire() for message in messages]}
@@ -63,20 +74,34 @@ class ResourceMethods:
         self._results = kit.results
         caching = kit.config.caching
         self._cache = caching.read
-        self._list = Listing("resources", caching.resources, kit.results)
-        self._templates = Listing("resourceTemplates", caching.resource_templates, kit.results)
+        self._scopes = kit.scopes
+        is_personal, is_changing = kit.scopes.any_resource, bool(kit.catalog.missing)
+        self._list, self._templates = (
+            Listing(
+                name,
+                list_hint(hint, is_personal=is_personal, is_changing=is_changing),
+                kit.results,
+            )
+            for name, hint in (
+                ("resources", caching.resources),
+                ("resourceTemplates", caching.resource_templates),
+            )
+        )
 
     async def list(self, context: RequestContext, params: ListParams) -> Reply:
         """Serve resources/list."""
-        return self._list.reply(self._catalog.resource_pages, params.cursor)
+        return self._list.reply(self._scopes.resource_pages(context.principal), params.cursor)
 
     async def list_templates(self, context: RequestContext, params: ListParams) -> Reply:
         """Serve resources/templates/list."""
-        return self._templates.reply(self._catalog.template_pages, params.cursor)
+        pages = self._scopes.template_pages(context.principal)
+        return self._templates.reply(pages, params.cursor)
 
     async def read(self, context: RequestContext, params: ReadResourceParams) -> Reply:
         """Serve resources/read."""
         resource, values = self._catalog.resource(params.uri)
+        named = f"resource {params.uri[:MAX_URI]}"
+        self._scopes.require(named, resource.scopes, context.principal)
         round_ = self._calls.begin(Target("resources/read", params.uri), params, context)
         call = self._calls.call(context, round_)
         outcome = await self._calls.run(
@@ -84,11 +109,17 @@ class ResourceMethods:
         )
         if isinstance(outcome, InputRequired):
             return self._results.input_required(outcome)
-        contents = self._calls.value(outcome, f"resource {params.uri[:200]}")
+        value = self._calls.value(outcome, named)
         # "requests carrying inputResponses or requestState MUST NOT be cached"
         # (server/utilities/caching)
         cache = _UNCACHED if params.input_responses is not None or round_.opened else self._cache
-        return self._results.reply({"contents": [content.to_wire() for content in contents]}, cache)
+        if isinstance(value, ForwardedRead):
+            cache = _stricter(cache, value)
+            others, value = value.others, value.contents
+        else:
+            others = {}
+        contents = [content.to_wire() for content in value]
+        return self._results.reply({**others, "contents": contents}, cache)
 
 
 class CompletionMethods:
@@ -98,24 +129,35 @@ class CompletionMethods:
         self._catalog = kit.catalog
         self._calls = kit.calls
         self._results = kit.results
+        self._scopes = kit.scopes
         self._clock = kit.parts.clock
 
     async def complete(self, context: RequestContext, params: CompleteParams) -> Reply:
         """Serve completion/complete."""
         name = params.ref.name if isinstance(params.ref, PromptReference) else params.ref.uri
-        completer = self._catalog.completers(params.ref.type, name).get(params.argument.name)
+        item = self._catalog.completed(params.ref.type, name)
+        self._scopes.require(name[:MAX_URI], item.scopes, context.principal)
+        completer = item.complete.get(params.argument.name)
         if completer is None:
             return self._results.reply({"completion": {"values": []}})
         subject = f"completion of {name[:200]}"
         call = self._calls.call(context)
         outcome = await engine.run_handler(
-            lambda: completer(call.principal, params.argument.value), Run(call, Journal())
+            lambda: completer(call.principal, params.argument.value, params.context.arguments),
+            Run(call, Journal()),
         )
         if isinstance(outcome, (Suspended, Restarted)):  # a completion has no context to ask with
             raise InternalError(
                 log_failure(subject, RuntimeError("the completion asked a question"), self._clock)
             )
         return self._results.reply({"completion": self._calls.value(outcome, subject).to_wire()})
+
+
+def _stricter(cache: CacheHint, result: ForwardedRead) -> CacheHint:
+    """Return the caching hint of the gateway, as far as the server allows it too."""
+    if result.ttl_ms is not None and result.ttl_ms < cache.ttl_ms:
+        cache = cache.model_copy(update={"ttl_ms": max(0, result.ttl_ms)})
+    return cache.model_copy(update={"scope": "private"}) if result.is_private else cache
 
 
 def _check_arguments(declared: Any, arguments: Mapping[str, str]) -> None:

@@ -392,12 +392,13 @@ class Calls:
 
         Raises:
             ProtocolError: the handler's own, or -32602 with the text of its `ToolError`.
+            Unavailable: a server that the handler asked did not answer.
             InternalError: any other failure; its cause is in the log.
         """
         match outcome:
             case Completed(value):
                 return value
-            case Failed(ProtocolError() as error):
+            case Failed(ProtocolError() | Unavailable() as error):
                 raise error
             case Failed(ToolError() as error) if not isinstance(error, CallTimeout):
                 raise InvalidParams(str(error))

@@ -9,10 +9,9 @@ from contextlib import suppress
 from typing import Final
 
 from roundgate.auth import Principal
-from roundgate.backends import Catalog
 from roundgate.errors import InsufficientScope, TaskNotFound
 from roundgate.methods.changes import Subscription
-from roundgate.methods.parts import Kit
+from roundgate.methods.parts import Kit, Scopes
 from roundgate.methods.rounds import RequestContext, Stream
 from roundgate.protocol import (
     REQUIRED,
@@ -27,13 +26,16 @@ MAX_STREAM_S: Final = 30 * 86_400
 """The maximum life of a stream whose token expires later, in seconds."""
 
 
-def served_filter(view: str, catalog: Catalog, params: ListenParams) -> SubscriptionFilter:
-    """Return the client's filter, limited to the resources of the view."""
+def served_filter(
+    view: str, scopes: Scopes, principal: Principal, params: ListenParams
+) -> SubscriptionFilter:
+    """Return the client's filter, limited to the resources of the view that the caller may read."""
     requested = params.notifications
-    if not view or not requested.resource_subscriptions:
-        return requested
-    own = [uri for uri in requested.resource_subscriptions if catalog.has_resource(uri)]
-    return requested.model_copy(update={"resource_subscriptions": own})
+    uris = requested.resource_subscriptions
+    own = [uri for uri in uris if scopes.may_subscribe(uri, principal, view)]
+    return (
+        requested if own == uris else requested.model_copy(update={"resource_subscriptions": own})
+    )
 
 
 class SubscriptionMethods:
@@ -42,7 +44,6 @@ class SubscriptionMethods:
 
     def __init__(self, kit: Kit) -> None:
         self._changes = kit.parts.changes
-        self._catalog = kit.catalog
         self._view = kit.parts.view
         self._features = kit.features
         self._tasks = kit.parts.tasks
@@ -58,19 +59,20 @@ class SubscriptionMethods:
             Unavailable: there are too many streams, or a store cannot be reached.
             MissingCapability: the client listens to tasks without the tasks extension.
         """
-        requested, inbound = served_filter(self._view, self._catalog, params), context.inbound
+        inbound, principal = context.inbound, context.principal
+        requested = served_filter(self._view, self._scopes, principal, params)
         closing = self._results.write({"_meta": {notifications.SUBSCRIPTION_ID: inbound.id}})
         known = await self._known(context, requested.task_ids)
         task_ids = [task.id for task, _ in known]
         await self._changes.ready()
         subscription = self._changes.hub.subscribe(
-            inbound.id, context.principal, requested, self._features, task_ids, self._view
+            inbound.id, principal, requested, self._features, task_ids, self._view
         )
         if any(method != notifications.TASK for method, _ in subscription.topics):
             self._changes.follow(subscription)
         for task, view in known:
             self._follow(subscription, task, view)
-        self._end_with_token(subscription, context.principal)
+        self._end_with_token(subscription, principal)
         return Stream(subscription, closing)
 
     def _end_with_token(self, subscription: Subscription, principal: Principal) -> None:

@@ -116,10 +116,16 @@ def catalog_features(catalog: Catalog, *, streams: bool) -> frozenset[str]:
     """Return the features for which a catalog has anything to serve; a revision accepts requests
     accordingly. A missing back end may have tools, and a client that was offered no tools would not
     list them later."""
+    is_incomplete = any(missing.heals_itself for missing in catalog.missing.values())
     served = {
         "tools": bool(catalog.tools or catalog.missing or catalog.is_tolerant),
-        "prompts": bool(catalog.prompts),
-        "resources": bool(catalog.resources or catalog.templates),
+        "prompts": bool(catalog.prompts or is_incomplete or "prompts" in catalog.may_list),
+        "resources": bool(
+            catalog.resources
+            or catalog.templates
+            or is_incomplete
+            or "resources" in catalog.may_list
+        ),
         "completions": catalog.can_complete,
         "subscriptions": streams,
         **{extension.feature: extension.is_served(catalog) for extension in EXTENSIONS},

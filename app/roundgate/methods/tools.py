@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from roundgate.backends import Returned, ServedTool
 from roundgate.errors import BackendError, MissingCapability, NotJson, ToolError, Unavailable
-from roundgate.methods.parts import Kit, Listing
+from roundgate.methods.parts import Kit, Listing, list_hint
 from roundgate.methods.rounds import (
     IDEMPOTENCY_KEY,
     BecomesTask,
@@ -33,7 +33,7 @@ from roundgate.protocol import (
     merged,
 )
 from roundgate.replay import Call, Completed, Context, Failed, Journal, run_of
-from roundgate.tasks import Ended, TaskCall, ended, reason_of, tool_result
+from roundgate.tasks import Ended, TaskCall, ended, failure_reason, tool_result
 
 log: Final = logging.getLogger("roundgate.methods")
 
@@ -53,12 +53,11 @@ class ToolMethods:
         self._clock = parts.clock
         self._max_result_bytes = config.tasks.max_result_bytes
         self._shows_errors = parts.shows_errors
-        # a list that depends on the caller's scopes is not for others (server/utilities/caching)
-        hint = config.caching.tools
-        if kit.scopes.any_tool:
-            hint = hint.model_copy(update={"scope": "private"})
-        if kit.catalog.missing:  # the list is about to change
-            hint = hint.model_copy(update={"ttl_ms": 0})
+        hint = list_hint(
+            config.caching.tools,
+            is_personal=kit.scopes.any_tool,
+            is_changing=bool(kit.catalog.missing),
+        )
         self._list = Listing("tools", hint, kit.results)
 
     async def list(self, context: RequestContext, params: ListParams) -> Reply:
@@ -146,7 +145,7 @@ class ToolMethods:
 
     def _result(self, outcome: Completed[Returned] | Failed, served: ServedTool) -> Reply:
         result = tool_result(outcome, served.name, self._clock, shows_errors=self._shows_errors)
-        return self._results.tool(result, reason_of(outcome))
+        return self._results.tool(result, failure_reason(outcome))
 
     def _hand_over(self, served: ServedTool, view: TaskView, call: Call) -> Reply:
         """Return the reply for a call that continues as a task of the tool's service."""

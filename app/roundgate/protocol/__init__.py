@@ -20,6 +20,8 @@ from roundgate.protocol.content import Completion as Completion
 from roundgate.protocol.content import ContentBlock as ContentBlock
 from roundgate.protocol.content import EmbeddedResource as EmbeddedResource
 from roundgate.protocol.content import ForwardedContent as ForwardedContent
+from roundgate.protocol.content import ForwardedPrompt as ForwardedPrompt
+from roundgate.protocol.content import ForwardedRead as ForwardedRead
 from roundgate.protocol.content import Icon as Icon
 from roundgate.protocol.content import ImageContent as ImageContent
 from roundgate.protocol.content import PromptMessage as PromptMessage

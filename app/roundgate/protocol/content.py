@@ -125,11 +125,14 @@ class TextResourceContents:
     text: str
     mime_type: str | None = None
     meta: Mapping[str, Any] | None = None
+    others: Mapping[str, Any] | None = None
+    """Further members of contents that are forwarded from another server."""
 
     def to_wire(self) -> Wire:
-        return without_none(
+        known = without_none(
             uri=self.uri, mimeType=self.mime_type, text=self.text, _meta=_copied(self.meta)
         )
+        return {**(self.others or {}), **known}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +143,32 @@ class BlobResourceContents:
     blob: bytes | str
     mime_type: str | None = None
     meta: Mapping[str, Any] | None = None
+    others: Mapping[str, Any] | None = None
+    """Further members of contents that are forwarded from another server."""
 
     def to_wire(self) -> Wire:
         blob = base64_text(self.blob)
-        return without_none(
+        known = without_none(
             uri=self.uri, mimeType=self.mime_type, blob=blob, _meta=_copied(self.meta)
         )
+        return {**(self.others or {}), **known}
 
 
 ResourceContents: TypeAlias = TextResourceContents | BlobResourceContents
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardedRead:
+    """The result of resources/read of another server."""
+
+    contents: Sequence[ResourceContents]
+    others: Mapping[str, Any]
+    """Further members of the result."""
+    ttl_ms: int | None = None
+    """Milliseconds for which the server lets clients cache the contents; `None` if it does not
+    say."""
+    is_private: bool = False
+    """Whether the server reserves the contents for the caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +240,13 @@ class PromptMessage:
     def to_wire(self) -> Wire:
         content = TextContent(self.content) if isinstance(self.content, str) else self.content
         return {"role": self.role, "content": content.to_wire()}
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardedPrompt:
+    """The result of prompts/get of another server, in its form on the wire."""
+
+    wire: Mapping[str, Any]
 
 
 class _Absent:

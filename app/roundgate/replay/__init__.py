@@ -1,6 +1,6 @@
 """The engine that runs every tool, prompt and resource function.
 
-It does not depend on tokens, tables or HTTP.
+The engine does not depend on tokens, tables or HTTP.
 """
 
 from __future__ import annotations

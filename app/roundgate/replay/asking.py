@@ -1,7 +1,7 @@
-"""The questions of a handler: recorded answers are returned, missing ones requested from the
+"""The questions of a handler: the run returns recorded answers and requests missing ones from the
 client.
 
-An answer counts only for the question as it was shown. If the handler now asks something else, the
+An answer counts only for the question as it was shown. If the text of the question has changed, the
 question is sent again under a new key.
 """
 
@@ -22,41 +22,42 @@ from roundgate.replay.run import Run
 from roundgate.replay.waiting import within_scopes
 
 MAX_CHANGES: Final = 3
-"""The number of rounds in a row with a changed question at which the question is an error."""
+"""The number of consecutive rounds with a changed question after which the run raises an error."""
 
 
 @engine_call
 async def ask(
-    run: Run, asked: Mapping[str, Question], timeout_s: float | None = None, default: Any = None
+    run: Run, questions: Mapping[str, Question], timeout_s: float | None = None, default: Any = None
 ) -> dict[str, Answer]:
     """Return the answers by name once all are known. Until then, ask the open questions and suspend
     the run.
 
     Args:
         run: the run of the handler that asks.
-        asked: the questions by name.
-        timeout_s: seconds from the first asking after which a missing answer is `default`.
+        questions: the questions by name.
+        timeout_s: seconds from the first asking, after which a missing answer is `default`.
         default: the value of missing answers.
 
     Raises:
-        MissingCapability: the client lacks a capability that a question needs; nothing is asked.
-        RuntimeError: a question reads differently in `MAX_CHANGES` rounds in a row.
+        MissingCapability: the client lacks a capability that a question needs; no question was
+            sent.
+        RuntimeError: a question changed in `MAX_CHANGES` consecutive rounds.
     """
-    branch = await run.enter("question", *asked)
-    keys = {name: run.come_to(branch, "question", name) for name in asked}
+    branch = await run.enter("question", *questions)
+    keys = {name: run.come_to(branch, "question", name) for name in questions}
     given_up = f"{branch.path}question:{'+'.join(keys.values()).removeprefix(branch.path)}"
     await repeat_cut(run, given_up)
     while True:
         answers: dict[str, Answer] = {}
         opened: list[tuple[str, Asked, Question]] = []
-        for name, question in asked.items():
-            known = _known(run, keys[name], name, question)
-            if isinstance(known, Answer):
+        for name, question in questions.items():
+            answer = _known(run, keys[name], name, question)
+            if isinstance(answer, Answer):
                 answers[name] = (
-                    replace(known, value=fresh(default)) if known.action == "timeout" else known
+                    replace(answer, value=fresh(default)) if answer.action == "timeout" else answer
                 )
             else:
-                opened.append((name, known, question))
+                opened.append((name, answer, question))
         if not opened:
             async with recording_cut(run, given_up):
                 await take_event(run, branch, given_up)
@@ -76,19 +77,19 @@ async def ask(
 
 
 def _withdraw(run: Run, opened: Sequence[tuple[str, Asked, Question]]) -> None:
-    """Withdraw questions: the handler no longer waits for the answers."""
+    """Withdraw questions whose answers the handler no longer awaits."""
     for _, entry, _ in opened:
-        kept = run.journal.questions[entry.key]
-        run.requests.pop(wire_key(getattr(kept, "wire", None) or entry.key, entry.attempt), None)
+        current = run.journal.questions[entry.key]
+        run.requests.pop(wire_key(getattr(current, "wire", None) or entry.key, entry.attempt), None)
 
 
 @engine_call
-async def ask_anew(run: Run, asked: Mapping[str, Question]) -> NoReturn:
-    """Send questions even if they are answered, and suspend: the low-level form, whose handler
-    looks up answers itself (`ctx.input_response`)."""
-    branch = await run.enter("question", *asked)
+async def ask_anew(run: Run, questions: Mapping[str, Question]) -> NoReturn:
+    """Send questions even if they are answered, and suspend the run. This is the low-level form,
+    whose handler looks up answers itself (`ctx.input_response`)."""
+    branch = await run.enter("question", *questions)
     opened: list[tuple[str, Asked, Question]] = []
-    for name, question in asked.items():
+    for name, question in questions.items():
         entry, shown = run.journal.questions.get(name), question_digest(name, question)
         if not isinstance(entry, Asked) or entry.digest != shown:
             entry = Asked(name, shown, 1 if entry is None else entry.attempt + 1)
@@ -99,17 +100,18 @@ async def ask_anew(run: Run, asked: Mapping[str, Question]) -> NoReturn:
 
 def answered_key(run: Run, name: str) -> str | None:
     """Return the wire key of the last answered question of a name, or `None`."""
-    found = [
+    answered = [
         entry
         for entry in run.journal.questions.values()
         if isinstance(entry, Answered) and entry.key.rpartition("/")[2].partition("#")[0] == name
     ]
-    return wire_key(found[-1].wire or found[-1].key, found[-1].attempt) if found else None
+    return (
+        wire_key(answered[-1].wire or answered[-1].key, answered[-1].attempt) if answered else None
+    )
 
 
 def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
-    """Return the usable answer to a question, or the question in the form that must be asked
-    now."""
+    """Return the usable answer to a question, or the question in the form in which to send it."""
     entry, shown = _received(run, key, name), question_digest(name, question)
     match entry:
         case None:
@@ -130,14 +132,15 @@ def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
     changed = getattr(entry, "changed", 0) + 1
     if changed >= MAX_CHANGES:
         raise RuntimeError(
-            f"question {name!r} reads differently in every round; build it from arguments, answers "
+            f"question {name!r} changes in every round; build it from arguments, answers "
             "and steps alone (take times and random values from ctx.now and ctx.random)"
         )
     return Asked(key, shown, entry.attempt + 1, changed, None, entry.wire)
 
 
 def _received(run: Run, key: str, name: str) -> Asked | Answered | Unanswered | None:
-    """Return the entry of a question, or an unasked answer if the handler accepts those."""
+    """Return the entry of a question, or an unasked answer if the handler accepts unasked
+    answers."""
     entry = run.journal.questions.get(key)
     if entry is None and run.call.takes_unasked and name in run.journal.unasked:
         return Answered(key, None, 1, 0, run.journal.unasked[name], _wire(run, key, name))
@@ -156,12 +159,11 @@ def _in_time(run: Run, entry: Asked) -> Asked | None:
 def _open(
     run: Run, opened: Sequence[tuple[str, Asked, Question]], timeout_s: float | None
 ) -> int | None:
-    """Add questions to the response of this run: all, or none if the client lacks a capability.
-
-    Return the earliest end of their time limits in milliseconds since the epoch, or `None`.
+    """Add all of these questions to the response of this run. Return the earliest end of their time
+    limits in milliseconds since the epoch, or `None`.
 
     Raises:
-        MissingCapability: the client lacks a capability that one of them needs.
+        MissingCapability: the client lacks a capability; no question was added.
     """
     names = ", ".join(entry.key for _, entry, _ in opened)
     required = merged(question.requires for _, _, question in opened)
@@ -170,7 +172,7 @@ def _open(
         isinstance(question, Form) and question.is_approval for _, _, question in opened
     )
     if is_for_a_person:
-        what_for = f"asking a person for approval ({names}), which no text can do,"
+        what_for = f"asking a person for approval ({names}), which text in a result cannot replace,"
         capabilities = capabilities.with_substitutes({})
     capabilities.require(required, what_for, has_substitute=not is_for_a_person)
     untils: list[int] = []
@@ -184,7 +186,7 @@ def _open(
             untils.append(until_ms)
         run.journal.add(entry)
         run.wire_names.take(entry.wire or entry.key)
-        # a copy: another branch may change the objects in the question before the round ends
+        # a copy, because another branch may change the objects in the question before the round ends
         run.requests[wire_key(entry.wire or entry.key, entry.attempt)] = plain(
             question.to_wire(entry.problem), f"question {name!r}"
         )
@@ -192,7 +194,7 @@ def _open(
 
 
 def _wire(run: Run, key: str, name: str) -> str | None:
-    """Return the wire name of a new question; `None` if it is the key."""
+    """Return the wire name of a new question; `None` if it equals the key."""
     base = name if run.journal.generation == 1 else f"{name}@{run.journal.generation}"
     wire = run.wire_names.new(base)
     return None if wire == key else wire

@@ -1,13 +1,13 @@
 """The engine's uses of undocumented details of asyncio and anyio.
 
-Nothing is patched. Each trick has a test in tests/replay/test_asyncio_internals.py for every
-supported Python:
+The module patches nothing. Each function has a test in tests/replay/test_asyncio_internals.py for
+every supported Python:
 
     state              reads whether a timer has fired from its `repr`
     entered_timeout    recognizes `asyncio.timeout` by the code object of the frame that enters it
     creator            recognizes `wait_for` and `as_completed` by the code objects of the frames
                        that create a task, and reads their arguments from these frames
-    name_of            reads the function that anyio's task groups wrap from the wrapper's frame
+    function_name      reads the function that anyio's task groups wrap from the wrapper's frame
     waits_alone        follows `cr_await`, `gi_yieldfrom` and `ag_await` to the object that a
                        coroutine awaits (`gc.get_referents` leads past objects that only delegate)
 """
@@ -35,7 +35,8 @@ class Timer(Protocol):
 
 
 def state(timer: Timer) -> str:
-    """Return `active`, `expiring` once the timer has fired, or another word after its block."""
+    """Return `active`, `expiring` once the timer has fired, or another word after the end of its
+    block."""
     return repr(timer).partition("[")[2].partition("]")[0]
 
 
@@ -60,7 +61,7 @@ _ENTERS_TIMEOUT: Final = asyncio.Timeout.__aenter__.__code__
 
 
 def entered_timeout() -> Timer | None:
-    """Return the `asyncio.timeout` whose `__aenter__` called the caller; `None` if none did."""
+    """Return the `asyncio.timeout` whose `__aenter__` called the caller, or `None`."""
     frame = sys._getframe(2)
     timer: Timer | None = frame.f_locals["self"] if frame.f_code is _ENTERS_TIMEOUT else None
     return timer
@@ -77,7 +78,8 @@ _AS_COMPLETED: Final = (
     else vars(asyncio.tasks)["_AsCompletedIterator"].__init__
 ).__code__
 _FRAMES: Final = 12
-"""The most frames between the creation of a task and the asyncio function that requested it."""
+"""The maximum number of frames between the creation of a task and the asyncio function that
+requested it."""
 _IS_ASYNC: Final = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -91,14 +93,14 @@ class ByWaitFor:
 
 @dataclass(frozen=True, slots=True)
 class ByAsCompleted:
-    """A task that `asyncio.as_completed` creates, and all awaitables it was called with."""
+    """A task that `asyncio.as_completed` creates, and all awaitables of that call."""
 
     awaitables: Any
 
 
 def creator() -> ByWaitFor | ByAsCompleted | None:
-    """Return the function of asyncio that is creating a task; `None` if it is the handler. Only for
-    task factories: the frames above the caller are examined.
+    """Return the asyncio function that is creating a task, or `None` if the handler creates it.
+    Only task factories may call this function, because it examines the frames above its caller.
 
     Raises:
         RuntimeError: `as_completed` has a timeout, whose end no later run could repeat.
@@ -120,17 +122,19 @@ def creator() -> ByWaitFor | ByAsCompleted | None:
 
 
 _OF_ANYIO: Final = frozenset({"_run_coro", "_run_wrapped_task"})
-"""The names of coroutines in which anyio's task groups wrap every coroutine. The wrapper's frame
-has it."""
+"""The names of the coroutines in which anyio's task groups wrap every coroutine. The frame of such
+a wrapper contains the wrapped coroutine."""
 
 
-def name_of(coroutine: object) -> str:
-    """Return the name of a coroutine's function; anyio's wrapper is skipped."""
+def function_name(coroutine: object) -> str:
+    """Return the name of a coroutine's function, or of the function that anyio has wrapped."""
     function = _last_name(coroutine)
     if function not in _OF_ANYIO:
         return function
-    given = getattr(getattr(coroutine, "cr_frame", None), "f_locals", {})
-    return _last_name(given.get("coro") or getattr(given.get("self"), "_coro", coroutine))
+    frame_locals = getattr(getattr(coroutine, "cr_frame", None), "f_locals", {})
+    return _last_name(
+        frame_locals.get("coro") or getattr(frame_locals.get("self"), "_coro", coroutine)
+    )
 
 
 def _last_name(coroutine: object) -> str:
@@ -139,7 +143,7 @@ def _last_name(coroutine: object) -> str:
 
 
 def refuse_as_completed() -> None:
-    """Raise `RuntimeError` if `asyncio.as_completed` with a timeout calls the caller."""
+    """Raise `RuntimeError` if `asyncio.as_completed` with a timeout called the caller."""
     _refuse_limit(sys._getframe(2))
 
 
@@ -152,20 +156,20 @@ def _refuse_limit(frame: FrameType) -> None:
 
 _calls: Final[set[int]] = set()
 made_by_wait_for: Final[WeakSet[asyncio.Task[Any]]] = WeakSet()
-"""Tasks that `asyncio.wait_for` has created for coroutines; the engine sees their cancellation."""
+"""The tasks that `asyncio.wait_for` has created for coroutines. The engine sees their
+cancellation."""
 _WAIT: Final = asyncio.wait.__code__
 _LIMITED: Final = frozenset({id(_WAIT), id(_WAIT_FOR)})
 
 
 def engine_call(function: F) -> F:
-    """Mark the decorated coroutine function as a call of ctx, whose results have a place in the
-    order."""
+    """Mark a coroutine function as a call of ctx, whose results have a place in the order."""
     _calls.add(id(inspect.unwrap(function).__code__))
     return function
 
 
 def waits_alone(coroutine: Any) -> bool:
-    """Return whether a suspended coroutine waits for something outside of ctx.
+    """Return whether a suspended coroutine waits outside of ctx.
 
     Raises:
         RuntimeError: the wait has a limit that ends it without a cancellation, which no later run
@@ -195,22 +199,24 @@ def _behind(awaited: object) -> Any:
     kinds = (CoroutineType, GeneratorType, AsyncGeneratorType)
     if isinstance(awaited, asyncio.Future):
         return None
-    return next((one for one in gc.get_referents(awaited) if isinstance(one, kinds)), None)
+    return next(
+        (referent for referent in gc.get_referents(awaited) if isinstance(referent, kinds)), None
+    )
 
 
 def _refuse(waiting: CoroutineType[Any, Any, Any]) -> None:
-    given = inspect.getcoroutinelocals(waiting)
-    if given.get("timeout") is None:
+    frame_locals = inspect.getcoroutinelocals(waiting)
+    if frame_locals.get("timeout") is None:
         return
     if waiting.cr_code is _WAIT:
         raise _refusal("asyncio.wait(timeout=…)")
-    waited_for = given.get("fut")
+    waited_for = frame_locals.get("fut")
     if isinstance(waited_for, asyncio.Future) and waited_for not in made_by_wait_for:
         raise _refusal("asyncio.wait_for(…) around a task or future")
 
 
 def _refusal(what: str) -> RuntimeError:
     return RuntimeError(
-        f"{what} ends a wait at a moment that no later run of the handler knows: wait without a "
-        "limit inside `async with ctx.timeout(seconds):`"
+        f"{what} ends a wait at a moment that later runs of the handler cannot repeat: wait without "
+        "a limit inside `async with ctx.timeout(seconds):`"
     )

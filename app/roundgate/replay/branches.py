@@ -1,4 +1,5 @@
-"""Branches: the places in a handler under which results are recorded, however its parts interleave.
+"""Branches: stable places in a handler under which results are recorded, even if its parts
+interleave.
 
 Each asyncio task that a handler creates is a branch, known by the name of its coroutine function
 and by the order in which its parent created it, which is the same in every run:
@@ -7,9 +8,9 @@ and by the order in which its parent created it, which is the same in every run:
                                                     order@1/charge   order@1/ship
     async with ctx.branch("refund"):                refund/charge
 
-The key of a step or question is the path of its branch, its name, and the number of that name's use
-in the branch unless it is the first. Tasks that a library creates in the handler have other names,
-so they do not change the numbers; tasks created in a step have no branch.
+The key of a step or question is the path of its branch and its name. From the second use of the
+name in the branch, the number of the use follows. Tasks that a library creates in the handler have
+other names, so they do not change the numbers; tasks created in a step have no branch.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from roundgate.replay.asyncio_internals import Timer, name_of, state
+from roundgate.replay.asyncio_internals import Timer, function_name, state
 
 _PREFIXES: Final = MappingProxyType(
     {
@@ -36,8 +37,7 @@ _PREFIXES: Final = MappingProxyType(
 
 
 JUST_FIRED_S: Final = 1.0
-"""The time in seconds after its deadline during which a fired timer may still be about to end a
-wait."""
+"""The time in seconds after its deadline during which a fired timer may still end a wait."""
 
 
 class _Set(NamedTuple):
@@ -54,7 +54,7 @@ class _Set(NamedTuple):
 
 
 class Timeouts:
-    """The timers of one run. Most of those that have ended are dropped."""
+    """The timers of one run. Ended timers are dropped from time to time."""
 
     def __init__(self) -> None:
         self._timers: list[_Set] = []
@@ -63,13 +63,15 @@ class Timeouts:
     def add(self, timer: Timer, path: str, task: asyncio.Task[Any]) -> None:
         self._timers.append(_Set(timer, path, weakref.ref(task)))
         if len(self._timers) > self._watermark:
-            self._timers = [one for one in self._timers if one.state in ("active", "expiring")]
+            self._timers = [
+                timer_set for timer_set in self._timers if timer_set.state in ("active", "expiring")
+            ]
             self._watermark = 16 + 2 * len(self._timers)
 
     def whens(self, now_s: float) -> list[float]:
         """Return the deadlines of timers that may still end a wait, in seconds on the loop's
         clock."""
-        whens = [(one.state, one.timer.when()) for one in self._timers]
+        whens = [(timer_set.state, timer_set.timer.when()) for timer_set in self._timers]
         return [
             when
             for state, when in whens
@@ -80,20 +82,23 @@ class Timeouts:
     def has_fired(self, now_s: float) -> bool:
         """Return whether a timer has just fired and its block is still open."""
         return any(
-            one.state == "expiring" and (one.timer.when() or 0.0) > now_s - JUST_FIRED_S
-            for one in self._timers
+            timer_set.state == "expiring" and (timer_set.timer.when() or 0.0) > now_s - JUST_FIRED_S
+            for timer_set in self._timers
         )
 
-    def has_ended_a_wait_of(self, task: asyncio.Task[Any] | None) -> bool:
+    def has_ended_wait(self, task: asyncio.Task[Any] | None) -> bool:
         """Return whether a timer of the task has fired and its block is still open."""
         return task is not None and any(
-            one.task() is task and one.state == "expiring" for one in self._timers
+            timer_set.task() is task and timer_set.state == "expiring" for timer_set in self._timers
         )
 
     def is_ending(self, path: str) -> bool:
         """Return whether a timer around the branch at `path` has fired and its block is still
         open."""
-        return any(path.startswith(one.path) and one.state == "expiring" for one in self._timers)
+        return any(
+            path.startswith(timer_set.path) and timer_set.state == "expiring"
+            for timer_set in self._timers
+        )
 
 
 class Owner:
@@ -157,7 +162,7 @@ class Branch:
         self.has_branched = False
         """Whether the branch has children."""
         self.awaited: dict[int, Branch] = {}
-        """The branches of coroutines of `as_completed` whose tasks are not created yet, by id."""
+        """The branches of coroutines of `as_completed` without a task yet, by id."""
 
     @property
     def limits(self) -> list[Scope]:
@@ -168,19 +173,19 @@ class Branch:
     def key(self, kind: str, name: str) -> str:
         """Return the place of the next use of a name: `order@1/charge`, then `order@1/charge#2`.
 
-        A kind other than step and question stands before the name: `order@1/sleep:sleep`.
+        Kinds other than step and question precede the name: `order@1/sleep:sleep`.
         """
         count = self.uses[kind, name] = self.uses.get((kind, name), 0) + 1
         place = f"{self.path}{_PREFIXES.get(kind, '')}{name}"
         return place if count == 1 else f"{place}#{count}"
 
     def named(self, name: str) -> Branch:
-        """Return a new child branch with a name that the handler gives."""
+        """Return a new child branch with a name from the handler."""
         return self._child(self.key("branch", name).removeprefix(self.path))
 
     def created(self, coroutine: object) -> Branch:
         """Return a new child branch for a task, named after its function and numbered."""
-        function = name_of(coroutine)
+        function = function_name(coroutine)
         number = self.children[function] = self.children.get(function, -1) + 1
         return self._child(f"{function}@{number}")
 
@@ -206,7 +211,7 @@ here: Final[ContextVar[Here]] = ContextVar("here", default=None)
 
 
 class inside:  # noqa: N801  # read as a phrase: `with inside(branch): …`
-    """A context manager that runs a block at a place; `None` is code that belongs to no handler."""
+    """A context manager that runs a block at a place; `None` is code outside of every handler."""
 
     __slots__ = ("_place", "_token")
 

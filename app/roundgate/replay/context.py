@@ -6,8 +6,8 @@
         return await ctx.step("apply", apply, plan) if ok.go else "nothing done"
 
 The handler runs from the top in every round, so its actions between these calls must depend on its
-arguments, on answers and on steps alone. A handler that is a plain function runs in a thread and
-gets a `SyncContext`, whose methods of the same names block.
+arguments, on answers and on steps alone. A plain function runs as a handler in a thread and gets a
+`SyncContext`, whose methods of the same names block.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ log = logging.getLogger("roundgate.handler")
 
 
 class CallFacts:
-    """The members of a context that never wait, the same for `Context` and `SyncContext`."""
+    """The members of a context that return at once, the same for `Context` and `SyncContext`."""
 
     __slots__ = ("_call", "_run")
 
@@ -82,7 +82,7 @@ class CallFacts:
 
     @property
     def deadline(self) -> Deadline:
-        """Return the end of this round."""
+        """Return the deadline of this round."""
         return self._call.deadline
 
     @property
@@ -92,8 +92,8 @@ class CallFacts:
 
     @property
     def cancelled(self) -> bool:
-        """Return whether the task was cancelled or has another worker now. A long step can check
-        this."""
+        """Return whether the task was cancelled or now belongs to another worker. Long steps can
+        check this flag to stop early."""
         return self._run.is_cancelled
 
     @property
@@ -104,16 +104,19 @@ class CallFacts:
 
     @property
     def client_info(self) -> Mapping[str, Any] | None:
-        """Return the client's own name and version: for display and logs, never for decisions."""
+        """Return the client's own name and version. Use them for display and logs only: the client
+        chooses them freely."""
         return self._call.meta.client_info
 
     def supports(self, *required: Question | Mapping[str, Any]) -> bool:
         """Return whether the client can answer all of these questions, or has all of these
-        capabilities, shaped as `ClientCapabilities`, such as `{"sampling": {}}`."""
+        capabilities. Capabilities have the shape of `ClientCapabilities`, such as `{"sampling":
+        {}}`."""
         try:
-            for one in required:
+            for requirement in required:
                 self._call.meta.capabilities.require(
-                    one if isinstance(one, Mapping) else one.requires, "this"
+                    requirement if isinstance(requirement, Mapping) else requirement.requires,
+                    "this",
                 )
         except MissingCapability:
             return False
@@ -122,12 +125,13 @@ class CallFacts:
     @property
     def state(self) -> dict[str, Any]:
         """Return the handler's own data for its next round: a mutable dict that contains only JSON.
-        The dict is saved when the round ends and when a task records a step."""
+        The gateway saves the dict at the end of each round and, in a task, with each step."""
         self._run.decide_by_state()
         return self._run.journal.state
 
     def input_response(self, key: str) -> Any:
-        """Return the client's last response under a key, unchanged, or `None`: the low-level form.
+        """Return the client's last response under a key, unchanged, or `None`, for a handler that
+        asks with `request_input`.
 
         A response to a question that was not asked is returned only if the tool has
         `unasked_answers`.
@@ -140,7 +144,7 @@ class CallFacts:
 
 
 class Context(CallFacts):
-    """A handler's view of one call."""
+    """A handler's view of its call."""
 
     __slots__ = ("_last_progress",)
 
@@ -187,15 +191,15 @@ class Context(CallFacts):
             message: the text for the user.
             fields: a pydantic model or a JSON Schema of type object, whose properties are strings,
                 numbers, booleans or choices.
-            timeout_s: seconds from the first asking after which `default` is the answer.
-            default: that answer; if it is `None`, `TimeoutError` is raised.
+            timeout_s: seconds from the first asking, after which `default` becomes the answer.
+            default: the answer after `timeout_s`; if `None`, `TimeoutError` is raised.
 
         Raises:
-            Declined: the user declined or dismissed the form. If not caught, it ends the call with
-                a result that says so.
-            TimeoutError: there was no answer in time, and there is no default.
-            MissingCapability: the client cannot show forms. If not caught, the client gets the
-                error -32021.
+            Declined: the user declined or dismissed the form. If the handler does not catch the
+                error, the call ends with a result that reports the refusal.
+            TimeoutError: no answer came in time, and there is no default.
+            MissingCapability: the client cannot show forms. If the handler does not catch the
+                error, the client gets the error -32021.
         """
         answers = await self.ask(
             {name: Form(message, fields)}, timeout_s=timeout_s, default=default
@@ -203,29 +207,30 @@ class Context(CallFacts):
         return answers[name].get()
 
     async def elicit_url(self, name: str, message: str, url: str) -> None:
-        """Ask the user to open a page, for data that the client must not see; return once the user
+        """Ask the user to open a page, for data that the client must not see. Return once the user
         agrees.
 
         Args:
             name: the key of the question, as for `elicit`.
-            message: the reason for the user.
-            url: https, or http on a loopback address; without a user name.
+            message: the reason, shown to the user.
+            url: an https URL, or an http URL on a loopback address, without a user name.
 
         Raises:
             ValueError: the URL is not allowed.
-            Declined, MissingCapability: as `elicit`.
+            Declined, MissingCapability: as for `elicit`.
         """
         (await self.ask({name: Url(message, url)}))[name].get()
 
     async def elicit_url_done(self, name: str) -> None:
-        """Tell the client that its user has finished with the last page asked for under a name.
+        """Notify the client that its user has finished with the last page asked for under a name.
 
         A client of revision 2025-11-25 receives `notifications/elicitation/complete` on the stream
-        of its call. Nothing is sent to clients of other revisions, or from a task, which has no
-        stream.
+        of its call. The method does nothing for clients of other revisions, and in a task, which
+        has no stream.
 
         Raises:
-            ValueError: no page was asked for under the name, or it has not been answered.
+            ValueError: the handler asked for no page under the name, or the user has not agreed to
+                it.
         """
         key = asking.answered_key(self._run, name)
         if key is None:
@@ -248,14 +253,14 @@ class Context(CallFacts):
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: Mapping[str, Any] | None = None,
     ) -> Sampled:
-        """Ask the client's model; with `tools`, it may answer with tool_use blocks.
+        """Ask the client's model. With `tools`, the model may answer with tool_use blocks.
 
         Args:
             name: the key of the question, as for `elicit`.
             messages: the text of one user message, or messages as in the schema's
                 `SamplingMessage`.
-            max_tokens: the maximum length of the answer.
-            system_prompt: the client may change it or leave it out.
+            max_tokens: the maximum length of the answer, in tokens.
+            system_prompt: the system prompt, which the client may change or omit.
             temperature: the randomness, from 0 to the model's maximum.
             stop_sequences: texts at which the model stops.
             model_preferences: the schema's `ModelPreferences`, which the client may weigh.
@@ -263,7 +268,7 @@ class Context(CallFacts):
             tool_choice: the schema's `ToolChoice`.
 
         Raises:
-            MissingCapability: the client offers no sampling, or none with tools.
+            MissingCapability: the client does not support sampling, or sampling with tools.
         """
         question = Sample(
             messages,
@@ -282,7 +287,7 @@ class Context(CallFacts):
         """Ask for the client's roots. `name` is the key of the question, as for `elicit`.
 
         Raises:
-            MissingCapability: the client offers no roots.
+            MissingCapability: the client does not support roots.
         """
         roots: list[Root] = (await self.ask({name: Roots()}))[name].get()
         return roots
@@ -298,23 +303,23 @@ class Context(CallFacts):
         cancelled.
 
         Args:
-            questions: `Form`, `Url`, `Sample` or `Roots` by name; names as for `elicit`.
-            timeout_s: seconds from the first asking after which a missing answer has the action
+            questions: `Form`, `Url`, `Sample` or `Roots` objects by name; names as for `elicit`.
+            timeout_s: seconds from the first asking, after which a missing answer has the action
                 "timeout".
             default: the value of missing answers.
 
         Raises:
-            MissingCapability: names all capabilities that the client lacks.
+            MissingCapability: the client lacks a capability; the error names all missing ones.
         """
         return await asking.ask(self._run, questions, timeout_s, default)
 
     async def request_input(self, requests: Mapping[str, Mapping[str, Any]]) -> NoReturn:
-        """End this round with the schema's `InputRequest` objects by key: the low-level form.
-        `state` is kept for the next round.
+        """End this round with the schema's `InputRequest` objects by key: the low-level form of
+        `ask`. `state` is kept for the next round.
 
         Raises:
-            MissingCapability: the client did not declare a capability that one of them needs.
-            ValueError: the protocol has no such request.
+            MissingCapability: the client did not declare a capability that a request needs.
+            ValueError: a request has a method that the protocol does not define.
         """
         self._run.decide_by_state()
         await asking.ask_anew(self._run, {key: Raw(request) for key, request in requests.items()})
@@ -341,75 +346,78 @@ class Context(CallFacts):
         exception is recorded, too.
 
         The function runs at least once: it runs again if the process dies before the result is
-        recorded. With `at_most_once` its beginning is recorded first; if the process dies after
-        that, the next run raises `OutcomeUnknown`. For this an ordinary call becomes a task if it
-        may. Otherwise its journal is only with the client, and a client that repeats a lost request
-        repeats the step, unless the tool is `once`.
+        recorded. With `at_most_once` the start of the step is recorded first; if the process dies
+        after that, the next run raises `OutcomeUnknown`. An ordinary call that may become a task
+        becomes one before such a step. Otherwise only the client has the journal, and a client that
+        repeats a lost request repeats the step, unless the tool is `once`.
 
         Args:
             name: the step's place in the handler; a second use in the same branch is another step.
             function: called with `args` and `kwargs`, which must be the same in every run.
             timeout_s: seconds after which the step fails; a thread keeps running, and its result is
                 ignored.
-            retries: how often to retry after an exception or a timeout.
-            backoff: seconds before the first retry, doubling up to 300. A task holds no worker
+            retries: the number of retries after an exception or a timeout.
+            backoff: seconds before the first retry, doubling up to 300. A task releases its worker
                 meanwhile.
-            at_most_once: see above; not together with `retries`.
+            at_most_once: run the function at most once, as described above; excludes `retries`.
 
         Raises:
-            StepFailed: the function raised; the failure is recorded and raised in every later
-                round. A `ToolError` is raised unchanged.
+            StepFailed: the function raised an error; the failure is recorded and raised in every
+                later round. A `ToolError` is raised unchanged.
             StepTimeout: the function took longer than `timeout_s`.
-            NotJson: the result has no JSON form; raised before the call if the annotation shows it.
-            OutcomeUnknown: see above.
+            NotJson: the result has no JSON form; raised before the call if the annotation already
+                shows this.
+            OutcomeUnknown: the process died during an `at_most_once` step.
         """
         options = Options(timeout_s, retries, backoff, at_most_once)
         return await steps.step(self._run, name, function, args, kwargs, options)
 
     async def idempotency_key(self, name: str) -> str:
-        """Return a key for a service that deduplicates requests: the same in every run of this
-        call, another for other calls, names and branches. Pass it to a step."""
+        """Return an idempotency key for a service that deduplicates requests. The key is the same
+        in every run of this call, and different for other calls, names and branches. Pass the key
+        to a step."""
         return await remembered.key_for(self._run, name)
 
     # values that are the same in every run
 
     def now(self, name: str = "now") -> datetime:
-        """Return the time in UTC: in every run that of the first, to the millisecond.
+        """Return the time of the first run in UTC, to the millisecond, in every run.
 
         Args:
-            name: its place in the handler, as for `step`. Calls of the same name in a branch are
-                numbered, so give another name to a call that you add before others.
+            name: the place in the handler, as for `step`. Calls of the same name in a branch are
+                numbered, so give a new name to a call that you insert before existing ones.
         """
         return remembered.now(self._run, name)
 
     def random(self, name: str = "random") -> Random:
-        """Return a random number generator, in every run with the same seed: `ctx.random().choice(
-        hosts)`. Each call returns a new one; `name` is its place in the handler, as for `now`.
+        """Return a random number generator with the same seed in every run:
+        `ctx.random().choice(hosts)`. Each call returns a new generator; `name` is the place in the
+        handler, as for `now`.
 
-        Do not make secrets with it, as with any `random.Random`.
+        Do not make secrets with a `random.Random`.
         """
         return remembered.random(self._run, name)
 
     def uuid(self, name: str = "uuid") -> UUID:
-        """Return a random UUID (version 4), the same in every run. `name` is its place in the
+        """Return a random UUID (version 4), the same in every run. `name` is the place in the
         handler, as for `now`.
 
-        For a service that deduplicates requests, use `idempotency_key`: it also stays the same if
-        a client repeats a lost request.
+        For a service that deduplicates requests, use `idempotency_key`, which also stays the same
+        if a client repeats a lost request.
         """
         return remembered.uuid(self._run, name)
 
     def version(self, name: str, newest: int, *, oldest: int = 1) -> int:
         """Return the version of a part of the handler that this call has to run.
 
-        A call that came to this place before the handler was changed has version 1; a call that had
-        not yet come to it has `newest`. The version is the same for the rest of the call, in all
-        branches. A task that has a version this process does not know yet goes to another worker.
+        A call that passed this place before the change of the handler has version 1; any other call
+        has `newest`. The version is the same for the rest of the call, in all branches. If this
+        process does not support the version of a task yet, another worker runs the task.
 
         Args:
             name: the name of the change, as for `step`.
-            newest: the version of the present code, 2 for the first change.
-            oldest: the oldest version that the code still has a branch for.
+            newest: the version of the current code, 2 for the first change.
+            oldest: the oldest version that the code still supports.
 
         Raises:
             ValueError: `oldest` is less than 1 or greater than `newest`.
@@ -420,14 +428,14 @@ class Context(CallFacts):
 
     @overload
     async def gather(
-        self, one: Coroutine[Any, Any, T], two: Coroutine[Any, Any, U], /
+        self, first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, U], /
     ) -> tuple[T, U]: ...
     @overload
     async def gather(
         self,
-        one: Coroutine[Any, Any, T],
-        two: Coroutine[Any, Any, U],
-        three: Coroutine[Any, Any, V],
+        first: Coroutine[Any, Any, T],
+        second: Coroutine[Any, Any, U],
+        third: Coroutine[Any, Any, V],
         /,
     ) -> tuple[T, U, V]: ...
     @overload
@@ -435,19 +443,21 @@ class Context(CallFacts):
     async def gather(self, *coroutines: Coroutine[Any, Any, Any]) -> Any:
         """Run coroutines side by side; return their results in their order.
 
-        Each is a branch of the handler, named after its function and numbered. To add items later,
-        use `map`, whose branches are named after the items.
+        Each coroutine is a branch of the handler, named after its function and numbered. To add
+        items later, use `map`, whose branches are named after the items.
 
         Raises:
-            Exception: one of them raised it; the others were cancelled.
+            Exception: the error of a coroutine; the other coroutines were cancelled.
         """
         try:
             parent = await self._run.enter("gather")
         except BaseException:
-            for one in coroutines:
-                one.close()
+            for coroutine in coroutines:
+                coroutine.close()
             raise
-        return await side_by_side([(parent.created(one), one) for one in coroutines])
+        return await side_by_side(
+            [(parent.created(coroutine), coroutine) for coroutine in coroutines]
+        )
 
     async def map(
         self,
@@ -465,49 +475,49 @@ class Context(CallFacts):
 
         Args:
             function: an async function of one item, which uses this context.
-            items: its arguments.
-            at_most: the most calls at once; by default all run.
-            name: tells two maps of one handler apart.
-            key: returns the name of an item, which by default is the item itself: `key=lambda
-                order: order.id`.
+            items: the arguments of the calls.
+            at_most: the maximum number of concurrent calls; by default all run.
+            name: the name of this map in the handler; two maps need two names.
+            key: returns the name of an item, by default the item itself: `key=lambda order:
+                order.id`.
 
         Raises:
             ValueError: `at_most` is less than 1.
-            Exception: the function raised it for an item; the others were cancelled.
+            Exception: the error of the function for an item; the other calls were cancelled.
         """
         if at_most is not None and at_most < 1:
-            raise ValueError(f"at_most is {at_most}; at least one item has to run")
+            raise ValueError(f"at_most is {at_most}; it must be at least 1")
         parent = await self._run.enter("map", name)
         slots = nullcontext() if at_most is None else asyncio.Semaphore(at_most)
 
-        async def one(item: I) -> T:
+        async def call_item(item: I) -> T:
             async with slots:
                 return await function(item)
 
         placed = item_branches(parent, name, items, key)
-        return await side_by_side([(branch, one(item)) for item, branch in placed])
+        return await side_by_side([(branch, call_item(item)) for item, branch in placed])
 
     @asynccontextmanager
     async def branch(self, name: str) -> AsyncIterator[None]:
-        """Name a part of the handler: `async with ctx.branch("refund"): …`. The places in it do not
-        depend on its surroundings."""
+        """Give a part of the handler a name: `async with ctx.branch("refund"): …`. Places inside
+        the block do not depend on the code around the block."""
         parent = await self._run.enter("branch", name)
         with inside(parent.named(name)):
             yield
 
     def timeout(self, seconds: float, name: str = "timeout") -> TimeLimit:
-        """Return a time limit that outlives its process: `async with ctx.timeout(3600): …` raises
-        `TimeoutError` when it is over, also during a question or a sleep. It holds no worker
-        meanwhile.
+        """Return a time limit that survives the process: `async with ctx.timeout(3600): …` raises
+        `TimeoutError` when the time is over, also during a question or a sleep. A waiting task
+        releases its worker.
 
         Args:
-            seconds: from the first entry of the block; the same in every run.
-            name: its place in the handler, as for `step`.
+            seconds: the limit, counted from the first entry of the block; the same in every run.
+            name: the place in the handler, as for `step`.
         """
         return TimeLimit(self._run, name, seconds)
 
     async def shed(self, name: str = "shed") -> None:
-        """End this round once without a question; the client's retry continues here."""
+        """End this round without a question, the first time. The client's retry continues here."""
         await waiting.shed(self._run, name)
 
     # continuing later
@@ -515,16 +525,16 @@ class Context(CallFacts):
     async def continue_as_task(self) -> None:
         """Continue the call as a task on a worker.
 
-        Do nothing unless the tool says `task="optional"` or `"required"` and the client declares
-        the tasks extension.
+        The method does nothing unless the tool has `task="optional"` or `"required"` and the client
+        declares the tasks extension.
         """
         await waiting.continue_as_task(self._run)
 
     async def restart(self, /, **arguments: Any) -> NoReturn:
-        """Begin the handler anew with other arguments and an empty journal: for a task that would
-        never end.
+        """Restart the handler with other arguments and an empty journal, for a task that would
+        otherwise run forever.
 
-        Running steps end first. Clients know its questions by new keys.
+        Running steps end first. Questions after the restart have new keys.
 
         Raises:
             NotJson: the arguments have no JSON form.
@@ -532,20 +542,22 @@ class Context(CallFacts):
         await waiting.restart(self._run, arguments)
 
     async def sleep(self, seconds: float, name: str = "sleep") -> None:
-        """Wait for seconds, the same in every run. A task holds no worker meanwhile, and wakes on
-        time even if processes die. `name` is its place in the handler, as for `step`."""
+        """Wait for a number of seconds, the same in every run. A task releases its worker
+        meanwhile, and continues on time even if processes die. `name` is the place in the handler,
+        as for `step`."""
         await waiting.sleep(self._run, name, seconds)
 
     async def sleep_until(self, moment: datetime, name: str = "sleep") -> None:
-        """Wait for a moment, the same in every run, as `sleep` does. Return at once if the moment
-        is past.
+        """Wait until a moment, the same in every run, as `sleep` does. Return at once if the moment
+        has passed.
 
         Raises:
             ValueError: the moment has no time zone.
         """
         if moment.tzinfo is None:
             raise ValueError(
-                "the moment to sleep until has no time zone: datetime.now(UTC), not datetime.now()"
+                "the moment to sleep until has no time zone; use datetime.now(UTC) instead of "
+                "datetime.now()"
             )
         await waiting.sleep(self._run, name, until_ms=round(moment.timestamp() * 1000))
 
@@ -553,15 +565,16 @@ class Context(CallFacts):
         """Open an external event, such as a webhook. Its `url` takes one payload by POST; its
         `wait()` returns the payload.
 
-        Only a task can wait for one: an ordinary call becomes a task here if it may.
+        Only a task can wait for an event. An ordinary call that may become a task becomes one here.
 
         Args:
-            name: its place in the handler, as for `step`.
-            timeout_s: seconds from now after which nothing is accepted and `wait()` raises
-                `TimeoutError`; by default the event can be delivered until the task expires.
+            name: the place in the handler, as for `step`.
+            timeout_s: seconds from now, after which the gateway refuses payloads and `wait()`
+                raises `TimeoutError`; by default the gateway accepts a payload until the task
+                expires.
 
         Raises:
-            NeedsTask: the call is no task, and cannot become one.
+            NeedsTask: the call is not a task and cannot become one.
             ToolError: the task has as many open events as it may (`tasks.max_open_events`).
         """
         return ExternalEvent(self._run, name, await open_event(self._run, name, timeout_s))
@@ -569,20 +582,20 @@ class Context(CallFacts):
     async def poll(
         self, name: str, function: Callable[..., Any], *args: Any, every_s: float
     ) -> Any:
-        """Call a function every `every_s` seconds until it returns something other than `None`;
-        record that result as a step does.
+        """Call a function every `every_s` seconds until the result is not `None`; record that
+        result as a step does.
 
-        A task holds no worker between two calls. The function must be safe to call again.
+        A task releases its worker between two calls. The function must be safe to call again.
 
         Raises:
-            StepFailed, NotJson: as `step`.
+            StepFailed, NotJson: as for `step`.
         """
         return await steps.step(self._run, name, function, args, every_s=every_s)
 
     # notifications
 
     async def status(self, message: str) -> None:
-        """Set the `statusMessage` of the task that the call is or becomes, cut after 1,000
+        """Set the `statusMessage` of the task that the call is or becomes, cut off after 1,000
         characters."""
         self._run.message = message.encode(errors="replace").decode()[:MAX_STATUS_CHARS]
 
@@ -591,12 +604,12 @@ class Context(CallFacts):
     ) -> None:
         """Report progress to a client that asked for it with a `progressToken`.
 
-        A task sends no notifications: progress becomes its `statusMessage`.
+        In a task, progress becomes the `statusMessage` instead.
 
         Args:
-            progress: the work done. It must increase with each call (basic/patterns/progress);
-                other values are not sent.
-            total: all of the work, in the same unit, if known.
+            progress: the work done. The value must increase with each call
+                (basic/patterns/progress); other values are not sent.
+            total: the whole work, in the same unit, if known.
             message: the current action.
         """
         if self._call.task_id is not None:
@@ -613,7 +626,7 @@ class Context(CallFacts):
         await self._call.notify(notifications.PROGRESS, params)
 
     async def log(self, level: str, data: Any, logger: str | None = None) -> None:
-        """Send a log message to the client, if it asked for messages of this level or below with
+        """Send a log message to the client, if the client asked for this level or a lower one with
         `logLevel`.
 
         In a task the message goes to the server's log. A replay does not repeat the messages of
@@ -634,13 +647,13 @@ class Context(CallFacts):
             return
         if self._call.task_id is not None:
             fields = {"level": level, "logger": logger, "data": data}
-            log.info("a task says", extra={"fields": fields})
+            log.info("log message of a task", extra={"fields": fields})
             return
-        wanted = self._call.meta.log_level
+        least_level = self._call.meta.log_level
         if (
-            wanted is None
+            least_level is None
             or self._call.notify is None
-            or LOG_LEVELS.index(level) < LOG_LEVELS.index(wanted)
+            or LOG_LEVELS.index(level) < LOG_LEVELS.index(least_level)
         ):
             return
         params = {"level": level, "data": data} | without_none(logger=logger)

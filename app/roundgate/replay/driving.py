@@ -1,10 +1,10 @@
 """The tasks and coroutines of a handler.
 
-Each asyncio task that a handler creates is a branch: `TaskFactory`, which the first run sets on the
-event loop, gives it its place. A task of other code costs one look at a context variable.
+Each asyncio task that a handler creates is a branch. `TaskFactory`, which the first run sets on the
+event loop, assigns its place. A task of other code only costs a look-up of a context variable.
 
-Every resumption of a branch passes through `Driven`, which records the events that no call of ctx
-sees: a branch that resumes by itself (`Owner.resumed`), and a cancelled wait outside of ctx.
+Every resumption of a branch passes through `Driven`, which records two events outside of ctx: a
+branch that resumes by itself (`Owner.resumed`), and a cancelled wait outside of ctx.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ Factory: TypeAlias = Callable[..., Any]
 
 
 _given_up: Final[deque[Any]] = deque(maxlen=64)
-"""Abandoned handlers. Python would close one that is no longer referenced, and it refuses to
-close."""
+"""The abandoned handlers. Without a reference, Python would close such a handler, which resists
+being closed."""
 
 
 @atexit.register
 def _never_close_them() -> None:
-    """Keep abandoned handlers alive beyond the end of the process.
+    """Keep abandoned handlers alive until the process has ended.
 
-    At exit Python closes the remaining coroutines. Every call of such a handler would then fail,
-    the handler would catch the error, and the process would never end.
+    At exit Python closes the remaining coroutines. Every call of an abandoned handler would then
+    fail, the handler would catch the error, and the process would never end.
     """
     if _given_up:
         import ctypes
@@ -65,10 +65,11 @@ def _never_close_them() -> None:
 class Driven(Coroutine[Any, Any, T]):
     """A handler's coroutine, driven so that it cannot end the process.
 
-    A handler that catches everything that should end it finally awaits `END`, and is never resumed.
-    `sys.exit()` in a task would stop the event loop; it becomes an error of the handler.
+    A handler that catches every error that should end it finally awaits `END`, and is never
+    resumed. `sys.exit()` in a task would stop the event loop; here it becomes an error of the
+    handler.
 
-    The cancellation of a wait outside of ctx is recorded first (`_recording`), then raised.
+    The cancellation of a wait outside of ctx is first recorded (`_recording`), then raised.
     """
 
     __slots__ = ("_cancellation", "_coroutine", "_is_alone", "_owner", "_recording")
@@ -77,7 +78,7 @@ class Driven(Coroutine[Any, Any, T]):
         self._coroutine = coroutine
         self._owner = owner
         self._is_alone = True
-        """Whether the coroutine is about to begin, or waits for something outside of ctx."""
+        """Whether the coroutine has not begun, or waits outside of ctx."""
         self._recording: asyncio.Task[None] | None = None
         """The task that records a cancellation before it is raised."""
         self._cancellation: BaseException | None = None
@@ -106,12 +107,12 @@ class Driven(Coroutine[Any, Any, T]):
             return self._raise_once_recorded(self._recording)
         return self._resume(self._coroutine.throw, *error)
 
-    def _resume(self, resume: Callable[..., Any], *given: Any) -> Any:
-        """Resume the coroutine; return the object that it awaits next."""
+    def _resume(self, resume: Callable[..., Any], *arguments: Any) -> Any:
+        """Resume the coroutine and return the object that it awaits next."""
         if self._is_alone:
             self._owner.resumed += 1
         try:
-            awaited = resume(*given)
+            awaited = resume(*arguments)
         except (Suspend, SystemExit, KeyboardInterrupt) as error:
             _end(error)
         if awaited is END:
@@ -147,42 +148,42 @@ class Driven(Coroutine[Any, Any, T]):
 
     def _give_up(self) -> NoReturn:
         name = getattr(self._coroutine, "__qualname__", "handler")
-        log.error("%s continued after its run had ended and is not resumed", name)
+        log.error("%s continued after the end of its run and is not resumed", name)
         _given_up.append(self._coroutine)
         raise Suspend
 
 
 def _may_be_a_limit(run: Run, branch: Branch) -> bool:
-    """Return whether a limit of asyncio or anyio, rather than another branch, may be the cause of a
-    cancellation.
+    """Return whether a limit of asyncio or anyio may have caused a cancellation, rather than
+    another branch.
 
     An ordinary call runs in the task of its request, whose cancellations have an unknown source.
     """
     task = asyncio.current_task()
     if run.root_task is task and not run.has_own_task:
         return True
-    has_fired = run.owner.timeouts.has_ended_a_wait_of(task)
+    has_fired = run.owner.timeouts.has_ended_wait(task)
     return has_fired or -math.inf < anyio.current_effective_deadline() <= anyio.current_time()
 
 
 def _end(error: BaseException) -> NoReturn:
-    """Raise an exception in place of one that would stop the event loop."""
+    """Raise an exception instead of an exception that would stop the event loop."""
     if isinstance(error, Suspend):
         task = asyncio.current_task()
-        # this branch may have no waiter that retrieves its exception
+        # the branch may have no waiter that retrieves its exception
         if task is not None and isinstance(task.get_coro(), Driven):
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         raise error
-    said = (
-        f"sys.exit({error.code!r})"
+    cause = (
+        f"called sys.exit({error.code!r})"
         if isinstance(error, SystemExit)
-        else "for the end of the process"
+        else "raised KeyboardInterrupt"
     )
-    raise RuntimeError(f"the handler called {said}") from error
+    raise RuntimeError(f"the handler {cause}") from error
 
 
 class TaskFactory:
-    """A task factory that gives each task of a handler its branch."""
+    """A task factory that assigns a branch to each task of a handler."""
 
     def __init__(self, before: Factory | None) -> None:
         self._before = before
@@ -194,7 +195,7 @@ class TaskFactory:
                 return asyncio.Task(coroutine, loop=loop, **options)
             return self._make(loop, coroutine, options)
         maker = creator()
-        branch = _branch_of(place, maker, coroutine)
+        branch = _find_branch(place, maker, coroutine)
         context = options.pop("context", None)
         if context is None:
             context = copy_context()
@@ -204,7 +205,7 @@ class TaskFactory:
             and context[here] is not place
         ):
             raise RuntimeError(
-                "two tasks of a handler cannot share one context=: each is a branch of its own"
+                "two tasks of a handler cannot share one context=, because each is a branch; pass each its own"
             )
         context.run(here.set, branch)
         driven = Driven(coroutine, branch.owner)
@@ -223,15 +224,15 @@ class TaskFactory:
         kind: type[asyncio.Task[Any]] = asyncio.Task,
     ) -> Any:
         if self._before is not None:
-            # the earlier factory may be a TaskFactory too; the task has its branch already
+            # the earlier factory may also be a TaskFactory, and the task already has its branch
             with inside(None):
                 return self._before(loop, coroutine, **options)
         return kind(coroutine, loop=loop, **options)
 
 
 class BranchTask(asyncio.Task[Any]):
-    """A task of a handler. Detects `asyncio.timeout`, which calls `cancelling`, and `as_completed`,
-    which calls `add_done_callback`."""
+    """A task of a handler. The class detects `asyncio.timeout`, which calls `cancelling`, and
+    `as_completed`, which calls `add_done_callback`."""
 
     def cancelling(self) -> int:
         place, timer = here.get(), entered_timeout()
@@ -239,9 +240,9 @@ class BranchTask(asyncio.Task[Any]):
             place.owner.timeouts.add(timer, place.path, self)
         return super().cancelling()
 
-    def add_done_callback(self, *given: Any, **options: Any) -> None:
+    def add_done_callback(self, *arguments: Any, **options: Any) -> None:
         refuse_as_completed()
-        super().add_done_callback(*given, **options)
+        super().add_done_callback(*arguments, **options)
 
 
 def spawn(branch: Branch, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -260,7 +261,7 @@ def number_tasks(loop: asyncio.AbstractEventLoop) -> None:
         loop.set_task_factory(TaskFactory(factory))
 
 
-def _branch_of(
+def _find_branch(
     parent: Branch, maker: ByWaitFor | ByAsCompleted | None, coroutine: object
 ) -> Branch:
     match maker:
@@ -268,35 +269,35 @@ def _branch_of(
             # a journal may move from Python 3.11 to later versions, which create no task here
             return parent
         case ByAsCompleted(awaitables):
-            return _of_as_completed(parent, awaitables, coroutine)
+            return _as_completed_branch(parent, awaitables, coroutine)
     return parent.created(coroutine)
 
 
-def _of_as_completed(parent: Branch, awaitables: Any, coroutine: Any) -> Branch:
+def _as_completed_branch(parent: Branch, awaitables: Any, coroutine: Any) -> Branch:
     """Return the branch of a coroutine of `as_completed`, numbered in the order of its list."""
     awaited = parent.awaited
     if id(coroutine) not in awaited:
         if not isinstance(awaitables, Sequence):
             raise RuntimeError(
-                "asyncio.as_completed starts coroutines in no order; give it a list of them"
+                "asyncio.as_completed starts coroutines in no fixed order; pass a list of them"
             )
-        if not any(one is coroutine for one in awaitables):
+        if not any(awaitable is coroutine for awaitable in awaitables):
             coroutine.close()  # the wrapper that asyncio made
             raise RuntimeError(
-                "asyncio.as_completed starts awaitable objects in no order; give it coroutines or tasks"
+                "asyncio.as_completed starts awaitable objects in no fixed order; pass coroutines or tasks"
             )
         awaited.clear()
-        for one in awaitables:
-            if asyncio.iscoroutine(one) and id(one) not in awaited:
-                awaited[id(one)] = parent.created(one)
+        for awaitable in awaitables:
+            if asyncio.iscoroutine(awaitable) and id(awaitable) not in awaited:
+                awaited[id(awaitable)] = parent.created(awaitable)
     return awaited.pop(id(coroutine))
 
 
 class InOwnContext(Generic[T]):
     """An awaitable that runs a coroutine in a copy of the current context, in the current task.
 
-    A replay does not run a step again, so a handler must not see a context variable that a step has
-    set, nor the next run one that the handler has set.
+    A replay does not run a step again. So a handler must not see context variables that a step has
+    set, and the next run must not see those that the handler has set.
     """
 
     __slots__ = ("_context", "_coroutine")
@@ -328,9 +329,11 @@ async def awaiting(awaitable: Awaitable[T]) -> T:
 def item_branches(
     parent: Branch, name: str, items: Iterable[I], key: Callable[[I], Any] | None
 ) -> list[tuple[I, Branch]]:
-    """Return each item with its branch: `name.7` for an item 7, a digest for other kinds."""
-    own = parent.named(name)
-    return [(item, own.named(_segment(item if key is None else key(item)))) for item in items]
+    """Return each item with its branch: `name.7` for an item 7, and a digest for other types."""
+    map_branch = parent.named(name)
+    return [
+        (item, map_branch.named(_segment(item if key is None else key(item)))) for item in items
+    ]
 
 
 def _segment(item: Any) -> str:
@@ -341,7 +344,8 @@ def _segment(item: Any) -> str:
 async def side_by_side(placed: Sequence[tuple[Branch, Coroutine[Any, Any, T]]]) -> list[T]:
     """Run each coroutine as its branch; return their results in order.
 
-    If one raises, cancel the others and raise its error.
+    Raises:
+        Exception: the error of a coroutine; the other coroutines were cancelled.
     """
     tasks = [spawn(branch, coroutine) for branch, coroutine in placed]
     try:

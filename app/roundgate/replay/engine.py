@@ -1,12 +1,12 @@
-"""The engine: the function through which every handler runs, for every back end and every journal.
+"""The engine: the function that runs every handler, for every back end and every journal.
 
-A handler runs from the top each time, against the journal of its call. A question
-without an answer *suspends* the run: any process can continue from its outcome.
+A handler runs from the top each time, against the journal of its call. A question without an answer
+*suspends* the run, and any process can continue from the outcome.
 
-    run_handler(handler, run) → Completed(value)               it returned
+    run_handler(handler, run) → Completed(value)               the handler returned
                               | Suspended(requests, journal)   it waits: for answers, a time, a turn
-                              | Restarted(arguments)           it begins again with these alone
-                              | Failed(error)                  it raised
+                              | Restarted(arguments)           it begins again with these arguments
+                              | Failed(error)                  it raised an error
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ T = TypeVar("T")
 log = logging.getLogger("roundgate.replay")
 
 MAX_NAMED: Final = 10
-"""The most steps that one log line names."""
+"""The maximum number of steps that one log line names."""
 ABANDON_S: Final = 2.0
-"""How long to wait for the end of a cancelled handler, in seconds."""
+"""The time limit in seconds for the end of a cancelled handler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +47,16 @@ class Completed(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """The outcome of a handler that waits: for answers to `requests` (by wire key) or, if that is
-    empty, for its next turn."""
+    """The outcome of a handler that waits for answers to `requests` (by wire key) or, if there are
+    none, for its next turn."""
 
     requests: Mapping[str, Any]
     journal: Journal
     wants_task: bool = False
-    """See `Run.wants_task`."""
+    """As `Run.wants_task`."""
     wake_ms: int | None = None
-    """The earliest time of the next turn, unless questions are answered or events delivered, in
-    milliseconds since the epoch."""
+    """The earliest time of the next turn in milliseconds since the epoch. Answers and delivered
+    events continue the handler earlier."""
     awaits: Collection[str] = ()
     """The external events that the handler waits for, by their names in the task's record."""
 
@@ -70,7 +70,7 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The outcome of a handler that raised; a passed deadline is a `CallTimeout`."""
+    """The outcome of a handler that raised an error; a passed deadline is a `CallTimeout`."""
 
     error: Exception
 
@@ -81,7 +81,8 @@ Outcome: TypeAlias = Completed[T] | Suspended | Restarted | Failed
 async def run_handler(handler: Callable[[], Awaitable[T]], run: Run) -> Outcome[T]:
     """Run a handler to its end, to its next question, or to its deadline; then close the run.
 
-    A cancellation of the call is raised, not returned.
+    Raises:
+        CancelledError: the call was cancelled.
     """
     number_tasks(asyncio.get_running_loop())
     remaining_ms = run.call.deadline.remaining_ms()
@@ -111,8 +112,8 @@ async def run_handler(handler: Callable[[], Awaitable[T]], run: Run) -> Outcome[
 
 
 def _shows_what_is_gone(run: Run, outcome: Outcome[Any]) -> bool:
-    """Return whether the run has reached every recorded step that the handler still has: it ended,
-    or began a new step, which never precedes recorded ones."""
+    """Return whether the run has reached every recorded step that the handler still has: the run
+    ended, or began a new step, which never precedes recorded ones."""
     match outcome:
         case Completed():
             return True
@@ -139,8 +140,7 @@ def _ended_by(error: BaseException, run: Run, limit: Limit) -> Suspended | Resta
     """Return the outcome of a handler that raised an error.
 
     Raises:
-        BaseException: the error, if it ends more than the handler: the call is cancelled, the
-            process ends.
+        BaseException: the error itself, if the call was cancelled or the process ends.
     """
     match error:
         case Suspend():
@@ -148,7 +148,7 @@ def _ended_by(error: BaseException, run: Run, limit: Limit) -> Suspended | Resta
         case asyncio.CancelledError() if _was_enforced(run):
             return _suspended(run)
         case asyncio.CancelledError() if not _is_being_cancelled():
-            message = "what the handler waited for was cancelled, the call itself was not"
+            message = "the awaited task or future was cancelled, but not the call itself"
             return _failed(_caused_by(error, message), run)
         case BaseExceptionGroup():
             return _failed(_cause_in(error), run)
@@ -177,8 +177,8 @@ def _driven(handler: Callable[[], Awaitable[T]], run: Run) -> InOwnContext[T]:
 
 
 async def _in_its_own_task(handler: Callable[[], Awaitable[T]], run: Run) -> T:
-    """Run the handler in an asyncio task of its own, so that the engine can tell the cause of a
-    cancellation."""
+    """Run the handler in an asyncio task of its own, so that the engine can determine the cause of
+    a cancellation."""
     root = spawn(run.root, _coroutine(handler))
     run.begin(root)
     try:
@@ -201,8 +201,8 @@ def _look_at(task: asyncio.Task[Any]) -> None:
 
 
 def _failed(error: Exception, run: Run) -> Suspended | Restarted | Failed:
-    """Return the outcome of a handler that raised. An exception after a suspension is its
-    consequence."""
+    """Return the outcome of a handler that raised an error. An error after a suspension is its
+    consequence and does not count."""
     return Failed(error) if run.stopped is None else _suspended(run)
 
 
@@ -215,8 +215,8 @@ def _suspended(run: Run) -> Suspended | Restarted | Failed:
 
 
 def _cause_in(group: BaseExceptionGroup[BaseException]) -> Exception:
-    """Return the error that stands for a group: one with all missing capabilities, the first error
-    if all are meant for the caller, else the group."""
+    """Return the error that represents a group: one error with all missing capabilities, the first
+    error if all are meant for the caller, otherwise the group."""
     leaves = list(_leaves(group))
     missing = [leaf for leaf in leaves if isinstance(leaf, MissingCapability)]
     if len(missing) == len(leaves):
@@ -245,8 +245,8 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 
 
 def _was_enforced(run: Run) -> bool:
-    """Return whether the engine cancelled the handler, which continued after its run's end; undo
-    the cancellation."""
+    """Return whether the engine cancelled the handler, which continued after its run's end. If so,
+    undo the cancellation."""
     task = asyncio.current_task()
     if not run.is_enforced or task is None:
         return False

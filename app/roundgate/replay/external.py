@@ -1,13 +1,13 @@
-"""External events: a handler opens one, hands its URL to a service, and waits until the service
-posts a payload to it.
+"""External events: a handler opens an event, passes its URL to a service, and waits until the
+service posts a payload.
 
-    open       recorded before the handler gets the token, so no delivery finds the event unknown
-    wait       the run suspends; no worker waits with it
-    delivered  the next turn finds the payload beside the journal, as it does answers
+    open       the event is recorded before the handler gets the token, so every delivery finds the event
+    wait       the run is suspended and releases its worker
+    delivered  the next turn finds the payload beside the journal, like an answer
 
-Whether an event was delivered in time is decided by the record of the task alone
-(`roundgate.tasks.machine`), when a turn begins. A run never decides it by its own clock: a payload
-that was accepted a moment before would be lost.
+Only the record of the task decides, at the beginning of a turn, whether an event was delivered in
+time (`roundgate.tasks.machine`). If a run decided by its own clock, a payload accepted a moment
+before could be lost.
 """
 
 from __future__ import annotations
@@ -35,34 +35,35 @@ class ExternalEvent:
         self._run = run
         self._opened = opened
         self.name = name
-        """The name that the handler gave it."""
+        """The name that the handler gave the event."""
 
     @property
     def token(self) -> str:
-        """Return the right to deliver the event once, for a service that has a URL of its own.
-        Whoever has the token can deliver: keep it out of logs."""
+        """Return the token that allows one delivery of the event, for a service with a URL of its
+        own. Keep the token out of logs, because any holder can deliver the event."""
         return self._opened.token
 
     @property
     def url(self) -> str:
-        """Return the URL to which a service posts the payload. Treat it as the token.
+        """Return the URL to which a service posts the payload. The URL contains the token: keep it
+        out of logs.
 
         Raises:
             ToolError: the gateway has no public URL.
         """
-        return url_of(self._opened)
+        return event_url(self._opened)
 
     async def wait(self) -> Any:
-        """Return the payload, a JSON value, once it was delivered. A task holds no worker
-        meanwhile.
+        """Return the payload, a JSON value, once the event was delivered. A task releases its
+        worker meanwhile.
 
         Raises:
-            TimeoutError: it was not delivered within its `timeout_s`.
+            TimeoutError: the event was not delivered within its `timeout_s`.
         """
         return await receive(self._run, self.name, self._opened.key)
 
 
-def url_of(opened: Opened) -> str:
+def event_url(opened: Opened) -> str:
     """Return the URL of an event.
 
     Raises:
@@ -70,7 +71,7 @@ def url_of(opened: Opened) -> str:
     """
     if opened.base is None:
         raise ToolError(
-            "The URL of an event is not known: GATEWAY_PUBLIC_URL is not set. Set it to the URL "
+            "The URL of an event is unknown: GATEWAY_PUBLIC_URL is not set. Set it to the URL "
             "under which services reach this gateway, such as https://mcp.example.com"
         )
     return opened.base + opened.token
@@ -81,28 +82,28 @@ async def open_event(run: Run, name: str, timeout_s: float | None) -> Opened:
     """Return an event that can be delivered from now on.
 
     Raises:
-        NeedsTask: the call is no task, and cannot become one.
+        NeedsTask: the call is not a task and cannot become one.
         ToolError: the task has `tasks.max_open_events` open events.
         ValueError: `timeout_s` is not positive.
     """
     if timeout_s is not None and timeout_s <= 0:
-        raise ValueError(f"timeout_s is {timeout_s}; an event gets more than 0 seconds")
+        raise ValueError(f"timeout_s is {timeout_s}; it must be greater than 0")
     branch = await run.enter("event", name)
     key = run.come_to(branch, "event", name)
     await repeat_cut(run, key)
-    known = run.journal.steps.get(key)
-    if isinstance(known, Opened):
-        return known
+    opened = run.journal.steps.get(key)
+    if isinstance(opened, Opened):
+        return opened
     async with recording_cut(run, key):
         await within_scopes(run, branch)
         external = run.call.external
         if external is None:
             await _become_task(run, branch, name)
         else:
-            known = _new(run, external, key, timeout_s)
-            await write(run, known)
-    assert isinstance(known, Opened)
-    return known
+            opened = _new(run, external, key, timeout_s)
+            await write(run, opened)
+    assert isinstance(opened, Opened)
+    return opened
 
 
 async def _become_task(run: Run, branch: Branch, name: str) -> None:
@@ -115,7 +116,7 @@ async def _become_task(run: Run, branch: Branch, name: str) -> None:
 def _new(run: Run, external: ExternalEvents, key: str, timeout_s: float | None) -> Opened:
     if len(run.journal.opened()) - len(run.journal.missed) >= external.max_open:
         raise ToolError(
-            f"The task waits for {external.max_open} events already, and there may be no more "
+            f"The task already has {external.max_open} open events, the maximum "
             "(tasks.max_open_events)"
         )
     generation = run.journal.generation
@@ -129,7 +130,7 @@ async def receive(run: Run, name: str, opened_key: str) -> Any:
     """Return the payload of an event once it was delivered.
 
     Raises:
-        TimeoutError: it was not delivered in time.
+        TimeoutError: the event was not delivered in time.
     """
     branch = await run.enter("event", name)
     key = run.come_to(branch, "wait", name)
@@ -149,7 +150,7 @@ async def receive(run: Run, name: str, opened_key: str) -> Any:
 
 def _entry(run: Run, key: str) -> Opened:
     entry = run.journal.steps[key]
-    assert isinstance(entry, Opened), "an event stays one"
+    assert isinstance(entry, Opened), "the place of an event keeps its entry"
     return entry
 
 
@@ -162,7 +163,7 @@ def _record_missed(run: Run, entry: Opened) -> None:
 
 async def _suspend(run: Run, branch: Branch, key: str, entry: Opened) -> None:
     if key not in run.journal.steps:
-        run.journal.add(Slept(key, entry.until_ms))  # tells later runs how far this one came
+        run.journal.add(Slept(key, entry.until_ms))  # shows later runs how far this one came
     awaited = (entry.name, branch)
     run.awaits.append(awaited)
     try:

@@ -1,16 +1,16 @@
 """The journal: the record of a call, with which its handler can run again from the top.
 
-It records actions (steps, sleeps, time limits) and questions with their answers, each under its
-place in the handler (`branches.Branch.key`). Between the rounds of a request it travels to the
-client and back, sealed; nothing in it depends on the process that wrote it.
+The journal records actions (steps, sleeps, time limits) and questions with their answers, each
+under its place in the handler (`branches.Branch.key`). Between the rounds of a request, the sealed
+journal travels to the client and back. Any process can read it.
 
     question:  (nothing) ──asked──▶ Asked ──answer arrives──▶ Answered
                                       ▲                           │ unusable, or the question reads differently now
                                       └── next attempt ◀──────────┘
 
 To retry a call at the step that ended it, `before_failure` cuts its journal off where the step
-failed; a replay of the rest runs the step again. This is possible only if nothing was begun after
-the failure: if the handler had caught the error and refunded the customer, the retry would charge a
+failed; a replay of the rest runs the step again. This requires that no other action began after the
+failure: if the handler had caught the error and refunded the customer, the retry would charge a
 refunded order.
 
     plan ✓   charge ✗                  cut off before `charge`: it runs again
@@ -32,12 +32,13 @@ from roundgate.json import encode
 TIMED_OUT: Final = "timeout"
 NOT_JSON: Final = "value"
 MAX_DEPTH: Final = 100
-"""The most levels of a recorded value. The journal adds a few, and JSON readers stop at 200."""
+"""The maximum nesting depth of a recorded value. The journal adds a few levels, and JSON readers
+stop at 200."""
 MAX_CAUSES: Final = 50
-"""The most causes of an error that are followed."""
+"""The maximum number of causes of an error that `find_failed_steps` follows."""
 JOURNAL_VERSION: Final = 1
 VERSION: Final = "version:"
-"""The beginning of the key of a version."""
+"""The prefix of the key of a version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +52,20 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """A step that raised. `told` is True if its text is meant for the caller (`ToolError`)."""
+    """A step that raised an error. `told` is True if the message is meant for the caller
+    (`ToolError`)."""
 
     key: str
     message: str
     told: bool
     what: str | None = None
     how: str | None = None
-    """`TIMED_OUT`, `NOT_JSON`, or `None` for other errors."""
+    """The kind of failure: `TIMED_OUT`, `NOT_JSON`, or `None` for other errors."""
     attempts: int | None = None
     """The number of attempts, if more than one."""
     beside: Sequence[str] | None = None
-    """The places of other steps that were running, so their start was no consequence of this
-    failure."""
+    """The places of steps that ran at the same time, so that this failure did not cause their
+    start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Tried:
 @dataclass(frozen=True, slots=True)
 class Cut:
     """A step that the handler itself cancelled (`asyncio.timeout`, a failed sibling) after some
-    time."""
+    milliseconds."""
 
     key: str
     after_ms: int
@@ -88,7 +90,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """An `at_most_once` step that is about to be called. If nothing follows, its outcome is
+    """An `at_most_once` step that is about to be called. Without a later entry its outcome is
     unknown."""
 
     key: str
@@ -103,11 +105,11 @@ class Asked:
     digest: str
     attempt: int = 1
     changed: int = 0
-    """How many rounds in a row the question read differently: one after a new version of the
-    handler, many if it contains the time."""
+    """The number of consecutive rounds in which the question changed: one after a new version of
+    the handler, many if the text contains the time."""
     problem: str | None = None
     wire: str | None = None
-    """The wire name, if it is not the key."""
+    """The wire name, if different from the key."""
     until_ms: int | None = None
     """When the default becomes the answer, in milliseconds since the epoch."""
 
@@ -127,7 +129,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """A question that was not answered in time; its default is the answer."""
+    """A question that timed out; its default is the answer."""
 
     key: str
     digest: str
@@ -137,7 +139,7 @@ class Unanswered:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A place where the handler has ended its round or turn once."""
+    """A place where the handler has already ended a round or turn."""
 
     key: str
 
@@ -145,7 +147,7 @@ class Passed:
 @dataclass(frozen=True, slots=True)
 class Slept:
     """A sleep or time limit that began, and its end in milliseconds since the epoch. `was_left` is
-    `True` once the block of a limit was left in time: the limit passes in no later run."""
+    `True` once the block of a limit ended in time; the limit then never passes in later runs."""
 
     key: str
     until_ms: int
@@ -155,15 +157,16 @@ class Slept:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The place in the order of an event without an outcome of its own: a sleep ended, questions
-    were answered, a time limit passed. Recorded for time limits always, for other events if the
-    handler has branches."""
+    """The order of an event without an outcome of its own: a sleep ended, questions were answered,
+    a time limit passed. Always recorded for time limits, and for other events if the handler has
+    branches."""
 
     PREFIX: ClassVar[str] = "told:"
     key: str
 
     @classmethod
     def of(cls, place: str) -> Told:
+        """Return the entry for a place."""
         return cls(f"{cls.PREFIX}{place}")
 
 
@@ -173,20 +176,20 @@ MISSED: Final = "missed"
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An external event, which can be delivered until `until_ms` (milliseconds since the
-    epoch). `token` is the right to deliver it."""
+    """An external event that can be delivered until `until_ms` (milliseconds since the epoch).
+    `token` is the right to deliver it."""
 
     key: str
     until_ms: int
     token: str
     base: str | None = None
-    """The URL in front of the token; `None` if none was configured."""
+    """The base URL for the token; `None` if none was configured."""
     mark: str | None = None
-    """The name of the event in the task's record, if it is not the key."""
+    """The name of the event in the task's record, if different from the key."""
     outcome: str | None = None
-    """`DELIVERED`, `MISSED` (it was not delivered in time), or `None` while it can be delivered."""
+    """`DELIVERED`, `MISSED` (not delivered in time), or `None` while the event is open."""
     payload: Any = None
-    """The payload that was delivered."""
+    """The delivered payload."""
 
     @property
     def name(self) -> str:
@@ -196,8 +199,8 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """A value that the engine made for its handler: an idempotency key, a time, the seed of random
-    numbers, a version (`remembered`). Making it had no effect."""
+    """A value that the engine made for its handler without side effects: an idempotency key, a
+    time, the seed of random numbers, a version (`remembered`)."""
 
     key: str
     value: Any
@@ -229,27 +232,29 @@ _REQUIRED: Final = {
     kind: sum(f.default is MISSING for f in fields(kind)) + (3 if kind is Asked else 0)
     for kind in _TAG_OF
 }
-"""The number of members that are always written; later ones are left out if they are `None`."""
+"""The number of members that are always written. Later members are omitted at the end if they are
+`None`."""
 
 
 def wire_key(key: str, attempt: int) -> str:
-    """Return the key of a question on the wire: its name, and its attempt if not the first. Never
-    reused."""
+    """Return the key of a question on the wire: its name, followed by the attempt after the first.
+    No key is reused."""
     return key if attempt == 1 else f"{key}~{attempt}"
 
 
 class WireNames:
-    """The names by which clients know the questions of a call. None is reused."""
+    """The names by which clients know the questions of a call. No name is reused."""
 
     def __init__(self, taken: Iterable[str]) -> None:
         self._taken = set(taken)
         self._numbers: dict[str, int] = {}
 
     def take(self, wire: str) -> None:
+        """Mark a name as used."""
         self._taken.add(wire)
 
     def new(self, base: str) -> str:
-        """Return a free name: `confirm`, or `confirm#2`."""
+        """Return an unused name: `confirm`, or `confirm#2`."""
         number = self._numbers.get(base, 0) + 1
         while (wire := base if number == 1 else f"{base}#{number}") in self._taken:
             number += 1
@@ -271,14 +276,14 @@ class Journal:
     unasked: Mapping[str, Any] = field(default_factory=dict)
     """Responses that came without a state. Not stored."""
     received: set[str] = field(default_factory=set)
-    """The places of questions whose answers arrived with this request or were read with this claim.
+    """The places of questions whose answers arrived with this request or were read at this claim.
     Not stored."""
     missed: set[str] = field(default_factory=set)
-    """The places of events that can be delivered no more, although this is not recorded yet. Not
+    """The places of events that can no longer be delivered, but have no recorded outcome yet. Not
     stored."""
 
     def add(self, entry: Entry) -> None:
-        """Record an entry in place of the one with its key. Steps are kept in the order of their
+        """Record an entry and replace the entry with the same key. Steps stay in the order of their
         outcomes."""
         if isinstance(entry, (Asked, Answered, Unanswered)):
             self.questions[entry.key] = entry
@@ -287,7 +292,7 @@ class Journal:
             self.steps[entry.key] = entry
 
     def receive(self, responses: Mapping[str, Any]) -> None:
-        """Record answers to outstanding questions by their wire keys; drop others."""
+        """Record answers to outstanding questions by their wire keys; ignore other answers."""
         for entry in self.outstanding():
             key = wire_key(entry.wire or entry.key, entry.attempt)
             if key in responses:
@@ -303,7 +308,7 @@ class Journal:
                 self.received.add(entry.key)
 
     def opened(self) -> list[Opened]:
-        """Return the events whose outcome is open, in the order of their opening."""
+        """Return the events without an outcome in the order in which they were opened."""
         return [
             entry
             for entry in self.steps.values()
@@ -312,7 +317,7 @@ class Journal:
 
     def deliver(self, payloads: Mapping[str, Any], deliverable: Collection[str]) -> None:
         """Record the payloads of events by their names in the task's record. `deliverable` has the
-        names of those that can still be delivered."""
+        names of the events that can still be delivered."""
         for entry in self.opened():
             if entry.name in payloads:
                 payload = payloads[entry.name]
@@ -321,11 +326,11 @@ class Journal:
                 self.missed.add(entry.key)
 
     def receive_unasked(self, responses: Mapping[str, Any]) -> None:
-        """Keep responses that a client sends without any state."""
+        """Store responses that a client sends without any state."""
         self.unasked = dict(responses)
 
     def response(self, wire: str) -> Any:
-        """Return the last response under a wire key as it came, or `None`."""
+        """Return the last response under a wire key unchanged, or `None`."""
         for entry in self.questions.values():
             if isinstance(entry, Answered) and (entry.wire or entry.key) == wire:
                 return entry.response
@@ -336,6 +341,7 @@ class Journal:
         return [entry for entry in self.questions.values() if isinstance(entry, Asked)]
 
     def entries(self) -> Iterator[Entry]:
+        """Yield all entries: steps, then questions."""
         yield from self.steps.values()
         yield from self.questions.values()
 
@@ -347,6 +353,7 @@ class Journal:
         return [rows, plain(self.state, "ctx.state"), JOURNAL_VERSION, *restarted]
 
     def restarted(self, arguments: dict[str, Any]) -> Journal:
+        """Return an empty journal of the next generation."""
         return Journal(generation=self.generation + 1, arguments=arguments)
 
     @classmethod
@@ -358,15 +365,15 @@ class Journal:
         """
         rows, state, version, *restarted = value
         if type(version) is not int:
-            raise ValueError("a journal's version is a number")
+            raise ValueError("the version of a journal must be an integer")
         if version > JOURNAL_VERSION:
             raise ValueError(
-                f"a journal of version {version}; the newest that is known here is {JOURNAL_VERSION}"
+                f"the journal has version {version}, but this process reads up to {JOURNAL_VERSION}"
             )
         generation, arguments = restarted or (1, None)
         journal = cls(state=dict(state), arguments=arguments, generation=generation)
-        for one in rows:
-            journal.add(from_row(one))
+        for entry_row in rows:
+            journal.add(from_row(entry_row))
         return journal
 
     def largest(self) -> str:
@@ -377,7 +384,7 @@ class Journal:
 
 
 def row(entry: Entry) -> list[Any]:
-    """Return an entry as JSON: `[tag, key, …]`, without `None` at its end."""
+    """Return an entry as JSON: `[tag, key, …]`, without trailing `None` members."""
     kind = type(entry)
     members = [getattr(entry, name) for name in kind.__slots__]
     while len(members) > _REQUIRED[kind] and members[-1] is None:
@@ -394,7 +401,7 @@ def from_row(value: Any) -> Entry:
     tag, *members = value
     kind = _TAGS.get(tag)
     if kind is None or len(members) > len(kind.__slots__):
-        raise ValueError(f"an entry {tag!r} with {len(members)} members")
+        raise ValueError(f"unknown journal entry {tag!r} with {len(members)} members")
     return kind(*members)
 
 
@@ -403,7 +410,7 @@ def _describe(entry: Entry) -> str:
 
 
 def plain(value: Any, where: str, room: int = MAX_DEPTH) -> Any:
-    """Return a copy of a JSON value as it will be read back; tuples become lists.
+    """Return a copy of a JSON value in the form in which a later run reads it; tuples become lists.
 
     Raises:
         NotJson: a part has no JSON form; the message names its place and type.
@@ -442,12 +449,12 @@ def _plain_key(key: Any, where: str) -> str:
 
 
 def _plain_text(value: str, where: str) -> str:
-    """Return the text as a plain `str`; a member of a `StrEnum` is a subclass."""
+    """Return the text as a plain `str`, because members of a `StrEnum` belong to a subclass."""
     try:
         value.encode()
     except UnicodeEncodeError:
         raise NotJson(
-            f"{where} is {ascii(value)[:100]}, which is no Unicode text (a file name may not be)"
+            f"{where} is {ascii(value)[:100]}, which is not valid Unicode text (some file names are not)"
         ) from None
     return str.__str__(value)
 
@@ -456,56 +463,58 @@ _ASKED: Final = (Asked, Answered, Unanswered)
 
 
 def find_failed_steps(error: BaseException) -> tuple[str, ...]:
-    """Return the places of the steps whose failure is this error, or caused it.
+    """Return the places of the steps whose failure is this error or its cause.
 
-    In a chain of causes the nearest failed step counts; in a group, that of each member.
+    In a chain of causes the nearest failed step counts; in a group, the nearest one of each member.
     """
     return tuple(dict.fromkeys(_failures(error, MAX_CAUSES)))
 
 
-def _failures(error: BaseException | None, left: int) -> Iterator[str]:
-    while error is not None and left > 0:
+def _failures(error: BaseException | None, depth_left: int) -> Iterator[str]:
+    while error is not None and depth_left > 0:
         step: str | None = getattr(error, "failed_step", None)
         if step is not None:
             yield step
             return
         if isinstance(error, BaseExceptionGroup):
             for member in error.exceptions:
-                yield from _failures(member, left - 1)
+                yield from _failures(member, depth_left - 1)
             return
-        error, left = error.__cause__ or error.__context__, left - 1
+        error, depth_left = error.__cause__ or error.__context__, depth_left - 1
 
 
 def before_failure(entries: Sequence[Entry], failed: Collection[str]) -> list[Entry]:
-    """Return the entries of a journal without the failure of some steps and its consequences.
-    Results of steps that ran beside them are kept.
+    """Return the entries of a journal without the failure of some steps and without its
+    consequences. The results of steps that ran beside them stay.
 
     Args:
         entries: every entry of the journal, in order.
         failed: the places of the steps whose failure ended the call.
 
     Raises:
-        NotRetryable: something was done after the failure, or a step that may run only once would
+        NotRetryable: another action began after the failure, or a step that may run only once would
             run again.
     """
-    place = next((n for n, one in enumerate(entries) if _is_failure(one, failed)), None)
+    place = next((n for n, entry in enumerate(entries) if _is_failure(entry, failed)), None)
     if place is None:
         unknown = ", ".join(sorted(failed))
-        raise NotRetryable(f"whether {unknown} took effect is not known; find out at its service")
+        raise NotRetryable(f"the outcome of {unknown} is unknown; check at its service")
     first = entries[place]
-    begun_before = {one.key for one in entries[:place]} | _beside(first)
-    later = [one for one in entries[place:] if one.key not in failed]
-    if done := [one for one in later if _is_done(one) and one.key not in begun_before]:
+    begun_before = {entry.key for entry in entries[:place]} | _beside(first)
+    later = [entry for entry in entries[place:] if entry.key not in failed]
+    if done := [entry for entry in later if _is_done(entry) and entry.key not in begun_before]:
         names = ", ".join(dict.fromkeys(map(_name, done)))
         raise NotRetryable(
             f"{names} happened after {first.key} had failed, perhaps because of the failure; call the tool "
             "again instead"
         )
-    ended_well = [one for one in later if isinstance(one, Finished) and one.key in begun_before]
-    again = {*failed, *(one.key for one in later)} - {one.key for one in ended_well}
-    if once := sorted({one.key for one in entries if isinstance(one, Began)} & again):
+    ended_well = [
+        entry for entry in later if isinstance(entry, Finished) and entry.key in begun_before
+    ]
+    again = {*failed, *(entry.key for entry in later)} - {entry.key for entry in ended_well}
+    if once := sorted({entry.key for entry in entries if isinstance(entry, Began)} & again):
         raise NotRetryable(
-            f"{', '.join(once)} may run only once (at_most_once); find out at its service whether "
+            f"{', '.join(once)} may run only once (at_most_once); check at its service whether "
             "it took effect"
         )
     return [*entries[:place], *ended_well]
@@ -521,7 +530,7 @@ def _is_failure(entry: Entry, failed: Collection[str]) -> bool:
 
 def _is_done(entry: Entry) -> bool:
     """Return whether an entry has an effect that a retry could contradict. Pauses, failed attempts,
-    cancelled steps and values of the engine have none."""
+    cancelled steps and values of the engine have no such effect."""
     return isinstance(entry, (Finished, Raised, Began, Opened, *_ASKED))
 
 
@@ -530,11 +539,11 @@ def _name(entry: Entry) -> str:
 
 
 def before_step(entries: Sequence[Entry], key: str) -> list[Entry] | None:
-    """Return the entries of a journal that precede the first one of a place; `None` if the journal
-    has none of it.
+    """Return the entries of a journal before the first entry of a place; `None` if the journal has
+    no such entry.
 
-    Each such beginning of a journal is the journal of a call whose process died there. So a replay
-    continues from it, whatever ran side by side.
+    Every prefix of a journal is the journal of a call whose process died at that point. So a replay
+    can continue from it, even with concurrent branches.
     """
     place = next((n for n, entry in enumerate(entries) if entry.key == key), None)
     return None if place is None else list(entries[:place])

@@ -1,8 +1,8 @@
 """The questions that a handler can ask, as values (client/elicitation, client/sampling,
 client/roots).
 
-A question is identified by the digest of its wire form. After an answer that does not fit
-(`UnfitAnswer`), it is asked again.
+The digest of its wire form identifies a question. After an answer that does not fit
+(`UnfitAnswer`), the handler's question is asked again.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ _KEPT: Final = {
     "boolean": _LABELS,
     "array": (*_LABELS, "minItems", "maxItems", "items"),
 }
-"""The keywords of JSON Schema that clients can show, by type."""
+"""The JSON Schema keywords that clients can show, by type."""
 _FORMATS: Final = ("email", "uri", "date", "date-time")
 
 Action: TypeAlias = Literal["accept", "decline", "cancel", "timeout"]
-"""The action of an answer; "timeout" if there was none in time."""
+"""The action of an answer; "timeout" if no answer came in time."""
 
 
 class UnfitAnswer(Inside):
-    """A response does not fit its question. The text describes the fault for the respondent."""
+    """A response that does not fit its question. The message describes the fault for the
+    respondent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Answer:
 
     @property
     def accepted(self) -> bool:
+        """Return whether the user accepted."""
         return self.action == "accept"
 
     def get(self) -> Any:
@@ -56,7 +58,7 @@ class Answer:
 
         Raises:
             Declined: the user declined or dismissed the question.
-            TimeoutError: there was no answer in time, and there is no default.
+            TimeoutError: no answer came in time, and there is no default.
         """
         if self.action == "timeout":
             if self.value is None:
@@ -102,7 +104,8 @@ class Form:
     message: str
     fields: type[BaseModel] | Mapping[str, Any]
     is_approval: bool = False
-    """Whether a person has to answer, in a form that the client shows."""
+    """Whether a person has to answer in a form that the client shows, so that no substitute for a
+    form counts."""
     _schema: dict[str, Any] = field(init=False, repr=False, compare=False)
     _checker: Schema = field(init=False, repr=False, compare=False)
 
@@ -144,8 +147,8 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """A page for the user to open, for data that the client must not see. Accepting means that the
-    user agreed to open it, not how the visit ended."""
+    """A page for the user to open, for data that the client must not see. The action "accept" means
+    that the user agreed to open the page, whatever happens there."""
 
     message: str
     url: str
@@ -207,7 +210,8 @@ class Sample:
         )
         params = {
             "messages": [
-                one.to_wire() if isinstance(one, PromptMessage) else dict(one) for one in messages
+                message.to_wire() if isinstance(message, PromptMessage) else dict(message)
+                for message in messages
             ],
             "maxTokens": self.max_tokens,
             **without_none(
@@ -223,14 +227,14 @@ class Sample:
 
     def read(self, name: str, response: Any) -> Answer:
         if not isinstance(response, dict) or not isinstance(response.get("role"), str):
-            raise UnfitAnswer("a sampling response has role, content and model")
+            raise UnfitAnswer("a sampling response must have role, content and model")
         content = response.get("content")
         blocks: list[Any] = content if isinstance(content, list) else [content]
         if not all(isinstance(block, dict) and _is_block(block) for block in blocks):
             raise UnfitAnswer("content must be a content block or a list of content blocks")
         model, stop_reason = response.get("model"), response.get("stopReason")
         if not isinstance(model, str):
-            raise UnfitAnswer("a sampling response names its model")
+            raise UnfitAnswer("a sampling response must name its model")
         reason = stop_reason if isinstance(stop_reason, str) else None
         return Answer(name, "accept", Sampled(response["role"], blocks, model, reason))
 
@@ -259,7 +263,7 @@ class Roots:
         if not isinstance(roots, list) or not all(
             isinstance(r, dict) and isinstance(r.get("uri"), str) for r in roots
         ):
-            raise UnfitAnswer("a roots response has roots, each with a uri")
+            raise UnfitAnswer("a roots response must have roots, each with a uri")
         names = [root.get("name") if isinstance(root.get("name"), str) else None for root in roots]
         return Answer(
             name,
@@ -294,7 +298,7 @@ class Raw:
             case "roots/list":
                 return {"roots": {}}
         raise ValueError(
-            "an input request has the method elicitation/create, sampling/createMessage or roots/list"
+            "the method of an input request must be elicitation/create, sampling/createMessage or roots/list"
         )
 
     def to_wire(self, problem: str | None = None) -> dict[str, Any]:
@@ -302,7 +306,7 @@ class Raw:
 
     def read(self, name: str, response: Any) -> Answer:
         if not isinstance(response, dict):
-            raise UnfitAnswer("a response is an object")
+            raise UnfitAnswer("a response must be an object")
         return Answer(name, "accept", response)
 
 
@@ -329,7 +333,7 @@ def compiled(fields: type[BaseModel] | Mapping[str, Any]) -> tuple[dict[str, Any
     """Return the schema of a form as clients see it, and the validator of its answers.
 
     Raises:
-        ValueError: see `form_schema`.
+        ValueError: as for `form_schema`.
     """
     if isinstance(fields, Mapping):
         # answers must also satisfy the keywords that clients cannot show
@@ -347,18 +351,19 @@ def form_schema(fields: type[BaseModel] | Mapping[str, Any]) -> dict[str, Any]:
     """Return the `requestedSchema` of a form (client/elicitation, "Requested Schema").
 
     Raises:
-        ValueError: a form cannot have one of the fields; the message names it and the remedy.
+        ValueError: a form cannot have one of the fields; the message names the field and the
+            remedy.
     """
     source = dict(fields) if isinstance(fields, Mapping) else fields.model_json_schema()
     if source.get("type") != "object" or not isinstance(source.get("properties", {}), Mapping):
-        raise ValueError('a form is a flat object: {"type": "object", "properties": {…}}')
+        raise ValueError('a form must be a flat object: {"type": "object", "properties": {…}}')
     definitions = source.get("$defs", {})
     properties = {
         name: _field(name, field, definitions)
         for name, field in source.get("properties", {}).items()
     }
     if unknown := [name for name in source.get("required", ()) if name not in properties]:
-        raise ValueError(f"the form requires {', '.join(unknown)}, which it does not have")
+        raise ValueError(f"the form requires {', '.join(unknown)}, which its properties lack")
     return {
         "type": "object",
         "properties": properties,
@@ -371,32 +376,32 @@ def _field(name: str, schema: Any, definitions: Mapping[str, Any]) -> dict[str, 
     kind = schema.get("type")
     if not isinstance(kind, str) or kind not in _KEPT or "properties" in schema:
         raise ValueError(
-            f"field {name!r}: forms have strings, numbers, booleans and choices only; ask several "
-            "questions"
+            f"field {name!r}: forms can have strings, numbers, booleans and choices only; ask "
+            "several questions"
         )
     if schema.get("format") == "password" or schema.get("writeOnly"):
         raise ValueError(
-            f"field {name!r}: a form must not ask for secrets, the client would see them; use "
-            "ctx.elicit_url"
+            f"field {name!r}: a form must not ask for secrets, because the client would see them; "
+            "use ctx.elicit_url"
         )
     if kind == "string" and schema.get("format") not in (None, *_FORMATS):
         raise ValueError(
-            f"field {name!r}: forms know the formats {', '.join(_FORMATS)}, not "
+            f"field {name!r}: forms support the formats {', '.join(_FORMATS)}, not "
             f"{schema['format']!r}"
         )
-    kept = {keyword: schema[keyword] for keyword in ("type", *_KEPT[kind]) if keyword in schema}
+    shown = {keyword: schema[keyword] for keyword in ("type", *_KEPT[kind]) if keyword in schema}
     if kind == "array":
-        kept["items"] = _choices(name, _resolve(schema.get("items"), definitions))
-    if kept.get("default", ...) is None:
-        del kept["default"]  # a form says "no value" by leaving the field out
-    return kept
+        shown["items"] = _choices(name, _resolve(schema.get("items"), definitions))
+    if shown.get("default", ...) is None:
+        del shown["default"]  # a form says "no value" by leaving the field out
+    return shown
 
 
-def _resolve(found: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """Follow pydantic's `$ref` to an enum, and unwrap `X | None`: optional fields may be left
-    out."""
-    # `true` is a schema too
-    schema: dict[str, Any] = dict(found) if isinstance(found, Mapping) else {}
+def _resolve(declared: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """Follow pydantic's `$ref` to an enum, and unwrap `X | None`, because optional fields may be
+    absent."""
+    # `true` is also a schema
+    schema: dict[str, Any] = dict(declared) if isinstance(declared, Mapping) else {}
     if "anyOf" in schema:
         options = [option for option in schema["anyOf"] if option.get("type") != "null"]
         if len(options) == 1:
@@ -419,9 +424,7 @@ def _resolve(found: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
 
 def _choices(name: str, items: dict[str, Any]) -> dict[str, Any]:
     if items.get("type", "string") != "string" or not ("enum" in items or "anyOf" in items):
-        raise ValueError(
-            f"field {name!r}: a list in a form is a choice of several of fixed strings"
-        )
+        raise ValueError(f"field {name!r}: a list in a form must be a choice among fixed strings")
     return (
         {"type": "string", "enum": items["enum"]} if "enum" in items else {"anyOf": items["anyOf"]}
     )

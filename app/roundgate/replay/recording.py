@@ -1,13 +1,13 @@
-"""The results of a run: recorded, and given to the branches in order.
+"""The recording of a run's results, and their delivery to the branches in order.
 
-A result is durable before the handler continues. If something else is recorded at its place, the
-run ends. A handler may depend on which of two steps ended first. So each result has a rank, and in
-a replay a branch gets its value only after all values of lower ranks have been delivered, and the
-code that follows them has run.
+A result is durable before the handler continues. If another action is recorded at its place, the
+run ends. A handler may depend on which of two steps ended first. So each result has a rank. In a
+replay, a branch gets a value only after all values of lower ranks have been delivered and their
+consequences are complete.
 
 A *cut* is a cancellation that the handler itself caused, by a timeout or a failed sibling. A replay
-repeats it; otherwise a step that was cancelled in the first run could be finished in the next one.
-A call of ctx records its own cancellation. If a limit of asyncio or anyio ends another wait
+repeats every cut; otherwise a step that was cancelled in the first run could complete in the next
+one. A call of ctx records its own cancellation. If a limit of asyncio or anyio ends another wait
 (an event, a queue, a request of the handler's own), `driving` records it.
 """
 
@@ -26,21 +26,21 @@ from roundgate.replay.run import Run
 from roundgate.replay.scheduling import Order, is_cut_wait
 
 CUT_GRACE_S: Final = 5.0
-"""How much longer than in the first run a cut step waits to be cut again, in seconds."""
+"""The time in seconds by which a cut may come later than in the first run."""
 CUT_HOLD_S: Final = 0.5
-"""The part of `CUT_GRACE_S` during which this wait keeps an otherwise resting run from being
-suspended."""
+"""The part of `CUT_GRACE_S` in seconds during which the wait for a cut keeps a resting run from
+being suspended."""
 TIMER_TURNS: Final = 3
-"""The turns of the event loop within which a timer that has fired cancels a wait."""
+"""The number of turns of the event loop within which a fired timer cancels a wait."""
 CUT_EARLY: Final = (
-    "the handler went on here in an earlier run, and now a limit of asyncio or anyio has ended "
-    "a wait of its own before that: use `async with ctx.timeout(seconds)`, whose end is "
-    "the same in every run, and put what takes its own time into ctx.step"
+    "in an earlier run, the handler continued past this place; in this run, a time limit of asyncio or "
+    "anyio ended a wait outside of ctx before it: use `async with ctx.timeout(seconds)`, whose end is "
+    "the same in every run, and move slow work into ctx.step"
 )
 
 
 async def admit(run: Run) -> None:
-    """Return once it is certain that a step may begin.
+    """Return once a step may begin.
 
     Raises:
         Suspend: the step may not begin.
@@ -51,23 +51,24 @@ async def admit(run: Run) -> None:
 
 
 def compare(run: Run, key: str, what: str | None) -> None:
-    """Compare `what`, the identity of an action, with the recorded one at its place; end the run if
-    they differ.
+    """Compare `what`, the identity of an action, with the recorded identity at its place. End the
+    run if they differ.
 
     Raises:
         Suspend: the run has ended with `NondeterminismError`.
     """
-    known = run.journal.steps.get(key)
-    before = getattr(known, "what", None)
+    entry = run.journal.steps.get(key)
+    before = getattr(entry, "what", None)
     if before is not None and not run.is_same(before, what):
         run.fail(NondeterminismError(key, before, what))
         raise Suspend
 
 
 async def record(run: Run, entry: Entry, told_to: Branch | None = None) -> None:
-    """Make an entry durable, then wait for the turn of the branch that gets it, if there is one.
+    """Make an entry durable, then wait for the turn of the branch `told_to`, if there is one.
 
-    Once the entry has its place, a cancellation of the handler is raised only when it is durable.
+    Once the entry has its place, a cancellation of the handler is raised only after the entry is
+    durable.
     """
     if told_to is not None and run.root.has_branched:
         await _let_timers_act(run)
@@ -75,7 +76,7 @@ async def record(run: Run, entry: Entry, told_to: Branch | None = None) -> None:
 
 
 async def _let_timers_act(run: Run) -> None:
-    """Let a timer that has fired cancel its wait before a later result gets its place.
+    """Let a fired timer cancel its wait before a later result gets its place.
 
     `asyncio.wait_for` of Python 3.11 cancels its task a turn of the event loop after its timer.
     """
@@ -89,7 +90,7 @@ async def _let_timers_act(run: Run) -> None:
 def begin_record(
     run: Run, entry: Entry, told_to: Branch | None = None
 ) -> Coroutine[Any, Any, None]:
-    """Give an entry its place in the order now; return the rest of `record`, to be awaited."""
+    """Give an entry its place in the order now. Return the rest of `record` as a coroutine."""
     if told_to is None or not run.root.has_branched:
         return begin_write(run, entry)
     rank = run.order_here.new_rank()
@@ -106,43 +107,43 @@ async def _tell(run: Run, branch: Branch, rank: int, write: Awaitable[None]) -> 
 
 
 async def write(run: Run, *entries: Entry) -> None:
-    """Make entries durable, with all unwritten ones.
+    """Make entries durable, together with all unwritten entries.
 
-    A cancellation of the caller is raised only once they are durable.
+    A cancellation of the caller is raised only once the entries are durable.
     """
     await begin_write(run, *entries)
 
 
 def begin_write(run: Run, *entries: Entry) -> Coroutine[Any, Any, None]:
-    """Add entries to the journal, and begin to write them; return the rest of `write`, to be
-    awaited."""
+    """Add entries to the journal and begin to write them. Return the rest of `write` as a
+    coroutine."""
     for entry in entries:
         run.journal.add(entry)
     if run.checkpointer is None:
         return _end_write(run, None, 0)
-    written, made = [*run.unwritten, *entries], run.values_made
+    written, values_made = [*run.unwritten, *entries], run.values_made
     run.unwritten.clear()
     with inside(None):
         writing = asyncio.ensure_future(run.checkpointer.checkpoint(*written))
-    return _end_write(run, writing, made)
+    return _end_write(run, writing, values_made)
 
 
-async def _end_write(run: Run, writing: asyncio.Task[None] | None, made: int) -> None:
+async def _end_write(run: Run, writing: asyncio.Task[None] | None, values_made: int) -> None:
     if writing is None:
         return
     cancelled = await to_its_end(writing)
     writing.result()
-    run.values_durable = max(run.values_durable, made)
+    run.values_durable = max(run.values_durable, values_made)
     if cancelled is not None:
         raise cancelled
 
 
 async def write_values(run: Run) -> None:
-    """Return once every value that the engine has made for the handler is durable: a step that runs
-    again after a crash gets the same arguments."""
+    """Return once every value that the engine has made for the handler is durable, so that a step
+    that runs again after a crash gets the same arguments."""
     if run.checkpointer is not None and run.values_durable < run.values_made:
         with run.quiescence.moving():
-            await write(run)  # a write under way may have taken the values: this one follows it
+            await write(run)  # follows a running write, which may contain the values
 
 
 async def in_order(run: Run, branch: Branch, key: str) -> None:
@@ -167,11 +168,11 @@ async def in_order(run: Run, branch: Branch, key: str) -> None:
             raise
         await turn_despite_cancellation(run, order.rank(key))
         task.uncancel()
-        task.cancel()  # raised where the branch waits next
+        task.cancel()  # raised at the next wait of the branch
 
 
 async def take_event(run: Run, branch: Branch, place: str) -> None:
-    """Wait for the turn of an event without an entry of its own: the end of a sleep, or answers."""
+    """Wait for the turn of an event without an entry of its own, such as the end of a sleep."""
     if run.order is None and not run.root.has_branched:
         return
     entry = Told.of(place)
@@ -183,7 +184,7 @@ async def take_event(run: Run, branch: Branch, place: str) -> None:
 
 
 async def take_turn(run: Run, branch: Branch, rank: float) -> None:
-    """Wait for the turn of a rank. If the branch is cancelled before, drop the rank."""
+    """Wait for the turn of a rank. If the branch is cancelled first, drop the rank."""
     try:
         await _turn(run, branch, run.order_here, rank)
     except BaseException:
@@ -199,11 +200,11 @@ async def _turn(run: Run, branch: Branch, order: Order, rank: float) -> None:
 
 
 async def turn_despite_cancellation(run: Run, rank: float) -> None:
-    """Wait for the turn of a rank, however often the branch is cancelled meanwhile.
+    """Wait for the turn of a rank, even if the branch is cancelled meanwhile.
 
     Raises:
         Suspend: the run has ended.
-        CancelledError: the branch was cancelled because of that, or the event loop ends.
+        CancelledError: the branch was cancelled because the run or the event loop ends.
     """
     with run.quiescence.moving():
         with inside(None):
@@ -221,10 +222,10 @@ async def turn_despite_cancellation(run: Run, rank: float) -> None:
 
 @asynccontextmanager
 async def recording_cut(run: Run, key: str, what: str | None = None) -> AsyncIterator[None]:
-    """Record that the handler cancelled the block, so that every replay does the same.
+    """Record that the handler cancelled the block, so that every replay repeats the cancellation.
 
-    A value that became durable during the cancellation is replaced, because the handler has not
-    seen it.
+    The entry replaces a value that became durable during the cancellation, because the handler has
+    not received that value.
     """
     begun_ms = run.clock.monotonic_ms()
     try:
@@ -242,7 +243,7 @@ async def recording_cut(run: Run, key: str, what: str | None = None) -> AsyncIte
 
 
 async def _record_cut(run: Run, cut: Cut) -> None:
-    """Record a cancellation and wait for its turn, also if another one comes meanwhile."""
+    """Record a cancellation and wait for its turn, even if another cancellation comes meanwhile."""
     if not run.root.has_branched:
         await write(run, cut)
         return
@@ -257,8 +258,8 @@ async def _record_cut(run: Run, cut: Cut) -> None:
 
 
 def _is_cut_as_before(run: Run, branch: Branch) -> bool:
-    """Return whether a cancellation repeats one of an earlier run. The cancellation by a limit
-    never does."""
+    """Return whether a cancellation repeats a recorded one. The cancellation by a limit never
+    does."""
     if run.order is None or run.order.is_over or not run.root.has_branched:
         return False
     is_timer = run.owner.timeouts.is_ending(branch.path)
@@ -266,8 +267,8 @@ def _is_cut_as_before(run: Run, branch: Branch) -> bool:
 
 
 def _drop_recorded_wait(run: Run, branch: Branch) -> None:
-    """Drop the recorded cancellation of a wait outside of ctx; in this run it reached a call of
-    ctx."""
+    """Drop the recorded cancellation of a wait outside of ctx, because in this run the cancellation
+    reached a call of ctx."""
     order = run.order_here
     upcoming = order.upcoming(branch.path)
     if upcoming is not None and is_cut_wait(run.journal.steps.get(upcoming[1])):
@@ -284,15 +285,15 @@ def is_cut_next(run: Run, branch: Branch) -> bool:
 
 
 def begin_cut_wait(run: Run, branch: Branch) -> Coroutine[Any, Any, None]:
-    """Record that a limit cancelled a wait outside of ctx, before the branch sees the cancellation;
-    in a later run, wait for its place in the order. Return the rest of that, to be awaited.
+    """Record that a limit cancelled a wait outside of ctx, before the branch sees the cancellation.
+    In a later run, wait for its place in the order. Return the rest of this work as a coroutine.
 
-    A new cancellation gets its place now. A result that comes a turn of the event loop later, for
-    instance because the loop was blocked until both were due, would get ahead of it otherwise, and
-    end the wait in a later run.
+    A new cancellation gets its place now. Otherwise a result that comes a turn of the event loop
+    later, for instance because the loop was blocked until both were due, would precede it, and end
+    the wait in a later run.
 
-    The end of a `ctx.timeout` has an entry of its own. A branch that is cancelled where it received
-    a result in an earlier run ends the run with `NondeterminismError`.
+    The end of a `ctx.timeout` has an entry of its own. If the branch received a result at this
+    place in an earlier run, the run ends with `NondeterminismError`.
     """
     is_new = run.order is None or run.order.is_over
     if is_new and not _is_cut_otherwise(run, branch):
@@ -314,11 +315,11 @@ async def _cut_wait(run: Run, branch: Branch) -> None:
     upcoming = None if order is None or order.is_over else order.upcoming(branch.path)
     if upcoming is not None:
         _, key = upcoming
-        known = run.journal.steps.get(key)
-        if not isinstance(known, Cut):
+        entry = run.journal.steps.get(key)
+        if not isinstance(entry, Cut):
             run.fail(NondeterminismError(key, reason=CUT_EARLY))
             return
-        if is_cut_wait(known):
+        if is_cut_wait(entry):
             branch.key("cut", "wait")
         await in_order(run, branch, key)
         return
@@ -328,8 +329,8 @@ async def _cut_wait(run: Run, branch: Branch) -> None:
 
 
 async def repeat_cut(run: Run, key: str) -> None:
-    """Wait, if a cut is recorded at a place, for the same timeout or sibling as in the earlier run
-    to cancel the caller.
+    """If a cut is recorded at a place, wait until the same timeout or sibling cancels the caller
+    again.
 
     Raises:
         StepFailed: the cancellation does not come within `CUT_GRACE_S`.
@@ -355,6 +356,4 @@ async def repeat_cut(run: Run, key: str) -> None:
     if run.stopped is not None:
         await run.refuse()
     order.drop(rank)
-    raise StepFailed(
-        f"{key!r} was given up by its handler in an earlier run, and was not in this one"
-    )
+    raise StepFailed(f"the handler cancelled {key!r} in an earlier run, but not in this one")

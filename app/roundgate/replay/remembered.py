@@ -1,18 +1,19 @@
-"""Values that the engine makes for a handler and remembers: idempotency keys, the time, random
+"""Values that the engine makes for a handler and records: idempotency keys, the time, random
 numbers, ids, versions.
 
-Making one has no effect, so it has no rank: the handler continues at once. In a task it is durable
-before the next step begins, so a step that runs again after a crash gets the same arguments.
+Making such a value has no side effect, so the value has no rank, and the handler continues at once.
+In a task the value is durable before the next step begins, so a step that runs again after a crash
+gets the same arguments.
 
     key, time   one entry for each place
-    seed        one entry for the call; each random generator and id is derived from it and its place
+    seed        one entry for the call; each random generator and id derives from the seed and its place
     version     one entry for each name, the same for all branches
 
-A version is decided where the handler first asks for it. A call that an earlier run may have
-carried beyond that place has the way of before the change, which is version 1:
+The version of a change is fixed when the handler first reads it. If an earlier run of the call may
+have gone beyond that place, the call keeps the old path, which is version 1:
 
     run 1 (old handler)   plan ✓ ──────────────────── charge ✓ ── sleeps
-    run 2 (new handler)   plan ✓ ── version? 1, for ── charge is recorded, and not reached yet
+    run 2 (new handler)   plan ✓ ── version? 1, for ── charge is recorded, but not reached yet
 """
 
 from __future__ import annotations
@@ -42,19 +43,19 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 async def key_for(run: Run, name: str) -> str:
     """Return an idempotency key for a place in the handler."""
     key = run.come_to(await run.enter("key", name), "key", name)
-    known = run.journal.steps.get(key)
-    if not isinstance(known, Remembered):
+    entry = run.journal.steps.get(key)
+    if not isinstance(entry, Remembered):
         source = run.call.idempotency
-        made = run.clock.new_id() if source is None else digest([source, key])
-        known = Remembered(key, WATCH.get().value(run, key, made))
-        # not written before the next step: in a task it can be made again
-        run.journal.add(known)
-    text: str = known.value
+        value = run.clock.new_id() if source is None else digest([source, key])
+        entry = Remembered(key, WATCH.get().value(run, key, value))
+        # written with the next step: in a task the same key can be made again
+        run.journal.add(entry)
+    text: str = entry.value
     return text
 
 
 def now(run: Run, name: str) -> datetime:
-    """Return the time at which the handler first came to a place."""
+    """Return the time at which the handler first reached a place."""
     key = run.come_to(run.enter_at_once("now", name), "now", name)
     at_ms = _remembered(run, key, run.clock.now_ms)
     return _EPOCH + timedelta(milliseconds=at_ms)
@@ -62,7 +63,7 @@ def now(run: Run, name: str) -> datetime:
 
 def random(run: Run, name: str) -> Random:
     """Return a generator for a place, in the same state in every run."""
-    return Random(_bytes(run, "random", name))  # noqa: S311  # `Context.random` says so
+    return Random(_bytes(run, "random", name))  # noqa: S311  # `Context.random` warns of this
 
 
 def uuid(run: Run, name: str) -> UUID:
@@ -71,7 +72,7 @@ def uuid(run: Run, name: str) -> UUID:
 
 
 def _bytes(run: Run, kind: str, name: str) -> bytes:
-    """Return bytes that depend on the call's seed and a place alone."""
+    """Return bytes that depend only on the call's seed and a place."""
     key = run.come_to(run.enter_at_once(kind, name), kind, name)
     seed = _remembered(run, SEED, run.clock.new_id)
     return hashlib.sha256(f"{seed} {key}".encode()).digest()
@@ -82,7 +83,7 @@ def version(run: Run, name: str, newest: int, oldest: int) -> int:
 
     Raises:
         Suspend: the handler does not support the call's version; the run has ended.
-        ValueError: `oldest` and `newest` are no range of versions.
+        ValueError: `oldest` and `newest` are not a range of versions.
     """
     run.enter_at_once("version", name)
     if not FIRST_VERSION <= oldest <= newest:
@@ -99,11 +100,11 @@ def version(run: Run, name: str, newest: int, oldest: int) -> int:
 
 
 def _remembered(run: Run, key: str, make: Callable[[], Any]) -> Any:
-    """Return the value of a place; make and record it if there is none."""
-    known = run.journal.steps.get(key)
-    if not isinstance(known, Remembered):
-        known = Remembered(key, WATCH.get().value(run, key, make()))
-        run.journal.add(known)
-        run.unwritten.append(known)
+    """Return the recorded value of a place. If there is none, make and record a value."""
+    entry = run.journal.steps.get(key)
+    if not isinstance(entry, Remembered):
+        entry = Remembered(key, WATCH.get().value(run, key, make()))
+        run.journal.add(entry)
+        run.unwritten.append(entry)
         run.values_made += 1
-    return known.value
+    return entry.value

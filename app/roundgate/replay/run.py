@@ -1,11 +1,11 @@
 """One call, and one run of its handler, from the beginning to the end.
 
-Every recorded entry has a place (`branches`). A recorded result is returned; any other action is
-performed, recorded, and its result returned as every later run will get it. A run that cannot
-continue is suspended once all branches wait (`scheduling`). A run that finds another action at a
-place than was recorded there ends with `NondeterminismError`.
+Every recorded entry has a place (`branches`). The run returns recorded results. It performs and
+records any other action, and returns the result in the form in which later runs get it. A run that
+cannot continue is suspended once all branches wait (`scheduling`). If the action at a place differs
+from the recorded one, the run ends with `NondeterminismError`.
 
-Other modules have the actions of a handler, as functions that take the run:
+Other modules have the actions of a handler, as functions with the run as their first argument:
 
     asking        questions and their answers
     steps         steps, polls, idempotency keys
@@ -52,41 +52,40 @@ log = logging.getLogger("roundgate.replay")
 
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 HOLD_MS: Final = 1_000
-"""The longest wait in milliseconds during which a task keeps its worker; resuming it costs as
-much."""
+"""The longest wait in milliseconds during which a task keeps its worker. Resuming the task
+elsewhere would take as long."""
 HOLD_FOR_TIMEOUTS_S: Final = 60.0
-"""The longest time in seconds for which a task keeps its worker because an `asyncio.timeout` of its
-handler is about to end a durable wait."""
+"""The longest time in seconds for which a task keeps its worker until an `asyncio.timeout` of the
+handler ends a durable wait."""
 MAX_REFUSALS: Final = 100
-"""How many calls of the engine a handler may make after its run has ended."""
+"""The maximum number of calls of the engine that a handler may make after its run has ended."""
 LATE_REFUSALS: Final = 10
-"""The same number if the run ended more than `STOP_GRACE_S` ago."""
+"""The maximum number of calls of the engine if the run ended more than `STOP_GRACE_S` ago."""
 STOP_GRACE_S: Final = 5.0
-"""How long a handler may continue after its run has ended before it is cancelled, in seconds."""
+"""The time in seconds for which a handler may continue after its run has ended; then the run
+cancels it."""
 _TICK_MS: Final = 10
-"""The time in milliseconds within which a passed limit ends its block: event-loop timers are
-slightly late."""
+"""The tolerance in milliseconds for time limits, because event-loop timers fire slightly late."""
 _RESULTS: Final = (Finished, Raised, Answered, Unanswered, Passed)
 _WITHOUT_PLACE: Final = (Cut, Told, Remembered)
-"""Entries that do not show how far an earlier run came."""
+"""Entries that do not show how far an earlier run progressed."""
 
 
 class Cleanup(StrEnum):
-    """The reason why a call only ends the work that its earlier runs began elsewhere: its task
-    ended early."""
+    """The reason why a call only ends its earlier work elsewhere, after its task ended early."""
 
     OF_WHAT_IS_KNOWN = "of what is known"
-    """The journal has all work that was begun."""
+    """The journal has all work that the task began."""
     IN_DOUBT = "in doubt"
-    """A worker that held the task may have begun something that it did not record."""
+    """A worker of the task may have begun work that is not in the journal."""
 
 
 Notify: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[None]]
 """Sends a notification (method, params) on the stream of this request."""
 PageDone: TypeAlias = Callable[[str], Awaitable[None]]
-"""Tells the client that its user has finished with the page of a question, by its wire key."""
+"""Notifies the client that its user has finished with the page of a question, by its wire key."""
 Publish: TypeAlias = Callable[[str, str | None], Awaitable[None]]
-"""Notifies every open `subscriptions/listen` stream that wants it of a change (method, uri)."""
+"""Notifies every subscribed `subscriptions/listen` stream of a change (method, uri)."""
 Read: TypeAlias = Callable[[Any, str], Awaitable[Sequence[ResourceContents]]]
 """Reads a resource by its URI, as the caller of the handler that has the given context.
 
@@ -95,7 +94,7 @@ Raises ResourceNotFound.
 
 
 async def publish_nowhere(method: str, uri: str | None) -> None:
-    """Do nothing: no client can listen."""
+    """Do nothing, for calls whose changes no client can follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +104,9 @@ class TextPart:
     text: str
     start: int
     total: int
-    """The number of characters of the whole text."""
+    """The length of the whole text in characters."""
     next_cursor: str | None
-    """The cursor of the rest; `None` at the end, or if the rest could not be kept."""
+    """The cursor of the next part; `None` at the end, or if the rest could not be stored."""
 
 
 class Texts(Protocol):
@@ -123,8 +122,8 @@ class Texts(Protocol):
         *,
         of_task: bool = False,
     ) -> str:
-        """Keep a text that is read in parts of `size` characters; return the cursor of the second
-        part. A text `of_task` is kept as long as a task's result.
+        """Store a text that clients read in parts of `size` characters; return the cursor of the
+        second part. A text `of_task` is kept as long as a task's result.
 
         Raises:
             Unavailable: the store cannot be reached.
@@ -181,18 +180,17 @@ class ExternalEvents(Protocol):
 
     @property
     def base(self) -> str | None:
-        """Return the URL in front of a token; `None` if no public URL is configured."""
+        """Return the base URL for tokens; `None` if no public URL is configured."""
 
     @property
     def max_open(self) -> int:
-        """Return how many events of the task can be delivered at once at most
-        (`tasks.max_open_events`)."""
+        """Return the maximum number of open events per task (`tasks.max_open_events`)."""
 
     def token(self, name: str) -> str:
-        """Return the right to deliver the event of a name, once."""
+        """Return the token that allows a service to deliver the event of a name once."""
 
     def until_ms(self, timeout_s: float | None) -> int:
-        """Return when an event that is opened now can be delivered no more, in milliseconds since
+        """Return the end of the delivery time of an event that is opened now, in milliseconds since
         the epoch: after its time limit, or when the task expires."""
 
 
@@ -201,48 +199,50 @@ class Round(Protocol):
 
     @property
     def task_id(self) -> str:
-        """Return the id of the task that the call becomes if it does so in this round; the same
-        however often the round is sent. Made on demand, because few calls need it."""
+        """Return the id of the task that the call becomes if it becomes one in this round. The id
+        stays the same if the client repeats the round. It is made on demand, because few calls need
+        it."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Call:
-    """The facts of one call, gathered by the dispatcher or by a task's worker; immutable.
+    """The facts of one call, gathered by the dispatcher or by a task's worker. Do not change them.
 
-    Immutability is not enforced: a frozen class takes five times as long to make, a tenth of a
-    call.
+    The class is not frozen: making a frozen instance takes five times as long, a tenth of a call.
     """
 
     principal: Principal
     meta: Meta
-    """The request's `_meta`; in a task, that of the request which became the task."""
+    """The request's `_meta`; in a task, the `_meta` of the request that became the task."""
     deadline: Deadline
     """The end of this round, or of this turn of a worker."""
     notify: Notify | None = None
     page_done: PageDone | None = None
     publish: Publish = publish_nowhere
     task_id: str | None = None
-    """The task that this call has become, if it has."""
+    """The id of the task that this call has become, or `None`."""
     may_become_task: bool = False
     """Whether this ordinary call may become a task: its tool and its client both support that."""
     needs_row: bool = False
-    """Whether the call has to be a task before its first step: the tool says `task="required"`."""
+    """Whether the call has to become a task before its first step: the tool has
+    `task="required"`."""
     takes_unasked: bool = False
     """Whether the handler accepts answers to questions that were not asked."""
     round: Round | None = None
-    """This round, in an ordinary call."""
+    """This round of an ordinary call."""
     texts: Texts | None = None
-    """The store for the rest of results that are too long."""
+    """The store for the remainder of results that are too long."""
     rows_of: RowsOf | None = None
     """Returns the rows in which a back end leaves data for other processes."""
     read: Read | None = None
-    """Reads resources that are served beside the handler."""
+    """Reads resources that the gateway serves beside the handler."""
     external: ExternalEvents | None = None
     """Opens external events, in a task."""
     cleanup: Cleanup | None = None
-    """Set if the call begins nothing more and ends its work elsewhere."""
+    """Set if the call may only end its work elsewhere and begin no other."""
     step_threads: Threads | None = field(default=None, compare=False)
-    """Bounds the threads of steps that are plain functions; by default 40 for each event loop."""
+    """The bounded thread pool for steps that are plain functions; by default 40 threads for each
+    event loop."""
 
     @property
     def capabilities(self) -> ClientCapabilities:
@@ -251,37 +251,37 @@ class Call:
 
     @property
     def idempotency(self) -> str | None:
-        """Return an id that stays the same however often this round is sent, or `None`."""
+        """Return an id that stays the same if the client repeats this round, or `None`."""
         if self.task_id is None and self.round is not None:
             return self.round.task_id
         return self.task_id
 
 
 class Stop(StrEnum):
-    """The reason for the end of a run before its handler ended."""
+    """The reason why a run ended before its handler."""
 
     SUSPENDED = "suspended"
-    """All its branches wait, or it has to release its worker."""
+    """All branches of the run wait, or it has to release its worker."""
     LOST = "lost"
-    """The task was cancelled, or belongs to another worker; the outcome is ignored."""
+    """The task was cancelled or belongs to another worker; the gateway ignores the outcome."""
     FAULT = "fault"
-    """An entry could not be recorded, or the handler took another path than before."""
+    """The run could not record an entry, or the handler took another path than before."""
     OVER = "over"
-    """The handler has ended; branches that it left behind begin nothing more."""
+    """The handler has ended; branches that it left behind can begin nothing."""
 
 
 class Checkpointer(Protocol):
     """The storage of a journal that does not travel with the client."""
 
     async def admit(self) -> None:
-        """Return once it is certain that a step may begin.
+        """Return once a step may begin.
 
         Raises:
             Suspend: the step may not begin.
         """
 
     async def checkpoint(self, *entries: Entry) -> None:
-        """Return once these entries are durable, all of them or none.
+        """Return once these entries are durable. Either all of them are stored or none.
 
         Raises:
             Suspend: the entries will not become durable.
@@ -294,41 +294,41 @@ class Run:
     message: str | None = None
     """The handler's last status: the `statusMessage` of a task."""
     wants_task = False
-    """Whether the run has to continue as a task, or in another turn of its task: the handler said
-    so, time is nearly up, or the wait is longer than a request may take."""
+    """Whether the run has to continue as a task, or in another turn of its task: at the handler's
+    request, because time is nearly up, or for a wait longer than a request may take."""
     restart_arguments: dict[str, Any] | None = None
-    """The arguments with which the handler begins anew once the run is at rest."""
+    """The arguments with which the handler restarts once the run is at rest."""
     error: Exception | None = None
     """The error that ended the run, if the handler did not raise it."""
     stopped: Stop | None = None
     wake_ms: int | None = None
-    """When a suspended run continues, in milliseconds since the epoch; `None` for immediately."""
+    """When a suspended run continues, in milliseconds since the epoch; `None` for at once."""
     root_task: asyncio.Task[Any] | None = None
-    """The task in which the handler runs, while it does."""
+    """The task in which the handler runs; `None` before and afterwards."""
     is_enforced = False
-    """Whether the handler was cancelled because it continued after its run had ended."""
+    """Whether the run cancelled the handler because it continued after the end."""
     stop_requested = False
     """Whether to suspend at the next step, because the process is about to stop."""
     decides_by_state = False
     """Whether the handler chooses its own point to continue from (`ctx.state`,
-    `ctx.input_response`), so the progress of earlier runs is unknown."""
+    `ctx.input_response`), so that the progress of earlier runs is unknown."""
     steps_run = 0
     """The number of steps that ended in this run."""
     longest_ms = 0.0
-    """The duration of the longest step."""
+    """The duration of the longest step in milliseconds."""
     is_beginning = False
-    """Whether the run is starting work elsewhere that only the answer identifies: if the handler
-    were cancelled now, the work could never be ended."""
+    """Whether the run is starting work elsewhere whose id only the response contains. A handler
+    cancelled at this moment could never end that work."""
     is_beyond = False
     """Whether this run has gone further than every earlier run."""
     values_made = 0
     """The number of values that the engine has made for the handler in this run."""
     values_durable = 0
-    """The number of them that are certainly durable."""
+    """The number of values of the engine that are certainly durable."""
     _driver: asyncio.Task[Any] | None = None
     """The task that waits for the handler's own task, if it has one."""
     _driver_cancelling = 0
-    """How often the driver was cancelled before the run began."""
+    """The number of cancellations of the driver before the run began."""
     _ended: asyncio.Future[None] | None = None
     _quiescence: Quiescence | None = None
     _wire_names: WireNames | None = None
@@ -347,8 +347,8 @@ class Run:
         Args:
             call: the facts of the call.
             journal: the entries of earlier runs, to which this run adds.
-            checkpointer: makes entries durable; without one the journal travels, and entries are
-                durable once the round is answered.
+            checkpointer: makes entries durable. Without a checkpointer the journal travels, and
+                entries are durable once the round is answered.
             message: the handler's status in an earlier run.
         """
         self.call = call
@@ -359,13 +359,14 @@ class Run:
         self.requests: dict[str, Any] = {}
         """The questions that the run leaves open, by wire key."""
         self.awaits: list[tuple[str, Branch]] = []
-        """The external events that branches wait for, by their names in the task's record."""
+        """The external events that branches wait for: their names in the task's record, and the
+        branches."""
         self.owner = Owner()
         self.root = Branch(self.owner)
         self.order = Order(journal.steps.values(), self.owner) if journal.steps else None
-        """The order in which branches get recorded results; `None` while there are none."""
+        """The order in which branches get recorded results; `None` without any."""
         self.unwritten: list[Entry] = []
-        """Entries that are written with the next step."""
+        """The entries to write with the next step."""
         self.running_steps: set[str] = set()
         """The places of running steps."""
         self.new_steps: list[str] = []
@@ -373,15 +374,16 @@ class Run:
         self.limits: set[Scope] = set()
         """The durable time limits whose blocks are open."""
         self._ahead = {e.key for e in journal.entries() if not isinstance(e, _WITHOUT_PLACE)}
-        """The places that earlier runs reached and this one has not."""
+        """The places that earlier runs reached and this run has not reached yet."""
         self._to_receive = {e.key for e in journal.entries() if isinstance(e, _RESULTS)}
-        """The places of recorded results that the handler has not received yet. All of them come
-        before anything new."""
+        """The places of recorded results that the handler has not received yet. They precede every
+        new action."""
 
     # progress
 
     def begin(self, root: asyncio.Task[Any] | None = None) -> None:
-        """Begin the run, in the current task, or in `root`, for which the current task waits."""
+        """Begin the run in the current task, or in `root` if the current task waits for that
+        one."""
         self.owner.run, self.owner.begun_ms = self, self.clock.monotonic_ms()
         if root is None:
             self.root_task = asyncio.current_task()
@@ -412,15 +414,15 @@ class Run:
 
     @property
     def may_have_passed(self) -> bool:
-        """Return whether an earlier run may have gone beyond the place at which the handler is.
+        """Return whether an earlier run may have gone beyond the current place of the handler.
 
-        A new step begins only after everything recorded was delivered, so places that were not
-        reached by then are gone from the handler. This does not hold for threads.
+        A new step begins only after every recorded result was delivered. Places that the handler
+        has not reached by then no longer exist in its code. Threads are an exception.
         """
         return bool(self._ahead) and (self.root.is_thread or not self.new_steps)
 
     def unasked(self) -> list[str]:
-        """Return the places of steps that an earlier run began and this one has not reached."""
+        """Return the places of steps that an earlier run began and this run has not reached yet."""
         steps = self.journal.steps
         return [
             key
@@ -438,12 +440,12 @@ class Run:
 
         Args:
             kind: the handler's action, for error messages.
-            names: the names that it uses.
+            names: the names that the action uses.
 
         Raises:
             Suspend: the run has ended.
             ValueError: a name cannot be a key.
-            RuntimeError: the caller is no branch of this run, or is inside a step.
+            RuntimeError: the caller does not belong to this run, or is inside a step.
         """
         self._check_owner()
         if self.stopped is not None:
@@ -451,10 +453,10 @@ class Run:
         return self._branch_here(kind, names)
 
     def enter_at_once(self, kind: str, *names: str) -> Branch:
-        """Return the branch that calls the engine, as `enter`, for a call that never waits.
+        """Return the branch that calls the engine, as `enter` does, for a call that never waits.
 
         Raises:
-            Suspend, ValueError, RuntimeError: as `enter`.
+            Suspend, ValueError, RuntimeError: as for `enter`.
         """
         self._check_owner()
         if self.stopped is not None:
@@ -466,45 +468,42 @@ class Run:
         except RuntimeError:
             raise RuntimeError(
                 f"the context of an async handler was used in another thread for {kind}: use it in "
-                "the handler, and pass the value"
+                "the handler, and pass the value to the thread"
             ) from None
         return branch
 
     def _check_owner(self) -> None:
         if getattr(here.get(), "owner", None) is not self.owner:
-            ended = ", and that has ended" if self.stopped is not None else ""
-            raise RuntimeError(
-                "ctx can be used by its handler and by tasks that it creates, not from outside of "
-                f"it{ended}"
-            )
+            ended = "; the handler has ended" if self.stopped is not None else ""
+            raise RuntimeError(f"only the handler and the tasks that it creates can use ctx{ended}")
 
     def _branch_here(self, kind: str, names: Collection[str]) -> Branch:
         place = here.get()
         for name in names:
             if not NAME.fullmatch(name):
                 raise ValueError(
-                    f"{name!r} is no name for a {kind}: use 1 to 64 of A-Z a-z 0-9 _ . -"
+                    f"{name!r} is not a valid name for a {kind}: use 1 to 64 of A-Z a-z 0-9 _ . -"
                 )
         if not isinstance(place, Branch):
-            # a later run knows only the step's outcome: inner steps would be skipped, inner
-            # questions never answered
+            # later runs know only the outcome of the step: they would skip inner steps, and
+            # never get answers to inner questions
             raise RuntimeError(
                 f"step {getattr(place, 'key', None)!r} contains the {kind} "
-                f"{', '.join(map(repr, names))}; a step is one piece: use ctx beside it"
+                f"{', '.join(map(repr, names))}; call ctx outside of steps"
             )
         return place
 
     @property
     def quiescence(self) -> Quiescence:
-        """Return the busy and the waiting branches. Made on demand: most handlers call no
-        engine."""
+        """Return the busy and the waiting branches. The object is made on demand, because most
+        handlers never call the engine."""
         if self._quiescence is None:
             self._quiescence = Quiescence(self.owner, self.clock)
         return self._quiescence
 
     @property
     def ended(self) -> asyncio.Future[None]:
-        """Return a future that is done once the run is stopped. Made on demand."""
+        """Return a future that is done once the run is stopped. The future is made on demand."""
         if self._ended is None:
             self._ended = asyncio.get_running_loop().create_future()
         return self._ended
@@ -538,12 +537,14 @@ class Run:
 
     @property
     def has_own_task(self) -> bool:
-        """Return whether the handler runs in a task of its own rather than in its request's."""
+        """Return whether the handler runs in a task of its own rather than in its request's
+        task."""
         return self._driver is not None
 
     @property
     def is_being_ended(self) -> bool:
-        """Return whether an event loop that ends, rather than the handler, cancels its tasks."""
+        """Return whether tasks are cancelled by the end of the event loop rather than by the
+        handler."""
         return self._driver is not None and self._driver.cancelling() > self._driver_cancelling
 
     @property
@@ -553,7 +554,7 @@ class Run:
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
-        """Defer cancelling the handler at the end of the run while the block is open."""
+        """Keep the handler from being cancelled at the end of the run while the block is open."""
         self.is_beginning = True
         try:
             yield
@@ -568,14 +569,14 @@ class Run:
         raise AssertionError("only Suspend ends a wait without an end")
 
     async def refuse(self) -> NoReturn:
-        """Raise `Suspend` in a handler that continues after its run has ended. After too many
+        """Raise `Suspend` in a handler that continues after its run has ended. After too many such
         calls, never resume the handler."""
         self._refusals += 1
         since_ms = self.clock.monotonic_ms() - self._stopped_at_ms
         is_late = since_ms > STOP_GRACE_S * 1000 and self._refusals > LATE_REFUSALS
         place = here.get()
         is_in_thread = isinstance(place, Branch) and place.is_thread
-        # END also stops a handler that refuses to be closed by Python, when no task drives it
+        # END also stops a handler without a task of its own that resists `close`
         if (self.is_hopeless or is_late) and not is_in_thread:
             await END
         raise Suspend
@@ -585,12 +586,12 @@ class Run:
         self.stop_requested = True
 
     def stop(self, why: Stop) -> None:
-        """End the run: waits end now, everything else at its next call of the engine. The first
-        reason counts."""
+        """End the run. Waits end now; other actions end at the handler's next call of the engine.
+        The first reason counts."""
         if self.stopped is None:
             self.stopped = why
             self._stopped_at_ms = self.clock.monotonic_ms()
-            ends = [one.until_ms for one in self._parked if one.until_ms is not None]
+            ends = [parked.until_ms for parked in self._parked if parked.until_ms is not None]
             ends += [limit.until_ms for limit in self.limits]
             if not self.requests:
                 now_ms = self.clock.now_ms()
@@ -608,8 +609,7 @@ class Run:
         self.stop(Stop.FAULT)
 
     def close(self) -> None:
-        """Record that the handler has ended. Branches that it left running can begin nothing
-        more."""
+        """Record that the handler has ended. Branches that it left running can begin nothing."""
         if self.stopped is None:
             self.stopped, self._stopped_at_ms = Stop.OVER, self.clock.monotonic_ms()
         else:
@@ -626,42 +626,44 @@ class Run:
 
     def _must_go_on(self) -> bool:
         """Return whether a branch waits only for its next turn."""
-        return any(one.until_ms is None for one in self._parked) and not self.requests
+        return any(parked.until_ms is None for parked in self._parked) and not self.requests
 
     def come_to_rest(self) -> None:
-        """Suspend the run: all its branches wait."""
+        """Suspend the run because all its branches wait."""
         self.stop(Stop.SUSPENDED)
 
     def hold_s(self) -> float:
-        """Return for how many seconds a task at rest keeps its worker: until a time limit ends one
-        of its waits, if that is soon and the task has nothing to do in its next turn."""
+        """Return the seconds for which a task at rest keeps its worker. The result is positive if a
+        time limit ends a wait soon and the next turn has nothing else to do."""
         if self.call.task_id is None or self.requests or self.stop_requested or self._must_go_on():
             return 0.0
-        left = (limit.until_ms - self.clock.now_ms() for limit in self.limits if limit.is_pending)
-        soon = [max(left_ms, _TICK_MS) / 1000 for left_ms in left if left_ms <= HOLD_MS]
+        remaining_ms = (
+            limit.until_ms - self.clock.now_ms() for limit in self.limits if limit.is_pending
+        )
+        soon = [max(left_ms, _TICK_MS) / 1000 for left_ms in remaining_ms if left_ms <= HOLD_MS]
         return max(0.0, min([*soon, *self._timeouts_s()], default=0.0))
 
     def _timeouts_s(self) -> list[float]:
-        """Return the seconds until each `asyncio.timeout` ends a wait. No other process knows of
-        these limits, so this one waits."""
+        """Return the seconds until each `asyncio.timeout` ends a wait. Only this process knows
+        these limits, so the task keeps its worker until they pass."""
         now_s = asyncio.get_running_loop().time()
-        longest_s = max((self._wait_s(one) for one in self._parked), default=0.0)
-        left = [
+        longest_s = max((self._wait_s(parked) for parked in self._parked), default=0.0)
+        remaining_s = [
             max(when - now_s, 0.0) + _TICK_MS / 1000
             for when in self.owner.timeouts.whens(now_s)
             if when - now_s < longest_s
         ]
-        if any(left_s > HOLD_FOR_TIMEOUTS_S for left_s in left):
+        if any(left_s > HOLD_FOR_TIMEOUTS_S for left_s in remaining_s):
             log.warning(
                 "asyncio.timeout has no effect across a wait that releases the worker; use "
                 "ctx.timeout"
             )
-        return [left_s for left_s in left if left_s <= HOLD_FOR_TIMEOUTS_S]
+        return [left_s for left_s in remaining_s if left_s <= HOLD_FOR_TIMEOUTS_S]
 
-    def _wait_s(self, one: Parked) -> float:
-        ends_ms = [scope.until_ms for scope in one.branch.limits]
-        if one.until_ms is not None:
-            ends_ms.append(one.until_ms)
+    def _wait_s(self, parked: Parked) -> float:
+        ends_ms = [scope.until_ms for scope in parked.branch.limits]
+        if parked.until_ms is not None:
+            ends_ms.append(parked.until_ms)
         return (min(ends_ms) - self.clock.now_ms()) / 1000 if ends_ms else math.inf
 
     def _enforce(self) -> None:

@@ -1,30 +1,32 @@
 """The detection of a run at rest, and the order in which its branches receive results.
 
-Branches *park* at anything that is not available now. The run is suspended once all have come to
-rest, so that questions asked side by side are sent together, and no running step is cut:
+A branch *parks* when it waits for an answer, a time or an event. The run is suspended once all
+branches are parked, so that questions asked side by side are sent together and running steps are
+completed:
 
     branch 1   ask a ──────── parked ───────────────┐
-    branch 2   step s ─── runs to its end ─ ask b ──┤ nothing moves any more: a and b are sent
+    branch 2   step s ─── runs to its end ─ ask b ──┤ all branches are parked: a and b are sent
     branch 3   sleep ── parked until its time ──────┘ (its time comes first: it continues)
 
-Branches receive results one by one, in every run as in the first:
+Branches receive results one by one, in the same order in every run:
 
     run 1   quote b finished ── "b was first": use b ── the answer came ── quote a finished
     run 2   all three are known: b first, then all its consequences, then the answer, then a
 
 So `asyncio.as_completed`, `asyncio.wait(…, FIRST_COMPLETED)` and cancellations by a failed sibling
 have the same effect in every run. A result is the outcome of a step, the end of a sleep, answers,
-the passing of a time limit, or a cancellation. Each has a *rank*: the place of its entry in the
-journal; a new result ranks behind all others.
+the passing of a time limit, or a cancellation. The *rank* of a result is the position of its entry
+in the journal; a new result ranks behind all others.
 
 The consequences of a result are complete once no branch has resumed by itself for `TURNS` turns of
 the event loop (`Owner.resumed`). A branch that resumes endlessly ends the run with an error.
 
-All recorded results are delivered before new ones. A new version of the handler may have dropped
-some. A result that its branch has passed is skipped, because the places of a branch come in order.
-A result that no branch asks for delays the others by `GRACE_S`, once in a run, because branches may
-be waiting outside of the engine. Branches that ask later than that still get their results in
-order. A recorded cancellation of such a wait (`recording.begin_cut_wait`) must happen again.
+All recorded results are delivered before new ones. A new version of the handler may no longer use
+some of them. A result whose place the branch has already passed is skipped, because the places of a
+branch come in order. An unrequested result delays the others by `GRACE_S`, once in a run, because
+branches may be waiting outside of the engine. Branches that request their results later still get
+them in order. A recorded cancellation of a wait outside of the engine (`recording.begin_cut_wait`) must
+happen again.
 """
 
 from __future__ import annotations
@@ -45,26 +47,31 @@ from roundgate.replay.branches import Branch, Owner
 from roundgate.replay.journal import Cut, Entry, Finished, Raised, Told
 
 TURNS: Final = 15
-"""Turns of the event loop within which an action of one branch reaches the next, with a margin."""
+"""The number of turns of the event loop within which an action of one branch reaches the next, with
+a margin."""
 MAX_TURNS: Final = 100_000
-"""The most turns in which branches may resume by themselves while another waits for a result."""
+"""The maximum number of turns in which branches may resume by themselves while another branch waits
+for a result."""
 GRACE_S: Final = 0.5
 LIMIT_GRACE_S: Final = 5.0
-"""Seconds for which a passed time limit waits for missing results while its block continues."""
+"""The time in seconds for which a passed time limit waits for missing results while its block
+continues."""
 CUT_GRACE_S: Final = 1.0
-"""How many seconds later than in the recorded run a wait outside of ctx may be cancelled again."""
+"""The time in seconds by which a wait outside of ctx may be cancelled later than in the recorded
+run."""
 CUT_IS_MISSING: Final = (
-    "a limit of asyncio or anyio ended a wait of the handler that is no call of ctx in an earlier run, and "
-    "does not in this one: use `async with ctx.timeout(seconds)`, "
-    "whose end is the same in every run, and put what takes its own time into ctx.step"
+    "in an earlier run, a time limit of asyncio or anyio ended a wait outside of ctx; in this run it did "
+    "not: use `async with ctx.timeout(seconds)`, "
+    "whose end is the same in every run, and move slow work into ctx.step"
 )
 QUIET_TURNS: Final = 10
-"""Turns of the event loop without any engine call after which branches count as at rest."""
+"""The number of turns of the event loop without an engine call after which branches count as at
+rest."""
 
 
 @dataclass(slots=True, eq=False)
 class Parked:
-    """A branch that waits, at most until `until_ms`, in milliseconds since the epoch."""
+    """A branch that waits, at most until `until_ms` (milliseconds since the epoch)."""
 
     branch: Branch
     until_ms: int | None
@@ -85,7 +92,7 @@ class Quiescence:
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        """Count as busy while the block runs without calling the engine."""
+        """Count as busy while the block runs outside of the engine."""
         self.begin()
         try:
             yield
@@ -100,7 +107,7 @@ class Quiescence:
         self.restart_quiet()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait in this process. The wait counts as busy: the run does not come to rest before its
+        """Wait in this process. The wait counts as busy, so the run comes to rest only after its
         end."""
         self._in_flight += 1
         self._sleeping += 1
@@ -114,53 +121,53 @@ class Quiescence:
     async def park(
         self, branch: Branch, until_ms: int | None = None, for_ms: float | None = None
     ) -> None:
-        """Wait until the run is suspended, or for a time.
+        """Wait until the run is suspended, or for `for_ms` milliseconds.
 
         Raises:
             Suspend: the run came to rest first.
         """
         loop = asyncio.get_running_loop()
-        one = Parked(branch, until_ms, loop.create_future())
-        self.parked[one] = None
+        parked = Parked(branch, until_ms, loop.create_future())
+        self.parked[parked] = None
         timer = (
             None
             if for_ms is None
-            else self._clock.call_later(max(0.0, for_ms) / 1000, partial(wake, one.future))
+            else self._clock.call_later(max(0.0, for_ms) / 1000, partial(wake, parked.future))
         )
         self.restart_quiet()
         try:
-            await one.future
+            await parked.future
         finally:
-            del self.parked[one]
+            del self.parked[parked]
             if timer is not None:
                 timer.cancel()
             self.restart_quiet()
 
     def unpark(self, error: Callable[[], BaseException]) -> None:
         """End every wait with an error."""
-        for one in self.parked:
-            if not one.future.done():
-                one.future.set_exception(error())
+        for parked in self.parked:
+            if not parked.future.done():
+                parked.future.set_exception(error())
 
     def close(self) -> None:
         """Cancel every wait."""
-        for one in self.parked:
-            one.future.cancel()
+        for parked in self.parked:
+            parked.future.cancel()
 
     def restart_quiet(self) -> None:
-        """Restart counting quiet turns of the event loop, if any branch waits."""
+        """Restart the count of quiet turns of the event loop, if any branch waits."""
         self._activity += 1
         if (self.parked or self._sleeping) and not self._watching:
             self._watching = True
             asyncio.get_running_loop().call_soon(self._watch, self._activity, QUIET_TURNS)
 
-    def _watch(self, seen: int, turns: int) -> None:
+    def _watch(self, activity: int, turns: int) -> None:
         loop, run = asyncio.get_running_loop(), self._owner.run
         if self._in_flight > self._sleeping or not (self.parked or self._sleeping):
             self._watching = False  # `end` starts the next watch
-        elif seen != self._activity or turns:
-            left = turns - 1 if seen == self._activity else QUIET_TURNS
-            loop.call_soon(self._watch, self._activity, left)
+        elif activity != self._activity or turns:
+            turns_left = turns - 1 if activity == self._activity else QUIET_TURNS
+            loop.call_soon(self._watch, self._activity, turns_left)
         elif self._sleeping:
             self._watching = self._clock.pass_time()
             if self._watching:
@@ -196,8 +203,8 @@ def _is_impatient(waiting: tuple[float, bool, int, asyncio.Future[None]]) -> boo
     return not is_patient or rank == math.inf
 
 
-def _path_of(key: str) -> str:
-    """Return the path of the branch that a key belongs to."""
+def _path_from_key(key: str) -> str:
+    """Return the path of the branch to which a key belongs."""
     place = key.removeprefix(Told.PREFIX).partition("+")[0]
     return place[: place.rfind("/") + 1]
 
@@ -217,14 +224,15 @@ class Order:
         self._of_branch: defaultdict[str, deque[int]] = defaultdict(deque)
         for key, rank in self._ranks.items():
             if rank not in self._cut_waits:
-                self._of_branch[_path_of(key)].append(rank)
+                self._of_branch[_path_from_key(key)].append(rank)
         self._owner = owner
         self._known = self._issued = len(self._ranks)
         self._next = 0
         self._gone: set[int] = set()
         self._expected: set[int] = set()
         self._waiting: list[tuple[float, bool, int, asyncio.Future[None]]] = []
-        """A heap of waiters: the rank, whether only lower ranks matter, the order of arrival."""
+        """A heap of waiters: the rank, whether to wait only for lower ranks, the order of
+        arrival."""
         self._loop = asyncio.get_running_loop()
         self._arrivals = 0
         self._generation = 0
@@ -245,11 +253,11 @@ class Order:
         return self.is_over and not self._is_settling and not self._waiting
 
     def rank(self, key: str) -> float:
-        """Return the rank of a recorded result; infinite if it is new."""
+        """Return the rank of a recorded result; infinite for a new one."""
         return self._ranks.get(key, math.inf)
 
     def is_new(self, key: str) -> bool:
-        """Return whether nothing was recorded under a key when the run began."""
+        """Return whether the journal had no entry under a key when the run began."""
         return key not in self._ranks
 
     def pass_by(self, key: str) -> None:
@@ -259,13 +267,13 @@ class Order:
             self._settle()
 
     def drop_passed(self, path: str, rank: float) -> None:
-        """Drop everything of a branch that has a lower rank: the branch has passed these places."""
+        """Skip all results of a branch with a lower rank: the branch has passed these places."""
         ranks = self._of_branch[path]
         while ranks and ranks[0] < rank:
             self.drop(ranks.popleft())
 
     def new_rank(self) -> int:
-        """Return the rank of a new result. It has to be given to `turn` or to `drop`."""
+        """Return the rank of a new result. Pass it to `turn` or `drop`."""
         self._issued += 1
         return self._issued - 1
 
@@ -279,8 +287,8 @@ class Order:
 
     @contextmanager
     def expected(self, rank: float) -> Iterator[None]:
-        """Hold back all later results while the block is open: the branch of this rank waits for
-        something else."""
+        """Hold back all later results while the block is open, because the branch of this rank
+        waits for another event first."""
         if rank == math.inf:
             yield
             return
@@ -295,36 +303,37 @@ class Order:
         """Return when a branch may receive the result of a rank; an infinite rank means a new
         result.
 
-        Everything that the handler can do without the result happens before, in every run.
+        Everything that the handler can do without the result happens first, in every run.
         """
         if self._is_open or (rank == math.inf and self.is_over):
             return
         if rank < self._next:
-            # this result was only late; others may be too, and are delivered in their order
+            # this result was late; other late results are delivered in their order
             self._has_waited = False
         await self._wait(rank)
 
     async def reach(self, rank: float) -> None:
         """Return when all results of a lower rank have been delivered, or `LIMIT_GRACE_S` have
-        passed. With an infinite rank, also wait until nothing waits for its turn."""
+        passed. With an infinite rank, also wait until no branch waits for its turn."""
         if not self._is_open:
             await self._wait(rank, is_patient=True)
 
     def upcoming(self, path: str) -> tuple[float, str] | None:
-        """Return rank and key of the next recorded result of the branch at `path`, or `None`."""
-        left = (
+        """Return the rank and key of the next recorded result of the branch at `path`, or
+        `None`."""
+        undelivered = (
             (rank, key)
             for key, rank in self._ranks.items()
-            if rank >= self._next and rank not in self._gone and _path_of(key) == path
+            if rank >= self._next and rank not in self._gone and _path_from_key(key) == path
         )
-        return min(left, default=None)
+        return min(undelivered, default=None)
 
     def is_cut_before(self, rank: float) -> bool:
         """Return whether a wait outside of ctx is still to be cancelled before a rank."""
         return any(self._next <= cut < rank and cut not in self._gone for cut in self._cut_waits)
 
     def open(self) -> None:
-        """End every wait: the run has ended."""
+        """End every wait, because the run has ended."""
         self._is_open = True
         for *_, future in self._waiting:
             wake(future)
@@ -375,20 +384,20 @@ class Order:
     def _is_active(self) -> bool:
         """Return whether a branch has resumed by itself since the last look while another one
         waits."""
-        seen, self._seen = self._seen, self._owner.resumed
-        if seen == self._seen or not self._waiting:
+        resumed_before, self._seen = self._seen, self._owner.resumed
+        if resumed_before == self._seen or not self._waiting:
             return False
         self._turns_unquiet += 1
         if self._turns_unquiet > MAX_TURNS:
             self._fail(
-                f"a branch of the handler went on for {MAX_TURNS:,} turns of the event loop without "
-                "waiting for anything, while another one was to be told an outcome: await the task, "
-                "or an asyncio.Event, instead of asking again and again with asyncio.sleep(0)"
+                f"a branch of the handler ran for {MAX_TURNS:,} turns of the event loop without "
+                "waiting, while another branch was due to receive a result: await the task "
+                "or an asyncio.Event instead of polling with asyncio.sleep(0)"
             )
         return True
 
     def _patience_s(self) -> float:
-        """Return for how many seconds results that no branch asks for delay the waiters."""
+        """Return the seconds for which unrequested results delay the waiters."""
         cut = self._cut_waits.get(self._next)
         if cut is None:
             if not any(map(_is_impatient, self._waiting)):
@@ -398,13 +407,13 @@ class Order:
         return max(GRACE_S, again_s + CUT_GRACE_S)
 
     def _skip(self) -> None:
-        """Wake the first waiter although no branch asks for earlier results. Cancellations are not
-        skipped, nor are results that a branch is about to receive."""
+        """Wake the first waiter although earlier results are unrequested. Cancellations, and
+        results that a branch is about to receive, are never skipped."""
         self._has_waited = True
         waiting = [one for one in self._waiting if not one[-1].done()]
         rank, *_, future = first = min(filter(_is_impatient, waiting), default=min(waiting))
-        kept = [one for one in (*self._cut_waits, *self._expected) if self._next <= one < rank]
-        until = min((one for one in kept if one not in self._gone), default=None)
+        protected = [one for one in (*self._cut_waits, *self._expected) if self._next <= one < rank]
+        until = min((one for one in protected if one not in self._gone), default=None)
         if until is None:
             self._waiting.remove(first)
             heapq.heapify(self._waiting)

@@ -60,12 +60,12 @@ log = logging.getLogger("roundgate.replay")
 
 MAX_BACKOFF_S: Final = 300.0
 SLOW_S: Final = 30.0
-"""Seconds after which a running step is logged."""
+"""The time in seconds after which a running step is logged."""
 SLOWER: Final = 1.25
 """The expected duration of a step, as a multiple of the longest one so far."""
 THREADS: Final = 40
-"""The most plain functions of steps that one event loop runs at once; `Call.step_threads` replaces
-it."""
+"""The maximum number of concurrent step functions in threads per event loop; `Call.step_threads`
+replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +79,15 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.timeout_s is not None and self.timeout_s <= 0:
-            raise ValueError(f"timeout_s is {self.timeout_s}; a step gets more than 0 seconds")
+            raise ValueError(f"timeout_s is {self.timeout_s}; it must be greater than 0")
         if self.retries < 0 or self.backoff < 0:
-            raise ValueError("retries and backoff are not negative")
+            raise ValueError("retries and backoff must not be negative")
         if self.at_most_once and self.retries:
-            raise ValueError("a step is either at_most_once or has retries")
+            raise ValueError("a step cannot have both at_most_once and retries; leave one out")
 
     def pause_ms(self, attempts: int) -> int:
-        """Return the pause in milliseconds after a number of failed attempts; it doubles with
-        each."""
+        """Return the pause in milliseconds after a number of failed attempts. The pause doubles
+        with each attempt."""
         return round(min(self.backoff * 2.0 ** min(attempts - 1, 30), MAX_BACKOFF_S) * 1000)
 
 
@@ -99,14 +99,14 @@ class StepWatch:
     acts as the death of the run's process."""
 
     async def begins(self, key: str, what: str | None) -> None:
-        """Handle the start of a step, before its function is called; `what` is the step's
+        """Handle the start of a step, before its function is called. `what` is the step's
         identity."""
 
     async def has_run(self, key: str) -> None:
         """Handle the end of a step, before its outcome is recorded."""
 
     async def is_remembered(self, key: str) -> None:
-        """Handle a step whose outcome is recorded, or a poll that returned `None`."""
+        """Handle a step after its outcome was recorded, or a poll that returned `None`."""
 
     def value(self, run: Run, key: str, value: Any) -> Any:
         """Return the value to remember at a place, given the value that the engine made."""
@@ -131,7 +131,7 @@ class Task:
     kwargs: Mapping[str, Any]
 
     def raised(self, message: str, how: str | None = None) -> Raised:
-        """Return the entry of a failure whose text is not meant for the caller."""
+        """Return the entry of a failure whose message is not meant for the caller."""
         return Raised(self.key, message[:1000], False, self.what, how)
 
     def raised_by(self, error: BaseException) -> Raised:
@@ -155,16 +155,18 @@ async def step(
         run: the run of the handler.
         name: the step's place in its branch.
         function: called with `args` and `kwargs`, in a thread if it is a plain function.
-        args: must be the same in every run.
-        kwargs: as `args`.
-        options: time limit, retries, and whether it may run again after a crash.
-        every_s: seconds after which to call it again while it returns `None`: a poll.
+        args: positional arguments, the same in every run.
+        kwargs: keyword arguments, the same in every run.
+        options: the time limit, the retries, and whether the step may run again after a crash.
+        every_s: seconds between two calls of a poll, which repeats the function while it returns
+            `None`.
 
     Raises:
-        StepFailed: the function raised, in this run or an earlier one. A `ToolError` is raised
-            unchanged.
+        StepFailed: the function raised an error, in this run or an earlier one. A `ToolError` is
+            raised unchanged.
+        StepTimeout: the function took longer than its time limit.
         NotJson: the result cannot be recorded.
-        OutcomeUnknown: an `at_most_once` step was begun by a worker that died.
+        OutcomeUnknown: a worker died after it began an `at_most_once` step.
     """
     branch = await run.enter("step", name)
     key = run.come_to(branch, "step", name)
@@ -177,25 +179,25 @@ async def step(
         case Began():
             async with recording_cut(run, key, what):
                 await take_event(run, branch, key)
-    while not isinstance(known := run.journal.steps.get(key), (Finished, Raised, Began)):
+    while not isinstance(recorded := run.journal.steps.get(key), (Finished, Raised, Began)):
         await repeat_cut(run, key)
         if every_s is None:
             check_return(function, name)
         async with recording_cut(run, key, what):
             await in_order(run, branch, key)
-            if isinstance(known, Tried):
-                await wait_until(run, branch, known.again_ms)
+            if isinstance(recorded, Tried):
+                await wait_until(run, branch, recorded.again_ms)
             await _before_step(run, branch, needs_task=options.at_most_once)
-            attempts = known.attempts if isinstance(known, Tried) else 0
+            attempts = recorded.attempts if isinstance(recorded, Tried) else 0
             entry = await _run_step(run, branch, task, options, attempts + 1, every_s is not None)
             if entry is None and every_s is not None:
                 await wait_until(run, branch, run.clock.now_ms() + round(every_s * 1000))
-    return _value_of(run, known, name, function)
+    return _recorded_value(run, recorded, name, function)
 
 
 async def _before_step(run: Run, branch: Branch, *, needs_task: bool) -> None:
-    """Suspend if there is no time for a step, or no certainty that it may begin."""
-    if not needs_task:  # else they are written with the beginning of the step
+    """Suspend if too little time is left for a step, or if the step may not begin."""
+    if not needs_task:  # the start of an at_most_once step writes them
         await write_values(run)
     if run.stopped is not None:  # the run may have ended while the step waited
         await run.refuse()
@@ -212,7 +214,7 @@ async def _before_step(run: Run, branch: Branch, *, needs_task: bool) -> None:
 async def _run_step(
     run: Run, branch: Branch, task: Task, options: Options, attempt: int, is_poll: bool
 ) -> Entry | None:
-    """Run a step; return its entry, or `None` if there is nothing to record."""
+    """Run a step and return its entry, or `None` if a poll has no result yet."""
     run.is_beyond = True
     run.new_steps.append(task.key)
     with run.quiescence.moving(), _running(run, task.key, attempt):
@@ -284,8 +286,12 @@ def _running(run: Run, key: str, attempt: int) -> Iterator[None]:
 async def _attempt(
     run: Run, task: Task, timeout_s: float | None
 ) -> tuple[Finished | Raised, BaseException | None]:
-    """Call the function once. Return the outcome as an entry, with the exception whose traceback
-    belongs in the log, if any. Only a cancellation is raised."""
+    """Call the function once. Return the outcome as an entry, and the exception whose traceback
+    belongs in the log, if any.
+
+    Raises:
+        CancelledError: the step was cancelled.
+    """
     try:
         async with asyncio.timeout(timeout_s) as limit:
             value = await _call(run, task)
@@ -325,7 +331,7 @@ def _recordable(task: Task, value: Any) -> Any:
     """Return the JSON form of a value.
 
     Raises:
-        NotJson: it has none.
+        NotJson: the value has no JSON form.
     """
     where = f"the value of step {task.key!r}"
     conversion = find_conversion(task.function)
@@ -338,19 +344,19 @@ def _recordable(task: Task, value: Any) -> Any:
             raise
         name = type(value).__name__
         raise NotJson(
-            f"{error}; or annotate the function with what it returns (-> {name}), and it comes back as one"
+            f"{error}; or annotate the function's return type (-> {name}) to get the value back as one"
         ) from None
 
 
 def _text(error: BaseException) -> str:
-    return str(error).encode(errors="replace").decode()  # a file name in it may be no Unicode
+    return str(error).encode(errors="replace").decode()  # it may contain an undecodable file name
 
 
 def _log_failed(
     entry: Raised, error: BaseException | None, attempt: int, again_ms: int | None
 ) -> None:
-    """Log an attempt that failed, and the time of the retry in milliseconds since the epoch. The
-    text of the entry is left out: it may be meant for the caller."""
+    """Log a failed attempt, and the time of the retry in milliseconds since the epoch. The log
+    omits the message of the entry, because the message may be meant for the caller."""
     reason = "ToolError" if entry.told else entry.how or entry.message.partition(":")[0]
     fields: dict[str, Any] = {"step": entry.key, "attempt": attempt, "reason": reason}
     if again_ms is None and entry.told:
@@ -362,18 +368,18 @@ def _log_failed(
         log.warning("a step failed, trying again", exc_info=error, extra={"fields": fields})
 
 
-def _value_of(
+def _recorded_value(
     run: Run, entry: Finished | Raised | Began, name: str, function: Callable[..., Any]
 ) -> Any:
-    """Return the handler's own copy of a recorded value, converted by the function's annotation, or
-    raise the recorded error.
+    """Return the handler's own copy of a recorded value, converted by the function's annotation.
+    Raise the recorded error of a failed step.
 
     Raises:
         Suspend: the value does not fit the annotation; the run has ended.
     """
     run.mark_received(entry.key)
     if not isinstance(entry, Finished):
-        error = _error_of(entry, name)
+        error = _recorded_error(entry, name)
         # a step's own ToolError is meant for the caller, not for the operator
         if not (isinstance(entry, Raised) and entry.told):
             error.failed_step = entry.key
@@ -388,7 +394,7 @@ def _value_of(
         raise Suspend from None
 
 
-def _error_of(entry: Raised | Began, name: str) -> RoundgateError:
+def _recorded_error(entry: Raised | Began, name: str) -> RoundgateError:
     if isinstance(entry, Began):
         return OutcomeUnknown(name)
     message = entry.message
@@ -415,8 +421,9 @@ def check_return(function: Callable[..., Any], name: str) -> None:
         unheld = None
     if unheld is not None:
         raise NotJson(
-            f"step {name!r} would return {unheld}, which JSON cannot hold: let its function return dict, list, str, "
-            "int, float, bool, None, a pydantic model, a dataclass, or one of the types in `roundgate docs handlers`"
+            f"step {name!r} would return {unheld}, which JSON cannot represent: let its function return dict, "
+            "list, str, int, float, bool, None, a pydantic model, a dataclass, "
+            "or one of the types in `roundgate docs handlers`"
         )
 
 
@@ -425,7 +432,7 @@ _HELD: Final = (dict, list, tuple, str, int, float, bool, type(None))
 
 @lru_cache(maxsize=512)
 def _unheld(hint: Any) -> str | None:
-    """Return the name of an annotated return class, if JSON can hold none of its values."""
+    """Return the name of an annotated return class if JSON can represent none of its values."""
     if typing.get_origin(hint) is typing.Annotated:
         hint = typing.get_args(hint)[0]
     if (
@@ -440,4 +447,4 @@ def _unheld(hint: Any) -> str | None:
         or getattr(hint, "_is_protocol", False)
     ):
         return None
-    return hint.__name__ if not any(issubclass(held, hint) for held in _HELD) else None
+    return hint.__name__ if not any(issubclass(json_type, hint) for json_type in _HELD) else None

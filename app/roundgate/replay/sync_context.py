@@ -1,8 +1,8 @@
-"""`Context` for a handler that is a plain function: it runs in a thread, and each method blocks.
+"""The `Context` of a handler that is a plain function: it runs in a thread, and each method blocks.
 
-The thread is the branch of its handler. It cannot create tasks; `SyncContext.map` and `gather` give
-it threads that are branches. The handler's thread works on items too, so it never waits for a
-thread that only it could free.
+The thread is the branch of its handler. A thread cannot create tasks; `SyncContext.map` and
+`gather` start threads that are branches. The handler's thread works on items too, so it never waits
+for a thread that only it could free.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from roundgate.replay.external import ExternalEvent
 from roundgate.replay.run import Run
 
 HELPERS: Final = 40
-"""The most threads that help at once, in one event loop."""
+"""The maximum number of helper threads per event loop."""
 _limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, CapacityLimiter] = WeakKeyDictionary()
 HOPELESS_PAUSE_S: Final = 1.0
-"""The pause in seconds before each call of the engine once a handler has made too many after its
-run's end."""
+"""The pause in seconds before each further call of the engine by a handler that has made too many
+after its run's end."""
 
 I = TypeVar("I")  # noqa: E741  # an item
 P = ParamSpec("P")
@@ -42,7 +42,7 @@ T = TypeVar("T")
 def _blocking(
     method: Callable[Concatenate[Context, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[SyncContext, P], T]:
-    """Return a method of `Context` as one that blocks its thread, with the same signature."""
+    """Return a method of `Context` as a method that blocks its thread, with the same signature."""
 
     @wraps(method)
     def call(self: SyncContext, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -54,8 +54,8 @@ def _blocking(
 def _hopping(
     method: Callable[Concatenate[Context, P], T],
 ) -> Callable[Concatenate[SyncContext, P], T]:
-    """Return a method of `Context` that never waits as one for threads: it runs in the event
-    loop."""
+    """Return a method of `Context` that never waits as a method for threads, which runs it in the
+    event loop."""
 
     @wraps(method)
     def call(self: SyncContext, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -68,7 +68,7 @@ def _hopping(
 
 
 class SyncExternalEvent:
-    """The `ExternalEvent` of a handler that is a plain function."""
+    """The external event of a handler that is a plain function; `wait` blocks."""
 
     __slots__ = ("_context", "_event")
 
@@ -78,21 +78,21 @@ class SyncExternalEvent:
 
     @property
     def name(self) -> str:
-        """Return the name that the handler gave it."""
+        """Return the name that the handler gave the event."""
         return self._event.name
 
     @property
     def token(self) -> str:
-        """See `ExternalEvent.token`."""
+        """Return the sealed token, as `ExternalEvent.token` does."""
         return self._event.token
 
     @property
     def url(self) -> str:
-        """See `ExternalEvent.url`."""
+        """Return the URL for the payload, as `ExternalEvent.url` does."""
         return self._event.url
 
     def wait(self) -> Any:
-        """See `ExternalEvent.wait`."""
+        """Wait for the payload and return it, as `ExternalEvent.wait` does."""
         return self._context._wait(self._event.wait)
 
 
@@ -135,7 +135,7 @@ class SyncContext(CallFacts):
     resource_updated = _blocking(Context.resource_updated)
 
     def event(self, name: str, *, timeout_s: float | None = None) -> SyncExternalEvent:
-        """Open an external event, as `Context.event`; the `wait()` of the event blocks."""
+        """Open an external event, as `Context.event` does. The `wait()` of the event blocks."""
         return SyncExternalEvent(
             self, self._wait(partial(self._context.event, name, timeout_s=timeout_s))
         )
@@ -149,16 +149,24 @@ class SyncContext(CallFacts):
         name: str = "map",
         key: Callable[[I], Any] | None = None,
     ) -> list[T]:
-        """Call a plain function for each item, as `Context.map`: in this thread, and in others that
-        are free."""
+        """Call a plain function for each item, as `Context.map` does, in this thread and in free
+        helper threads.
+
+        Raises:
+            ValueError, Exception: as for `Context.map`.
+        """
         if at_most < 1:
-            raise ValueError(f"at_most is {at_most}; at least one item has to run")
+            raise ValueError(f"at_most is {at_most}; it must be at least 1")
         parent = self._wait(self._run.enter, "map", name)
         return self._run_items(Items(function, item_branches(parent, name, items, key)), at_most)
 
     def gather(self, *functions: Callable[[], Any]) -> list[Any]:
-        """Run functions without arguments side by side, in threads as those of `map`; return their
-        results in order. Each is a branch named after the function and numbered."""
+        """Run functions without arguments side by side, in threads as `map` does; return their
+        results in order. Each function is a branch named after it and numbered.
+
+        Raises:
+            Exception: the error of a function.
+        """
         parent = self._wait(self._run.enter, "gather")
         placed = [(function, parent.created(function)) for function in functions]
         return self._run_items(Items(_call, placed), len(functions))
@@ -173,7 +181,9 @@ class SyncContext(CallFacts):
 
     async def _help(self, work: Items[Any, Any], count: int) -> list[asyncio.Future[None]]:
         return [
-            one for _ in range(min(count, len(work) - 1)) if (one := helper(work.work, self._run))
+            future
+            for _ in range(min(count, len(work) - 1))
+            if (future := helper(work.work, self._run))
         ]
 
     async def _await_helpers(self, helpers: Sequence[asyncio.Future[None]]) -> None:
@@ -181,15 +191,16 @@ class SyncContext(CallFacts):
 
     @contextmanager
     def branch(self, name: str) -> Iterator[None]:
-        """Name a part of the handler, as `Context.branch`: `with ctx.branch("refund"): …`"""
+        """Give a part of the handler a name, as `Context.branch` does: `with ctx.branch("refund"):
+        …`"""
         parent = self._wait(self._run.enter, "branch", name)
         with inside(parent.named(name)):
             yield
 
     @contextmanager
     def timeout(self, seconds: float, name: str = "timeout") -> Iterator[None]:
-        """Limit the time of a block, as `Context.timeout`. The limit is checked at each call of the
-        engine, because no thread can be interrupted."""
+        """Limit the time of a block, as `Context.timeout` does. The engine checks the limit at each
+        call, because threads cannot be interrupted."""
         branch, begun = self._wait(waiting.begin_limit, self._run, name, seconds)
         outside, limit = branch.scopes, Scope(begun.until_ms)
         branch.scopes = (*outside, limit)
@@ -205,13 +216,12 @@ class SyncContext(CallFacts):
         place = here.get()
         if place is None:
             raise RuntimeError(
-                "ctx was used in a thread that its handler started by itself; use ctx.map for "
-                "threads"
+                "ctx was used in a thread that the handler started itself; use ctx.map for threads"
             )
-        # the handler catches everything that should end it; do not let it keep a processor busy
+        # the handler catches every error that should end it; slow down its loop
         if self._run.is_hopeless:
             threading.Event().wait(HOPELESS_PAUSE_S)
-        with inside(None):  # the task that carries the call to the event loop is no branch
+        with inside(None):  # the task that runs the call in the event loop is not a branch
             return from_thread.run(self._asked_from, place, partial(function, *args))
 
     async def _asked_from(
@@ -246,7 +256,7 @@ class Items(Generic[I, T]):
         return len(self.placed)
 
     def work(self) -> None:
-        """Run one item after the other until none is left, or one has raised."""
+        """Run items one after the other until none is left, or one has raised an error."""
         while (index := self._take()) is not None:
             item, branch = self.placed[index]
             try:
@@ -263,14 +273,14 @@ class Items(Generic[I, T]):
             return self._next - 1
 
     def results(self) -> list[T]:
-        """Return the results in the order of the items; raise the first error."""
+        """Return the results in the order of the items. Raise the first error, if any."""
         for _, error in sorted(self._errors.items()):
             raise error
         return [self._values[index] for index in range(len(self.placed))]
 
 
 def helper(work: Callable[[], None], run: Run) -> asyncio.Future[None] | None:
-    """Start a thread that does the work, or return `None` if none is free."""
+    """Start a thread that does the work, or return `None` if no thread is free."""
     limiter = _limiters.setdefault(asyncio.get_running_loop(), CapacityLimiter(HELPERS))
     if limiter.available_tokens < 1:
         return None

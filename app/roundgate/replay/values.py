@@ -1,11 +1,11 @@
-"""The values of steps and arguments: their identification, and their recording.
+"""The values of steps and arguments: their identification and their recording.
 
-The `identity` of a step is kept with it: its kind, its function, and a digest of its arguments. A
-replay that finds another identity at the same place has taken another path. Only values are
-compared; of a client, a file or a lock only the type counts, because each run has another one.
+The journal has the `identity` of each step: its kind, its function, and a digest of its arguments.
+If a replay finds another identity at the same place, it has taken another path. Only values are
+compared. For a client, a file or a lock only the type counts, because each run has another object.
 
-A recorded value is JSON. The handler gets a value made of that JSON by the function's annotation,
-also in the run in which the step ran, so its type is the same in every run:
+A recorded value is JSON. In every run, including the first, the handler gets the value that the
+function's annotation makes of that JSON, so its type never changes:
 
     async def quote(order: int) -> Quote: ...
 
@@ -40,16 +40,17 @@ _CONVERTED: Final = (
     *(bytes, bytearray, set, frozenset),
 )
 _MAX_HINT_DEPTH: Final = 10
-"""The most levels of an annotation that are read."""
+"""The maximum nesting depth of an annotation that is examined."""
 
 OTHER_TYPE: Final = "a value of another type"
 DIGEST_CHARS: Final = 11
-"""64 bits: enough to tell two calls at one place apart."""
+"""The length of a digest in characters: 64 bits, enough to distinguish the calls of one place."""
 MAX_DEPTH: Final = 40
-"""The most levels of an argument that are compared."""
+"""The maximum nesting depth of an argument that is compared."""
 
 MAX_BITS: Final = 4_096
-"""Larger integers are written in hexadecimal: Python refuses to write them in decimal."""
+"""The size in bits above which integers are written in hexadecimal, because Python limits their
+decimal form."""
 
 _AS_TEXT: Final = (datetime, date, time, timedelta, Decimal, UUID, PurePath, complex)
 
@@ -57,8 +58,7 @@ _AS_TEXT: Final = (datetime, date, time, timedelta, Decimal, UUID, PurePath, com
 def identity(
     kind: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
-    """Return `step charge Xy3…`: a kind, a function's name, and a digest of arguments if there are
-    any."""
+    """Return `step charge Xy3…`: a kind, a function's name, and a digest of any arguments."""
     name, bound = _named(function)
     if not (args or kwargs or bound):
         return f"{kind} {name}"
@@ -66,12 +66,12 @@ def identity(
 
 
 def digest_of_value(value: Any) -> str:
-    """Return a digest of any value that is the same in every process."""
+    """Return a digest of a value of any type. The digest is the same in every process."""
     return digest(_values(value))
 
 
 def _named(function: Callable[..., Any]) -> tuple[str, list[Any]]:
-    """Return the name of a function, and the arguments that `partial` has bound to it."""
+    """Return the name of a function, and the arguments that `partial` has bound."""
     bound: list[Any] = []
     while isinstance(function, functools.partial):
         bound.append([list(function.args), dict(function.keywords)])
@@ -89,7 +89,7 @@ def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _values(value: Any, room: int = MAX_DEPTH) -> Any:
-    """Return the part of a value that two runs can compare, as JSON."""
+    """Return the comparable part of a value as JSON."""
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
         return hex(value)
     if value is None or (isinstance(value, (bool, str, int)) and not isinstance(value, Enum)):
@@ -142,8 +142,8 @@ class Conversion:
         """Return the JSON form of a value.
 
         Raises:
-            NotJson: the value does not have the type, or could not be read back. The message does
-                not show the value.
+            NotJson: the value does not have the type, or cannot be read back. The message does not
+                contain the value.
         """
         try:
             (written,) = self.adapter.dump_python(
@@ -152,9 +152,8 @@ class Conversion:
             self.adapter.validate_json(encode([written]))
         except (PydanticSerializationError, ValidationError, TypeError, ValueError, RecursionError):
             raise NotJson(
-                f"{where} is {type(value).__name__}, and does not come back from JSON as "
-                f"{self.name}, which its function says to return: return that, or correct the "
-                "annotation"
+                f"{where} is {type(value).__name__}, which JSON cannot convert back to the annotated "
+                f"return type {self.name}: return a value of that type, or correct the annotation"
             ) from None
         return written
 
@@ -162,7 +161,7 @@ class Conversion:
         """Return the recorded value.
 
         Raises:
-            NondeterminismError: the annotation has changed, and the value does not fit it.
+            NondeterminismError: the value does not fit the changed annotation.
         """
         try:
             (value,) = self.adapter.validate_json(encode([written]))
@@ -184,7 +183,7 @@ def find_conversion(function: Callable[..., Any]) -> Conversion | None:
 
 def is_converted(value: Any) -> bool:
     """Return whether a value could be recorded if its function were annotated."""
-    return _names_one(type(value))
+    return _has_converted_type(type(value))
 
 
 _known: Final[WeakKeyDictionary[Any, dict[Any, Any]]] = WeakKeyDictionary()
@@ -231,7 +230,7 @@ def _read_from(function: Any) -> Any:
 
 @lru_cache(maxsize=512)
 def _conversion(hint: Any) -> Conversion | None:
-    if hint is None or not _names_one(hint):
+    if hint is None or not _has_converted_type(hint):
         return None
     config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
     try:
@@ -242,25 +241,30 @@ def _conversion(hint: Any) -> Conversion | None:
     return Conversion(adapter, getattr(hint, "__name__", None) or str(hint).replace("typing.", ""))
 
 
-def _names_one(hint: Any, room: int = _MAX_HINT_DEPTH) -> bool:
-    """Return whether an annotation names a type that JSON does not have."""
+def _has_converted_type(hint: Any, room: int = _MAX_HINT_DEPTH) -> bool:
+    """Return whether an annotation contains a type that JSON lacks."""
     if room == 0:
         return False
     origin = typing.get_origin(hint)
     if origin is Annotated:
-        return _names_one(typing.get_args(hint)[0], room - 1)
+        return _has_converted_type(typing.get_args(hint)[0], room - 1)
     if origin is not None:
-        return _is_one(origin) or any(_names_one(one, room - 1) for one in typing.get_args(hint))
+        return _is_converted_type(origin) or any(
+            _has_converted_type(argument, room - 1) for argument in typing.get_args(hint)
+        )
     if _is_typed_dict(hint):
-        return any(_names_one(one, room - 1) for one in typing.get_type_hints(hint).values())
-    return _is_one(hint)
+        return any(
+            _has_converted_type(argument, room - 1)
+            for argument in typing.get_type_hints(hint).values()
+        )
+    return _is_converted_type(hint)
 
 
 def _is_typed_dict(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, dict) and hasattr(hint, "__required_keys__")
 
 
-def _is_one(found: Any) -> bool:
-    return isinstance(found, type) and (
-        issubclass(found, _CONVERTED) or dataclasses.is_dataclass(found)
+def _is_converted_type(candidate: Any) -> bool:
+    return isinstance(candidate, type) and (
+        issubclass(candidate, _CONVERTED) or dataclasses.is_dataclass(candidate)
     )

@@ -1,17 +1,18 @@
 """Sleeps, time limits, and the places where a handler ends its round or turn to continue later.
 
-A short wait holds the round or the worker. A longer one ends it: an ordinary call answers its
-client or becomes a task, a task frees its worker.
+A short wait holds the round or the worker. A longer wait ends the round or turn: an ordinary call
+answers its client or becomes a task, and a task releases its worker.
 
-A time limit (`async with ctx.timeout(3600): …`) begins when the handler first reaches it and passes
-its number of seconds later, whichever process runs the handler then. Its end is recorded:
+A time limit (`async with ctx.timeout(3600): …`) begins when the handler first enters its block and
+passes after its number of seconds, whichever process then runs the handler. The journal records the
+end:
 
     passed     an entry with a place in the order, written before the block ends with `TimeoutError`;
                later runs end the block at that place, whatever their clock says
     left       the block was left in time; the limit passes in no later run
 
-A limit that has passed without a recorded end first lets the branches receive everything recorded,
-and ends its block when that asks for something new.
+If a limit has passed without a recorded end, the branches first receive all recorded results; then
+the limit ends its block.
 """
 
 from __future__ import annotations
@@ -42,16 +43,15 @@ from roundgate.replay.run import HOLD_MS, Run
 from roundgate.replay.scheduling import wake
 
 LATE_S: Final = 1.0
-"""The seconds that code without calls of ctx gets in a block whose limit had passed before it
-began."""
+"""The time in seconds for code without calls of ctx in a block whose limit had already passed at
+its start."""
 SHED_MARGIN_MS: Final = 250
-"""The milliseconds that must be left, beyond a step's expected duration, for another one to
-begin."""
+"""The time in milliseconds that must be left for a new step, beyond its expected duration."""
 
 
 @engine_call
 async def shed(run: Run, name: str) -> None:
-    """End this round or turn once; the client's next retry, or another worker, continues here."""
+    """End this round or turn once. The client's next retry, or another worker, continues here."""
     branch = await run.enter("shed", name)
     key = run.come_to(branch, "shed", name)
     if key not in run.journal.steps:
@@ -83,7 +83,7 @@ async def _pass(run: Run, branch: Branch, key: str) -> None:
 
 @engine_call
 async def restart(run: Run, arguments: Mapping[str, Any]) -> NoReturn:
-    """End this run; the handler begins again with an empty journal and these arguments."""
+    """End this run, so that the handler begins again with an empty journal and these arguments."""
     branch = await run.enter("restart")
     run.restart_arguments = plain(arguments, "the arguments of ctx.restart")
     await run.park(branch)
@@ -92,7 +92,7 @@ async def restart(run: Run, arguments: Mapping[str, Any]) -> NoReturn:
 @engine_call
 async def sleep(run: Run, name: str, seconds: float = 0.0, until_ms: int | None = None) -> None:
     """Wait until `until_ms`, in milliseconds since the epoch, or for `seconds` from the first run
-    that comes here."""
+    that reaches this place."""
     branch = await run.enter("sleep", name)
     key = run.come_to(branch, "sleep", name)
     what = _for_seconds("sleep", seconds) if until_ms is None else f"sleep until {until_ms}"
@@ -109,7 +109,8 @@ async def sleep(run: Run, name: str, seconds: float = 0.0, until_ms: int | None 
 
 @engine_call
 async def begin_limit(run: Run, name: str, seconds: float) -> tuple[Branch, Slept]:
-    """Begin a time limit; return its branch and entry, which is written with the next step."""
+    """Begin a time limit and return its branch and entry. The entry is written with the next
+    step."""
     branch = await run.enter("timeout", name)
     key = run.come_to(branch, "timeout", name)
     what = _for_seconds("timeout", seconds)
@@ -127,21 +128,23 @@ def _for_seconds(kind: str, seconds: float) -> str:
 
 
 def _begun(run: Run, new: Slept) -> Slept:
-    """Return the entry of an earlier run, or add the new one to the journal. A sleep's entry is
-    written when the run is suspended; if the process dies before, the next run sleeps again."""
-    known = run.journal.steps.get(new.key)
-    if isinstance(known, Slept):
-        return known
+    """Return the entry of an earlier run, or add the new one to the journal. The entry of a sleep
+    is written when the run is suspended; if the process dies before, the next run starts the sleep
+    again."""
+    entry = run.journal.steps.get(new.key)
+    if isinstance(entry, Slept):
+        return entry
     run.journal.add(new)
     return new
 
 
 async def wait_until(run: Run, branch: Branch, until_ms: int) -> None:
-    """Wait until `until_ms` (milliseconds since the epoch): here if that is soon, else by ending
-    the round or turn.
+    """Wait until `until_ms` (milliseconds since the epoch): in this process if that is soon,
+    otherwise by ending the round or turn.
 
-    An ordinary call that may become a task does so if the moment is beyond its deadline. Any other
-    ordinary call ends its round just before the deadline, and continues to wait in the next one.
+    If the moment is after the deadline, an ordinary call that may become a task becomes one. Any
+    other ordinary call ends its round just before the deadline, and continues to wait in the next
+    round.
     """
     if until_ms <= run.clock.now_ms() and all(
         until_ms <= scope.until_ms for scope in branch.limits
@@ -174,13 +177,13 @@ async def _wait(run: Run, branch: Branch, until_ms: int) -> None:
 async def within_scopes(run: Run, branch: Branch) -> None:
     """Return once no durable time limit around the branch is about to end its block.
 
-    A limit that has passed usually cancels the branch here, by itself or by the task that entered
-    its block. If that task continues in the block (it catches the cancellation, or waits for this
+    A passed limit usually cancels the branch here, directly or through the task that entered the
+    block. If that task continues in the block (it catches the cancellation, or waits for this
     branch in a `finally`), the branch continues too, as inside `asyncio.timeout`.
 
     Raises:
         Suspend: the run has ended meanwhile.
-        TimeoutError: a limit is over, and the branch is a thread, which cannot be cancelled.
+        TimeoutError: a limit has passed, and the branch is a thread, which cannot be cancelled.
     """
     while over := [
         s for s in branch.limits if s.until_ms <= run.clock.now_ms() and not s.has_fired
@@ -188,7 +191,7 @@ async def within_scopes(run: Run, branch: Branch) -> None:
         for scope in over:
             scope.fire()
         if branch.is_thread:
-            raise TimeoutError("the time limit around it is over")
+            raise TimeoutError("the time limit around this call is over")
         if run.stopped is not None:
             raise Suspend
         with run.quiescence.moving():
@@ -201,7 +204,8 @@ async def within_scopes(run: Run, branch: Branch) -> None:
 
 
 class TimeLimit(Scope):
-    """A durable time limit around a block; over at `until_ms`, in milliseconds since the epoch."""
+    """A durable time limit around a block. The limit passes at `until_ms` (milliseconds since the
+    epoch)."""
 
     def __init__(self, run: Run, name: str, seconds: float) -> None:
         super().__init__()
@@ -215,12 +219,12 @@ class TimeLimit(Scope):
         self._timer: Timer | None = None
         self._passing: asyncio.Task[None] | None = None
         self._hurry: asyncio.Future[None] | None = None
-        """Set while the limit waits only for code that makes no call of ctx."""
+        """Set while the limit waits only for code without calls of ctx."""
         self._error: BaseException | None = None
         """The error that prevented recording that the limit passed."""
         self._is_ending = False
         self._is_recorded = False
-        """Whether it is recorded, or about to be, that the limit passed."""
+        """Whether the passing of the limit is recorded or about to be."""
         self._settled = asyncio.Event()
 
     @property
@@ -267,15 +271,15 @@ class TimeLimit(Scope):
         if self._error is not None and (self.has_fired or is_late):
             raise self._error
         if self._task is not None and self.has_fired:
-            # only our own cancellation becomes TimeoutError; an external one propagates
+            # only the limit's own cancellation becomes TimeoutError; an external one propagates
             is_ours = self._task.uncancel() <= self._cancelling
             is_late = is_ours and kind is not None and issubclass(kind, CancelledError)
         if is_late and self._run.stopped is None:
             raise TimeoutError(f"the limit of {self._seconds:g} s is over") from error
         if self._begun is not None and not self._is_recorded and self._may_record_leaving(kind):
-            left = replace(self._begun, was_left=True)
-            self._run.journal.add(left)
-            self._run.unwritten.append(left)
+            entry = replace(self._begun, was_left=True)
+            self._run.journal.add(entry)
+            self._run.unwritten.append(entry)
 
     async def _wait_until_passed(self) -> None:
         order = self._run.order_here
@@ -327,8 +331,8 @@ class TimeLimit(Scope):
             raise
 
     async def _pass_first(self) -> None:
-        """Wait until everything recorded has been delivered and nothing waits for its turn; record
-        that the limit passes; return at the place of that entry in the order."""
+        """Wait until all recorded results have been delivered and no branch waits for its turn.
+        Then record that the limit passes, and return at the place of that entry in the order."""
         if self._hurry is not None:
             await asyncio.wait([self._hurry], timeout=LATE_S)
         order = self._run.order_here

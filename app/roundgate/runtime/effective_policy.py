@@ -18,7 +18,9 @@ from roundgate.backends.shaping import HINTS
 from roundgate.config import ConfigFile
 
 _APPROVE: Final = ("never", "destructive", "always")
-"""The values of a back end's `approve`, weakest first."""
+"""The values of a back end's `approve`, from weakest to strongest."""
+_CHANGES: Final = ("take", "announce", "quarantine")
+"""The values of an MCP server's `changes`, from weakest to strongest."""
 _NO_OVERRIDE: Final = ToolOverride.model_construct(_fields_set=set())
 
 
@@ -33,17 +35,16 @@ class ToolPolicy:
     hints: Mapping[str, bool]
     """The hints on the wire, with the protocol's defaults."""
     withheld: Mapping[str, Any]
-    """Arguments that the model cannot set, each with its fixed value or default; `None` if it has
-    neither."""
+    """The arguments that the model cannot set, with their fixed value or default, or `None`."""
     is_projected: bool
     """Whether results contain only selected members (`fields` or `result`)."""
     bounds: Mapping[str, float]
-    """The tool's own `timeout_s` and `max_result`."""
+    """The limits of the tool: `timeout_s` and `max_result`."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendPolicy:
-    """The protection of all tools of one back end, including tools that it may offer later."""
+    """The protection of all tools of one back end, including future tools."""
 
     approve: str
     selection: Sequence[str]
@@ -51,6 +52,8 @@ class BackendPolicy:
     trusted: frozenset[str] = frozenset()
     """The origins that receive the back end's credentials."""
     bounds: Mapping[str, float] = field(default_factory=dict)
+    changes: str = "take"
+    """The treatment of definitions of an MCP server that differ from its lock file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +61,18 @@ class EffectivePolicy:
     """The protection of a configuration."""
 
     auth: Mapping[str, Any]
-    """The section `auth`; empty if calls need no token."""
+    """The `auth` section; empty if calls need no token."""
     bounds: Mapping[str, float]
-    """The numeric settings of `limits`."""
+    """The numeric settings of the `limits` section."""
     backends: Mapping[str, BackendPolicy]
     selections: Mapping[str, Sequence[str]]
-    """`include` and `exclude` of each view, as text."""
+    """The `include` and `exclude` of each view, as text."""
     tools: Mapping[tuple[str, str, str], ToolPolicy]
-    """Tools by view ("" is the endpoint of all tools), back end, and name in that back end."""
+    """The tools by view ("" is the endpoint of all tools), back end, and name in that back end."""
     missing: frozenset[str] = frozenset()
     """The back ends that could not be served; their tools are unknown."""
+    scopes: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The scopes of prompts and resources, by kind and name or URI, such as `prompt greet`."""
 
 
 def effective_policy(file: ConfigFile, catalog: Catalog) -> EffectivePolicy:
@@ -82,28 +87,38 @@ def effective_policy(file: ConfigFile, catalog: Catalog) -> EffectivePolicy:
                 _selection(backend.include, backend.exclude),
                 _trusted(backend),
                 _backend_bounds(backend),
+                getattr(backend, "changes", "take") if backend.kind == "mcp" else "take",
             )
             for backend in file.backends
         },
         selections={view.name: _selection(view.include, view.exclude) for view in config.views},
         tools=dict(_tools(file, catalog)),
         missing=frozenset(catalog.missing),
+        scopes={
+            **{f"prompt {name}": prompt.scopes for name, prompt in catalog.prompts.items()},
+            **{f"resource {uri}": item.scopes for uri, item in catalog.resources.items()},
+            **{
+                f"resource {item.resource.definition['uriTemplate']}": item.resource.scopes
+                for item in catalog.templates
+            },
+        },
     )
 
 
 def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
     """Return each protection of `before` that `after` lacks, as a sentence that names its place.
 
-    A new back end that serves tools of a removed one counts as renamed, so a half-written name
-    hides no loss. A tool that takes another's name is compared with it. The removal of a protected
-    back end is a loss, because a later write may restore it without protection.
+    A new back end that serves tools of a removed one counts as renamed, so that a half-written name
+    hides no loss. A tool that takes another tool's name is compared with that tool. The removal of
+    a protected back end is a loss, because a later write may restore the back end without its
+    protection.
     """
     all_losses = [f"auth: {loss}" for loss in _auth_losses(before.auth, after.auth)]
     all_losses += _loosened("limits", before.bounds, after.bounds)
     renamed = _renamed(before, after)
     removed = before.backends.keys() - after.backends.keys() - {*renamed.values()}
     all_losses += (
-        f"back end {name} is gone, and what protected it"
+        f"back end {name} is removed, with its protection"
         for name in sorted(removed)
         if _is_protected(name, before)
     )
@@ -111,24 +126,27 @@ def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
         if (was := before.backends.get(renamed.get(name, name))) is not None:
             all_losses += _backend_losses(f"back end {name}", was, backend)
     named = {(view, tool.name): tool for (view, *_), tool in before.tools.items()}
-    for (view, name, own), tool in after.tools.items():
+    for (view, name, own_name), tool in after.tools.items():
         place, earlier = _place(view, tool.name), renamed.get(name, name)
-        earlier_tool = before.tools.get((view, earlier, own)) or named.get((view, tool.name))
+        earlier_tool = before.tools.get((view, earlier, own_name)) or named.get((view, tool.name))
         if earlier_tool is not None:
             all_losses += (f"{place} {loss}" for loss in _tool_losses(earlier_tool, tool))
         elif _is_selected(view, earlier, before):
             all_losses.append(
-                f"{place} is served; it was left out by include or exclude, or is new"
+                f"{place} is served; include or exclude left it out before, or it is new"
             )
+    for name in sorted(before.scopes.keys() & after.scopes.keys()):
+        lost = sorted(before.scopes[name] - after.scopes[name])
+        all_losses += (f"{name} no longer needs the scope {scope}" for scope in lost)
     return all_losses
 
 
 def _is_protected(backend: str, policy: EffectivePolicy) -> bool:
     """Return whether a back end has approvals, scopes, withheld arguments or a selection."""
-    own = policy.backends[backend]
+    policy_of_backend = policy.backends[backend]
     return (
-        own.approve != "never"
-        or bool(own.selection)
+        policy_of_backend.approve != "never"
+        or bool(policy_of_backend.selection)
         or any(
             tool.asks_first or tool.scopes or tool.withheld
             for (_, name, _), tool in policy.tools.items()
@@ -138,14 +156,17 @@ def _is_protected(backend: str, policy: EffectivePolicy) -> bool:
 
 
 def _renamed(before: EffectivePolicy, after: EffectivePolicy) -> dict[str, str]:
-    """Return the name of a removed back end for each new one that serves a tool of it."""
+    """Return the name of a removed back end for each new one that serves a tool of the removed
+    one."""
     removed = {
-        own: name for view, name, own in before.tools if not view and name not in after.backends
+        own_name: name
+        for view, name, own_name in before.tools
+        if not view and name not in after.backends
     }
     return {
-        name: removed[own]
-        for view, name, own in after.tools
-        if not view and name not in before.backends and own in removed
+        name: removed[own_name]
+        for view, name, own_name in after.tools
+        if not view and name not in before.backends and own_name in removed
     }
 
 
@@ -153,25 +174,25 @@ def _tools(file: ConfigFile, catalog: Catalog) -> Iterator[tuple[tuple[str, str,
     backends = {backend.name: backend for backend in file.backends}
     for name, served in catalog.tools.items():
         if served.backend in backends:
-            own, override = _own_name(backends[served.backend], name)
-            yield ("", served.backend, own), _tool_policy(name, served, override)
+            own_name, override = _own_name(backends[served.backend], name)
+            yield ("", served.backend, own_name), _tool_policy(name, served, override)
     for view in file.config.views:
         called = {backend.name or name: name for name, backend in view.override.items()}
         for name, served in catalog.views[view.name].tools.items():
             if served.backend in backends:
                 whole = called.get(name, name)
-                own, override = _own_name(backends[served.backend], whole)
+                own_name, override = _own_name(backends[served.backend], whole)
                 of_view = view.override.get(whole, _NO_OVERRIDE)
                 policy = _tool_policy(name, served, override, of_view)
-                yield (view.name, served.backend, own), policy
+                yield (view.name, served.backend, own_name), policy
 
 
 def _own_name(backend: BackendConfig, name: str) -> tuple[str, ToolOverride]:
     """Return a tool's name in its back end, and its override in that back end."""
     without_prefix = name.removeprefix(backend.effective_prefix)
-    for own, override in backend.override.items():
+    for own_name, override in backend.override.items():
         if override.name == without_prefix:
-            return own, override
+            return own_name, override
     return without_prefix, backend.override.get(without_prefix, _NO_OVERRIDE)
 
 
@@ -191,9 +212,9 @@ def _tool_policy(name: str, served: ServedTool, *overrides: ToolOverride) -> Too
 
 
 def _withheld(overrides: Sequence[ToolOverride]) -> dict[str, Any]:
-    """Return the arguments that the model cannot set, each with the value that is always sent: the
-    fixed value, or the default of a hidden argument. `overrides` are those of the back end, then
-    those of the view, which may hide an argument with a default of the back end."""
+    """Return the arguments that the model cannot set, each with its fixed value or the default of
+    the hidden argument. `overrides` has the override of the back end, then that of the view, which
+    may hide an argument with a default of the back end."""
     defaults: dict[str, Any] = {}
     withheld: dict[str, Any] = {}
     for override in overrides:
@@ -213,23 +234,23 @@ def _tool_losses(before: ToolPolicy, after: ToolPolicy) -> Iterator[str]:
     for scope in sorted(before.scopes - after.scopes):
         yield f"no longer needs the scope {scope}"
     if before.once and not after.once:
-        yield "may run again when a round is sent again (once)"
+        yield "may run again when a client repeats a round (once)"
     was, now = before.hints, after.hints
     if now["readOnlyHint"] and not was["readOnlyHint"]:
-        yield "is now said to be read-only"
+        yield "is now marked as read-only"
     elif was["destructiveHint"] and not was["readOnlyHint"] and not now["destructiveHint"]:
-        yield "is no longer said to be destructive"
+        yield "is no longer marked as destructive"
     if now["idempotentHint"] and not was["idempotentHint"]:
-        yield "is now said to be idempotent"
+        yield "is now marked as idempotent"
     if was["openWorldHint"] and not now["openWorldHint"]:
-        yield "is no longer said to reach the outside world (open_world)"
+        yield "is no longer marked as reaching the outside world (open_world)"
     for argument, value in sorted(before.withheld.items()):
         if argument not in after.withheld:
             yield f"no longer withholds the argument {argument} from the model"
         elif after.withheld[argument] != value:
             yield f"has another fixed value of the argument {argument}"
     if before.is_projected and not after.is_projected:
-        yield "now gives whole results (fields, result)"
+        yield "now returns whole results (fields, result)"
     for loss in _loosened("", before.bounds, after.bounds):
         yield f"has a weaker limit: {loss}"
 
@@ -237,6 +258,8 @@ def _tool_losses(before: ToolPolicy, after: ToolPolicy) -> Iterator[str]:
 def _backend_losses(place: str, before: BackendPolicy, after: BackendPolicy) -> Iterator[str]:
     if _APPROVE.index(after.approve) < _APPROVE.index(before.approve):
         yield f"{place}: approve is {after.approve}; it was {before.approve}"
+    if _CHANGES.index(after.changes) < _CHANGES.index(before.changes):
+        yield f"{place}: changes is {after.changes}; it was {before.changes}"
     for origin in sorted(after.trusted - before.trusted if before.trusted else ()):
         yield f"{place}: its credentials may go to {origin}"
     yield from _loosened(place, before.bounds, after.bounds)
@@ -254,8 +277,8 @@ def _auth_losses(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
 
 
 def _is_selected(view: str, backend: str, policy: EffectivePolicy) -> bool:
-    """Return whether a back end or view selected which tools it serves there; False if the back end
-    was missing."""
+    """Return whether a back end or a view selected the tools that it serves there; False for a
+    missing back end."""
     if backend not in policy.backends or backend in policy.missing:
         return False
     return bool(policy.backends[backend].selection or policy.selections.get(view))
@@ -275,8 +298,8 @@ def _trusted(backend: BackendConfig) -> frozenset[str]:
     has_any = any(getattr(backend, name, None) for name in ("credential", "credentials"))
     if not has_any and not any(map(SECRET_NAME.search, getattr(backend, "headers", ()))):
         return frozenset()
-    own = [getattr(backend, name, None) for name in ("base_url", "url")]
-    urls = [*own, *getattr(backend, "origins", ())]
+    base_urls = [getattr(backend, name, None) for name in ("base_url", "url")]
+    urls = [*base_urls, *getattr(backend, "origins", ())]
     parts = [urlsplit(url) for url in urls if url is not None]
     return frozenset(f"{part.scheme}://{part.netloc.lower()}" for part in parts)
 

@@ -1,5 +1,5 @@
-"""The loading of a configuration into a snapshot: back ends are made, asked for their offers, and
-merged into a catalog."""
+"""The loading of a configuration into a snapshot: back ends are created, and their offers merged
+into a catalog."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from roundgate.aio import Threads
@@ -46,17 +46,17 @@ def load(
 
     Args:
         file: the configuration.
-        modules: the user's modules that are loaded already.
+        modules: the user's modules that are already loaded.
         fetches: whether documents without an index may be fetched.
-        fetched: the fetched documents by URL; receives new ones.
+        fetched: the fetched documents by URL; the function adds new documents.
         may_be_missing: names of back ends without which the rest is served (`Catalog.missing`).
-        is_cold: whether a caller waits for this start. If so, no service is asked and no secret is
-            read before a call needs them.
+        is_cold: whether a caller waits for this start. If so, services and secrets are read only
+            when a call needs them.
         asks_servers: whether MCP servers may be asked for their tools.
 
     Raises:
-        ConfigError: lists the problems of back ends that may not be missing, and of the merged
-            catalog; or those of all back ends, if none can be served.
+        ConfigError: a required back end or the merged catalog has problems, or no back end can be
+            served; the error lists the problems.
     """
     threads, documents = Threads(file.config.limits.threads), {} if fetched is None else fetched
     shared = Shared(
@@ -76,18 +76,22 @@ async def load_again(
     may_be_missing: Collection[str] = (),
     before: Snapshot | None = None,
 ) -> Snapshot:
-    """Load a configuration while the server runs; raise as `load`. Modules are imported in the
-    calling thread. Servers whose settings are as in the snapshot `before` stay connected."""
+    """Load a configuration while the server runs. Modules are imported in the calling thread.
+    Servers with the same settings as in the snapshot `before` stay connected.
+
+    Raises:
+        ConfigError: as for `load`.
+    """
     shared = Shared(Threads(file.config.limits.threads), modules)
-    made = _make(file, shared, may_be_missing, () if before is None else before.backends)
-    return await _offered(made, file, {*may_be_missing, *made.live})
+    parts = _make(file, shared, may_be_missing, () if before is None else before.backends)
+    return await _offered(parts, file, {*may_be_missing, *parts.live})
 
 
 async def refreshed(file: ConfigFile, snapshot: Snapshot, names: Collection[str]) -> Snapshot:
-    """Return a snapshot of the same back ends, of which some have been asked anew.
+    """Return a snapshot of the same back ends with new offers of some.
 
     Raises:
-        ConfigError: the new offers do not fit together.
+        ConfigError: the new offers conflict with each other.
     """
     offers = await snapshot.offers.again(names)
     origins = {entry.name: file.backend_origin(index) for index, entry in enumerate(file.backends)}
@@ -100,23 +104,23 @@ def tell_missing(catalog: Catalog) -> None:
     for name, missing in catalog.missing.items():
         problems = [str(problem) for problem in missing.problems]
         fields = {"backend": name, "problems": problems}
-        log.error("a back end is not served; the others are", extra={"fields": fields})
+        log.error("cannot serve a back end; the others are served", extra={"fields": fields})
 
 
 @dataclass(slots=True)
 class _Made:
-    """The back ends that could be made, and the problems of the others."""
+    """The back ends that were created, and the problems of the others."""
 
     backends: list[NamedBackend] = field(default_factory=list)
     new: list[NamedBackend] = field(default_factory=list)
-    """Those that no earlier snapshot has."""
+    """The back ends that no earlier snapshot has."""
     problems: list[Problem] = field(default_factory=list)
     missing: dict[str, Missing] = field(default_factory=dict)
     origins: dict[str, Origin] = field(default_factory=dict)
 
     @property
     def live(self) -> frozenset[str]:
-        """The names of the back ends whose offers servers make."""
+        """Return the names of the back ends whose offers come from servers."""
         return frozenset(
             backend.name for backend in self.backends if isinstance(core_of(backend), LiveBackend)
         )
@@ -128,7 +132,7 @@ def _make(
     may_be_missing: Collection[str],
     before: Sequence[NamedBackend] = (),
 ) -> _Made:
-    # before modules are imported, which may read variables
+    # before modules are imported, because they may read variables
     os.environ.update(file.environment)
     parts = _Made()
     for index, entry in enumerate(file.backends):
@@ -137,13 +141,13 @@ def _make(
             if ":" in entry.kind:  # a user's module: register it, so that a reload imports it again
                 shared.modules.named(entry.kind.partition(":")[0], file.origin.base_dir)
             make: MakeBackend = kind_of(entry).factory()
-            kept = _kept(entry, make, before)
+            connected = _kept(entry, make, before)
             with report_failures(entry, origin):
-                backend = kept or make(entry, origin, shared)
+                backend = connected or make(entry, origin, shared)
             is_tolerant = bool(before) or entry.name in may_be_missing
             named = ConfiguredBackend(backend, entry, origin, is_tolerant=is_tolerant)
             parts.backends.append(named)
-            if kept is None:
+            if connected is None:
                 parts.new.append(named)
         except Exception as error:
             if entry.name in may_be_missing:
@@ -158,8 +162,7 @@ def _make(
 def _kept(
     entry: BackendConfig, make: MakeBackend, before: Sequence[NamedBackend]
 ) -> Backend | None:
-    """Return the back end of a server whose settings have not changed, so that it stays
-    connected."""
+    """Return the connected back end of a server with unchanged settings, or `None`."""
     for named in before:
         core = core_of(named)
         if (
@@ -194,19 +197,20 @@ async def _offered(parts: _Made, file: ConfigFile, may_be_missing: Collection[st
 
 def _arranged(
     offers: Offers,
-    found: Sequence[Problem],
+    earlier_problems: Sequence[Problem],
     origins: Mapping[str, Origin],
     file: ConfigFile,
 ) -> Catalog:
     """Return the catalog of offers, with views, `read_more`, and search.
 
     Raises:
-        ConfigError: lists `found`, and every problem of these parts.
+        ConfigError: lists `earlier_problems`, and every problem of these parts.
     """
     page_size = file.config.limits.page_size or ONE_PAGE
-    served = catalog.merge(offers, page_size, found, origins)
-    problems: list[Problem] = []
     checks_scopes = file.config.auth != "none"
+    served = catalog.merge(offers, page_size, earlier_problems, origins)
+    served = replace(served, checks_scopes=checks_scopes)
+    problems: list[Problem] = []
     if file.config.views:
         from roundgate.backends.views import with_views
 
@@ -236,7 +240,7 @@ def _arranged(
 
 @contextmanager
 def _collected(problems: list[Problem]) -> Iterator[None]:
-    """Add the problems of the block's ConfigError to `problems`, and suppress it."""
+    """Suppress a ConfigError of the block and add its problems to `problems`."""
     try:
         yield
     except ConfigError as error:

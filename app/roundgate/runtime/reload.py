@@ -1,15 +1,15 @@
-"""Reload of the configuration without a restart: on SIGHUP, and with `serve --reload` when a file
-has changed.
+"""The reload of the configuration without a restart: on SIGHUP, and with `serve --reload` when a
+file has changed.
 
     trigger ──▶ gateway.yaml ──▶ modules ──▶ offers ──▶ swap         running calls keep the old catalog
                      └───────────────┴──────────┴─▶ a problem        logged; the old catalog stays served
 
-Files are watched by polling every `POLL_S` (docs/decisions/0020). The sections in `RESTART` cannot
-change while a process runs; a change in them is logged and ignored.
+The reloader polls the files every `POLL_S` (docs/decisions/0020). The sections in `RESTART` cannot
+change while a process runs; the reloader logs and ignores changes of them.
 
 A half-written file may be valid and protect less, because approvals, scopes or limits at its end
-are missing. So a watched change that removes protection is served only after the files have been
-unchanged for `CONFIRM_S` and a second read removes the same protection:
+are missing. So the gateway serves a watched change that removes protection only after the files
+have been unchanged for `CONFIRM_S` and a second read removes the same protection:
 
     a write ──▶ read: removes protection ──▶ a warning ──▶ CONFIRM_S without a write ──▶ read again ──▶ served
                                                        └─▶ another write ──▶ from the start
@@ -53,23 +53,25 @@ from roundgate.settings import Origin
 from roundgate.settings.files import Stamp, stamp
 
 POLL_S: Final = 0.25
-"""Seconds between two checks of the files."""
+"""The time in seconds between two checks of the files."""
 HEAL_S: Final = 5.0
-"""Seconds before a missing back end is first tried again; the pause doubles up to
+"""The time in seconds before the first retry of a missing back end; the pause doubles up to
 `HEAL_AT_MOST_S`."""
 HEAL_AT_MOST_S: Final = 300.0
-"""The longest pause in seconds between two tries."""
+"""The longest pause in seconds between two retries."""
 SETTLE_S: Final = 0.1
-"""Seconds without a write before files are read, because editors write in several steps."""
+"""The time in seconds without a write before files are read, because editors write in several
+steps."""
 CONFIRM_S: Final = 2.0
-"""Seconds without a write before a change that removes protection is served."""
+"""The time in seconds without a write before a change that removes protection is served."""
 MAX_NAMED: Final = 20
-"""The most tools that one log line names as added, removed or changed."""
+"""The maximum number of tools that one log line names as added, removed or changed."""
 RESTART: Final = ("http", "auth", "state", "tasks", "env")
-"""Sections that only a restart changes. Of `views`, these are names, paths and scopes."""
+"""The sections that only a restart changes. The names, paths and scopes of `views` also need a
+restart."""
 
 Swap: TypeAlias = Callable[[GatewayConfig, Snapshot], None]
-"""Serves a snapshot from now on. Runs in the event loop and does not wait."""
+"""Serves a snapshot from now on. The function runs in the event loop and never waits."""
 
 log = logging.getLogger("roundgate.reload")
 
@@ -84,8 +86,8 @@ class Unconfirmed(Inside):
 
 
 class Reloader:
-    """The reload of the configuration: on request and, with `watches`, when a file has changed.
-    Missing back ends are tried again, too."""
+    """The reload of the configuration on request and, with `watches`, when a file has changed. The
+    reloader also retries missing back ends."""
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class Reloader:
         """The protection that a watched change would remove, until the change is confirmed."""
         self._heals = False
         self._stale: set[str] = set()
-        """The back ends whose servers list other tools than are served."""
+        """The back ends whose servers list other tools than the gateway serves."""
         self._one_at_a_time = asyncio.Lock()
         self._running: set[asyncio.Task[Any]] = set()
 
@@ -142,8 +144,8 @@ class Reloader:
             confirms: whether a change that removes protection must be read twice.
 
         Returns:
-            Whether the content is served. If not, the old catalog stays, because the files cannot
-            be served or must be read again.
+            True if the content is served. Otherwise the old catalog stays, because the files cannot
+                be served or must be read again.
         """
         async with self._one_at_a_time:
             try:
@@ -182,7 +184,7 @@ class Reloader:
 
     def _tell_unconfirmed(self) -> None:
         log.warning(
-            "a change of %s would remove protection; it is served if it stays for %s s",
+            "a change of %s would remove protection; it is served if the file stays unchanged for %s s",
             self._path,
             f"{CONFIRM_S:g}",
             extra={"fields": {"lost": self._unconfirmed}},
@@ -220,7 +222,7 @@ class Reloader:
         self._stale.add(name)
 
     async def _refresh(self) -> None:
-        """Serve what servers list now, once for all that change within `SETTLE_S`."""
+        """Serve the current tools of servers, once for all changes within `SETTLE_S`."""
         await asyncio.sleep(SETTLE_S)
         async with self._one_at_a_time:
             names, self._stale = self._stale, set()
@@ -230,16 +232,18 @@ class Reloader:
                 self._swap(self._file.config, snapshot)
             except Exception as error:
                 log.error(
-                    "the tools of servers are served as before",
+                    "the changed tools of servers cannot be served; the old ones stay served",
                     exc_info=None if isinstance(error, ConfigError) else error,
-                    extra={"fields": {"backends": sorted(names), "problems": _lines_of(error)}},
+                    extra={
+                        "fields": {"backends": sorted(names), "problems": _problem_lines(error)}
+                    },
                 )
                 return
             _tell_refreshed(names, before, snapshot.catalog)
             self._note_missing(snapshot)
 
     def _is_missing(self) -> bool:
-        """Return whether back ends are missing that do not heal by themselves."""
+        """Return whether back ends are missing that do not recover by themselves."""
         missing = self._serving.catalog.missing.values()
         return any(not backend.heals_itself for backend in missing)
 
@@ -249,7 +253,7 @@ class Reloader:
             self._begin(self._heal())
 
     async def _heal(self) -> None:
-        """Try missing back ends again, with growing pauses, until none is missing."""
+        """Retry missing back ends, with growing pauses, until none is missing."""
         pause_s = HEAL_S
         while self._is_missing():
             await asyncio.sleep(pause_s)
@@ -257,11 +261,11 @@ class Reloader:
         self._heals = False
 
     async def _healed(self) -> bool:
-        """Serve back ends that failed before; return whether any is served again. All others must
-        still be served.
+        """Serve back ends that failed before, provided that all others are still served. Return
+        whether any is served again.
 
-        Loaded modules are kept even if their files have changed: only a reload may change other
-        back ends or remove protection.
+        Loaded modules stay loaded even if their files have changed, because only a reload may
+        change other back ends or remove protection.
         """
         async with self._one_at_a_time:
             missing = self._serving.catalog.missing
@@ -281,12 +285,12 @@ class Reloader:
                 self._swap(self._file.config, snapshot)
             except Unconfirmed as unconfirmed:
                 log.warning(
-                    "back ends are not served again: a changed file would remove protection",
+                    "missing back ends stay missing: serving them would remove protection; reload to accept that",
                     extra={"fields": {"lost": unconfirmed.lost}},
                 )
                 return False
             except Exception as error:
-                log.debug("back ends are still not served", exc_info=error)
+                log.debug("back ends are still missing", exc_info=error)
                 return False
             again = sorted(missing.keys() - snapshot.catalog.missing.keys())
             log.info("back ends are served again", extra={"fields": {"backends": again}})
@@ -295,7 +299,7 @@ class Reloader:
             return True
 
     def _without_restart(self, read: ConfigFile) -> ConfigFile:
-        """Return the configuration `read` with the running values of the sections in `RESTART`."""
+        """Return the configuration `read` with the current values of the sections in `RESTART`."""
         unchanged = {name: getattr(self._file.config, name) for name in RESTART}
         if _addresses(read.config) != _addresses(self._file.config):
             unchanged["views"] = self._file.config.views
@@ -329,7 +333,7 @@ class Reloader:
             )
 
     async def _is_left_alone(self, before: Mapping[Path, Stamp]) -> bool:
-        """Wait for `CONFIRM_S`; return False as soon as a file is written."""
+        """Wait for `CONFIRM_S`, and return True if no file was written meanwhile."""
         for _ in range(round(CONFIRM_S / POLL_S)):
             await asyncio.sleep(POLL_S)
             if any(before.get(file, now) != now for file, now in self._look().items()):
@@ -358,7 +362,7 @@ def _addresses(config: GatewayConfig) -> list[tuple[str, str, list[str]]]:
 
 
 def _tell_failure(path: Path, error: Exception) -> None:
-    message = "%s was not reloaded; what was served before still is"
+    message = "%s was not reloaded; the previous configuration stays served"
     if isinstance(error, ConfigError):
         log.error(
             message,
@@ -369,7 +373,7 @@ def _tell_failure(path: Path, error: Exception) -> None:
         log.error(message, path, exc_info=error)
 
 
-def _lines_of(error: Exception) -> list[str]:
+def _problem_lines(error: Exception) -> list[str]:
     return [str(problem) for problem in error.problems] if isinstance(error, ConfigError) else []
 
 
@@ -400,7 +404,8 @@ def _place(origin: Origin) -> str:
 
 
 def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
-    """Yield the names of settings that differ, such as `tasks.lease_s`; a list is one setting."""
+    """Yield the names of settings that differ, such as `tasks.lease_s`. A list counts as one
+    setting."""
     if isinstance(old, BaseModel) and type(old) is type(new):
         for member in type(old).model_fields:
             yield from _differences(
@@ -412,11 +417,11 @@ def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
 
 @contextmanager
 def on_hangup(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> Iterator[None]:
-    """Run `action` in the loop on SIGHUP while the block runs. If the terminal is closed, SIGHUP
-    ends the process as SIGTERM does."""
+    """Run `action` in the loop on SIGHUP while the block runs. After the terminal was closed,
+    SIGHUP ends the process as SIGTERM does."""
     number = getattr(signal, "SIGHUP", None)
     if number is None or threading.current_thread() is not threading.main_thread():
-        yield  # Windows; a test's server thread, or an embedding that owns the signals
+        yield  # on Windows, and in a thread other than the main one, which cannot set handlers
         return
     is_gone = terminal_watch()
 
@@ -436,8 +441,8 @@ def on_hangup(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> It
 
 
 def terminal_watch() -> Callable[[], bool]:
-    """Return a function that returns whether the current terminal has been closed; always False
-    under `nohup`, which ignores SIGHUP, and without a terminal."""
+    """Return a function that returns whether the current terminal has been closed. Under `nohup`,
+    which ignores SIGHUP, and without a terminal, that is always False."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN or not _has_terminal():
         return lambda: False
     return lambda: not _has_terminal()

@@ -66,25 +66,30 @@ class Stores:
     tasks: StoredTasks
     queue: TaskQueue
     sessions: SessionStore
-    """Rows without an owner: those of the gateway itself (`Core.rows_of`)."""
+    """The session rows of the gateway itself, without an owner; `Core.rows_of` has those of
+    callers."""
     prepares: Prepares = ()
     again: Callable[[], StoredTasks] | None = None
     """Makes another object on the same tasks, for another event loop."""
     metrics: Metrics = field(default_factory=Metrics)
-    """Counts what this process does with the tasks."""
+    """Counts the operations of this process on tasks."""
     clock_skew_s: float = 5.0
-    """The assumed difference of clocks in seconds, unless the configuration sets it."""
+    """The assumed maximum difference of clocks in seconds, unless the configuration sets one."""
     trouble: Callable[[], str | None] = lambda: None
-    """Returns why the store cannot be used, if that is known without asking the store."""
+    """Returns why the store cannot be used, or `None`, without a call of the store."""
     id: Callable[[], str | None] = lambda: None
-    """Returns the id that processes with the same SQLite file or PostgreSQL database share; `None`
+    """Returns the id of the SQLite file or PostgreSQL database, which its processes share; `None`
     before it is opened, and for DynamoDB."""
 
     accounts: Accounts | None = None
-    """Counts what is stored for each caller; `None` if nothing is."""
+    """Counts the stored bytes of each caller; `None` without a limit."""
 
     def prepare(self) -> None:
-        """Make the AWS clients now, without connecting; raise ConfigError if no region is set."""
+        """Make the AWS clients now, without connecting.
+
+        Raises:
+            ConfigError: no region is set.
+        """
         for prepare in self.prepares:
             prepare()
 
@@ -98,10 +103,9 @@ class Core:
     changes: Changes
     stores: Stores
     event_tokens: Callable[[], EventTokens]
-    """Returns the sealer of the tokens of external events. The keys are read when the first event is
-    opened or delivered."""
+    """Returns the sealer of the tokens of external events. It reads the keys at the first event."""
     accounts: Accounts
-    """Counts what is stored for each caller."""
+    """Counts the stored bytes of each caller."""
     shows_errors: bool = False
     """Whether callers see the messages of unexpected exceptions."""
     public_url: str | None = None
@@ -110,11 +114,11 @@ class Core:
     """Whether every process on these stores has the same state keys."""
 
     def rows_of(self, view: str) -> Callable[[Principal], CountedRows]:
-        """Return the function that returns the rows of a caller of a view, which count for it."""
+        """Return a function that returns the counted rows of a caller of a view."""
         return lambda principal: self.accounts.rows(task_owner(principal, view))
 
     def trust(self, config: GatewayConfig, clock: Clock) -> ClockTrust:
-        """Return a `ClockTrust`, which decides whether this process may act by its clock."""
+        """Return the `ClockTrust` that decides whether this process may act by its clock."""
         from roundgate.tasks.lease import ClockTrust
 
         skew_ms = config.tasks.skew_ms(self.stores.clock_skew_s)
@@ -171,8 +175,9 @@ class Core:
     def pool(
         self, config: GatewayConfig, clock: Clock, *, stop_grace_s: float, owns_process: bool
     ) -> Pool:
-        """Return workers and sweep of a process that runs on. In a process of its own, suspects get
-        processes and a watchdog ends one that a handler blocks."""
+        """Return the workers and the sweep of a long-running process. If the process is the
+        gateway's own, suspects run in child processes, and a watchdog ends a process that a handler
+        blocks."""
         from roundgate.tasks.pool import Children, Pool, child_command
 
         stores, tasks = self.stores, config.tasks
@@ -191,7 +196,7 @@ class Core:
         )
 
     def watchdog(self, worker: Worker, config: GatewayConfig, clock: Clock) -> Watchdog | None:
-        """Return a watchdog, or `None` if no second task store can be made."""
+        """Return a watchdog, or `None` if the stores cannot make a second task store."""
         if self.stores.again is None:
             return None
         from roundgate.tasks.pool import make_watchdog
@@ -211,10 +216,10 @@ class Core:
 
 
 def read_configuration(environ: Mapping[str, str]) -> tuple[Settings, ConfigFile]:
-    """Return the environment's settings and their configuration file; configure the log.
+    """Return the settings of the environment and their configuration file, and configure the log.
 
     Raises:
-        ConfigError: lists every problem of the environment or of the file.
+        ConfigError: the environment or the file has problems; the error lists all of them.
     """
     using = settings.from_environment(environ)
     logs.configure(using.log_level, using.log_format, alone=using.on_lambda)
@@ -224,11 +229,11 @@ def read_configuration(environ: Mapping[str, str]) -> tuple[Settings, ConfigFile
 def build_core(
     file: ConfigFile, using: Settings, clock: Clock, stores: Stores | None = None
 ) -> Core:
-    """Load the configuration and make its stores, and AWS clients unless a caller waits for the
-    start.
+    """Load the configuration and make the stores. Also make the AWS clients, unless the process
+    starts on demand for a waiting caller.
 
     Raises:
-        ConfigError: see `build_app`.
+        ConfigError: as for `build_app`.
     """
     shows = shows_errors(file, using)
     modules = Modules()
@@ -261,13 +266,13 @@ def build_core(
 def _no_shared_keys() -> NoReturn:
     raise ToolError(
         "An event cannot be opened: this worker has no state keys. Set GATEWAY_STATE_KEYS, "
-        "GATEWAY_STATE_KEYS_SECRET or GATEWAY_STATE_KEYS_KMS to those of the gateways"
+        "GATEWAY_STATE_KEYS_SECRET or GATEWAY_STATE_KEYS_KMS to the value that the gateways have"
     )
 
 
 def is_private(file: ConfigFile, using: Settings) -> bool:
-    """Return whether only the developer can call: without authentication, anonymous callers from
-    elsewhere, a public URL or AWS Lambda."""
+    """Return whether only the developer can call: the gateway has no authentication, no anonymous
+    callers from elsewhere, and no public URL, and does not run on AWS Lambda."""
     return (
         file.config.auth == "none"
         and using.public_url is None
@@ -280,12 +285,12 @@ def shows_errors(file: ConfigFile, using: Settings) -> bool:
     """Return whether callers see the messages of unexpected exceptions.
 
     Raises:
-        ConfigError: the messages would be shown to others than the developer.
+        ConfigError: callers other than the developer would see the messages.
     """
     if using.show_errors == "on" and not is_private(file, using):
-        message = "is on, and others than the developer may call: exceptions can hold secrets"
+        message = "is on, but not only the developer can call: exceptions can contain secrets"
         remedy = (
-            "unset it here; the log has each exception under the reference that its caller gets"
+            "unset it here; the log has each exception under the reference that the caller gets"
         )
         raise ConfigError([Problem("environment", "GATEWAY_SHOW_ERRORS", message, remedy)])
     return using.show_errors == "on"
@@ -294,14 +299,15 @@ def shows_errors(file: ConfigFile, using: Settings) -> bool:
 def make_stores(
     using: Settings, clock: Clock, shards: int = 8, most_stored: int | None = None
 ) -> Stores:
-    """Return the stores that the settings name, without connecting them. The version of an existing
-    SQLite file is checked.
+    """Return the stores that the settings name, without connecting them. Check the version of an
+    existing SQLite file.
 
     Args:
         using: the settings.
         clock: the clock of the process.
-        shards: parts of DynamoDB's index of due tasks.
-        most_stored: the limit on the bytes of one caller; `None` for an operator's commands.
+        shards: the number of parts of DynamoDB's index of due tasks.
+        most_stored: the maximum number of stored bytes of one caller; `None` for an operator's
+            commands.
 
     Raises:
         ConfigError: the settings contradict each other, or this version cannot use the file.
@@ -420,7 +426,7 @@ def make_ring(config: GatewayConfig, using: Settings, clock: Clock) -> KeyRing:
     """Return the key ring for everything that the gateway seals.
 
     Raises:
-        ConfigError: there are no usable keys.
+        ConfigError: no usable keys are configured.
     """
     return KeyRing(_state_keys(using, clock), config.state.audience)
 
@@ -445,14 +451,14 @@ def require_one_host(using: Settings) -> None:
     """
     if using.on_lambda or using.postgresql_url is not None:
         remedy = (
-            "make one with `roundgate keys new` and set GATEWAY_STATE_KEYS, …_SECRET or "
+            "make a key with `roundgate keys new` and set GATEWAY_STATE_KEYS, …_SECRET or "
             "…_KMS for every replica"
         )
-        message = "replicas need a shared key: a round that one has sealed must open in any other"
+        message = "is not set, and replicas need a shared key to open each other's sealed state"
         raise ConfigError([Problem("environment", "GATEWAY_STATE_KEYS", message, remedy)])
 
 
 def _kept_at_aws(load: Callable[[], Sequence[Key]], using: Settings, clock: Clock) -> Sequence[Key]:
-    """Return the keys. On Lambda, read them when needed and at intervals, because a function
-    outlives rotations and snapshots."""
+    """Return the keys. On Lambda, read them on demand and at intervals, because a function outlives
+    key rotations and snapshots."""
     return keys.Refreshed(load, clock) if using.on_lambda else load()

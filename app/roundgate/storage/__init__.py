@@ -1,7 +1,8 @@
-"""The ports of storage, for data kept between requests.
+"""The ports of storage, for data that outlives a request.
 
 The ports are in `once`, `queue`, `sessions` and `tasks`; `sqlite`, `postgres`, `dynamodb` and `sqs`
-implement them. Import an implementation from its own package, so that only configured stores are loaded.
+implement them. Import an implementation from its own package, so that only configured stores are
+loaded.
 """
 
 from __future__ import annotations

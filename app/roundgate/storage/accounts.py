@@ -1,21 +1,21 @@
-"""The account of each owner: how many bytes may be stored for it at once, by all processes together.
+"""The accounts of owners: the limit on the bytes that all processes together store for each owner.
 
-Every row that a caller causes has an owner, a digest of its caller (`auth.owner_of`), and a size: its
-values, and `ROW` for the row itself. Its size is reserved before it is written:
+Every row that a caller causes has an owner, a digest of its caller (`auth.owner_of`), and a size:
+its values, and `ROW` for the row itself. The gateway reserves the size before it writes the row:
 
     reserve ──▶ this process has as much reserved ahead ──▶ write
             ├─▶ else one conditional write to the owner's account: up to `BLOCK` more ──▶ write
             └─▶ the account is full: `QuotaExceeded`, and nothing is written
 
-An account is a row of the session store, so it works with every store and needs no code in any. It
-has the reserved bytes by the time at which they expire:
+An account is a row of the session store, so accounts need no code in any store. The row has the
+reserved bytes by the time at which they expire:
 
     {"1764187200000": 262144, "1764190000000": 1310720}
 
-No row is released when it is deleted: its bytes count until the time at which its store may forget
-it, rounded up by a quarter of its lifetime at most. So nothing has to be written when a row expires,
-and no crash can make an account too small. A process that dies wastes up to `BLOCK` of an account
-until then.
+Deleting a row does not release its bytes. They count until the time at which the store may forget
+the row, rounded up by at most a quarter of its lifetime. So the expiry of a row needs no write, and
+no crash can make an account too small. A process that dies wastes up to `BLOCK` of an account until
+then.
 """
 
 from __future__ import annotations
@@ -33,24 +33,25 @@ from roundgate.errors import QuotaExceeded, Unavailable
 from roundgate.storage.sessions import SessionRow, SessionStore
 
 ROW: Final = 1_024
-"""Bytes that a row counts besides its values: its key, its times, its places in indexes."""
+"""The overhead of a row in bytes: its key, its times, its places in indexes."""
 BLOCK: Final = 256 * 1024
-"""The most bytes that a process reserves ahead of its writes."""
+"""The maximum number of bytes that a process reserves ahead of its writes."""
 FIRST_BLOCK: Final = 16 * 1024
-"""The bytes that a process reserves at its first write for an owner. It doubles up to `BLOCK`."""
+"""The bytes that a process reserves at its first write for an owner. Each further block doubles, up
+to `BLOCK`."""
 PART: Final = 64
-"""A block is at most this part of the free bytes: a full account is not wasted on processes that
-might write."""
+"""The divisor that limits a block to a part of the free bytes, so that processes do not reserve
+most of an account that is nearly full."""
 MAX_KNOWN: Final = 10_000
-"""The number of owners for whom a process remembers what it has reserved ahead."""
+"""The maximum number of owners whose reserved bytes a process remembers."""
 PAUSE_S: Final = 0.005
-"""Seconds before a write that lost to another process is tried again; grows by as much with each
-try."""
+"""The first pause in seconds after losing a write to another process; each further pause is longer
+by the same amount."""
 _TRIES: Final = 20
 _SHORTEST_MS: Final = 60_000
 
 RowsOf: TypeAlias = Callable[[Principal], SessionStore]
-"""Returns the rows of a caller, at one view."""
+"""Returns the rows of a caller of one view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +68,17 @@ class _Ahead:
     """The bytes that this process has reserved for an owner and not used yet."""
 
     left: dict[int, int] = field(default_factory=dict)
-    """By the end of their time, in milliseconds since the epoch."""
+    """The unused bytes by the end of their period, in milliseconds since the epoch."""
     block: int = FIRST_BLOCK
     adding: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One write of the account after another."""
+    """Serializes the writes to the account."""
 
     def take(self, size: int, end_ms: int) -> bool:
-        """Use bytes that were reserved until a time; return whether there were as many."""
-        left = self.left.get(end_ms, 0) - size
-        if left >= 0:
-            self.left[end_ms] = left
-        return left >= 0
+        """Use bytes that were reserved until a time; return whether enough were left."""
+        unused = self.left.get(end_ms, 0) - size
+        if unused >= 0:
+            self.left[end_ms] = unused
+        return unused >= 0
 
 
 class Accounts:
@@ -86,7 +87,7 @@ class Accounts:
     Args:
         rows: the store of accounts.
         clock: the clock of the process.
-        most: the limit on the bytes of one owner.
+        most: the maximum number of bytes of one owner.
     """
 
     def __init__(self, rows: SessionStore, clock: Clock, most: int) -> None:
@@ -99,10 +100,10 @@ class Accounts:
         """Count bytes for an owner until a time.
 
         Raises:
-            QuotaExceeded: the owner's account has no room for them.
+            QuotaExceeded: the bytes exceed the owner's account.
             Unavailable: the account cannot be read or written now.
         """
-        ahead, end_ms = self._ahead(owner), end_of(until_ms, self._clock.now_ms())
+        ahead, end_ms = self._ahead(owner), period_end(until_ms, self._clock.now_ms())
         if not ahead.take(size, end_ms):
             async with ahead.adding:
                 for tries in range(_TRIES):
@@ -115,12 +116,13 @@ class Accounts:
         return Reserved(owner, size, end_ms)
 
     def give_back(self, reserved: Reserved) -> None:
-        """Return bytes that were not written after all, for later writes of this process."""
-        left = self._ahead(reserved.owner).left
-        left[reserved.end_ms] = left.get(reserved.end_ms, 0) + reserved.size
+        """Return reserved bytes of a write that did not happen, for later writes of this
+        process."""
+        unused = self._ahead(reserved.owner).left
+        unused[reserved.end_ms] = unused.get(reserved.end_ms, 0) + reserved.size
 
     async def usage(self, owner: str) -> int:
-        """Return the bytes that count for an owner now, including those reserved ahead.
+        """Return the bytes that count for an owner now, including reserved ones.
 
         Raises:
             Unavailable: the account cannot be read now.
@@ -143,8 +145,12 @@ class Accounts:
         return ahead
 
     async def _add_block(self, owner: str, ahead: _Ahead, size: int, end_ms: int) -> None:
-        """Reserve a block with which there are `size` bytes; do nothing if another process changed
-        the account meanwhile."""
+        """Reserve a block that makes `size` bytes available. Do nothing if another process changed
+        the account meanwhile.
+
+        Raises:
+            QuotaExceeded: the bytes exceed the owner's account.
+        """
         now_ms, key = self._clock.now_ms(), _key(owner)
         row = await self._rows.read(key)
         live = _live(row, now_ms)
@@ -160,13 +166,13 @@ class Accounts:
             is_written = await self._rows.replace(key, value, row.version, forget_ms)
         if is_written:
             ahead.block = min(2 * ahead.block, BLOCK)
-            ahead.left = {end: left for end, left in ahead.left.items() if end > now_ms}
+            ahead.left = {end: unused for end, unused in ahead.left.items() if end > now_ms}
             ahead.left[end_ms] = ahead.left.get(end_ms, 0) + block
 
 
 class CountedRows:
-    """The rows of one owner. Raises `QuotaExceeded` instead of a write for which the owner's
-    account has no room."""
+    """The session rows of one owner. A write that exceeds the owner's account raises
+    `QuotaExceeded` and does not happen."""
 
     def __init__(self, rows: SessionStore, accounts: Accounts, owner: str) -> None:
         self._rows = rows
@@ -176,13 +182,18 @@ class CountedRows:
         """The rows that were read, by key."""
 
     async def make_room(self, count: int, size: int, forget_ms: int) -> None:
-        """Reserve ahead for several rows with `size` bytes of values together, so that all of them
-        or none are written."""
+        """Reserve bytes for several rows whose values have `size` bytes together, so that either
+        all of them or none are written.
+
+        Raises:
+            QuotaExceeded: the bytes exceed the owner's account.
+        """
         size += count * ROW
         self._accounts.give_back(await self._accounts.reserve(self._owner, size, forget_ms))
 
     async def put_new(self, key: str, value: bytes, forget_ms: int) -> bool:
-        """See `SessionStore`. A value that was not stored does not count."""
+        """Store a new value, as `SessionStore.put_new` does. A value that was not stored does not
+        count."""
         reserved = await self._accounts.reserve(self._owner, ROW + len(value), forget_ms)
         is_stored = await self._rows.put_new(key, value, forget_ms)
         if not is_stored:
@@ -190,8 +201,9 @@ class CountedRows:
         return is_stored
 
     async def replace(self, key: str, value: bytes, version: int, forget_ms: int) -> bool:
-        """See `SessionStore`. If the value was read here and is not kept for longer, only its growth
-        counts. If it is, the row lives as long as its bytes count, so that few writes extend it."""
+        """Replace a value, as `SessionStore.replace` does. If this object has read the value and
+        the expiry is not later, only the growth counts. Otherwise the row lives until the end of
+        its accounting period, so that few writes extend it."""
         before = self._read.get(key)
         if before is None or before.version != version or before.forget_ms < forget_ms:
             reserved = await self._accounts.reserve(self._owner, len(value), forget_ms)
@@ -205,29 +217,30 @@ class CountedRows:
         return is_stored
 
     async def put(self, key: str, value: bytes, forget_ms: int) -> int:
-        """See `SessionStore`."""
+        """Store a value, as `SessionStore.put` does."""
         await self._accounts.reserve(self._owner, ROW + len(value), forget_ms)
         return await self._rows.put(key, value, forget_ms)
 
     async def read(self, key: str) -> SessionRow | None:
-        """See `SessionStore`."""
+        """Return a row, as `SessionStore.read` does."""
         row = await self._rows.read(key)
         if row is not None:
             self._read[key] = row
         return row
 
     async def read_values(self, keys: Sequence[str]) -> Mapping[str, bytes]:
-        """See `SessionStore`."""
+        """Return values, as `SessionStore.read_values` does."""
         return await self._rows.read_values(keys)
 
     async def aclose(self) -> None:
-        """See `SessionStore`."""
+        """Close the connections."""
         await self._rows.aclose()
 
 
-def end_of(until_ms: int, now_ms: int) -> int:
-    """Return the end of the period that counts bytes until a time: that time, rounded up by a
-    quarter of what is left until then at most. So an account has few periods."""
+def period_end(until_ms: int, now_ms: int) -> int:
+    """Return the end of the accounting period for bytes that count until `until_ms`: that time,
+    rounded up by at most a quarter of the time until then. Rounding keeps the number of periods
+    small."""
     width = 1 << (max(until_ms - now_ms, _SHORTEST_MS) // 8).bit_length()
     return -(-until_ms // width) * width
 
@@ -237,6 +250,6 @@ def _key(owner: str) -> str:
 
 
 def _live(row: SessionRow | None, now_ms: int) -> dict[int, int]:
-    """Return the bytes of an account whose time has not come, by its end."""
+    """Return the bytes of an account that still count, by the end of their period."""
     periods = {} if row is None else json.decode(row.value)
     return {int(end): size for end, size in periods.items() if int(end) > now_ms}

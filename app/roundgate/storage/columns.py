@@ -1,4 +1,4 @@
-"""The columns of a task in the stores that speak SQL, and the values in them."""
+"""The columns of a task in SQL stores, and the conversion of their values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIELDS: Final = tuple(HEAD.replace(" ", "").split(","))[4:]
 """The columns that are fields of a record, in the order of `HEAD`."""
 OPEN_TASK: Final = "owner, id, tool, status, created_ms, expires_ms, due_ms, resends, unsent"
 REPLACED: Final = frozenset({Part.CALL, Part.STATE})
-"""The parts that every task has, of which a put replaces the value before."""
+"""The parts with a single value, which a put replaces."""
 FOR_WORK: Final = ("answer", "call", "journal", "state")
 """The parts that a worker needs."""
 OPEN_STATUSES: Final = ", ".join(f"'{status.value}'" for status in sorted(OPEN))
@@ -40,8 +40,8 @@ IS_OPEN: Final = "due_ms is not null"
 HAS_ENDED: Final = "ending in ('step_failed', 'error', 'cancelled')"
 """The condition of the index of failed and cancelled tasks, which queries repeat word for word."""
 IS_HIDDEN: Final = f"id >= '{HIDDEN}'"
-"""The condition of the index of hidden tasks, which queries repeat word for word. No other id begins
-with so late a character."""
+"""The condition of the index of hidden tasks, which queries repeat word for word. Other ids begin
+with a smaller character."""
 _FLAGS: Final = frozenset({"suspect", "alone", "unsent", "cleans_up"})
 _LISTS: Final = frozenset({"failed_steps", "events", "asked"})
 _ENDED: Final = frozenset({Status.FAILED, Status.CANCELLED})
@@ -49,7 +49,7 @@ _ENDED: Final = frozenset({Status.FAILED, Status.CANCELLED})
 
 
 def column(value: Any) -> Any:
-    """Return the value of a field as its column has it."""
+    """Return the value of a field as its column stores it."""
     if isinstance(value, StrEnum):
         return value.value
     if isinstance(value, tuple):
@@ -80,20 +80,20 @@ def open_task_from_row(row: Sequence[Any]) -> OpenTask:
 
 
 def work_from_values(values: Iterable[tuple[str, str, bytes]]) -> Work:
-    """Return the work in the values of a task: the part, the name and the value of each, in the
-    order in which they were put."""
-    kept: dict[str, list[tuple[str, bytes]]] = {kind: [] for kind in FOR_WORK}
+    """Return the work in the values of a task: part, name and value of each, in the order in which
+    they were put."""
+    by_kind: dict[str, list[tuple[str, bytes]]] = {kind: [] for kind in FOR_WORK}
     for kind, name, value in values:
-        kept[kind].append((name, value))
-    ((_, call),), ((_, state),) = kept["call"], kept["state"]
-    return Work(call, [entry for _, entry in kept["journal"]], state, dict(kept["answer"]))
+        by_kind[kind].append((name, value))
+    ((_, call),), ((_, state),) = by_kind["call"], by_kind["state"]
+    return Work(call, [entry for _, entry in by_kind["journal"]], state, dict(by_kind["answer"]))
 
 
 def index_condition(wanted: Wanted) -> str | None:
-    """Return the condition of the index that has the tasks to find.
+    """Return the condition of the index that serves a search, or `None`.
 
-    `None` for those of one owner, which have another index, and for completed tasks and those of a
-    tool, which have none: they are most of the table.
+    A search by owner has another index. Searches by tool or for completed tasks have none, because
+    these tasks are most of the table.
     """
     if wanted.owner is not None:
         return None
@@ -115,5 +115,5 @@ def number_from_cursor(cursor: str | None) -> int | None:
     if cursor is None:
         return None
     if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):  # a signed 64-bit integer
-        raise ValueError("it is not one that a list has shown")
+        raise ValueError("unknown cursor; use the cursor of an earlier page")
     return int(cursor)

@@ -1,14 +1,14 @@
 """The port of the store for `once` tools. `tests/storage/` checks each implementation against it.
 
-**OnceStore** makes a round of a `once` tool happen at most once, however often its token is sent.
-The record of a token id has these states:
+**OnceStore** makes a round of a `once` tool happen at most once, even if its token is sent
+repeatedly. The record of a token id has these states:
 
     (nothing) ──claim──▶ claimed ──finish──▶ finished
 
 Every transition is a conditional write. Of any number of claims, in any processes, exactly one gets
-`None` and runs the round; the others get the existing record. A finished record never changes. A
-claim is never taken over: if the process that holds it dies, the effect may have happened, and a
-second run could repeat it.
+`None` and runs the round; every other claim gets the existing record. A finished record never
+changes. No process takes over the claim of a dead process, because the effect may have happened,
+and a second run could repeat it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 CLOCKS_AHEAD_MS: Final = 2 * 86_400_000
-"""How much longer than needed a store may keep a record, in milliseconds, so that a process whose
-clock is ahead does not let another run its round again."""
+"""The time in milliseconds for which a store may keep a record beyond its expiry, so that a process
+whose clock is ahead does not let another run the round again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class OnceRecord:
     """The record of a token id."""
 
     answers: str
-    """The digest of the answers with which the round was claimed."""
+    """The digest of the answers in the claim of the round."""
     outcome: bytes | None
     """The result of the round as it was sent; `None` while it runs."""
     give_up_ms: int
-    """The claimer's deadline, in milliseconds since the epoch. A record without an outcome at that
+    """The claimer's deadline in milliseconds since the epoch. A record without an outcome at that
     time never gets one."""
 
 
@@ -42,8 +42,8 @@ class OnceStore(Protocol):
     ) -> OnceRecord | None:
         """Claim a token id. Return `None` if this call claimed it, otherwise the existing record.
 
-        `forget_ms` is when the record may be dropped: not before the token has expired, and no later
-        than `CLOCKS_AHEAD_MS` after that, as far as the database deletes by then.
+        `forget_ms`, in milliseconds since the epoch, is a time at which the token has certainly
+        expired. The store deletes the record after that time, if possible within `CLOCKS_AHEAD_MS`.
         """
 
     async def finish(self, token_id: str, outcome: bytes) -> None:

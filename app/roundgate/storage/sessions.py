@@ -1,15 +1,15 @@
 """The port of the session store: small expiring rows for the sessions of older clients.
 
-A session itself is in its id (`roundgate.tokens.ids`). The store keeps later changes, and data for
-other processes: the answer to a question, a cancellation, the state of a call that is too long for
-a header.
+The session itself is in its id (`roundgate.tokens.ids`). The store keeps later changes, and data
+for other processes: the answer to a question, a cancellation, the state of a call that is too long
+for a header.
 
-**SessionStore** keeps values by key. `put_new` is one conditional insert: of any number of them, in
-any processes, exactly one returns `True`. `replace` is one conditional write on the version that
-was read, `put` writes without a condition and increments the version. An expired row counts as absent,
-even if the database has not deleted it yet. Reads are strongly consistent.
+**SessionStore** keeps values by key. `put_new` is a conditional insert: of any number of inserts,
+in any processes, exactly one returns `True`. `replace` is a conditional write on the version that
+was read; `put` writes without a condition and increments the version. An expired row counts as
+absent, even if the database has not deleted it yet. Reads are strongly consistent.
 
-`tests/storage/session_contract.py` checks each implementation against this.
+`tests/storage/session_contract.py` checks each implementation.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class SessionStore(Protocol):
         """
 
     async def replace(self, key: str, value: bytes, version: int, forget_ms: int) -> bool:
-        """Replace the value, if its version is still `version`, with one of at most 300 KB; return
-        whether it was replaced.
+        """Replace a value if its version is still `version`. The new value has at most 300 KB.
+        Return whether the value was replaced.
 
         Raises:
-            Unavailable: as `put_new`.
+            Unavailable: as for `put_new`.
         """
 
     async def put(self, key: str, value: bytes, forget_ms: int) -> int:
@@ -54,21 +54,21 @@ class SessionStore(Protocol):
         Versions of a key begin at 1 and rise by one with each write until the row is forgotten.
 
         Raises:
-            Unavailable: as `put_new`; the value may have been stored, and a version skipped.
+            Unavailable: as for `put_new`; the value may have been stored, and a version skipped.
         """
 
     async def read(self, key: str) -> SessionRow | None:
-        """Return the row of a key, or `None` if there is none.
+        """Return the row of a key, or `None`.
 
         Raises:
-            Unavailable: as `put_new`.
+            Unavailable: as for `put_new`.
         """
 
     async def read_values(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         """Return the values of the keys that have one. Large values may take several calls.
 
         Raises:
-            Unavailable: as `put_new`.
+            Unavailable: as for `put_new`.
         """
 
     async def aclose(self) -> None:

@@ -1,8 +1,8 @@
-"""The task queue on Amazon SQS: a standard queue, whose own settings hold the visibility timeout.
+"""The task queue on Amazon SQS: a standard queue, whose own settings have the visibility timeout.
 
-A message's body is the reference of a task as text; other messages are logged and deleted. Its
-group is the owner of the task: a standard queue keeps no order by it, but has groups take turns
-when one has many messages ("fair queues",
+The body of a message is the reference of a task as text; other messages are logged and deleted. The
+group of a message is the owner of the task. A standard queue keeps no order within a group, but
+lets groups take turns when one has many messages ("fair queues",
 https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-fair-queues.html).
 """
 
@@ -29,10 +29,10 @@ BATCH: Final = 10
 _BATCH_TRIES: Final = 3
 
 CONFIG: Final = PROMPT
-"""Options of `botocore.config.Config` for the client that sends and deletes: short timeouts, because
-a caller waits."""
+"""The options of `botocore.config.Config` for the client that sends and deletes: short timeouts,
+because a caller waits."""
 RECEIVING: Final[Mapping[str, Any]] = MappingProxyType({**PROMPT, "read_timeout": MOST_WAIT_S + 5})
-"""Options for the client that receives: its read timeout is longer than a long poll."""
+"""The options for the client that receives: its read timeout is longer than a long poll."""
 
 
 class SqsQueue:
@@ -48,31 +48,31 @@ class SqsQueue:
         self._closing = asyncio.Event()
 
     async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
-        """Send a message, see `TaskQueue`. Delays are rounded up to seconds, and capped at 15
-        minutes."""
+        """Send a message, as `TaskQueue.send` does. Delays are rounded up to seconds, and capped at
+        15 minutes."""
         delay_s = min(_seconds(delay_ms), MOST_DELAY_S)
         await self._aws.call(
             "send_message", QueueUrl=self._url, **_message(ref), DelaySeconds=delay_s
         )
 
     async def send_many(self, refs: Sequence[TaskRef]) -> None:
-        """Send messages, ten in a call and several calls at a time, and retry those that SQS
-        refuses; see `TaskQueue`.
+        """Send messages, as `TaskQueue.send_many` does: ten per call, in concurrent calls. Retry
+        refused messages.
 
         Raises:
-            Unavailable: SQS cannot be reached, or refused a message three times. Every other
-                message was sent.
+            Unavailable: SQS cannot be reached, or refused a message three times. All other messages
+                were sent.
         """
         batches = (refs[start : start + BATCH] for start in range(0, len(refs), BATCH))
-        outcomes = await asyncio.gather(*map(self._send_all_of, batches), return_exceptions=True)
+        outcomes = await asyncio.gather(*map(self._send_some, batches), return_exceptions=True)
         for error in filter(None, outcomes):
             raise error
 
-    async def _send_all_of(self, refs: Sequence[TaskRef]) -> None:
-        left = [{"Id": f"{n}", **_message(ref)} for n, ref in enumerate(refs)]
+    async def _send_some(self, refs: Sequence[TaskRef]) -> None:
+        entries = [{"Id": f"{n}", **_message(ref)} for n, ref in enumerate(refs)]
         for _ in range(_BATCH_TRIES):
-            left = await self._send_batch(left)
-        if left:
+            entries = await self._send_batch(entries)
+        if entries:
             raise Unavailable("The queue cannot take all messages just now")
 
     async def _send_batch(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -80,14 +80,14 @@ class SqsQueue:
         if not entries:
             return []
         answer = await self._aws.call("send_message_batch", QueueUrl=self._url, Entries=entries)
-        refused = {one["Id"] for one in answer.get("Failed", [])}
+        refused = {failure["Id"] for failure in answer.get("Failed", [])}
         return [entry for entry in entries if entry["Id"] in refused]
 
     async def receive(
         self, limit: int, wait_ms: int, *, skip: Collection[str] = ()
     ) -> Sequence[Message]:
-        """Return at most 10 messages, see `TaskQueue`. `skip` is ignored: SQS decides which owner
-        is next."""
+        """Return at most 10 messages, as `TaskQueue.receive` does. `skip` is ignored: SQS decides
+        which owner is next."""
         left_s = _seconds(wait_ms)
         while not self._closing.is_set():
             wait_s = min(left_s, MOST_WAIT_S)
@@ -98,7 +98,7 @@ class SqsQueue:
         return []
 
     async def _poll(self, limit: int, wait_s: int) -> list[Any]:
-        """Return the messages of one long poll; none if the queue is closed first."""
+        """Return the messages of one long poll, or none if the queue is closed first."""
         given_up = threading.Event()
         work = partial(self._receive, limit=limit, wait_s=wait_s, given_up=given_up)
         poll = asyncio.ensure_future(self._receiver.do(work, abandon=True))
@@ -121,33 +121,34 @@ class SqsQueue:
         # `_poll` has ended without these messages: make them visible to other workers at once
         if messages and given_up.is_set():
             visible = [
-                _entry(n, one["ReceiptHandle"]) | {"VisibilityTimeout": 0}
-                for n, one in enumerate(messages)
+                _entry(n, message["ReceiptHandle"]) | {"VisibilityTimeout": 0}
+                for n, message in enumerate(messages)
             ]
             client.change_message_visibility_batch(QueueUrl=self._url, Entries=visible)
         return messages
 
     async def _known(self, received: Sequence[Any]) -> list[Message]:
-        """Return the messages that are task references; log and delete the others."""
-        known, unknown = [], []
-        for one in received:
+        """Return the messages that are task references; log and delete all other messages."""
+        messages, unknown = [], []
+        for item in received:
             try:
-                known.append(Message(TaskRef.parse(one["Body"]), one["ReceiptHandle"]))
+                messages.append(Message(TaskRef.parse(item["Body"]), item["ReceiptHandle"]))
             except ValueError:
                 logger.warning(
-                    "a message that is no task reference was deleted from the queue: %.100r",
-                    one["Body"],
+                    "deleted a message that is not a task reference from the queue: %.100r",
+                    item["Body"],
                 )
-                unknown.append(one["ReceiptHandle"])
+                unknown.append(item["ReceiptHandle"])
         await self._delete(unknown)
-        return known
+        return messages
 
     async def delete(self, messages: Sequence[Message]) -> None:
-        """Delete messages, see `TaskQueue`."""
+        """Delete messages, as `TaskQueue.delete` does."""
         await self._delete([message.receipt for message in messages])
 
     async def put_back(self, messages: Sequence[Message], delay_ms: int = 0) -> None:
-        """Return messages to the queue, see `TaskQueue`. Delays are rounded up to seconds."""
+        """Return messages to the queue, as `TaskQueue.put_back` does. Delays are rounded up to
+        seconds."""
         hidden = {"VisibilityTimeout": _seconds(delay_ms)}
         for start in range(0, len(messages), BATCH):
             some = messages[start : start + BATCH]
@@ -157,8 +158,8 @@ class SqsQueue:
             )
 
     async def depth(self) -> int | None:
-        """Return the approximate depth, see `TaskQueue`. Eventually consistent; excludes delayed
-        messages."""
+        """Return the approximate depth, as `TaskQueue.depth` does. Eventually consistent; excludes
+        delayed messages."""
         name = "ApproximateNumberOfMessages"
         answer = await self._aws.call(
             "get_queue_attributes", QueueUrl=self._url, AttributeNames=[name]
@@ -166,12 +167,12 @@ class SqsQueue:
         return int(answer["Attributes"][name])
 
     async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef] | None:
-        """Return `None`: SQS cannot list its messages."""
+        """Return `None`, because SQS cannot list its messages."""
         return None
 
     async def _delete(self, receipts: Sequence[str]) -> None:
-        """Delete messages. Ignore outdated receipts: their messages were delivered again or
-        deleted."""
+        """Delete messages. Outdated receipts are ignored, because their messages were delivered
+        again or deleted."""
         for start in range(0, len(receipts), BATCH):
             entries = [
                 _entry(n, receipt) for n, receipt in enumerate(receipts[start : start + BATCH])
@@ -179,8 +180,8 @@ class SqsQueue:
             await self._aws.call("delete_message_batch", QueueUrl=self._url, Entries=entries)
 
     async def aclose(self) -> None:
-        """Close the clients, see `TaskQueue`. A running long poll continues in its thread until
-        SQS answers."""
+        """Close the clients, as `TaskQueue.aclose` does. A running long poll continues in its
+        thread until SQS answers."""
         self._closing.set()
         await self._aws.aclose()
         await self._receiver.aclose()

@@ -4,8 +4,8 @@ A store inserts, reads, swaps, scans and deletes. It decides nothing about a tas
 rules are in `roundgate.tasks.machine`, and `roundgate.tasks.stored` reads, asks the machine and
 swaps. `tests/storage/task_contract.py` holds each store to every sentence here.
 
-**One record decides.** A `TaskRecord` has a `version`, which each write changes. `swap` writes a
-new record in place of the one that it was made from, and happens as a whole or not at all:
+**One record decides.** A `TaskRecord` has a `version`, which each write changes. `swap` replaces a
+record by its successor, and happens as a whole or not at all:
 
     reader 1   read (version 7) ─── decide ───────────── swap 7 → 8
     reader 2   read (version 7) ─── decide ─ swap 7 → 8'        └ Lost: here is 8', decide again
@@ -18,11 +18,11 @@ store returns them unchanged, and reads no value of another task to find one.
 finds nothing, exactly as for an unknown id.
 
 **Unavailable.** Every method raises `roundgate.errors.Unavailable` when the store cannot be
-reached; a write may then have happened or not. Because it changes the version, it cannot happen
-after another write to the same record has happened.
+reached; the write may or may not have happened. Because each write changes the version, such a
+write cannot happen after another write to the same record.
 
 **Due.** Every record with a `due_ms` is in the index that `scan` reads. The index has `shards`
-parts, so that sweepers can share the work.
+parts, which sweepers share among themselves.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from typing import Any, Final, Protocol
 from roundgate.protocol import OPEN, TERMINAL, Status, TaskView
 
 HIDDEN: Final = "~"
-"""The first character of a hidden task's id, which occurs in no id that clients receive."""
+"""The first character of a hidden task's id. No id that clients receive contains it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -52,7 +52,7 @@ class TaskRef:
     @property
     def is_hidden(self) -> bool:
         """Return whether this is a hidden task: the call of a client whose revision has no tasks.
-        No client can name its id."""
+        Clients cannot name its id."""
         return self.id.startswith(HIDDEN)
 
     @classmethod
@@ -73,11 +73,11 @@ class Ending(StrEnum):
 
     OK = "ok"
     TOOL_ERROR = "tool_error"
-    """The tool failed: a result with `isError`."""
+    """The tool failed; the result has `isError`."""
     STEP_FAILED = "step_failed"
-    """The tool failed because of a step that nothing retries any more."""
+    """The tool failed because of a step that has no retries left."""
     ERROR = "error"
-    """A JSON-RPC error."""
+    """The task failed with a JSON-RPC error."""
     CANCELLED = "cancelled"
 
 
@@ -88,7 +88,7 @@ ENDING_OF: Final[Mapping[Status, Ending]] = MappingProxyType(
         Status.CANCELLED: Ending.CANCELLED,
     }
 )
-"""The ending of a terminal status, unless a more specific one is known."""
+"""The ending of a terminal status, unless a more specific ending is known."""
 STATUS_OF: Final[Mapping[Ending, Status]] = MappingProxyType(
     {
         Ending.OK: Status.COMPLETED,
@@ -105,7 +105,7 @@ UNHAPPY: Final = frozenset(Ending) - {Ending.OK, Ending.TOOL_ERROR}
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """A task as it is now, without its values. Times are milliseconds since the epoch."""
+    """The current state of a task, without its values. Times are milliseconds since the epoch."""
 
     ref: TaskRef
     tool: str
@@ -113,67 +113,70 @@ class TaskRecord:
     status_message: str | None
     created_ms: int
     updated_ms: int
-    """When the client could last see a change."""
+    """When the task last changed visibly for its client."""
     expires_ms: int
     revision: int
-    """Counts the changes that a client can see."""
+    """The number of changes that a client can see."""
     requests: Mapping[str, bytes] = field(default_factory=dict)
-    """The questions that wait, by wire key, in the order in which they were asked. Filled by
+    """The outstanding questions by wire key, in the order in which they were asked. Filled by
     `TaskStore.read` while the task is `input_required`."""
     outcome: bytes | None = None
     """The result of a completed task, the JSON-RPC error of a failed one. Filled by
     `TaskStore.read`."""
     fence: int = 0
-    """Counts the claims."""
+    """The number of claims."""
     lease_until_ms: int = 0
     """The end of the lease; 0 while no worker has one."""
     wake_ms: int = 0
     """The earliest time of the next claim; 0 unless the task sleeps."""
     due_ms: int | None = None
-    """When a sweep checks the task; `None` once it is terminal and needs no cleanup."""
+    """When a sweep checks the task; `None` for a terminal task that needs no cleanup."""
     attempts: int = 0
-    """Faults of the gateway in a row; once it is terminal, tries to clean up."""
+    """The number of consecutive faults of the gateway; in a terminal task, the number of tries to
+    clean up."""
     deaths: int = 0
-    """Workers that died or stalled with this task alone, since the last progress."""
+    """The number of workers that died or stalled while they ran this task alone, since the last
+    progress."""
     suspect: bool = False
-    """Whether a worker died or stalled with the task, so it must be claimed alone."""
+    """Whether a worker died or stalled with the task, so that it must be claimed alone."""
     alone: bool = False
-    """Whether the present lease, or the last one, is of a claim with `alone=True`."""
+    """Whether the current or last lease comes from a claim with `alone=True`."""
     declined_ms: int = 0
-    """When a worker first declined the task because it cannot serve it; 0 if none has."""
+    """When a worker first declined the task because it cannot serve it; 0 before that."""
     journal_version: int = 1
     """The journal format that a worker must be able to read."""
     resends: int = 0
-    """How often sweeps have postponed the task since its last claim, except while a message was known
-    to wait."""
+    """The number of times that sweeps postponed the task since its last claim, except while its
+    message was known to wait in the queue."""
     cleans_up: bool = False
-    """Whether something may be left to do elsewhere if it ends early. A terminal task with a
-    `due_ms` has that to do."""
+    """Whether the task may leave work to end elsewhere if it ends early. A terminal task with a
+    `due_ms` has such work."""
     ending: Ending | None = None
     """The ending; `None` while the task is open."""
     failed_steps: Sequence[str] = ()
     """The places of the steps whose failure ended the task."""
     retried_as: str | None = None
-    """The id of the task, of the same owner, that continues this task's work."""
+    """The id of the task of the same owner that continues this task's work."""
     call_id: str | None = None
     """The id of the call in the log (`roundgate.observability.correlation`)."""
     events: Sequence[str] = ()
-    """The external events that the task keeps, as `roundgate.tasks.events.Mark` writes them."""
+    """The external events of the task, as `roundgate.tasks.events.Mark` writes them."""
     asked: Sequence[str] = field(default=(), compare=False)
-    """The wire keys of the questions that are kept, in order: those that wait, or those that the
+    """The wire keys of the stored questions in order: outstanding questions, or questions that the
     task stopped waiting for and may ask again."""
     unsent: bool = field(default=False, compare=False)
-    """Whether no message was sent for the present `due_ms`."""
+    """Whether the current `due_ms` was set without sending a message."""
     noted: int = field(default=0, compare=False)
-    """The number of the last write of entries under the present lease."""
+    """The number of the last write of entries under the current lease."""
     version: Any = field(default=None, compare=False)
-    """The store's version of the record, which each write changes."""
+    """The store's version of the record. Each write changes it."""
     notes: Any = field(default=None, compare=False, repr=False)
-    """Data of the store about the record."""
+    """The store's own data about the record."""
 
     @property
     def shown_status(self) -> Status:
-        """Return the status as the operator sees it: a task that a failed step ended is `failed`."""
+        """Return the status that the operator sees: `failed` for a task that a failed step
+        ended."""
         return self.status if self.ending is None else STATUS_OF[self.ending]
 
     @property
@@ -183,13 +186,13 @@ class TaskRecord:
 
     @property
     def is_to_clean_up(self) -> bool:
-        """Return whether the task is over and something is left to do elsewhere."""
+        """Return whether the task is terminal and has work to end elsewhere."""
         return self.due_ms is not None and self.status in TERMINAL
 
     @property
     def keeps_work(self) -> bool:
         """Return whether a worker or a retry still needs the call, the state, the journal and the
-        answers. A store may drop them otherwise."""
+        answers. Otherwise a store may delete them."""
         return self.due_ms is not None or self.ending is Ending.STEP_FAILED
 
     def view(self) -> TaskView:
@@ -213,9 +216,9 @@ class Part(StrEnum):
     """The tool, its caller and its arguments."""
     STATE = "state"
     JOURNAL = "journal"
-    """An entry. Each put appends one."""
+    """An entry of the journal. Each put appends one."""
     ANSWER = "answer"
-    """By wire key. The last put of a key counts."""
+    """An answer by wire key. The last put of a key counts."""
     REQUEST = "request"
     """A question, by wire key."""
     OUTCOME = "outcome"
@@ -223,7 +226,7 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """A value to store. A part without names keeps only its last value."""
+    """A value to store. An unnamed part keeps only its last value."""
 
     part: Part
     value: bytes
@@ -240,7 +243,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A record in place of the one that it was made from. Drops happen before puts."""
+    """A new record in place of `before`. Drops happen before puts."""
 
     before: TaskRecord
     changes: Mapping[str, Any]
@@ -248,22 +251,22 @@ class Change:
     puts: Sequence[Put] = ()
     drops: Sequence[Drop] = ()
 
-    def record(self, **known: Any) -> TaskRecord:
-        """Return the new record with what its store knows of it, without the values that a client
-        is shown."""
+    def record(self, **stored_fields: Any) -> TaskRecord:
+        """Return the new record without the values that `read` fills in. `stored_fields` has fields that
+        the store sets."""
         # `dataclasses.replace` takes ten times as long, for each write of a task
         record = object.__new__(TaskRecord)
         vars(record).update(vars(self.before), requests={}, outcome=None, **self.changes)
-        vars(record).update(known)
+        vars(record).update(stored_fields)
         return record
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The record has changed since it was read."""
+    """The record has changed since the read."""
 
     record: TaskRecord | None
-    """The record as it is now; `None` if it was deleted."""
+    """The current record; `None` if it was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,15 +275,15 @@ class Work:
 
     call: bytes
     journal: Sequence[bytes]
-    """Every entry ever added, in order."""
+    """Every entry that was added, in order."""
     state: bytes
     answers: Mapping[str, bytes]
-    """Every answer ever taken, by wire key."""
+    """Every answer that was taken, by wire key."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTask:
-    """A task as the index of due tasks has it: open, or over and to be cleaned up."""
+    """A task in the index of due tasks: open, or terminal and to be cleaned up."""
 
     ref: TaskRef
     tool: str
@@ -289,9 +292,9 @@ class OpenTask:
     expires_ms: int
     due_ms: int
     resends: int = 0
-    """See `TaskRecord`."""
+    """As `TaskRecord.resends`."""
     unsent: bool = False
-    """See `TaskRecord`."""
+    """As `TaskRecord.unsent`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +332,7 @@ class Found:
 
 
 FORGET_AFTER_MS: Final = 2 * 86_400_000
-"""How long an expired task stays in a store, for its operator, in milliseconds."""
+"""The time for which an expired task stays in the store for its operator, in milliseconds."""
 SHARD_AT_MOST_MS: Final = 60_000
 """The longest time for which a sweeper may hold a shard, in milliseconds."""
 
@@ -338,25 +341,25 @@ class TaskStore(Protocol):
     """Records of tasks, their values, and the indexes on them."""
 
     async def insert(self, record: TaskRecord, puts: Sequence[Put]) -> bool:
-        """Keep a new record. When this returns, every process reads it.
+        """Store a new record. When this returns, every process can read the record.
 
-        Return `False` if there is one of this reference already, which is left as it is. Safe to
-        repeat after `Unavailable`: the task is there once.
+        Return `False` and change nothing if the reference already has a record. The call is safe to
+        repeat after `Unavailable`.
         """
 
     async def read(self, ref: TaskRef) -> TaskRecord | None:
-        """Return a record with what its client is shown, strongly consistent. One call."""
+        """Return a record with the values that its client sees, strongly consistent. One call."""
 
     async def head(self, ref: TaskRef) -> TaskRecord | None:
-        """Return a record without values, strongly consistent. One call."""
+        """Return a record without its values, strongly consistent. One call."""
 
     async def heads(
         self, refs: Sequence[TaskRef], *, may_lag: bool = False
     ) -> Mapping[TaskRef, TaskRecord]:
-        """Return many records as `head` does; those that are gone are left out.
+        """Return many records as `head` does; omit missing ones.
 
-        With `may_lag`, a store may return records as they were some seconds ago, and leave out new
-        ones, if that is cheaper.
+        With `may_lag`, a store may return records as they were some seconds ago, and omit new ones,
+        if that is cheaper.
         """
 
     async def read_work(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
@@ -366,14 +369,14 @@ class TaskStore(Protocol):
         """
 
     async def swap(self, change: Change) -> TaskRecord | Lost:
-        """Write a record and its values if the stored version is that of `change.before`.
+        """Write a record and its values if the stored version is the version of `change.before`.
 
-        Return the record as it is now, or `Lost` if nothing was written.
+        Return the new record, or `Lost` if nothing was written.
         """
 
     async def delete(self, record: TaskRecord) -> bool:
-        """Delete a record and its values if its version is unchanged; return whether it was
-        deleted.
+        """Delete a record and its values if its version is unchanged; return whether that was the
+        case.
 
         If the process dies meanwhile, leftover values are unreachable and are deleted later.
         """
@@ -398,32 +401,33 @@ class TaskStore(Protocol):
     async def find(
         self, wanted: Wanted = ANY, limit: int = 100, cursor: str | None = None
     ) -> Found:
-        """Return kept tasks, expired ones too, in no particular order and without values.
+        """Return stored tasks, including expired ones, in no particular order and without values.
 
         One call reads a bounded part of the store, so a page may be short or empty and still have a
-        cursor. A caller that continues until the cursor is `None` gets each task that did not
-        change meanwhile exactly once; a changed task may be missing or repeated. Open, failed and
-        cancelled tasks are found by an index.
+        cursor. A caller that continues until the cursor is `None` gets each unchanged task exactly
+        once; a task that changes meanwhile may be missing or repeated. An index finds open, failed
+        and cancelled tasks.
 
         Raises:
-            ValueError: `cursor` does not belong to such a search.
+            ValueError: `cursor` does not belong to this search.
         """
 
     async def forget(self, now_ms: int) -> int:
-        """Delete some of what expired long ago, and some hidden tasks that have expired, if the
-        store does not do so by itself; return how many."""
+        """Delete some of the tasks that expired long ago, and some expired hidden tasks, if the
+        store does not delete them by itself. Return the number of deleted tasks."""
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
-        """Take a shard for one sweeper until `until_ms`; return `False` if another sweeper has it.
+        """Lease a shard to one sweeper until `until_ms`; return `False` if another sweeper has the
+        lease.
 
-        It only avoids duplicate work; correctness does not depend on it. An `until_ms` in the past
-        gives the shard back. A right that ends later than `SHARD_AT_MOST_MS` from now came from a
-        clock that was ahead, and is ignored.
+        Leases of shards only avoid duplicate work; correctness does not depend on them. An
+        `until_ms` in the past releases the shard. A lease that ends later than `SHARD_AT_MOST_MS`
+        from now came from a clock that was ahead, and is ignored.
         """
 
     async def tell_time(self, report: bytes) -> bytes | None:
-        """Store a sweeper's report of its clock and return the previous one, or `None` if there is
-        none. One call."""
+        """Store a sweeper's report of its clock and return the previous report, or `None`. One
+        call."""
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -1,9 +1,9 @@
-"""Calls that outlive their request: created and watched for their owner, carried by
-workers, kept in a store.
+"""Calls that outlive their request: created and watched for their owner, run by workers, stored in
+a store.
 
-There is one engine, and its journal is kept in one of two places: between rounds it travels with
-the client (`methods.rounds`), in a task it is rows in a store (`tasks.turn`). This package
-knows the catalog, the engine and the ports of storage; it knows nothing of HTTP.
+The engine has one journal with two homes: between rounds the journal travels with the client
+(`methods.rounds`), in a task it is rows in a store (`tasks.turn`). This package depends on the
+catalog, the engine and the ports of storage, but not on HTTP.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from roundgate.tasks.operating import retry as retry
 from roundgate.tasks.operating import steps_done as steps_done
 from roundgate.tasks.outcome import Ended as Ended
 from roundgate.tasks.outcome import ended as ended
+from roundgate.tasks.outcome import failure_reason as failure_reason
 from roundgate.tasks.outcome import log_failure as log_failure
-from roundgate.tasks.outcome import reason_of as reason_of
 from roundgate.tasks.outcome import said_by as said_by
 from roundgate.tasks.outcome import tool_result as tool_result
 from roundgate.tasks.service import Tasks as Tasks

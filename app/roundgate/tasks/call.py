@@ -10,40 +10,45 @@ from roundgate import json
 from roundgate.auth import Principal
 from roundgate.protocol import ClientCapabilities, Meta
 from roundgate.replay import Journal, from_row
-from roundgate.tasks.events import marks_of
+from roundgate.tasks.events import marks_from_record
 from roundgate.tasks.stored import Claimed
 
 
 @dataclass(frozen=True, slots=True)
 class TaskCall:
-    """A `tools/call`, with everything from its request that the handler may need later."""
+    """A `tools/call` with all data of its request that the handler may need later."""
 
     tool: str
     arguments: Mapping[str, Any]
     principal: Principal
     capabilities: Mapping[str, Any]
-    """What the client declared when it called: what may be asked of it."""
+    """The capabilities that the client declared in the call."""
     client_info: Mapping[str, Any] | None = None
     origin: Mapping[str, str] = field(default_factory=dict)
-    """The trace context in which the call began."""
+    """The trace context of the call."""
     generation: int = 1
-    """See `Journal.generation`."""
+    """As `Journal.generation`."""
     view: str = ""
-    """The view whose tool it is; empty for the endpoint of everything."""
+    """The view of the tool; empty for the endpoint of all tools."""
     substituted: Mapping[str, Any] = field(default_factory=dict)
-    """What there are other means for where the client declared nothing
+    """The capabilities that the gateway substitutes for undeclared ones
     (`ClientCapabilities.substituted`)."""
     continues: str | None = None
     """The id of the task whose work this one continues. The handler and its services see that id,
-    so the keys of its steps stay the same."""
+    so that the keys of its steps stay the same."""
 
     def to_bytes(self) -> bytes:
-        """Return the call in the form that the store keeps."""
-        who = self.principal
+        """Return the call as the store keeps it."""
+        principal = self.principal
         facts = {
             "tool": self.tool,
             "arguments": dict(self.arguments),
-            "principal": [who.issuer, who.subject, who.client_id, sorted(who.scopes)],
+            "principal": [
+                principal.issuer,
+                principal.subject,
+                principal.client_id,
+                sorted(principal.scopes),
+            ],
             "capabilities": dict(self.capabilities),
             "client_info": self.client_info,
             "origin": dict(self.origin),
@@ -56,18 +61,19 @@ class TaskCall:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TaskCall:
-        """Invert `to_bytes`.
+        """Return the call that `to_bytes` wrote.
 
         Raises:
-            ParseError, ValueError, TypeError, KeyError: the bytes are not from `to_bytes`.
+            ParseError, ValueError, TypeError, KeyError: another program or a later version wrote
+                the bytes.
         """
         facts = json.decode(data)
         issuer, subject, client_id, scopes = facts.pop("principal")
         return cls(principal=Principal(issuer, subject, client_id, frozenset(scopes)), **facts)
 
     def meta(self) -> Meta:
-        """Return the request's `_meta` for the handler inside the task, without progress token and
-        log level: a task sends no notifications on the stream of a request."""
+        """Return the request's `_meta` for the handler in the task, without progress token and log
+        level: a task sends no notifications on the stream of a request."""
         info = None if self.client_info is None else dict(self.client_info)
         return Meta(
             ClientCapabilities(self.capabilities, self.substituted),
@@ -78,8 +84,8 @@ class TaskCall:
 
 
 def make_journal(claimed: Claimed, task_call: TaskCall) -> Journal:
-    """Return the journal of a task, with the answers that were taken and the payloads of external
-    events. The keys of a task are never used twice, so old answers find no question any more.
+    """Return the journal of a task, with its answers and the payloads of external events. Keys of a
+    task are never reused, so old answers match no new question.
 
     Raises:
         ParseError, ValueError, TypeError, KeyError: this version cannot read the journal.
@@ -89,5 +95,5 @@ def make_journal(claimed: Claimed, task_call: TaskCall) -> Journal:
         journal.add(from_row(json.decode(entry)))
     answers = {key: json.decode(answer) for key, answer in claimed.answers.items()}
     journal.receive(answers)
-    journal.deliver(answers, {mark.name for mark in marks_of(claimed.record)})
+    journal.deliver(answers, {mark.name for mark in marks_from_record(claimed.record)})
     return journal

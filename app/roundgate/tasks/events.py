@@ -1,4 +1,5 @@
-"""Events in the life of a task, and what they come to. Values only: `tasks.machine` decides.
+"""The events in the life of a task and their results. The module has only values: `tasks.machine`
+decides.
 
 An event under a lease has the lease's `fence`. Times are milliseconds since the epoch.
 """
@@ -17,56 +18,57 @@ from roundgate.storage import Change, Ending, Put, TaskRecord, TaskRef
 
 
 class NotClaimed(StrEnum):
-    """The reason a claim was refused."""
+    """The reason why a claim was refused."""
 
     GONE = "gone"
-    """There is no such task, or no more: it is unknown or has expired."""
+    """The task is unknown or has expired."""
     OVER = "over"
     WAITING = "waiting for input"
     ASLEEP = "asleep"
     LEASED = "leased"
     SUSPECT = "suspect"
-    """A worker died or stalled with it: only a claim with `alone=True` gets it."""
+    """A worker died or stalled with the task: only a claim with `alone=True` succeeds."""
     CLEAN_UP = "to be cleaned up"
-    """It is over, and there is something to clean up: `ClaimCleanup`."""
+    """The task is terminal and needs a cleanup (`ClaimCleanup`)."""
 
 
 class Cancelled(StrEnum):
-    """What a cancellation came to."""
+    """The result of a cancellation."""
 
     UNKNOWN_TASK = "unknown task"
     OVER = "over"
-    """It is terminal, now or since before."""
+    """The task is terminal, because of this cancellation or already before."""
     CLEAN_UP = "to be cleaned up"
     """The task has become terminal, and a worker must clean up."""
 
 
 class Answered(StrEnum):
-    """What became of answers."""
+    """The result of sending answers."""
 
     UNKNOWN_TASK = "unknown task"
     NOT_NEEDED = "not needed"
-    """None of them is for an outstanding question: all were dropped."""
+    """No answer is for an outstanding question, so all were dropped."""
     LATER = "later"
-    """No answer was taken: the task goes on because a time limit passed, and may ask these
-    questions again. The end of its turn decides."""
+    """No answer was taken. The task continues because a time limit passed, and may ask these
+    questions again; the end of its turn decides."""
     PARTLY = "partly"
-    """Taken; other questions are still outstanding."""
+    """The answers were taken; other questions are still outstanding."""
     FULLY = "fully"
-    """Taken; nothing is outstanding any more, the task is `working` and wants a worker."""
+    """The answers were taken; no question is outstanding, and the task is `working` and ready for a
+    worker."""
 
 
 class Delivered(StrEnum):
-    """What became of the payload of an external event."""
+    """The result of delivering the payload of an external event."""
 
     UNKNOWN_TASK = "unknown task"
     CLOSED = "closed"
-    """Nothing is accepted for the event any more: its time is over, the task has ended, or its
-    handler began anew without it."""
+    """The event is closed: its time is over, the task has ended, or its handler restarted without
+    the event."""
     KEPT = "kept"
-    """Stored. The handler finds it when it waits for it."""
+    """The payload is stored for the handler's next wait."""
     WAKES = "wakes"
-    """Stored; the task waits for it and wants a worker."""
+    """The payload is stored; the task awaits the event and is ready for a worker."""
     AGAIN = "again"
     """The same payload was stored before."""
     OTHER = "other"
@@ -74,60 +76,62 @@ class Delivered(StrEnum):
 
 
 class Waited(StrEnum):
-    """What became of a release of a task that waits for external events."""
+    """The result of releasing a task that awaits external events."""
 
     READY = "ready"
-    """One of them was delivered, or closed, meanwhile: the task wants a worker at once."""
+    """An awaited event was delivered or closed meanwhile: the task is ready for a worker at
+    once."""
 
 
 class Postponed(StrEnum):
-    """What became of a move of the due time."""
+    """The result of moving the due time."""
 
     MOVED = "moved"
     LAPSED = "moved, and a lease had lapsed"
-    """Whoever had it died or stalled with it, and the message that led there is gone."""
+    """The worker of the task died or stalled, and the message for the task is gone."""
     HELD = "held"
-    """A worker has it. It is due when that lease has lapsed."""
+    """A worker holds the task. The task is due when that lease has lapsed."""
     MISSED = "missed"
-    """Another process has moved it, or it is over."""
+    """Another process has moved the due time, or the task is terminal."""
 
 
 class No(StrEnum):
-    """Why another event was refused."""
+    """The reason why another event was refused."""
 
     LEASE_LOST = "lease lost"
     HAPPENED = "happened"
-    """These entries are in the journal: an earlier write that was in doubt had happened."""
+    """The journal has these entries, because an earlier doubtful write had happened."""
     NOT_NOW = "not now"
-    """The task is not in the state in which the event happens."""
+    """The task is not in a state in which the event can happen."""
 
 
 class Sending(StrEnum):
-    """What a process that moves the due time knows of the task's message."""
+    """The state of a task's message, as a process that moves the due time knows it."""
 
     NEEDED = "needed"
-    """The queue has none: one is sent."""
+    """The queue has no message, so the move sends one."""
     DOUBTED = "in doubt"
-    """The queue probably has it: another is sent only if a worker died with the task."""
+    """The queue probably has a message, so the move sends another only if a worker died with the
+    task."""
     WAITS = "waits"
-    """The queue has it: none is sent."""
+    """The queue has a message, so the move sends none."""
     LEFT = "left to a sweep"
-    """None is sent, and the task is `unsent`."""
+    """The move sends no message, and the task becomes `unsent`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Next(Change):
-    """What an event makes of a task."""
+    """The change that an event makes to a task."""
 
     result: StrEnum | None = None
     message_ms: int | None = None
-    """The delay of the message that makes a worker claim the task, in milliseconds; `None` if the
-    event calls for no message."""
+    """The delay in milliseconds of the message that makes a worker claim the task; `None` if no
+    message is needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The event does not happen."""
+    """The refusal of an event, which changes nothing."""
 
     reason: StrEnum
 
@@ -135,21 +139,21 @@ class Refused:
 # External events
 
 KEPT_DELIVERIES: Final = 20
-"""How many delivered events a record remembers, so that a service that repeats a request is told
-that it was accepted. Every write of the record in DynamoDB is paid for by its size."""
+"""The number of delivered events that a record keeps, so that a service that repeats a request gets
+the same answer. DynamoDB charges each write by the size of the record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An external event as the record of its task has it: `event:paid 1790000000000 open`."""
+    """An external event as the record of its task stores it: `event:paid 1790000000000 open`."""
 
     name: str
     until_ms: int
-    """When nothing is accepted for it any more."""
+    """The end of the time for delivery, in milliseconds since the epoch."""
     is_awaited: bool = False
-    """Whether the task waits for it, with no worker."""
+    """Whether the task awaits the event without a worker."""
     digest: str | None = None
-    """The digest of the payload that was delivered."""
+    """The digest of the delivered payload; `None` before."""
 
     def __str__(self) -> str:
         state = self.digest or ("awaited" if self.is_awaited else "open")
@@ -167,8 +171,8 @@ class Mark:
         return self.digest is None and now_ms < self.until_ms
 
 
-def marks_of(record: TaskRecord) -> list[Mark]:
-    """Return the external events of a task in the order of their opening."""
+def marks_from_record(record: TaskRecord) -> list[Mark]:
+    """Return the external events of a task in the order in which they were opened."""
     return [Mark.parse(text) for text in record.events]
 
 
@@ -182,20 +186,20 @@ class NewTask:
     ref: TaskRef
     tool: str
     call: bytes
-    """What is called, by whom, with what: changed by `Restart` alone."""
+    """The tool, its caller and its arguments. Only `Restart` changes them."""
     created_ms: int
     expires_ms: int
     due_ms: int
     journal: Sequence[bytes] = ()
-    """What is known from the rounds before it became a task, an entry each."""
+    """The entries of the rounds before the call became a task."""
     state: bytes = b"{}"
     status: Status = Status.WORKING
-    """`working`, `input_required`, or terminal for a call that is over already."""
+    """`working`, `input_required`, or a terminal status for a call that has already ended."""
     status_message: str | None = None
     outcome: bytes | None = None
     journal_version: int = 1
     cleans_up: bool = False
-    """Whether something may be left to do elsewhere if it ends early."""
+    """Whether the task may leave work to end elsewhere if it ends early."""
     ending: Ending | None = None
     """The ending of a terminal task; by default the ending of its status."""
     call_id: str | None = None
@@ -204,10 +208,10 @@ class NewTask:
     requests: Mapping[str, bytes] = field(default_factory=dict)
     """The questions of a task that is created `input_required`."""
     lease_until_ms: int = 0
-    """The end of its creator's lease; 0 if any worker may claim it."""
+    """The end of the creator's lease; 0 if any worker may claim the task."""
 
     def view(self) -> TaskView:
-        """Return the part of the record that a client can see."""
+        """Return the part of the task that a client can see."""
         facts = self.ref.id, self.status, self.status_message, self.created_ms, self.created_ms
         return TaskView(*facts, self.expires_ms, {}, self.outcome)
 
@@ -219,7 +223,7 @@ class Created:
     record: TaskRecord
     puts: Sequence[Put]
     message_ms: int | None
-    """See `Next`."""
+    """As `Next.message_ms`."""
 
 
 # Events of the owner
@@ -227,7 +231,7 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answers by wire key. With the last outstanding question answered the task is due at
+    """Answers by wire key. Once all outstanding questions are answered, the task is due at
     `due_ms`."""
 
     answers: Mapping[str, bytes]
@@ -236,8 +240,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Make it `cancelled`, unless it is terminal. If it is to be cleaned up, it is due at
-    `due_ms`."""
+    """A cancellation, which makes the task `cancelled` unless it is terminal. A task to be cleaned
+    up is due at `due_ms`."""
 
     status_message: str
     due_ms: int
@@ -248,11 +252,11 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Lease a `working` task that is free and not asleep.
+    """A claim of a `working` task that is free and awake.
 
-    A lease has lapsed if it ended at or before `lapsed_ms`: a claimer gives an earlier time than
-    its own, so that a clock that is ahead takes no living lease. A task whose lease has lapsed, or
-    that is a suspect, is free for `alone=True` only. What is due later than `due_ms` is due then.
+    A lease has lapsed if it ended at or before `lapsed_ms`. The claimer passes a time before its
+    own clock, so that a clock that is ahead takes no valid lease. Only a claim with `alone=True`
+    gets a suspect or a task whose lease has lapsed. A later due time moves forward to `due_ms`.
     """
 
     until_ms: int
@@ -263,17 +267,17 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What an event under a lease adds."""
+    """The additions of an event under a lease."""
 
     entries: Sequence[bytes] = ()
     state: bytes | None = None
-    """`None` leaves it as it is."""
+    """The new state; `None` for no change."""
     status_message: str | None = None
-    """`None` leaves it as it is. A change counts as one that the client can see."""
+    """The new status message; `None` for no change. The client can see the change."""
     events: Sequence[Mark] = ()
-    """External events that `entries` opens."""
+    """The external events that `entries` open."""
     expires_ms: int | None = None
-    """When the task now expires, for a hidden task; `None` leaves it as it is."""
+    """The new expiry of a hidden task; `None` for no change."""
 
 
 NOTHING = Added()
@@ -281,8 +285,8 @@ NOTHING = Added()
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Add to the journal; extend the lease to `until_ms` and move the due time to `due_ms`, unless
-    they are `None`. With entries it is progress."""
+    """New entries of the journal. The event also extends the lease to `until_ms` and moves the due
+    time to `due_ms`, unless these are `None`. With entries it counts as progress."""
 
     fence: int
     added: Added
@@ -293,11 +297,12 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """Ask the client: at least one question. With a `wake_ms` the task is due then, to go on
-    without the answers; otherwise when it expires. This is progress.
+    """Questions to the client, at least one. With a `wake_ms` the task is due then, to continue
+    without the answers; otherwise when it expires. The event counts as progress.
 
-    If one of `awaits`, the external events that it waits for, is there already, the task goes on
-    without the answers at once, and is due at `ready_ms`."""
+    `awaits` names the external events that the task awaits. If one of them has been delivered or
+    closed, the task continues at once without the answers and is due at `ready_ms`.
+    """
 
     fence: int
     added: Added
@@ -310,10 +315,10 @@ class Suspend:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Let go of a task that is to go on at `wake_ms` (0: at once). `keeps_blame` is for what is no
-    progress, a fault or a decline: `deaths` and `suspect` stay. A worker may claim the task
-    `early_ms` before it goes on, and then waits with it. A task due at its wake time is left to the
-    sweep, without a message. `awaits` and `ready_ms` are as in `Suspend`."""
+    """The release of a task that continues at `wake_ms`; 0 means at once. `keeps_blame` is set
+    after a fault or a decline: `deaths` and `suspect` stay. A worker may claim the task `early_ms`
+    before it continues, and waits for the rest. If the task is due at its wake time, the sweep
+    wakes it without a message. `awaits` and `ready_ms` are as in `Suspend`."""
 
     fence: int
     added: Added
@@ -330,7 +335,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Begin anew: another call and journal in place of all there was, answers too."""
+    """Another call and journal, which replace the present ones and all answers."""
 
     fence: int
     call: bytes
@@ -342,8 +347,8 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Put it aside for the operator: still `working`, but asleep until its end. `Requeue` brings it
-    back."""
+    """The removal of a task from all workers until its operator acts. The task stays `working` but
+    sleeps until it expires; `Requeue` wakes it."""
 
     fence: int
     status_message: str
@@ -351,7 +356,7 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Make the task terminal. The message replaces the one before, also if it is `None`. With
+    """The end of a task. The status message replaces the previous one, even with `None`. With
     `cleanup_due_ms` the task needs a cleanup and is due then."""
 
     fence: int
@@ -360,17 +365,17 @@ class Finish:
     status_message: str | None
     cleanup_due_ms: int | None = None
     ending: Ending | None = None
-    """The ending of the status by default."""
+    """The ending; by default the ending of the status."""
     failed_steps: Sequence[str] = ()
     expires_ms: int | None = None
-    """See `Added`."""
+    """As `Added.expires_ms`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LetGo:
-    """End a lease from outside the run. With `blame` the task is a suspect from now on, and if the
-    lease was one of `alone=True` that is a death. A task that is due now is left to the sweep,
-    without a message."""
+    """The end of a lease from outside the run. With `blame` the task becomes a suspect; if the
+    lease came from a claim with `alone=True`, the event counts as a death. If the task is due now,
+    the sweep finds it without a message."""
 
     fence: int
     due_ms: int
@@ -382,10 +387,10 @@ class LetGo:
 
 @dataclass(frozen=True, slots=True)
 class ClaimCleanup:
-    """Lease a terminal task for its cleanup.
+    """A claim of a terminal task for its cleanup.
 
-    The task is free if no lease of it ends after `lapsed_ms`, and always for the holder of the
-    lease with this `fence`. The entries of `journal`, if given, replace the stored ones.
+    The task is free if its lease ends at or before `lapsed_ms`, and always for the holder of the
+    lease with this `fence`. The entries of `journal`, if set, replace the stored ones.
     """
 
     until_ms: int
@@ -397,7 +402,7 @@ class ClaimCleanup:
 
 @dataclass(frozen=True, slots=True)
 class PostponeCleanup:
-    """Let go of a task that is to be cleaned up at `wake_ms`."""
+    """The release of a task whose cleanup continues at `wake_ms`."""
 
     fence: int
     wake_ms: int
@@ -406,7 +411,7 @@ class PostponeCleanup:
 
 @dataclass(frozen=True, slots=True)
 class EndCleanup:
-    """Nothing is left to clean up, or no worker tries any more."""
+    """The end of a cleanup: all work elsewhere has ended, or the workers have given up."""
 
     fence: int
 
@@ -416,15 +421,17 @@ class EndCleanup:
 
 @dataclass(frozen=True, slots=True)
 class GoOn:
-    """Make a task `working` that is asking and whose `wake_ms` has passed."""
+    """The end of the wait for answers. An `input_required` task whose `wake_ms` has passed becomes
+    `working`."""
 
     due_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Postpone:
-    """Move the due time, if it is still `seen_ms`. A lease lapses `skew_ms` after its end: a task
-    under one that has not is due then, nothing else of it changes, and no message is sent."""
+    """A move of the due time, provided that it is still `seen_ms`. A lease lapses `skew_ms` after
+    its end. If the lease of the task has not lapsed, the task becomes due at that time, and no
+    message is sent."""
 
     seen_ms: int
     due_ms: int
@@ -435,7 +442,7 @@ class Postpone:
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """End an open task that is past its time. If it is to be cleaned up, it is due at `due_ms`."""
+    """The end of an open task that is past its time. A task to be cleaned up is due at `due_ms`."""
 
     due_ms: int
 
@@ -445,8 +452,8 @@ class Expire:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Take the payload of an external event that is open. A task that waits for it is due at
-    `due_ms`. A task that a failed step ended takes it, too: a retry finds it."""
+    """The payload of an open external event. A task that awaits the event is due at `due_ms`. A
+    task that a failed step ended also stores the payload, for its retry."""
 
     name: str
     payload: bytes
@@ -471,9 +478,9 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """Let a parked task go on from an earlier place: the call, the entries of `journal` and `events`
-    replace the present ones, and all answers. It must be as the operator read it: not claimed
-    since `fence`, and no event delivered since `seen`."""
+    """The continuation of a parked task from an earlier place. The call, the entries of `journal`
+    and `events` replace the present ones and all answers. The task must be unchanged since the
+    operator read it: no claim since `fence`, and no delivered event since `seen`."""
 
     call: bytes
     journal: Sequence[bytes]
@@ -485,8 +492,8 @@ class Rewind:
 
 @dataclass(frozen=True, slots=True)
 class NoteRetry:
-    """Record the id of the task that continues this task's work, if a failed step ended it and no
-    id is recorded yet."""
+    """The id of the task that continues the work of a task that a failed step ended. Only the first
+    id is recorded."""
 
     as_id: str
 

@@ -3,10 +3,10 @@
 A service delivers by the token alone, at any replica:
 
     token ──▶ open: task and name ──▶ payload beside the record ──▶ message ──▶ a worker continues
-                │ not ours: as an unknown task      │ lost: the sweep finds the task
+                │ invalid: as an unknown task     │ lost: the sweep finds the task
 
-A task that was retried has a successor (`TaskRecord.retried_as`), which waits for the events that
-its predecessor opened.
+A retried task has a successor (`TaskRecord.retried_as`), which waits for the events that its
+predecessor opened.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from roundgate.tasks.stored import StoredTasks
 from roundgate.tokens import EventPlace, EventTokens
 
 EVENTS_PATH: Final = "/events/"
-"""The path under the public URL, in front of a token."""
+"""The path under the public URL, followed by a token."""
 MAX_RETRIES: Final = 100
-"""The most successors of a task that a delivery follows."""
+"""The maximum number of successors of a task that a delivery follows."""
 
 
 def is_event_path(path: str) -> bool:
-    """Return whether a path is that of an external event: `/events/`, and a token."""
+    """Return whether a path is the path of an external event: `/events/` and a token."""
     return path.startswith(EVENTS_PATH) and path.count("/") == 2
 
 
@@ -41,7 +41,7 @@ def decode_payload(body: bytes) -> Any:
     """Return the payload in the body of a delivery.
 
     Raises:
-        ParseError: the body is no JSON, or has more levels than a journal can keep.
+        ParseError: the body is not JSON, or is nested too deeply for a journal.
     """
     payload = decode(body)
     try:
@@ -59,7 +59,7 @@ class EventSource:
     public_url: str | None
     clock: Clock
     max_open: int
-    """`tasks.max_open_events`."""
+    """The limit `tasks.max_open_events`."""
 
     def of_task(self, record: TaskRecord) -> EventsOfTask:
         """Return the external events of one task."""
@@ -76,21 +76,21 @@ class EventsOfTask:
 
     @property
     def base(self) -> str | None:
-        """See `replay.ExternalEvents`."""
+        """Return the base URL for tokens, as `replay.ExternalEvents.base` does."""
         url = self.source.public_url
         return None if url is None else url.rstrip("/") + EVENTS_PATH
 
     @property
     def max_open(self) -> int:
-        """See `replay.ExternalEvents`."""
+        """Return the maximum number of open events per task."""
         return self.source.max_open
 
     def token(self, name: str) -> str:
-        """See `replay.ExternalEvents`."""
+        """Return the token of an event, as `replay.ExternalEvents.token` does."""
         return self.source.tokens().seal(EventPlace(self.ref.owner, self.ref.id, name))
 
     def until_ms(self, timeout_s: float | None) -> int:
-        """See `replay.ExternalEvents`."""
+        """Return the end of the delivery time, as `replay.ExternalEvents.until_ms` does."""
         if timeout_s is None:
             return self.expires_ms
         return min(self.expires_ms, self.source.clock.now_ms() + round(timeout_s * 1000))
@@ -98,7 +98,7 @@ class EventsOfTask:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of a delivery. `ref` and `name` say of which event, if that is known."""
+    """The result of a delivery. `ref` and `name` identify the event, if it is known."""
 
     delivered: Delivered
     ref: TaskRef | None = None
@@ -114,7 +114,7 @@ class Deliveries:
         self._due_ms = int(tasks.requeue_after_s * 1000)
 
     async def by_token(self, tokens: EventTokens, token: str, payload: Any) -> Receipt:
-        """Deliver the event of a token. A token that is not ours is as one of an unknown task.
+        """Deliver the event of a token. An invalid token counts as that of an unknown task.
 
         Raises:
             Unavailable: the keys or the store cannot be reached; the payload may have been stored.
@@ -148,8 +148,9 @@ class Deliveries:
         return delivered
 
     async def _send_again(self, ref: TaskRef) -> None:
-        """Send the message of an earlier delivery, which may have been lost. A queue with one
-        message for a task would forget when a task that sleeps goes on."""
+        """Send the message of an earlier delivery again, because it may have been lost. Skip tasks
+        that are not free: a queue that keeps one message per task would lose the delay of a
+        sleeping task."""
         record = await self._store.head(ref)
         if record is not None and machine.is_free(record, self._clock.now_ms()):
             await self._store.send(ref)

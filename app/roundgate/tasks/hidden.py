@@ -9,19 +9,19 @@ client, or reports to a client that can resume its stream:
     the answers ──▶ working, free ──▶ claim ─────────┴─▶ finish   `claim`
     notifications/cancelled ──▶ cancelled                         `cancel`
 
-It is a task like any other: `tasks.machine` decides its life. Only its rounds are run elsewhere, so
-no message is sent for it, and it is due when it expires. Its clients follow it by its sealed id;
-`tasks/get` does not find it.
+`tasks.machine` decides the life of a hidden task like that of any other. But processes with a
+request run its rounds, so it needs no messages, and it is due when it expires. Clients follow the
+task by its sealed id; `tasks/get` does not find it.
 
-**A process that dies** leaves its lease. A request that follows the task takes it over when it has
-seen no renewal for `LEASE_MS`; on its own clock, because clocks differ. A request that may not wait
-for so long believes the wall clock, if it has seen no renewal for `UNRENEWED_MS` either.
+**A process that dies** leaves its lease. A request that follows the task takes it over after
+`LEASE_MS` without a renewal, measured on its own monotonic clock, because clocks differ. If the
+lease has ended by the wall clock, `UNRENEWED_MS` without a renewal are enough.
 
-**Questions** have names that are never used again, so an answer that arrives late, or twice, never
-counts for a later question.
+**Questions** have names that are never reused, so a late or repeated answer never counts for a
+later question.
 
-**Its id** comes from its session and the JSON-RPC id of its request, so a cancellation finds it. A
-client that uses the id of a request again replaces the call.
+**The id** of a hidden task derives from its session and the JSON-RPC id of its request, so that a
+cancellation finds the task. A client that reuses the id of a request replaces the call.
 """
 
 from __future__ import annotations
@@ -44,39 +44,43 @@ from roundgate.tasks.stored import KEEP_MS, Claimed, Lease, StoredTasks
 T = TypeVar("T")
 
 LEASE_MS: Final = 6_000
-"""Milliseconds for which a process that runs a round has its task without a renewal."""
+"""The length in milliseconds of the lease of a process that runs a round."""
 BEAT_S: Final = 2.0
-"""Seconds between two renewals."""
+"""The time in seconds between two renewals."""
 UNRENEWED_MS: Final = 2_500
-"""The shortest look at a lease before its end is believed, in milliseconds: a process that lives
-renews it within this time."""
+"""The minimum time in milliseconds for which a request watches an expired lease before it takes the
+task over. A living process renews the lease within this time."""
 SKEW_MS: Final = 5_000
-"""How far wall clocks may differ, in milliseconds."""
+"""The maximum difference of wall clocks in milliseconds."""
 GAP_MS: Final = 3_000
-"""Milliseconds between two looks after which a look begins again: if the store was away, the
-process that runs the round could not renew its lease."""
+"""The gap in milliseconds between two looks after which the watch restarts: if the store was
+unavailable, the process that runs the round could not renew its lease."""
 LEEWAY_MS: Final = 60_000
-"""Milliseconds after the wait for answers for which a task is kept, so that each request that
-follows it learns how it ended."""
+"""The time in milliseconds for which a task is kept after the wait for answers, so that each
+request that follows the task gets its outcome."""
 LONGEST_MS: Final = 86_400_000
-"""Milliseconds after its creation when a hidden task expires at the latest."""
+"""The maximum lifetime of a hidden task in milliseconds."""
 TIDY_MS: Final = 60_000
-"""Milliseconds between two times that a process ends expired hidden tasks: a gateway without tasks
-of its own has no sweep."""
+"""The time in milliseconds between two cleanups of expired hidden tasks by a process. A gateway
+without other tasks has no sweep."""
 TIDIED: Final = 200
-"""The most tasks that are looked at then."""
+"""The maximum number of tasks that one cleanup reads."""
 TIDY_AFTER_MS: Final = 600_000
-"""Milliseconds after which that is done, because clocks differ."""
+"""The time in milliseconds after its expiry when a cleanup ends a task, because clocks differ."""
 CANCELLED: Final = "The client cancelled the call"
 _UNKNOWN_STATE: Final = b"null"
 """The state of a call whose first round has not ended."""
 
 
 class Patiently(Protocol):
-    """Repeats an operation of a store that cannot be reached for a moment."""
+    """Repeats an operation while the store is unavailable for a short time."""
 
     def __call__(self, ask: Callable[[], Awaitable[T]]) -> Awaitable[T]:
-        """Return the result of `ask`. Raises Unavailable."""
+        """Return the result of `ask`.
+
+        Raises:
+            Unavailable: the store stays unavailable.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,8 @@ class NewCall:
     """The name of the tool or prompt, or the URI of the resource."""
     call: bytes
     call_id: str | None
-    """The id of the call in the log. It also tells two calls with the same request id apart."""
+    """The id of the call in the log. The id also distinguishes two calls with the same request
+    id."""
 
 
 class HiddenTasks:
@@ -99,9 +104,9 @@ class HiddenTasks:
     Args:
         store: the store of tasks.
         clock: the clock of the process.
-        config: limits of tasks.
+        config: the limits of tasks.
         patiently: repeats operations while the store cannot be reached.
-        wait_ms: milliseconds that a client has for its answers.
+        wait_ms: the time that a client has for its answers, in milliseconds.
         view: the view; empty for the endpoint of all tools.
     """
 
@@ -124,7 +129,8 @@ class HiddenTasks:
         self._tidied_ms = clock.monotonic_ms()
 
     def ref(self, owner: Principal, session: str, request_id: str | int) -> TaskRef:
-        """Return the reference of the task that a request of a session has, if any."""
+        """Return the reference of the task for a request of a session, whether or not the task
+        exists."""
         return self.ref_of(owner, HIDDEN + json.digest([session, request_id]))
 
     def ref_of(self, owner: Principal, task_id: str) -> TaskRef:
@@ -133,7 +139,8 @@ class HiddenTasks:
 
     @property
     def until_ms(self) -> int:
-        """Return when the wait for answers to a question asked now ends."""
+        """Return the end of the wait for answers to a question asked now, in milliseconds since the
+        epoch."""
         return self.clock.now_ms() + self._wait_ms
 
     @staticmethod
@@ -142,18 +149,18 @@ class HiddenTasks:
         return record.expires_ms - LEEWAY_MS < now_ms
 
     def expires_ms(self, created_ms: int) -> int:
-        """Return when a task expires that waits or runs now."""
+        """Return the expiry of a task that waits or runs now, in milliseconds since the epoch."""
         return min(self.until_ms + LEEWAY_MS, created_ms + LONGEST_MS)
 
     # creation
 
     async def ask(self, call: NewCall, state: bytes, questions: Mapping[str, bytes]) -> TaskRef:
-        """Keep a call that asks, or, without questions, one that another request continues.
+        """Store a call that asks. Without questions, store a call that another request continues.
 
         Args:
             call: the call.
             state: the state of the round that has ended, with its questions.
-            questions: the names of the questions, with what an operator sees of each.
+            questions: the names of the questions, with the form of each for the operator.
 
         Raises:
             ToolError: the caller has too many open tasks.
@@ -164,7 +171,11 @@ class HiddenTasks:
         return (await self._create(task, self.patiently)).ref
 
     async def report(self, call: NewCall) -> Holding:
-        """Keep a call in its first round, which this process runs. Raises as `ask`."""
+        """Store a call in its first round, which this process runs.
+
+        Raises:
+            ToolError, Unavailable: as for `ask`.
+        """
         until_ms = self.clock.now_ms() + LEASE_MS
         task = replace(self._new(call), lease_until_ms=until_ms)
         record = await self._create(task, _at_once)  # the report waits for this
@@ -190,7 +201,7 @@ class HiddenTasks:
         most = self._config.max_open_per_owner
         if await patiently(lambda: self._store.count_open(task.ref.owner, most)) >= most:
             raise ToolError(
-                f"You have {most:,} open calls and tasks, the most allowed (tasks.max_open_per_owner). "
+                f"You have {most:,} open calls and tasks, the maximum (tasks.max_open_per_owner). "
                 "Answer the questions of some, or cancel some, and call again"
             )
         while True:
@@ -198,7 +209,7 @@ class HiddenTasks:
             record = await patiently(lambda: self._store.head(task.ref))
             if record is not None and record.call_id == task.call_id:
                 return record
-            # the client uses the id of an earlier request again
+            # the client reuses the id of an earlier request
             await self.cancel(task.ref)
             await patiently(lambda: self._store.purge(task.ref, task.created_ms))
 
@@ -216,28 +227,38 @@ class HiddenTasks:
     # for any process
 
     async def head(self, ref: TaskRef) -> TaskRecord | None:
-        """Return the task, also if it has expired. Raises Unavailable."""
+        """Return the task without its values, expired or not.
+
+        Raises:
+            Unavailable: the store cannot be reached.
+        """
         return await self._store.head(ref)
 
     async def outcome(self, ref: TaskRef) -> bytes | None:
-        """Return the outcome of a terminal task, or `None` if it ended without one. Raises
-        Unavailable."""
+        """Return the outcome of a terminal task, or `None` if the task ended without one.
+
+        Raises:
+            Unavailable: the store cannot be reached.
+        """
         record = await self.patiently(lambda: self._store.read(ref, 0))
         return None if record is None else record.outcome
 
     async def whole(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
-        """Return the task with its work; the store may keep none of a terminal task's. Raises
-        Unavailable."""
+        """Return the task with its work, which the store may have deleted if the task is terminal.
+
+        Raises:
+            Unavailable: the store cannot be reached.
+        """
         return await self.patiently(lambda: self._store.read_whole(ref))
 
     async def answer(self, ref: TaskRef, question: str, answer: bytes, *, ends: bool) -> None:
-        """Take an answer, unless the question has one.
+        """Store an answer, unless the question has been answered.
 
         Args:
             ref: the task.
             question: the name of the question.
             answer: the answer.
-            ends: whether the other questions need no answers any more.
+            ends: whether this answer also ends the other questions.
 
         Raises:
             Unavailable: the store cannot be reached.
@@ -248,17 +269,25 @@ class HiddenTasks:
             if record is not None and question in record.asked:
                 answers = dict.fromkeys(record.asked, answer)
         now_ms = self.clock.now_ms()
-        due_ms = self.until_ms + LEEWAY_MS  # no earlier than it expires
+        due_ms = self.until_ms + LEEWAY_MS  # at or after its expiry
         await self.patiently(lambda: self._store.answer(ref, answers, now_ms, due_ms))
 
     async def cancel(self, ref: TaskRef, why: str = CANCELLED) -> None:
-        """Cancel a task, unless it is terminal or does not exist. Raises Unavailable."""
+        """Cancel a task, unless it is terminal or does not exist.
+
+        Raises:
+            Unavailable: the store cannot be reached.
+        """
         now_ms = self.clock.now_ms()
         await self.patiently(lambda: self._store.cancel(ref, why, now_ms))
 
     async def claim(self, record: TaskRecord) -> Holding | None:
-        """Claim a task that is free, or whose lease is lost, as `record` shows; return `None` if
-        another process was first. Raises Unavailable."""
+        """Claim a task that is free, or whose lease is lost, as `record` shows. Return `None` if
+        another process was first.
+
+        Raises:
+            Unavailable: the store cannot be reached.
+        """
         now_ms = self.clock.now_ms()
         claimed = await self.patiently(
             lambda: self._store.claim(
@@ -273,18 +302,18 @@ class HiddenTasks:
         if not isinstance(claimed, Claimed):
             return None
         holding = Holding(self, self._store, claimed)
-        if claimed.record.call_id != record.call_id:  # another call has replaced that of `record`
+        if claimed.record.call_id != record.call_id:  # a new call has replaced the call of `record`
             await holding.let_go()
             return None
         return holding
 
     def has_died_often(self, record: TaskRecord) -> bool:
-        """Return whether so many processes died with a task that none tries any more."""
+        """Return whether so many processes died with a task that no other process tries it."""
         return record.deaths >= self._config.max_deaths
 
 
 class Sight:
-    """The look of one request at a task's lease.
+    """The observation of a task's lease by one request.
 
     Args:
         clock: the clock of the process.
@@ -296,7 +325,7 @@ class Sight:
         self._since_ms = self._looked_ms = 0.0
 
     def is_free(self, record: TaskRecord) -> bool:
-        """Return whether no process runs a working task."""
+        """Return whether no process runs the task any more."""
         now_ms, lease = self._clock.monotonic_ms(), (record.fence, record.lease_until_ms)
         if lease != self._lease or now_ms - self._looked_ms > GAP_MS:
             self._lease, self._since_ms = lease, now_ms
@@ -311,8 +340,9 @@ class Sight:
 class Holding:
     """A hidden task whose round this process runs.
 
-    Every method but `beat` releases the task. Each raises `LeaseLost` if the task was cancelled or
-    taken over, and `Unavailable` if the store cannot be reached.
+    Every method but `beat` releases the task. The methods raise `LeaseLost` if the task was
+    cancelled or taken over, and `Unavailable` if the store cannot be reached; `let_go` ignores both
+    errors.
     """
 
     def __init__(self, tasks: HiddenTasks, store: StoredTasks, claimed: Claimed) -> None:
@@ -323,16 +353,16 @@ class Holding:
 
     @property
     def ref(self) -> TaskRef:
-        """Return the task."""
+        """Return the reference of the task."""
         return self.claimed.lease.ref
 
     @property
     def is_first(self) -> bool:
-        """Return whether this is the first round, which is never run again."""
+        """Return whether this is the first round, which never runs again."""
         return self.claimed.state == _UNKNOWN_STATE
 
     async def beat(self, state: bytes | None = None) -> None:
-        """Renew the lease; keep the state of a round that ended without questions.
+        """Renew the lease. Also store the state of a round that ended without questions.
 
         Raises:
             LeaseLost: the task was cancelled or taken over.
@@ -345,7 +375,7 @@ class Holding:
         self._expires_ms = later_ms or self._expires_ms
 
     async def suspend(self, state: bytes, questions: Mapping[str, bytes]) -> None:
-        """Ask the client; see `HiddenTasks.ask`."""
+        """Ask the client, as `HiddenTasks.ask` does."""
         added = Added(state=state, expires_ms=self._later_ms())
         await self._tasks.patiently(
             lambda: self._store.suspend(
@@ -354,7 +384,7 @@ class Holding:
         )
 
     async def release(self, state: bytes | None = None) -> None:
-        """Leave the next round, or with `None` the same round, to another request."""
+        """Leave the next round to another request, or this round if `state` is `None`."""
         later_ms = self._later_ms()
         added = Added(state=state, expires_ms=later_ms)
         await self._tasks.patiently(
@@ -377,8 +407,8 @@ class Holding:
         )
 
     async def let_go(self) -> None:
-        """Release a round that did not end, quickly and without errors: if the store cannot be
-        reached, another request takes the task over later."""
+        """Release a round that did not end, without errors. If the store cannot be reached, another
+        request takes the task over later."""
         with suppress(LeaseLost, Unavailable):
             await self.release()
 

@@ -1,10 +1,10 @@
-"""Recorded histories: what the journal of a task holds, in a form that leaves production and is
-replayed with today's handlers in a test (`roundgate.testing.Gateway.replay`).
+"""Recorded histories: journals of tasks for replays in tests with the current handlers
+(`roundgate.testing.Gateway.replay`).
 
 A replay needs the arguments of the call, the results of its steps and the answers to its questions.
-They belong to the owner of the task, so by default a history is an *outline* without them: the
-places of steps, questions and sleeps, the functions of steps, versions, and how each ended. An
-outline has no digests of arguments or questions either, because a digest confirms a guess.
+These belong to the owner of the task, so by default a history is an *outline* without them: the
+places of steps, questions and sleeps, the functions of steps, versions, and outcomes. An outline
+has no digests of arguments or questions either, because a digest can confirm a guess.
 
 One history is one line of JSON:
 
@@ -39,17 +39,17 @@ from roundgate.replay import (
 )
 from roundgate.storage import TaskRecord, Work
 from roundgate.tasks.call import TaskCall
-from roundgate.tasks.events import marks_of
+from roundgate.tasks.events import marks_from_record
 
 Redact: TypeAlias = Callable[[str, Any], Any]
-"""Returns the value to keep, given the name of its step, question or member and the value."""
+"""Returns the replacement for a value, given the name of its step, question or member."""
 
 FORMAT: Final = 1
 NO_URL: Final = "https://gateway.invalid/"
 """The URL of external events in a history."""
 _WITH_IDENTITY: Final = (Finished, Raised, Tried, Cut, Began, Slept)
 LATER_MS: Final = 86_400_000
-"""In an outline, how long after its export an unfinished sleep ends."""
+"""The time in milliseconds after its export when an unfinished sleep ends in an outline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ class History:
     journal: Sequence[Any]
     """The entries as rows, in order."""
     is_redacted: bool = False
-    """Whether values were replaced, so that arguments of steps cannot be compared."""
+    """Whether values were replaced, so that replays cannot compare the arguments of steps."""
     arguments: Mapping[str, Any] | None = None
     principal: Sequence[Any] | None = None
-    """Issuer, subject, client and scopes."""
+    """The issuer, subject, client and scopes."""
     client_info: Mapping[str, Any] | None = None
     state: Mapping[str, Any] | None = None
 
@@ -82,10 +82,10 @@ class History:
 
     def entries(self) -> list[Entry]:
         """Return the entries of the journal."""
-        return [from_row(one) for one in self.journal]
+        return [from_row(entry_row) for entry_row in self.journal]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the history as an object of JSON."""
+        """Return the history as a JSON object."""
         members = {name: getattr(self, name) for name in self.__slots__}
         return {"history": FORMAT} | {n: value for n, value in members.items() if value is not None}
 
@@ -98,15 +98,15 @@ class History:
         """
         members = dict(value)
         if members.pop("history", None) != FORMAT:
-            raise ValueError(f"it is no recorded history of format {FORMAT}")
+            raise ValueError(f"not a recorded history of format {FORMAT}")
         history = cls(**members)
         history.entries()
         return history
 
 
-def history_of(record: TaskRecord, work: Work, now_ms: int) -> History:
-    """Return the whole history of a task, with the tokens of its external events, which must not
-    leave: see `outline_of` and `redacted`.
+def history_from_record(record: TaskRecord, work: Work, now_ms: int) -> History:
+    """Return the whole history of a task. The history contains the tokens of external events, which
+    must not leave the process: use `make_outline` or `redacted` first.
 
     Raises:
         ParseError, ValueError, TypeError, KeyError: a later version of Roundgate wrote the journal.
@@ -122,25 +122,30 @@ def history_of(record: TaskRecord, work: Work, now_ms: int) -> History:
         places[place] = None
     answers = {key: json.decode(answer) for key, answer in work.answers.items()}
     journal.receive(answers)
-    journal.deliver(answers, {mark.name for mark in marks_of(record)})
+    journal.deliver(answers, {mark.name for mark in marks_from_record(record)})
     for event in journal.opened():
         if event.key in journal.missed:
             journal.steps[event.key] = replace(event, outcome=MISSED)
     entries = {_place(entry): entry for entry in journal.entries()}
-    who = call.principal
+    principal = call.principal
     return History(
         *(record.ref.id, call.tool, call.view, call.generation, now_ms),
         capabilities=call.capabilities,
         substituted=call.substituted,
         journal=[row(entries[place]) for place in places],
         arguments=call.arguments,
-        principal=[who.issuer, who.subject, who.client_id, sorted(who.scopes)],
+        principal=[
+            principal.issuer,
+            principal.subject,
+            principal.client_id,
+            sorted(principal.scopes),
+        ],
         client_info=call.client_info or {},
         state=json.decode(work.state),
     )
 
 
-def outline_of(history: History) -> History:
+def make_outline(history: History) -> History:
     """Return a history without its values."""
     at_ms = history.exported_ms
     journal = [row(_outline(entry, at_ms)) for entry in history.entries()]
@@ -150,8 +155,8 @@ def outline_of(history: History) -> History:
 
 
 def redacted(history: History, redact: Redact) -> History:
-    """Return a history without tokens, whose values are what `redact` returns for them; without
-    digests of values if any was replaced."""
+    """Return a history without tokens, with the values that `redact` returns. If any value was
+    replaced, the history has no digests of values either."""
     changed = replace(
         history,
         journal=[row(_redacted(entry, redact)) for entry in history.entries()],
@@ -218,7 +223,7 @@ def _without_digest(entry: Entry) -> Entry:
 
 
 def _place(entry: Entry) -> tuple[bool, str]:
-    """Return whether an entry is of a question, and its key: one entry for each."""
+    """Return whether an entry belongs to a question, and its key. The pair identifies the entry."""
     return isinstance(entry, Asked | Answered | Unanswered), entry.key
 
 

@@ -1,14 +1,14 @@
-"""How long a worker can rely on its lease, and a process on its clock (`ClockTrust`).
+"""The remaining time of a worker's lease, and the trust of a process in its clock (`ClockTrust`).
 
     renewal sent ──────▶ store writes until = sent + lease ──────▶ answer
-         └ counted from here, by two clocks; the one that says less is left is believed
+         └ counted from here, by two clocks; the shorter remaining time counts
 
-Wall clocks are set back and forth; a monotonic clock stands still while a machine sleeps.
-Each covers for the other.
+A wall clock can be set forward or back; a monotonic clock stops while the machine sleeps. Using
+both covers both cases.
 
-What a sweep goes by is the task's due time in an index, whose entry costs more to move than the
-lease. So it is moved with one renewal in several, shortly before it comes, and never beyond where
-the lease will have lapsed:
+A sweep finds tasks by their due time in an index, whose entry costs more to move than the lease. So
+only one of several renewals moves the due time, shortly before it passes, and never beyond the
+moment at which the lease will have lapsed:
 
     created, due at 30 ── claim at 0 ── renewal at 15 ── at 25: lease to 55, due at 115 ── … ── at 110: due at 200
 """
@@ -25,10 +25,12 @@ from roundgate.clock import Clock, iso
 from roundgate.tasks.stored import StoredTasks
 
 MARGIN_MS = 2_000
-"""What must be left of a lease for a step to begin, or a quarter of the lease if that is more."""
+"""The part of a lease in milliseconds that must be left for a step to begin, or a quarter of the
+lease if that is more."""
 
 SOON_PART = 1 / 6
-"""Part of a lease between two heartbeats, at most: what is due before the next is moved now."""
+"""The longest time between two heartbeats as a part of a lease: a renewal moves a due time within
+this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +42,14 @@ class Moment:
 
     @classmethod
     def now(cls, clock: Clock) -> Moment:
-        """Return the present moment."""
+        """Return the current moment."""
         return cls(clock.now_ms(), clock.monotonic_ms())
 
 
 @dataclass(slots=True)
 class LeaseTime:
-    """How much of a lease is left. `lease_ms` is how long one is, `skew_ms` by how
-    much clocks may differ."""
+    """The remaining time of a lease. `lease_ms` is the length of a lease, `skew_ms` the maximum
+    difference of clocks, both in milliseconds."""
 
     clock: Clock
     lease_ms: int
@@ -58,44 +60,45 @@ class LeaseTime:
         self._sent = Moment.now(self.clock)
 
     def claimed(self, until_ms: int) -> None:
-        """Note a claim that holds until `until_ms`. Only the wall clock knows when the claim was
+        """Record a claim that holds until `until_ms`. Only the wall clock shows when the claim was
         made."""
         now = Moment.now(self.clock)
         sent_ms = until_ms - self.lease_ms
         self._sent = Moment(sent_ms, now.monotonic_ms - max(0, now.wall_ms - sent_ms))
 
     def renewed(self, sent: Moment) -> None:
-        """Note that a renewal sent at that moment, or a later one, was written."""
+        """Record that the store has a renewal that was sent at `sent` or later."""
         if sent.monotonic_ms >= self._sent.monotonic_ms:
             self._sent = sent
 
     @property
     def left_ms(self) -> float:
-        """Return the milliseconds for which the lease holds for certain, if clocks differ by at
-        most `skew_ms`."""
+        """Return the milliseconds for which the lease certainly holds, if clocks differ by at most
+        `skew_ms`."""
         now = Moment.now(self.clock)
         gone_ms = max(now.wall_ms - self._sent.wall_ms, now.monotonic_ms - self._sent.monotonic_ms)
         return self.lease_ms - gone_ms
 
     @property
     def lets_begin(self) -> bool:
-        """Return whether enough of the lease is left to begin a step. The heartbeat normally
-        renews it long before."""
+        """Return whether enough of the lease is left to begin a step. The heartbeat normally renews
+        the lease long before."""
         return self.left_ms >= min(max(MARGIN_MS, self.lease_ms / 4), self.lease_ms / 3)
 
     @property
     def is_half_over(self) -> bool:
-        """Return whether the lease should be renewed. A quick step ends before, and costs no
+        """Return whether the lease should be renewed. A quick step ends before that and costs no
         renewal."""
         return self.left_ms < self.lease_ms / 2
 
     def until_ms(self, sent: Moment) -> int:
-        """Return the end of a lease that is claimed or renewed at a moment."""
+        """Return the end of a lease that is claimed or renewed at a moment, in milliseconds since
+        the epoch."""
         return sent.wall_ms + self.lease_ms
 
     def due_ms(self, sent: Moment, now_due_ms: int) -> int | None:
-        """Return when a sweep has to check whether the worker died: as soon as others may claim
-        the task. `None` if `now_due_ms` is soon enough, and not too soon."""
+        """Return when a sweep has to check whether the worker died: as soon as other workers may
+        claim the task. Return `None` if `now_due_ms` can stay."""
         return self.until_ms(sent) + self.skew_ms if self.is_due_soon(now_due_ms) else None
 
     def is_due_soon(self, due_ms: int) -> bool:
@@ -104,17 +107,17 @@ class LeaseTime:
 
 
 DISAGREE_MS: Final = 300_000
-"""How far two clocks may differ beyond `tasks.clock_skew_s`, in milliseconds."""
+"""The accepted difference of two clocks beyond `tasks.clock_skew_s`, in milliseconds."""
 HEARD_MS: Final = 60_000
-"""How long a report of another process's clock counts, in milliseconds."""
+"""The time for which a report of another process's clock counts, in milliseconds."""
 HOLD_MS: Final = 3_600_000
-"""How long nothing expires after the clock was set forward, in milliseconds, which leaves time to
-correct it. After that the clock is trusted, because most machines whose clock jumps forward were
-suspended."""
+"""The time in milliseconds for which nothing expires after the clock was set forward, so that an
+operator can correct it. After that the clock is trusted, because most machines whose clock jumps
+forward were suspended."""
 RELAYED: Final = 8
-"""The most other clocks that a process reports beside its own."""
+"""The maximum number of other clocks in a process's report."""
 LONGEST_LEASE_MS: Final = 900_000
-"""The upper limit of `tasks.lease_s`, in milliseconds: a lease that ends later was given by a clock
+"""The upper limit of `tasks.lease_s` in milliseconds. A lease that ends later comes from a clock
 that was ahead."""
 
 log = logging.getLogger("roundgate.tasks")
@@ -122,32 +125,34 @@ log = logging.getLogger("roundgate.tasks")
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """The clock of another process."""
+    """A report of the clock of another process."""
 
     ahead_ms: int
     at_ms: float
-    """When the clock was reported, in milliseconds on the monotonic clock."""
+    """When the report was received, in milliseconds on the monotonic clock."""
     directly: bool = True
-    """Whether the process reported its own clock. Only such reports are passed on, so those of a
-    process that has ended are forgotten."""
+    """Whether the process reported its own clock. Only such reports are relayed, so that the clock
+    of a process that has ended is forgotten."""
 
 
 class ClockTrust:
     """Decides whether a process may end, resend or take over tasks by its clock.
 
     Rows store in wall-clock time when a lease ends, a question times out, a task expires. A process
-    whose clock is a day ahead would end the tasks of all callers. The signs of a wrong clock:
+    whose clock is a day ahead would end the tasks of all callers. A process detects a wrong clock
+    by two signs, and pauses after a jump:
 
-        the others    each sweep leaves its time in the store, with what it has heard of other clocks, and
-                      reads what the sweep before it left, whichever process that was. A process that has as
-                      many against it as with it does nothing by its clock; one that is outvoted takes no work
-        itself        its wall clock moved otherwise than its monotonic one
+        the others    each sweep leaves its time in the store, with the reports that it received, and reads
+                      the report of the previous sweep. If as many clocks disagree with a process as agree
+                      with it, it does not act by its clock; if more disagree, it takes no tasks
+        itself        its wall clock moved by more or less than its monotonic clock
 
-        set forward   nothing is resent or taken over until living leases were renewed; nothing expires for `HOLD_MS`
-        set back      the same pause; then tasks that the clock before had put off are looked at (`take_set_back`)
+        set forward   it resends and takes over nothing until valid leases were renewed, and expires nothing
+                      for `HOLD_MS`
+        set back      the same pause; then it checks tasks that the earlier clock had postponed (`take_set_back`)
 
-    A process that starts alone with a wrong clock cannot detect it. Fences, not this class, keep
-    tasks consistent. A wrong clock only ends tasks early or delays them.
+    A process that starts alone with a wrong clock cannot detect the error. Fences keep tasks
+    consistent in any case: a wrong clock only ends tasks early or delays them.
     """
 
     def __init__(self, clock: Clock, lease_ms: int, skew_ms: int) -> None:
@@ -160,20 +165,20 @@ class ClockTrust:
         """When this process last left its time in the store, in milliseconds on the monotonic
         clock."""
         self._is_unsure = False
-        """Whether the first report found is much older than this clock: the others may be gone, or
-        this clock is ahead. The next look decides."""
+        """Whether the first report is much older than this clock: either the other processes have
+        ended, or this clock is ahead. The next report decides."""
         self._others: dict[str, _Heard] = {}
         self._acts_from_ms = self._expires_from_ms = self._last.monotonic_ms
         self._set_back_ms = 0
         self.trouble: str | None = None
-        """Why this process does not act by its clock, if other clocks disagree."""
+        """The reason why this process does not act by its clock, if other clocks disagree."""
         self.is_outvoted = False
         """Whether more other clocks agree with each other than with this one, so this clock is
-        wrong. Times that it writes (of a sleep, a retry) would delay the others."""
+        wrong. Times that it writes (of a sleep, a retry) would delay other processes."""
 
     async def look(self, store: StoredTasks) -> None:
-        """Write this process's time to the store, and compare it with the time that another
-        process wrote.
+        """Write this process's time to the store, and compare it with the latest report of another
+        process.
 
         Raises:
             Unavailable: the store cannot be reached.
@@ -196,14 +201,14 @@ class ClockTrust:
 
     @property
     def expires(self) -> bool:
-        """Return whether this process may end what seems to have expired."""
+        """Return whether this process may end tasks that seem to have expired."""
         return self.acts and self._last.monotonic_ms >= self._expires_from_ms
 
     def take_set_back(self) -> int:
-        """Return how far in the future rows may wrongly lie, in milliseconds, and reset it; 0 if
-        none do."""
-        found, self._set_back_ms = self._set_back_ms, 0
-        return found
+        """Return the milliseconds by which times in rows may wrongly lie in the future, and reset
+        the value; 0 if none do."""
+        set_back_ms, self._set_back_ms = self._set_back_ms, 0
+        return set_back_ms
 
     def _notice_jump(self) -> None:
         now, before = Moment.now(self._clock), self._last
@@ -222,41 +227,45 @@ class ClockTrust:
 
     def _said(self) -> bytes:
         """Return this process's report for the store."""
-        heard = [(name, one.ahead_ms) for name, one in self._others.items() if one.directly]
+        heard = [(name, other.ahead_ms) for name, other in self._others.items() if other.directly]
         ahead_ms = dict(heard[-RELAYED:])
         return json.encode({"by": self._me, "now_ms": self._last.wall_ms, "ahead_ms": ahead_ms})
 
-    def _hear(self, said: Mapping[str, Any]) -> None:
-        """Record the report of another process, made since this one last looked or earlier."""
-        name, now = said["by"], self._last
+    def _hear(self, report: Mapping[str, Any]) -> None:
+        """Record the report of another process."""
+        name, now = report["by"], self._last
         if name == self._me:
             return
-        ahead_ms: int = said["now_ms"] - now.wall_ms
+        ahead_ms: int = report["now_ms"] - now.wall_ms
         if self._told_ms is None and ahead_ms < -self._tolerance_ms:
             self._is_unsure = True
             self._expires_from_ms = now.monotonic_ms + HEARD_MS
             return
         if self._told_ms is not None and ahead_ms < 0:
             ahead_ms = min(0, ahead_ms + round(now.monotonic_ms - self._told_ms))
-        for other, further_ms in said["ahead_ms"].items():
+        for other, further_ms in report["ahead_ms"].items():
             if other != self._me:
                 heard = _Heard(ahead_ms + further_ms, now.monotonic_ms, directly=False)
                 self._others[other] = heard
-        self._others.pop(name, None)  # re-insert, so that the order is that of the reports
+        self._others.pop(name, None)  # re-insert, to order by time of report
         self._others[name] = _Heard(ahead_ms, now.monotonic_ms)
         if ahead_ms > self._tolerance_ms:
             self._set_back_ms = max(self._set_back_ms, ahead_ms)
 
     def _agreeing(self, ahead_ms: int, others_ms: Sequence[int]) -> int:
-        return sum(abs(one - ahead_ms) <= self._tolerance_ms for one in others_ms)
+        return sum(abs(other_ms - ahead_ms) <= self._tolerance_ms for other_ms in others_ms)
 
     def _judge(self) -> None:
         since_ms = self._last.monotonic_ms - HEARD_MS
-        heard = {name: one for name, one in self._others.items() if one.at_ms >= since_ms}
+        heard = {name: report for name, report in self._others.items() if report.at_ms >= since_ms}
         self._others = heard
-        against = [one.ahead_ms for one in heard.values() if abs(one.ahead_ms) > self._tolerance_ms]
+        against = [
+            report.ahead_ms
+            for report in heard.values()
+            if abs(report.ahead_ms) > self._tolerance_ms
+        ]
         with_me = 1 + len(heard) - len(against)
-        self.is_outvoted = any(self._agreeing(one, against) > with_me for one in against)
+        self.is_outvoted = any(self._agreeing(report, against) > with_me for report in against)
         if not against or len(against) < with_me:
             if self.trouble is not None:
                 log.info("the clock is trusted again")
@@ -268,6 +277,6 @@ class ClockTrust:
             fields = {"here": here, "elsewhere": elsewhere}
             log.error("the clock is not trusted", extra={"fields": fields})
         self.trouble = (
-            f"this process has {here}, another on the same store {elsewhere}: it ends, resends and"
-            " takes over no task; set the clocks right"
+            f"the clock of this process shows {here}, the clock of another process on the same store"
+            f" {elsewhere}: this process ends, resends and takes over no task; correct the clocks"
         )

@@ -2,74 +2,76 @@
 
     apply(record, event, now_ms) -> Next(changes, puts, drops, result, message_ms) | Refused(reason)
 
-No I/O and no store: `roundgate.tasks.stored` reads a record, asks `apply`, swaps, asks again if
-another process was first, and sends the message that `Next` calls for. The states themselves are in
-`roundgate.protocol.tasks`.
+The module does no I/O. `roundgate.tasks.stored` reads a record, calls `apply`, swaps, calls `apply`
+again if another process was first, and sends the message that `Next` requires. The states
+themselves are in `roundgate.protocol.tasks`.
 
-**Existence.** A task past `expires_ms` is as unknown to its owner and to workers as one that never
-was, deleted or not. A terminal task stays as it is.
+**Existence.** For its owner and for workers, a task past `expires_ms` does not exist, even before
+it is deleted. A terminal task never changes its status again.
 
-**Leases.** `Claim` gives one worker the task until `until_ms` and raises its *fence*. An event under
-a lease happens only while the fence is the same, the task is `working` and the lease was not given
-back; otherwise it is refused as `LEASE_LOST`:
+**Leases.** `Claim` gives one worker the task until `until_ms` and raises its *fence*. An event
+under a lease happens only while the fence is the same, the task is `working` and the lease was not
+released; otherwise the machine refuses it with `LEASE_LOST`:
 
     worker 1   claim (fence 1) ─── stalls ──────────────── checkpoint: LEASE_LOST
     worker 2             lease runs out · claim (fence 2) ─── checkpoint ─── finish
 
 An expired lease holds until another worker claims the task. Each write of entries under a lease has
-a `number`. The record keeps the last one that happened, so entries whose write was in doubt and is
-repeated with the same number are added once.
+a `number`. The record stores the last number, so that a lease can recognize a doubtful write that
+happened, and adds its entries once.
 
-**Blame.** A lease has *lapsed* when its time is over and it was not given back: its worker died or
-stalled with the task. From then on, while the task is a *suspect*, only a claim with `alone=True`
-gets it, from a worker that runs nothing else at the same time:
+**Blame.** A lease has *lapsed* when its time is over and the worker did not release it: the worker
+died or stalled with the task. From then on the task is a *suspect*: only a claim with `alone=True`
+succeeds, from a worker that runs nothing else at the same time:
 
     claim ── lease lapses ── claim: SUSPECT ── claim alone (suspect) ── lease lapses ── claim alone (suspect, deaths 1)
 
 `deaths` counts leases of claims with `alone=True` that lapsed, or that `LetGo` ended with blame.
-Progress sets it back to 0 and lifts the suspicion: `Checkpoint` with entries, `Suspend`, `Restart`,
+Progress resets it to 0 and lifts the suspicion: `Checkpoint` with entries, `Suspend`, `Restart`,
 and `Release` unless `keeps_blame`. `attempts` counts faults that a worker reports itself: `Release`
-sets it, other progress sets it to 0.
+sets it, other progress resets it.
 
-**Due.** Every open task has a `due_ms`, by which something should have happened to it; a sweep
-finds late tasks in an index. Creation, `Answer`, `Release`, `LetGo` and `Checkpoint` set it as told;
-`Suspend` and `Park` set it to the task's end. A claim leaves it unchanged if it is soon enough,
-because in DynamoDB moving it costs twice as much as the claim itself. So it may pass while a worker
+**Due.** Every open task has a `due_ms`, by which the task should have changed; a sweep finds late
+tasks in an index. Creation, `Answer`, `Release`, `LetGo` and `Checkpoint` set the due time from the
+event; `Suspend` and `Park` set it to the task's end. A claim keeps an early due time, because in
+DynamoDB moving it costs twice as much as the claim itself. So the due time may pass while a worker
 has the task; a sweep then postpones it until that worker's lease will have lapsed
 (`Postponed.HELD`):
 
     created, due at 30 ── claim, lease to 31 ── dies           30: held, due when the lease has lapsed ── late
                        ── claim, lease to 31 ── renewal: due later ── …
 
-**Messages.** An event after which a worker should claim the task calls for a message. A task that
-becomes due with no message on its way is `unsent`: after `LetGo`, when it is released to be due at
-its wake time, and when it is moved under a lease. A sweep that postpones it (`Postpone`) sends one,
-unless the queue has one; a worker that makes it wait for its turn alone does not. If the worker
-died before moving the task, the sweep learns this when it postpones it (`Postponed.LAPSED`).
+**Messages.** An event after which a worker should claim the task requires a message. A task that
+becomes due without a message is `unsent`: after `LetGo`, after a release with its due time at its
+wake time, and after a move under a lease. A sweep that postpones the task (`Postpone`) sends a
+message, unless the queue has one. A worker that makes the task wait for its turn alone sends none.
+If the worker died before it moved the task, the sweep notices this when it postpones the task
+(`Postponed.LAPSED`).
 
-**Questions.** `Suspend` asks; `Answer` takes the answers to questions that are outstanding. A task
-whose `wake_ms` passes while it asks goes on without answers (`GoOn`). It keeps its questions,
-unseen, until it asks again or lets go, because it may ask the same ones: an answer comes `LATER`.
+**Questions.** `Suspend` asks; `Answer` takes the answers to outstanding questions. A task whose
+`wake_ms` passes while it asks continues without answers (`GoOn`). The record keeps these questions,
+hidden from the client, until the task asks again or is released, because it may ask the same ones:
+until then an answer is refused as `LATER`.
 
-**External events.** The record has a mark for each one that the task keeps (`events.Mark`). An entry
-that opens one adds it; `Deliver` puts its payload beside the record, once, until its time is over.
-Whether a payload came in time is decided here alone: by `Deliver`, which refuses a late one, and by
-the next `Claim`, which drops the marks whose time is over. A payload that comes while a worker has
-the task does not reach this turn. So `Suspend` and `Release` say for what the task waits, and if
-that is there, the task is free at once (`Waited.READY`):
+**External events.** The record has a mark for each event of the task (`events.Mark`). An entry that
+opens an event adds its mark; `Deliver` stores the payload beside the record, once, until the
+event's time is over. Only the machine decides whether a payload came in time: `Deliver` refuses a
+late payload, and the next `Claim` drops the marks of events whose time is over. A payload that
+arrives while a worker has the task does not reach this turn. So `Suspend` and `Release` name the
+awaited events, and if one has been delivered, the task is free at once (`Waited.READY`):
 
     release, waits for paid ── Deliver (wakes) ── claim: the payload is there
     claim ── Deliver (kept) ── release, waits for paid: ready ── claim: the payload is there
     release, waits for paid ── its time is over ── claim: no mark, no payload: the handler times out
 
-The marks stay when the task ends, so that a service that repeats a request is told what became of
-the first one.
+The marks stay when the task ends, so that a service that repeats a request gets the result of the
+first one.
 
 **Cleaning up.** A task created with `cleans_up` may have started work elsewhere that continues by
-itself. If the task ends early, by `Cancel`, `Expire`, or a `Finish` that says so, it is terminal
-for its client and for every `Claim`, but keeps its work and its place in the index of due tasks:
-`Claim` is refused as `CLEAN_UP`. `ClaimCleanup` leases the task, `PostponeCleanup` postpones the
-next try, and `EndCleanup` makes it an ordinary terminal task:
+itself. If the task ends early, by `Cancel`, `Expire`, or a `Finish` with `cleanup_due_ms`, it is
+terminal for its client but keeps its work and its place in the index of due tasks; `Claim` is
+refused as `CLEAN_UP`. `ClaimCleanup` leases the task, `PostponeCleanup` postpones the next try, and
+`EndCleanup` makes it an ordinary terminal task:
 
     Cancel (due) ── ClaimCleanup (attempts 1) ── PostponeCleanup ── ClaimCleanup (attempts 2) ── EndCleanup
 
@@ -77,8 +79,9 @@ The worker that had the task when it was cancelled keeps it for the rest of its 
 worker cleans up meanwhile.
 
 **Failed steps.** A task that a failed step ended is `completed` for its client, like any task whose
-tool failed. Its operator sees more: `ending` is `STEP_FAILED`, `failed_steps` names the places, and
-the work is kept, so another task can continue it. `NoteRetry` names that task in the record, once.
+tool failed. The operator sees more: `ending` is `STEP_FAILED`, `failed_steps` names the places, and
+the store keeps the work, so that another task can continue it. `NoteRetry` records the id of that
+task, once.
 """
 
 from __future__ import annotations
@@ -109,7 +112,7 @@ from roundgate.tasks.events import (
     Refused,
     Sending,
     Waited,
-    marks_of,
+    marks_from_record,
 )
 
 Decision: TypeAlias = Next | Refused
@@ -122,7 +125,7 @@ AT_ONCE: Final = 0
 
 
 def create(task: NewTask) -> Created:
-    """Return the first record of a task, its values and its message."""
+    """Return the first record of a task, its values and the delay of its message."""
     record = TaskRecord(
         ref=task.ref,
         tool=task.tool,
@@ -149,7 +152,8 @@ def create(task: NewTask) -> Created:
 
 
 def _leased(until_ms: int) -> dict[str, Any]:
-    """Return the fields of a task whose creator runs it: its first claim, which is made alone."""
+    """Return the fields of a task whose creator runs it. They equal a first claim with
+    `alone=True`."""
     return {"fence": 1, "lease_until_ms": until_ms, "alone": True}
 
 
@@ -158,14 +162,15 @@ def _questions(requests: Mapping[str, bytes]) -> list[Put]:
 
 
 def may_lack_message(record: TaskRecord, now_ms: int, sweep_after_ms: int) -> bool:
-    """Return whether the process that created a task may have died before it sent the message, and
-    no sweep has sent one since."""
+    """Return whether the creator of a task may have died before it sent the message, and no sweep
+    has sent one since."""
     is_new = record.status in sources(Step.RUN) and record.fence == 0
     return is_new and now_ms < record.created_ms + sweep_after_ms
 
 
 def is_free(record: TaskRecord, now_ms: int) -> bool:
-    """Return whether a task wants a worker now: it works, does not sleep, and no worker has it."""
+    """Return whether a task is ready for a worker: it is working and awake, and no worker has
+    it."""
     is_working = record.status in sources(Step.RUN) and now_ms < record.expires_ms
     return is_working and record.lease_until_ms == 0 and record.wake_ms <= now_ms
 
@@ -189,16 +194,16 @@ def _answer(record: TaskRecord | None, event: events.Answer, now_ms: int) -> Dec
         return Refused(Answered.NOT_NEEDED)
     if record.status not in sources(Step.ANSWER_ALL):
         return Refused(Answered.LATER)
-    left = tuple(key for key in record.asked if key not in event.answers)
-    status = target(Step.ANSWER_SOME if left else Step.ANSWER_ALL)
-    works = {} if left else {"due_ms": event.due_ms, "wake_ms": 0}
+    outstanding = tuple(key for key in record.asked if key not in event.answers)
+    status = target(Step.ANSWER_SOME if outstanding else Step.ANSWER_ALL)
+    works = {} if outstanding else {"due_ms": event.due_ms, "wake_ms": 0}
     return Next(
         record,
-        {**_seen(record, now_ms), "status": status, "asked": left, **works},
+        {**_seen(record, now_ms), "status": status, "asked": outstanding, **works},
         [Put(Part.ANSWER, event.answers[key], key) for key in taken],
         [Drop(Part.REQUEST, key) for key in taken],
-        Answered.PARTLY if left else Answered.FULLY,
-        None if left else AT_ONCE,
+        Answered.PARTLY if outstanding else Answered.FULLY,
+        None if outstanding else AT_ONCE,
     )
 
 
@@ -230,14 +235,14 @@ def _claim(record: TaskRecord | None, event: events.Claim, now_ms: int) -> Decis
     }
     if record.due_ms is None or record.due_ms > event.due_ms:
         changes |= _moved(event.due_ms)
-    marks = marks_of(record)
+    marks = marks_from_record(record)
     if over := [mark for mark in marks if mark.digest is None and not mark.is_open(now_ms)]:
         changes["events"] = _texts([mark for mark in marks if mark not in over])
     return Next(record, changes)
 
 
 def _why_not(record: TaskRecord | None, event: events.Claim, now_ms: int) -> NotClaimed | None:
-    """Return why a task cannot be claimed; `None` if it can."""
+    """Return the reason why a task cannot be claimed; `None` if it can."""
     if record is not None and record.is_to_clean_up:
         return NotClaimed.CLEAN_UP
     if record is None or record.expires_ms <= now_ms:
@@ -253,8 +258,8 @@ def _why_not(record: TaskRecord | None, event: events.Claim, now_ms: int) -> Not
 
 
 def holds(record: TaskRecord, fence: int) -> bool:
-    """Return whether a lease holds: no other worker claimed the task since, nothing ended it, and
-    the lease was not given back."""
+    """Return whether a lease holds: the task is `working`, no other worker claimed it since, and
+    the lease was not released."""
     is_the_last_claim = record.fence == fence
     return is_the_last_claim and record.status in sources(Step.RUN) and record.lease_until_ms > 0
 
@@ -432,7 +437,7 @@ def _expire(record: TaskRecord | None, event: events.Expire, now_ms: int) -> Dec
 def _deliver(record: TaskRecord | None, event: events.Deliver, now_ms: int) -> Decision:
     if record is None:
         return Refused(Delivered.UNKNOWN_TASK)
-    marks = marks_of(record)
+    marks = marks_from_record(record)
     mark = next((mark for mark in marks if mark.name == event.name), None)
     if mark is None:
         return Refused(Delivered.CLOSED)
@@ -442,8 +447,8 @@ def _deliver(record: TaskRecord | None, event: events.Deliver, now_ms: int) -> D
     if is_over or not (record.is_open or _may_be_retried(record)):
         return Refused(Delivered.CLOSED)
     delivered = replace(mark, is_awaited=False, digest=event.digest)
-    kept = [delivered if one is mark else one for one in marks]
-    changes: Changes = {"events": _texts(kept)}
+    marks_after = [delivered if other is mark else other for other in marks]
+    changes: Changes = {"events": _texts(marks_after)}
     wakes = mark.is_awaited and record.is_open and record.lease_until_ms == 0
     if wakes:
         changes |= {"wake_ms": 0, "due_ms": event.due_ms, "unsent": False}
@@ -458,10 +463,10 @@ def _deliver(record: TaskRecord | None, event: events.Deliver, now_ms: int) -> D
 
 
 def is_parked(record: TaskRecord) -> bool:
-    """Return whether a task waits for its operator: it sleeps until its end, and not because of an
-    external event."""
+    """Return whether a task waits for its operator: it sleeps until its end, and awaits no external
+    event."""
     is_asleep = record.status in sources(Step.RUN) and record.wake_ms >= record.expires_ms
-    return is_asleep and not any(mark.is_awaited for mark in marks_of(record))
+    return is_asleep and not any(mark.is_awaited for mark in marks_from_record(record))
 
 
 def _rewind(record: TaskRecord | None, event: events.Rewind, now_ms: int) -> Decision:
@@ -507,11 +512,11 @@ def _note_retry(record: TaskRecord | None, event: events.NoteRetry, now_ms: int)
 
 
 def may_purge(record: TaskRecord, now_ms: int) -> bool:
-    """Return whether a task may be deleted: it is terminal, or its time is over."""
+    """Return whether a task may be deleted: it is terminal or expired."""
     return not record.is_open or record.expires_ms <= now_ms
 
 
-# What several events change
+# Changes that several events share
 
 Changes: TypeAlias = dict[str, Any]
 
@@ -525,19 +530,19 @@ _NOT_DUE: Final[Mapping[str, Any]] = MappingProxyType(
 
 
 def _message_ms(wake_ms: int, due_ms: int, now_ms: int) -> int | None:
-    """Return the delay of the message for a task that goes on at a time; `None` if it is due by
-    then, so that a sweep wakes it."""
+    """Return the delay in milliseconds of the message for a task that continues at `wake_ms`.
+    Return `None` if the task is due by then, so that a sweep wakes it."""
     begins_ms = max(wake_ms, now_ms)
     return None if due_ms <= begins_ms else begins_ms - now_ms
 
 
 def _seen(record: TaskRecord, now_ms: int) -> Changes:
-    """Return the changes of a record whose client can see a change."""
+    """Return the changes of a record after an event that its client can see."""
     return {"updated_ms": now_ms, "revision": record.revision + 1}
 
 
 def _moved(due_ms: int) -> Changes:
-    """Return the changes for another due time without a message."""
+    """Return the changes that move the due time without a message."""
     return {"due_ms": due_ms, "unsent": True}
 
 
@@ -547,14 +552,15 @@ def _free_until(wake_ms: int, due_ms: int, message_ms: int | None) -> Changes:
 
 
 def _added(record: TaskRecord, added: Added, number: int, now_ms: int) -> tuple[Changes, list[Put]]:
-    """Return what an event adds. Entries with a number that was noted are kept already."""
+    """Return the changes and puts for the additions of an event. Entries with a noted number are
+    stored already and are not added again."""
     changes: Changes = {}
     puts = []
     if added.entries and number > record.noted:
         changes["noted"], puts = number, _entries(added.entries)
-        names = {mark.name for mark in marks_of(record)}
+        names = {mark.name for mark in marks_from_record(record)}
         if opened := [mark for mark in added.events if mark.name not in names]:
-            changes["events"] = _bounded([*marks_of(record), *opened])
+            changes["events"] = _bounded([*marks_from_record(record), *opened])
     if added.state is not None:
         puts.append(Put(Part.STATE, added.state))
     if added.status_message is not None and added.status_message != record.status_message:
@@ -569,7 +575,7 @@ def _texts(marks: Sequence[Mark]) -> tuple[str, ...]:
 
 
 def _bounded(marks: Sequence[Mark]) -> tuple[str, ...]:
-    """Forget the oldest delivered events beyond `KEPT_DELIVERIES`."""
+    """Return the marks as texts, without the oldest delivered events beyond `KEPT_DELIVERIES`."""
     delivered = [mark for mark in marks if mark.digest is not None]
     forgotten = delivered[: max(0, len(delivered) - KEPT_DELIVERIES)]
     return _texts([mark for mark in marks if mark not in forgotten])
@@ -578,8 +584,8 @@ def _bounded(marks: Sequence[Mark]) -> tuple[str, ...]:
 def _wait(
     record: TaskRecord, changes: Changes, awaits: Collection[str], now_ms: int
 ) -> Waited | None:
-    """Note in `changes` for which events the task waits from now on. Return `READY`, and let it wait
-    for none, if one of them was delivered or closed."""
+    """Record in `changes` the events that the task awaits. If one of them was delivered or closed,
+    record none and return `READY`."""
     texts = changes.get("events", record.events)
     if not texts:
         return Waited.READY if awaits else None
@@ -597,7 +603,7 @@ def _no_questions(record: TaskRecord) -> list[Drop]:
 
 
 def _ended(record: TaskRecord, status: Status, message: str | None, now_ms: int) -> Changes:
-    """Return the changes of a terminal task: nothing is due or asked, and no worker has it."""
+    """Return the changes of a terminal task: no due time, no questions, no lease."""
     return {
         **_seen(record, now_ms),
         **_NOT_DUE,
@@ -615,12 +621,13 @@ def _to_clean_up(due_ms: int) -> Changes:
 
 
 def _end_early(record: TaskRecord, step: Step, message: str, now_ms: int, due_ms: int) -> Next:
-    """End a task whose work is unfinished. A task that must be cleaned up keeps its lease."""
+    """Return the change that ends a task before its work is finished. A task to be cleaned up keeps
+    its lease."""
     over, drops = _ended(record, target(step), message, now_ms), _no_questions(record)
     if not record.cleans_up:
         return Next(record, over, (), drops, Cancelled.OVER)
-    left = {**over, **_to_clean_up(due_ms), "lease_until_ms": record.lease_until_ms}
-    return Next(record, left, (), drops, Cancelled.CLEAN_UP, AT_ONCE)
+    changes = {**over, **_to_clean_up(due_ms), "lease_until_ms": record.lease_until_ms}
+    return Next(record, changes, (), drops, Cancelled.CLEAN_UP, AT_ONCE)
 
 
 # The table
@@ -652,8 +659,8 @@ _HANDLERS: Final[Mapping[type, Callable[[Any, Any, int], Decision]]] = MappingPr
 
 
 def apply(record: TaskRecord | None, event: Event, now_ms: int) -> Decision:
-    """Return the changes that an event makes to a task, or the refusal. `None` is a task that does
-    not exist."""
+    """Return the changes that an event makes to a task, or the refusal. `record` is `None` for an
+    unknown task."""
     is_refused = False
     if isinstance(event, events.UnderLease):
         is_refused = record is None or not holds(record, event.fence)

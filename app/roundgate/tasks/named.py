@@ -1,13 +1,13 @@
-"""Tasks of both kinds under one interface: ours, which have a row, and those that a
-service behind a back end has.
+"""One interface for the tasks of the gateway, which have a row, and for tasks of services behind
+back ends.
 
-    id                                   whose        what is done with it
-    1 to 64 of A-Z a-z 0-9 _ -           ours         `tasks.service`: the store
-    sealed (`tokens.task_ids`)           a service's  the source that the back end of this name offers now
+    id                                   owner          requests go to
+    1 to 64 of A-Z a-z 0-9 _ -           the gateway    `tasks.service`: the store
+    sealed (`tokens.task_ids`)           a service      the source that the back end of this name offers now
 
-Nothing of a task of the second kind is kept here, so any replica can serve requests about it. A
-source has `SOURCE_S` for an answer, and what it says is checked before it is passed on: one that is
-slow, down or wrong affects only who asks for its tasks.
+The gateway stores no part of a service's task, so any replica can serve requests about it. A source
+has `SOURCE_S` for an answer. The gateway checks each answer before it forwards it. A slow, failing
+or wrong source affects only the callers of its tasks.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from roundgate.tokens import TaskIds, TaskPlace
 T = TypeVar("T")
 
 SOURCE_S: Final = 10.0
-"""How long a source has for one answer, in seconds."""
+"""The time in seconds that a source has for one answer."""
 
 
 class NamedTask(Protocol):
-    """One task of one caller's, by the id that the caller knows."""
+    """One task of a caller, by the id that the caller has."""
 
     @property
     def id(self) -> str:
@@ -44,12 +44,12 @@ class NamedTask(Protocol):
 
     @property
     def log_id(self) -> str:
-        """Return the id for the log: for our own tasks, the one that `roundgate tasks show`
-        takes."""
+        """Return the id for the log; for a task of the gateway, the argument of `roundgate tasks
+        show`."""
 
     @property
     def key(self) -> Hashable:
-        """Return a key that is the same for the same task of the same caller."""
+        """Return a key that identifies the task and its caller."""
 
     @property
     def ref(self) -> TaskRef | None:
@@ -68,24 +68,31 @@ class NamedTask(Protocol):
         """
 
     async def look(self) -> TaskView:
-        """Return the present state of the task.
+        """Return the current state of the task.
 
         Raises:
-            TaskNotFound: the task does not exist, or not any more.
-            Unavailable: the store or the service cannot be asked now.
-            InternalError: the service's answer makes no sense; the log has the details.
+            TaskNotFound: the task does not exist, or no longer exists.
+            Unavailable: the store or the service cannot be reached now.
+            InternalError: the service's answer is invalid; the log has the details.
         """
 
     async def update(self, responses: Mapping[str, Any]) -> None:
-        """Take answers; those that are not for an outstanding question are dropped.
-        Raises as `look` does."""
+        """Send answers to the task; answers to other than outstanding questions are dropped.
+
+        Raises:
+            TaskNotFound, Unavailable, InternalError: as for `look`.
+        """
 
     async def cancel(self) -> None:
-        """End it, unless it has ended. Raises as `look` does."""
+        """Cancel the task, unless it has ended.
+
+        Raises:
+            TaskNotFound, Unavailable, InternalError: as for `look`.
+        """
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` when it may have changed, if who has it says so, until what
-        is returned is called."""
+        """Call `changed` when the owner reports that the task may have changed, until the returned
+        function is called."""
 
 
 class NamedTasks:
@@ -95,7 +102,7 @@ class NamedTasks:
         self, own: Tasks, ids: TaskIds, catalogs: CatalogSource, clock: Clock, config: TasksConfig
     ) -> None:
         self.own = own
-        """Those that have a row."""
+        """The tasks of the gateway, which have a row."""
         self._ids = ids
         self._sources = _Sources(catalogs, clock)
         self._config = config
@@ -104,7 +111,7 @@ class NamedTasks:
         """Return the task with an id. Only a later request shows whether it exists.
 
         Raises:
-            TaskNotFound: this caller never got such an id.
+            TaskNotFound: this caller never received the id.
             Unavailable: the keys of sealed ids cannot be read now.
         """
         if "." not in task_id:
@@ -115,22 +122,24 @@ class NamedTasks:
         return _SourceTask(self._sources, principal, task_id, place, self._config.max_result_bytes)
 
     def name_in_log(self, principal: Principal, task_id: str) -> str | None:
-        """Return the name of our own task in the log and the commands; `None` for a service's
-        task."""
+        """Return the name of a task of the gateway in the log and in commands; `None` for a
+        service's task."""
         return None if "." in task_id else str(self.own.ref(principal, task_id[:64]))
 
     def hand_over(self, served: ServedTool, view: TaskView, principal: Principal) -> dict[str, Any]:
-        """Return the schema's `CreateTaskResult` for a task that a tool's service has made of a
-        call.
+        """Return the schema's `CreateTaskResult` for a call that a tool's service has turned into a
+        task.
 
         Raises:
-            BackendError: no client could ask for the task: its id is too long, or its back end
+            BackendError: clients could not follow the task: its id is too long, or its back end
                 offers no source.
         """
         with self._sources.catalogs.use() as catalog:
             is_known = served.backend in catalog.task_sources
         if not is_known or not 0 < len(view.task_id) <= MAX_ID_CHARS:
-            raise BackendError("The service made a task of the call that the gateway cannot follow")
+            raise BackendError(
+                "The service turned the call into a task that the gateway cannot follow"
+            )
         task_id = self._ids.seal(TaskPlace(served.backend, served.name, view.task_id), principal)
         return {
             "resultType": "task",
@@ -143,7 +152,7 @@ class NamedTasks:
 
 
 class _OwnTask:
-    """A task that has a row."""
+    """A task of the gateway."""
 
     backend = ""
 
@@ -192,7 +201,7 @@ class _OwnTask:
 
 
 class _SourceTask:
-    """A task that a source has."""
+    """A task of a service."""
 
     ref = None
 
@@ -251,7 +260,7 @@ class _SourceTask:
 
 
 class _Sources:
-    """The sources of the back ends that are served now."""
+    """The sources of the back ends that the catalog has now."""
 
     def __init__(self, catalogs: CatalogSource, clock: Clock) -> None:
         self.catalogs = catalogs
@@ -262,7 +271,7 @@ class _Sources:
         """Return the source of a back end, which stays open until the block ends.
 
         Raises:
-            Unavailable: there is none now; it may not be deployed here yet.
+            Unavailable: the back end has no source now; it may not be deployed here yet.
         """
         with self.catalogs.use() as catalog:
             source = catalog.task_sources.get(backend)
@@ -278,7 +287,7 @@ class _Sources:
         Raises:
             TaskNotFound: the task does not exist.
             Unavailable: the source does not exist now, or does not answer in time.
-            InternalError: its answer makes no sense.
+            InternalError: the answer is invalid.
         """
         with self.use(backend) as source:
             try:
@@ -296,21 +305,21 @@ class _Sources:
 
 
 def _bounded(view: TaskView, max_bytes: int) -> TaskView:
-    """Return a view without parts that are larger than the result of a tool may be."""
+    """Return a view without parts that are larger than the maximum result of a tool."""
     asked_bytes = sum(len(request) for request in view.requests.values())
     if asked_bytes > max_bytes:
         text = (
-            f"The questions of this task are too large: {asked_bytes} bytes, {max_bytes} can "
-            "be passed on"
+            f"The questions of this task are too large: {asked_bytes} bytes; the maximum is "
+            f"{max_bytes}"
         )
         return replace(view, requests={}, status=Status.WORKING, status_message=text)
     if view.outcome is None or len(view.outcome) <= max_bytes:
         return view
-    text = f"The result is too large: {len(view.outcome)} bytes, {max_bytes} can be returned"
+    text = f"The result is too large: {len(view.outcome)} bytes; the maximum is {max_bytes}"
     return replace(
         view, status=Status.COMPLETED, outcome=NEWEST.kept_result(ToolResult.error(text).to_wire())
     )
 
 
 def _nothing() -> None:
-    """Do nothing: there is nothing to end."""
+    """Do nothing, for tasks without a watch."""

@@ -1,20 +1,21 @@
-"""What an operator sees of a task, and does with one that a failed step ended.
+"""The operator's view of a task, and the retry of a task that a failed step ended.
 
-`steps_done` names steps, pauses and questions, without values, arguments and answers: those belong
+`steps_done` names steps, pauses and questions, without values, arguments and answers, which belong
 to the task's owner. `retry` retries a task at the step that failed.
 
 A terminal task never changes, so the work continues in another task of the same owner: the same
-call, with the journal as it was when the step failed (`replay.retry`). The new id is derived from
+call, with the journal from before the failure (`replay.before_failure`). The new id derives from
 the first one, so repeated requests and crashes never create a second retry.
 
     owner.A   plan ✓  charge ✗             completed, isError           retried as B
     owner.B   plan ✓  charge …             working: `plan` is remembered, `charge` runs again
 
-A service may deliver an external event to A until B is noted in A's record, and to B from then on.
-So the payloads that A has are delivered to B once more after the note.
+A service may deliver an external event to A until A's record has the id of B, and to B from then
+on. So `retry` delivers the payloads of A to B again after it has recorded the id.
 
-An operator can also choose a step (`from_step`): the journal is cut off before it, so it and
-everything recorded later happen again. A parked task goes on under its own id, because it is open.
+An operator can also choose a step (`from_step`): `retry` cuts off the journal before that step, so
+the step and all later actions happen again. A parked task continues under its own id, because it is
+open.
 
 The handler and its services still see A (`TaskCall.continues`), so idempotency keys stay the same.
 """
@@ -50,38 +51,38 @@ from roundgate.replay import (
 from roundgate.storage import Ending, TaskRecord, TaskRef, Work
 from roundgate.tasks import machine
 from roundgate.tasks.call import TaskCall
-from roundgate.tasks.events import Mark, NewTask, marks_of
+from roundgate.tasks.events import Mark, NewTask, marks_from_record
 from roundgate.tasks.stored import StoredTasks
 
 TRIES: Final = 5
-"""How often a rewind reads a task that changes meanwhile."""
+"""The maximum number of times that a rewind reads a task that changes meanwhile."""
 _OF_ANOTHER_VERSION: Final = (ParseError, ValueError, TypeError, KeyError)
 
 
 async def retry(
     store: StoredTasks, ref: TaskRef, now_ms: int, from_step: str | None = None
 ) -> TaskRef:
-    """Retry a task at the step whose failure ended it. Return the task that continues it.
+    """Retry a task at the step whose failure ended it. Return the task that continues the work.
 
     Args:
         store: the store of both tasks.
         ref: the task that ended.
-        now_ms: the time, in milliseconds since the epoch.
-        from_step: the place from which on everything happens again, if not the failed step.
+        now_ms: the current time, in milliseconds since the epoch.
+        from_step: the place to continue from, if not the failed step.
 
     Raises:
-        NotRetryable: the task cannot be retried; the text gives the operator the reason.
+        NotRetryable: the task cannot be retried; the message gives the operator the reason.
         Unavailable: the store cannot be reached; repeat the call.
     """
     record = await store.read(ref, now_ms)
     if record is None:
-        raise NotRetryable("is not there any more")
+        raise NotRetryable("does not exist any more")
     if record.ending is not Ending.STEP_FAILED:
         raise NotRetryable("was not ended by a failed step")
     if record.retried_as is not None:
         successor = TaskRef(ref.owner, record.retried_as)
-        await _hand_on(store, ref, successor, now_ms)  # an earlier retry may have died before that
-        raise NotRetryable(f"was taken up again as {successor}")
+        await _hand_on(store, ref, successor, now_ms)  # an earlier retry may have died before this
+        raise NotRetryable(f"was already retried as {successor}")
     work = await store.read_work(ref)
     if work is None:
         raise NotRetryable("is no longer stored completely; call the tool again")
@@ -90,25 +91,25 @@ async def retry(
     await store.note_retry(ref, task.ref.id)
     await _hand_on(store, ref, task.ref, now_ms)
     if not is_new:
-        await store.send(task.ref)  # a retry that was interrupted may not have sent it
-    if from_step is not None and not is_new:  # by a command that died before its note
-        raise NotRetryable(f"was taken up again as {task.ref}, by an earlier command")
+        await store.send(task.ref)  # an interrupted retry may have sent no message
+    if from_step is not None and not is_new:  # an earlier command died before `note_retry`
+        raise NotRetryable(f"was already retried as {task.ref}, by an earlier command")
     return task.ref
 
 
 async def _hand_on(store: StoredTasks, ref: TaskRef, successor: TaskRef, now_ms: int) -> None:
-    """Deliver the payloads that a task has to its successor, if that waits for the events."""
+    """Deliver the payloads of a task to its successor, if the successor waits for the events."""
     record, work = await store.store.read_work(ref)
     if record is None or work is None:
         return
-    for mark in marks_of(record):
+    for mark in marks_from_record(record):
         if mark.digest is not None and mark.name in work.answers:
             payload = work.answers[mark.name]
             await store.deliver(successor, mark.name, payload, mark.digest, now_ms, now_ms)
 
 
 async def rewind(store: StoredTasks, ref: TaskRef, now_ms: int, from_step: str) -> None:
-    """Let a parked task go on from a place: what was recorded before it is kept.
+    """Let a parked task continue from a place, and keep the entries before it.
 
     Raises:
         NotRetryable: the task is not parked, or has no such place.
@@ -120,7 +121,7 @@ async def rewind(store: StoredTasks, ref: TaskRef, now_ms: int, from_step: str) 
             break
         call, journal = _kept(record, work, from_step)
         rows = [encode(row(entry)) for entry in journal.entries()]
-        # questions and events that come again have other names: old answers do not fit them
+        # repeated questions and events get other names, so that old answers do not fit them
         call = replace(call, generation=call.generation + 1)
         marks = _marks(record, journal)
         if await store.rewind(record, call.to_bytes(), rows, marks, now_ms, now_ms):
@@ -131,7 +132,9 @@ async def rewind(store: StoredTasks, ref: TaskRef, now_ms: int, from_step: str) 
 def _marks(record: TaskRecord, journal: Journal) -> list[Mark]:
     """Return the marks of the external events that a journal has opened."""
     names = {entry.name for entry in journal.steps.values() if isinstance(entry, Opened)}
-    return [replace(mark, is_awaited=False) for mark in marks_of(record) if mark.name in names]
+    return [
+        replace(mark, is_awaited=False) for mark in marks_from_record(record) if mark.name in names
+    ]
 
 
 def _kept(record: TaskRecord, work: Work, from_step: str | None) -> tuple[TaskCall, Journal]:
@@ -139,7 +142,9 @@ def _kept(record: TaskRecord, work: Work, from_step: str | None) -> tuple[TaskCa
     try:
         return TaskCall.from_bytes(work.call), _journal(record, work, from_step)
     except _OF_ANOTHER_VERSION as error:
-        raise NotRetryable("is of another version of Roundgate; call the tool again") from error
+        raise NotRetryable(
+            "was written by another version of Roundgate; call the tool again"
+        ) from error
 
 
 def _going_on(record: TaskRecord, work: Work, now_ms: int, from_step: str | None = None) -> NewTask:
@@ -164,11 +169,11 @@ def _going_on(record: TaskRecord, work: Work, now_ms: int, from_step: str | None
 
 
 def _journal(record: TaskRecord, work: Work, from_step: str | None) -> Journal:
-    """Return the journal as it was when the step failed, or before a chosen one, with the answers
-    and events that belong to it.
+    """Return the journal from before the failure, or from before a chosen step, with its answers
+    and events.
 
     Raises:
-        NotRetryable: it has no such step, or may not be cut off where the step failed.
+        NotRetryable: the journal has no such step, or cannot be cut off at the failure.
     """
     entries = [from_row(json.decode(entry)) for entry in work.journal]
     if from_step is not None:
@@ -177,11 +182,13 @@ def _journal(record: TaskRecord, work: Work, from_step: str | None) -> Journal:
 
 
 def _before(entries: Sequence[Entry], from_step: str) -> list[Entry]:
-    kept = before_step(entries, from_step)
-    if kept is None or not any(entry.key == from_step and _is_shown(entry) for entry in entries):
-        known = ", ".join(dict.fromkeys(entry.key for entry in entries if _is_shown(entry)))
-        raise NotRetryable(f"has no step {from_step!r}; it has {known or 'none'}")
-    return kept
+    entries_before = before_step(entries, from_step)
+    if entries_before is None or not any(
+        entry.key == from_step and _is_shown(entry) for entry in entries
+    ):
+        names = ", ".join(dict.fromkeys(entry.key for entry in entries if _is_shown(entry)))
+        raise NotRetryable(f"has no step {from_step!r}; it has {names or 'none'}")
+    return entries_before
 
 
 def _journal_with(entries: Sequence[Entry], record: TaskRecord, work: Work) -> Journal:
@@ -190,36 +197,39 @@ def _journal_with(entries: Sequence[Entry], record: TaskRecord, work: Work) -> J
         journal.add(entry)
     answers = {key: json.decode(answer) for key, answer in work.answers.items()}
     journal.receive(answers)
-    journal.deliver(answers, {mark.name for mark in marks_of(record)})
+    journal.deliver(answers, {mark.name for mark in marks_from_record(record)})
     return journal
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """What happens again if a task goes on from a chosen step. All are places in the handler."""
+    """The actions that a task repeats if it continues from a chosen step, by their places in the
+    handler."""
 
     steps: Sequence[str]
-    """Steps that ran, or had begun to."""
+    """The steps that ran or had started."""
     once: Sequence[str]
-    """Of these, the steps with `at_most_once`."""
+    """The steps among them with `at_most_once`."""
     questions: Sequence[str]
-    """Questions that were asked."""
+    """The questions that were asked."""
     events: Sequence[str]
-    """External events that were opened. Their tokens become invalid."""
+    """The external events that were opened. Their tokens become invalid."""
     has_state: bool
-    """Whether the handler keeps data in `ctx.state`, which stays as it is."""
+    """Whether the handler has data in `ctx.state`, which stays unchanged."""
 
 
 def repeated(work: Work, from_step: str) -> Repeated:
-    """Return what happens again if a task goes on from a place.
+    """Return the actions that a task repeats if it continues from a place.
 
     Raises:
-        NotRetryable: the task has no such place, or is of another version of Roundgate.
+        NotRetryable: the task has no such place, or another version of Roundgate wrote it.
     """
     try:
         entries = [from_row(json.decode(entry)) for entry in work.journal]
     except _OF_ANOTHER_VERSION as error:
-        raise NotRetryable("is of another version of Roundgate; call the tool again") from error
+        raise NotRetryable(
+            "was written by another version of Roundgate; call the tool again"
+        ) from error
     cut_off = entries[len(_before(entries, from_step)) :]
     return Repeated(
         _places(cut_off, Finished, Raised, Tried, Began, Cut),
@@ -238,7 +248,7 @@ def _places(entries: Sequence[Entry], *kinds: type[Entry]) -> list[str]:
 _STATES: Final[dict[type, str]] = {
     Finished: "done",
     Raised: "failed",
-    Tried: "failed, is tried again",
+    Tried: "failed, will be retried",
     Began: "begun",
     Cut: "cancelled by its handler",
     Slept: "pause begun",
@@ -247,7 +257,7 @@ _STATES: Final[dict[type, str]] = {
     Unanswered: "not answered in time",
     Opened: "can be delivered",
 }
-"""The kinds of entries that an operator sees. Other kinds only keep branches in order."""
+"""The kinds of entries that an operator sees. Other kinds only record the order of branches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,9 +281,9 @@ def steps_done(record: TaskRecord, work: Work) -> list[StepDone] | None:
         journal = _journal_with(entries, record, work)
     except _OF_ANOTHER_VERSION:
         return None
-    known = {entry.key: entry for entry in journal.entries()}
+    entry_of = {entry.key: entry for entry in journal.entries()}
     order = reversed(dict.fromkeys(entry.key for entry in reversed(entries)))
-    return [_step(known[key]) for key in order if _is_shown(known[key])]
+    return [_step(entry_of[key]) for key in order if _is_shown(entry_of[key])]
 
 
 def _is_shown(entry: Entry) -> bool:

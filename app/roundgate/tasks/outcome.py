@@ -1,8 +1,8 @@
-"""How a tool's call ended, in the protocol's terms: the same for a request and for a task.
+"""The outcome of a tool's call in the protocol's terms, for requests and for tasks.
 
-A tool's own failure is a result with `isError`. So is an unexpected exception, of which the
-caller learns only a reference to the log. Only an error for which the protocol has a code
-becomes a JSON-RPC error.
+A tool's own failure is a result with `isError`. So is an unexpected exception, whose result
+contains only a reference to the log. Only errors with a code in the protocol become JSON-RPC
+errors.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ log = logging.getLogger("roundgate.methods")
 def tool_result(
     outcome: Completed[Returned] | Failed, tool: str, clock: Clock, *, shows_errors: bool = False
 ) -> ToolResult:
-    """Return the result of a call. With `shows_errors` it has the texts of unexpected exceptions,
-    too.
+    """Return the result of a call. With `shows_errors` the result contains the messages of
+    unexpected exceptions.
 
     Raises:
-        ProtocolError: the call ended with one.
+        ProtocolError: the call ended with this error.
     """
     match outcome:
         case Completed(ToolResult() as result):
@@ -59,17 +59,18 @@ def tool_result(
 
 
 _MAX_SAID: Final = 1_000
-"""Characters of an exception that its caller is shown in development."""
+"""The maximum number of characters of an exception's message in a result."""
 
 
 def said_by(error: Exception) -> str:
-    """Return the text of an exception, and the line of the user's code that raised it."""
+    """Return the message of an exception, and the line of the user's code that raised it."""
     place = place_of(error)
     return f"{type(error).__name__}: {error}"[:_MAX_SAID] + (f" ({place})" if place else "")
 
 
-def reason_of(outcome: Completed[Returned] | Failed) -> str | None:
-    """Return the reason of a tool error in a few words for the log, without any text of the tool."""
+def failure_reason(outcome: Completed[Returned] | Failed) -> str | None:
+    """Return the reason of a tool error in a few words for the log, without any text of the
+    tool."""
     match outcome:
         case Completed(ToolResult(is_error=True)):
             return "result"
@@ -83,7 +84,7 @@ def reason_of(outcome: Completed[Returned] | Failed) -> str | None:
 
 
 def log_failure(what: str, error: Exception, clock: Clock) -> str:
-    """Log an error with its traceback; returns the reference that stands beside it in the log."""
+    """Log an error with its traceback. Return its reference in the log."""
     reference = clock.new_id()
     log.error("%s failed", what, exc_info=error, extra={"fields": {"reference": reference}})
     return reference
@@ -91,7 +92,7 @@ def log_failure(what: str, error: Exception, clock: Clock) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a task ended: a terminal status, and what goes with it."""
+    """The end of a task: a terminal status, its outcome and its message."""
 
     status: Status
     outcome: bytes
@@ -107,7 +108,8 @@ class Ended:
 
     @classmethod
     def from_json(cls, value: Any) -> Ended:
-        """Invert `to_json`, for values that the gateway itself has sealed."""
+        """Return the `Ended` that `to_json` wrote. Only values that the gateway itself has sealed
+        are accepted."""
         status, outcome, message, ending = value
         return cls(Status(status), outcome.encode(), message, Ending(ending))
 
@@ -126,7 +128,7 @@ def ended(
         data = _encoded(result, tool, clock)
         if len(data) > max_bytes:
             result = ToolResult.error(
-                f"The result is too large: {len(data)} bytes, {max_bytes} can be returned"
+                f"The result is too large: {len(data)} bytes; the maximum is {max_bytes}"
             )
             data = _encoded(result, tool, clock)
     except ProtocolError as error:
@@ -143,7 +145,10 @@ def _encoded(result: ToolResult, tool: str, clock: Clock) -> bytes:
         return NEWEST.kept_result(result.to_wire())
     except (TypeError, ValueError, RecursionError) as error:
         reference = log_failure(f"writing the result of tool {tool}", error, clock)
-        message = f"The tool returned what has no JSON; the server's log has the details under reference {reference}"
+        message = (
+            "The tool returned a value without a JSON form; "
+            f"the server's log has the details under reference {reference}"
+        )
         return _encoded(ToolResult.error(message), tool, clock)
 
 
@@ -153,10 +158,10 @@ def failed(error: GatewayError) -> Ended:
 
 
 def _unusable(returned: object) -> Exception:
-    """Return the error of a call that returned something else than its result."""
+    """Return the error of a call that returned another object than a result."""
     if isinstance(returned, TaskView):
         return RuntimeError(
-            "it returned a task of its service for a call that could not go on as one"
+            "it returned a task of its service for a call that cannot become a task"
         )
     kind = type(returned).__name__
-    return TypeError(f"it returned {kind}; a tool of a back end returns a ToolResult")
+    return TypeError(f"it returned {kind}; a tool of a back end must return a ToolResult")

@@ -1,18 +1,18 @@
-"""The workers of one process: they receive messages, take turns at tasks, run
-suspects alone, and sweep.
+"""The workers of one process: they receive messages, run turns of tasks, run suspects alone, and
+sweep.
 
-When a process dies, everything that ran there may have been the cause. The store then gives
-these tasks only to a claim with `alone=True`. A pool puts them into its quarantine, and from
-there they are run one at a time:
+When a process dies, any task that ran there may be the cause. Only claims with `alone=True` then
+succeed for these tasks. A pool puts them into its quarantine and runs them one at a time:
 
-    claim: SUSPECT ──▶ quarantine ──▶ a process of its own: claims it alone, runs one turn, ends
-                                          │ dies with it: that is one death of this task, and of no other
+    claim: SUSPECT ──▶ quarantine ──▶ a process of its own: claims the task alone, runs one turn, ends
+                                          │ if it dies, only this task counts a death
                                           ▼
                                       when the lease lapses, the sweep sends the task again;
-                                      after `tasks.max_deaths` of them the task fails
+                                      after `tasks.max_deaths` deaths the task fails
 
-Where no process can be begun (AWS Lambda, an app in a test) a suspect is run when all other turns
-have ended, and no other begins meanwhile. A task stops being a suspect with its first progress.
+Where the pool cannot start processes (AWS Lambda, an app in a test), it runs a suspect after all
+other turns have ended, and begins no other meanwhile. A task stops being a suspect with its first
+progress.
 """
 
 from __future__ import annotations
@@ -43,22 +43,23 @@ from roundgate.tasks.worker import Worker
 
 WAIT_MS: Final = 10_000
 SHORT_WAIT_MS: Final = 1_000
-"""The same where suspects are run between messages."""
+"""The longest wait for messages in milliseconds if suspects run between messages."""
 COUNT_EVERY_S: Final = 60
 PAUSE_AFTER_FAULT_S: Final = 1.0
 PUT_BACK_MS: Final = 1_000
-"""When a message of an owner that has enough running here is delivered again."""
+"""The delay in milliseconds until a message is delivered again whose owner has its share of
+turns."""
 MAX_CHILDREN: Final = 4
-"""Processes of suspects at once: one, unless it takes longer than `PATIENT_LEASES`; then
-another one beside it."""
+"""The maximum number of concurrent processes of suspects. Another process starts only after the
+previous one took longer than `PATIENT_LEASES` leases."""
 PATIENT_LEASES: Final = 2
 HANGING_S: Final = 5.0
-"""How long a process may take to end in which handlers do not end."""
+"""The time in seconds after which a process is ended whose handlers do not end."""
 
 MAX_WAITING: Final = 100
-"""Suspects that a process remembers. The sweep sends the others again."""
+"""The maximum number of suspects in the quarantine. The sweep sends further suspects again."""
 END_GRACE_S: Final = 5.0
-"""How long a turn may take to end after it was cancelled."""
+"""The time in seconds that a turn may take to end after it was cancelled."""
 _COMMAND: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from roundgate.cli import main; sys.exit(main())"
@@ -68,7 +69,7 @@ log = logging.getLogger("roundgate.tasks")
 
 
 class Quarantine:
-    """Suspects that wait, each once, in the order in which they came."""
+    """The waiting suspects without duplicates, in the order of arrival."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[TaskRef, None] = OrderedDict()
@@ -78,16 +79,16 @@ class Quarantine:
         return len(self._waiting)
 
     def put(self, ref: TaskRef) -> None:
-        """Add a suspect, if there is room."""
+        """Add a suspect, unless the quarantine is full."""
         if len(self._waiting) < MAX_WAITING:
             self._waiting.setdefault(ref)
             self._some.set()
 
     def take(self) -> TaskRef:
-        """Remove and return the one that has waited longest.
+        """Remove and return the suspect that has waited longest.
 
         Raises:
-            KeyError: none waits.
+            KeyError: the quarantine is empty.
         """
         ref, _ = self._waiting.popitem(last=False)
         if not self._waiting:
@@ -95,7 +96,7 @@ class Quarantine:
         return ref
 
     async def get(self) -> TaskRef:
-        """Wait until there is one, then remove and return it."""
+        """Wait for a suspect, then remove and return it."""
         await self._some.wait()
         return self.take()
 
@@ -108,8 +109,7 @@ def child_command() -> list[str]:
 class Children:
     """Runs each suspect in a process of its own.
 
-    The standard input of such a process is a pipe that nothing is written to: it ends when this
-    process does.
+    The standard input of each process is an empty pipe that closes when this process ends.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -138,16 +138,16 @@ class Children:
         if status:
             fields = {"task": str(ref), "status": status}
             log.warning(
-                "a process ended while it ran nothing but one task", extra={"fields": fields}
+                "a process died while it ran a suspect task alone", extra={"fields": fields}
             )
 
     def request_stop(self) -> None:
-        """Start no more processes, and ask each to free its task at its next step."""
+        """Start no more processes, and ask each process to release its task at the next step."""
         self._stopping.set()
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End the processes that have not ended by themselves."""
+        """Kill the processes that have not ended by themselves."""
         self._send(signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:
@@ -157,8 +157,8 @@ class Children:
 
 
 async def run_suspect(worker: Worker, ref: TaskRef, stop: asyncio.Event, grace_s: float) -> None:
-    """Run one turn of a suspect in this process, which runs nothing else. After `stop` the task
-    is freed at its next step, or after `grace_s` seconds."""
+    """Run one turn of a suspect in this process, which runs nothing else. After `stop`, release the
+    task at its next step, or after `grace_s` seconds."""
     turn = asyncio.create_task(worker.work(ref, alone=True))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait([turn, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -173,7 +173,8 @@ async def run_suspect(worker: Worker, ref: TaskRef, stop: asyncio.Event, grace_s
 
 
 class Pool:
-    """Up to `tasks.concurrency` turns at once; further messages stay in the queue for others."""
+    """A loop that runs up to `tasks.concurrency` turns at once; further messages stay in the queue
+    for other processes."""
 
     def __init__(
         self,
@@ -188,9 +189,20 @@ class Pool:
         children: Children | None = None,
         watchdog: Watchdog | None = None,
     ) -> None:
-        """`stop_grace_s` holds unless the configuration says otherwise; `share` is how many of the
-        turns may be at tasks of one owner, all of them if `None`. `children` and `watchdog` are for
-        a process that is ours to begin others beside it, and to end it."""
+        """Make a pool that has not started.
+
+        Args:
+            worker: runs the turns.
+            sweep: finds due tasks.
+            queue: the queue of messages.
+            config: the limits of tasks.
+            metrics: counts turns.
+            stop_grace_s: seconds for a turn to reach its next step at the end, unless
+                `tasks.stop_grace_s` is set.
+            share: the maximum number of concurrent turns of one owner; `None` for all.
+            children: runs suspects in processes; only for a process of the gateway's own.
+            watchdog: ends a blocked process; only for a process of the gateway's own.
+        """
         self._worker = worker
         self._sweep = sweep
         self._queue = queue
@@ -211,7 +223,7 @@ class Pool:
         self._stop_requested = False
 
     def start(self) -> None:
-        """Start the loops in this event loop."""
+        """Start the loops of the pool in this event loop."""
         loops = [self._take, self._keep_sweeping, self._keep_counting]
         if self._children is not None:
             loops.append(self._keep_isolating)
@@ -220,7 +232,7 @@ class Pool:
             self._watchdog.start()
 
     def request_stop(self) -> None:
-        """Take no more messages, and ask the runs to free their tasks at their next step."""
+        """Receive no more messages, and ask the runs to release their tasks at the next step."""
         self._stop_requested = True
         for loop in self._loops:
             loop.cancel()
@@ -230,11 +242,12 @@ class Pool:
 
     @property
     def trouble(self) -> str | None:
-        """Return why the sweep is inactive, if this process's clock is not trusted."""
+        """Return why the sweep is inactive, if this process does not trust its clock; otherwise
+        `None`."""
         return self._sweep.trouble
 
     async def stop(self) -> None:
-        """Give runs time to come to their next step, then free the tasks of those that have not."""
+        """Give runs time to reach their next step, then release the remaining tasks."""
         if self._children is not None:
             self._children.request_stop()
         if not self._is_crashing:
@@ -253,11 +266,11 @@ class Pool:
 
     @property
     def _is_crashing(self) -> bool:
-        """Whether all tasks of the event loop are being cancelled by somebody else.
+        """Return whether the event loop is cancelling all its tasks, as after `sys.exit` in a
+        handler.
 
-        That is how a process ends in which something called `sys.exit`. The turns free their tasks
-        as suspects. One of the loops alone may be cancelled for a moment: by a time limit of its
-        own, which takes that back.
+        The turns then release their tasks as suspects. The cancellation of a single loop does not
+        count, because a time limit of its own may cause it.
         """
         if self._stop_requested or not self._loops:
             return False
@@ -289,7 +302,7 @@ class Pool:
                 await self._free.acquire()
                 self._begin(message)
             if messages and all(message.ref.owner in busy for message in messages):
-                # a queue that cannot skip them would give us the next ones
+                # a queue that cannot skip owners would deliver their next messages at once
                 await asyncio.sleep(PUT_BACK_MS / 1000)
 
     def _busy(self) -> Sequence[str]:
@@ -309,12 +322,14 @@ class Pool:
                 await self._queue.put_back([message], PUT_BACK_MS)
             else:
                 await self._work(message)
-        except Unavailable as error:  # the message comes again, or the sweep finds the task
+        except (
+            Unavailable
+        ) as error:  # the queue redelivers the message, or the sweep finds the task
             log.warning(
-                "a task has to wait",
+                "a task waits for the store or the queue",
                 extra={"fields": {"task": str(message.ref), "error": str(error)}},
             )
-        except Exception as error:  # one task's trouble is no other's
+        except Exception as error:  # other turns continue
             log.error("a turn failed", exc_info=error, extra={"fields": {"task": str(message.ref)}})
         finally:
             self._running_of -= Counter([owner])
@@ -322,10 +337,10 @@ class Pool:
 
     async def _work(self, message: Message) -> None:
         claimed = await self._worker.claim(message.ref)
-        # from here on the row says what is to be done, and by when: the message has served
+        # the row now has the due time of the task, so the message can be deleted
         try:
             await self._queue.delete([message])
-        except Exception as error:  # it comes again, and to nothing
+        except Exception as error:  # a second delivery has no effect
             _trouble("a message", error)
         if claimed is NotClaimed.SUSPECT:
             self._quarantine.put(message.ref)
@@ -338,8 +353,8 @@ class Pool:
     # suspects
 
     async def _run_alone(self, ref: TaskRef) -> None:
-        """Run a suspect when all other turns have ended. No other turn begins meanwhile, because
-        turns begin here."""
+        """Run a suspect after all other turns have ended. No other turn begins meanwhile, because
+        this method blocks the loop that begins them."""
         while self._turns:
             await asyncio.wait(self._turns)
         turn = asyncio.create_task(self._alone(ref))
@@ -365,13 +380,13 @@ class Pool:
             await asyncio.wait([child], timeout=self._patient_s)
 
     async def _isolate(self, ref: TaskRef) -> None:
-        assert self._children is not None, "there is no lane without them"
+        assert self._children is not None, "only a pool with children isolates suspects"
         try:
             await self._children.run(ref)
         except Exception as error:
             _trouble("a suspect", error)
 
-    # beside them
+    # loops beside the turns
 
     async def _keep_sweeping(self) -> None:
         while True:
@@ -394,24 +409,26 @@ class Pool:
 
 
 async def _over(turns: set[asyncio.Task[None]], within_s: float) -> None:
-    """Wait until they have ended."""
+    """Wait until these turns have ended, for at most `within_s` seconds."""
     if turns:
         await asyncio.wait({*turns}, timeout=within_s)
 
 
 def end_soon() -> None:
-    """End the process after a while if it has not ended by itself: a thread that a handler
-    left may keep it alive."""
+    """End the process after `HANGING_S` if it has not ended by itself, because a thread of a
+    handler may keep it alive."""
     last = threading.Timer(HANGING_S, os._exit, (0,))
     last.daemon = True
     last.start()
 
 
 def _trouble(what: str, error: Exception) -> None:
-    """Log an error and go on: a loop that ended would leave a process that looks
-    healthy and does nothing."""
+    """Log an error and continue. A loop that ended would leave a process that looks healthy and
+    does nothing."""
     if isinstance(error, Unavailable):
-        log.warning("%s has to wait", what, extra={"fields": {"error": str(error)}})
+        log.warning(
+            "%s waits for the store or the queue", what, extra={"fields": {"error": str(error)}}
+        )
     else:
         log.error("%s failed", what, exc_info=error)
 
@@ -419,8 +436,8 @@ def _trouble(what: str, error: Exception) -> None:
 def make_watchdog(
     worker: Worker, make_store: Callable[[], StoredTasks], clock: Clock, **limits: float
 ) -> Watchdog:
-    """Return a watchdog over the leases of a worker. Before it ends its process it ends the leases,
-    in an event loop of its own, for which `make_store` makes a store."""
+    """Return a watchdog over the leases of a worker. Before the watchdog ends the process, it
+    releases the leases in an event loop of its own, with a store from `make_store`."""
     return Watchdog(
         limits["limit_s"], worker.held, _let_go_with(make_store, clock), bound_s=limits["bound_s"]
     )
@@ -430,14 +447,14 @@ def _let_go_with(make_store: Callable[[], StoredTasks], clock: Clock) -> LetGo:
     async def let_go(held: Sequence[Held], guilty: Held | None) -> None:
         store, now_ms = make_store(), clock.now_ms()
 
-        async def one(running: Running) -> Any:
+        async def release(running: Running) -> Any:
             lease = running.carrier.lease
-            # whose fault it is may not be known: then each of them is run alone
+            # if the guilty task is unknown, each task becomes a suspect
             blame = guilty is None or guilty is running
             return await store.let_go(lease.ref, lease.fence, now_ms, now_ms, blame=blame)
 
         await asyncio.gather(
-            *(one(running) for running in held if isinstance(running, Running)),
+            *(release(running) for running in held if isinstance(running, Running)),
             return_exceptions=True,
         )
         await store.aclose()

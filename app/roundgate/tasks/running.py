@@ -1,9 +1,9 @@
-"""How a task's handler runs: a heartbeat renews its lease, writes are retried, and a handler that
+"""The run of a task's handler: a heartbeat renews its lease, writes are retried, and a handler that
 does not end is cancelled, then abandoned.
 
-    told to stop (lease lost, time is up, asked and goes on) ── GRACE_S ── cancelled ── GRACE_S ── abandoned
+    stopped (lease lost, time is up, suspended but still running) ── GRACE_S ── cancelled ── GRACE_S ── abandoned
 
-A handler that is starting work elsewhere (`Run.beginning`) may first receive its answer.
+A handler that is starting work elsewhere (`Run.beginning`) first receives the response.
 
 The handler runs in an asyncio task of its own, so the turn ends even if the handler ignores a
 cancellation.
@@ -35,29 +35,27 @@ log = logging.getLogger("roundgate.tasks")
 T = TypeVar("T")
 
 PAUSES_S: Final = (0.1, 0.5, 2.0, *[5.0] * 60)
-"""Pauses between attempts at a write that fails: five minutes. The lease is renewed meanwhile, if
-that is possible; if it is not, others find the task when the store is back."""
+"""The pauses in seconds between attempts at a failing write: five minutes in all. If the lease
+cannot be renewed meanwhile, other workers find the task once the store is back."""
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of the work. A cancellation does not reach the work; it is raised after
-    the work has ended."""
+    """Return the result of the work. A cancellation is raised only after the work has ended."""
     task = _apart(work)
     cancelled = await aio.to_its_end(task)
     if cancelled is None or task.cancelled():
         return task.result()
-    # seen to by whoever did the work; here it only must not be reported as forgotten
+    # the work has handled its error; retrieve it, so that asyncio does not report it
     task.exception()
     raise cancelled
 
 
 class Patience:
-    """Retries after any error, until the write succeeds, the lease is known to
-    be lost, or time is up."""
+    """Repeats a write after errors, until it succeeds, the lease is lost, or time is up."""
 
     def __init__(self, is_over: Callable[[], bool], **fields: Any) -> None:
-        """Make the writer. `is_over` returns whether the time is over; `fields` are logged with
-        each failure."""
+        """Make a retrier. `is_over` returns whether the time is over; `fields` are logged with each
+        failure."""
         self._is_over = is_over
         self._fields = fields
         self._hurry = asyncio.Event()
@@ -67,12 +65,11 @@ class Patience:
         self._hurry.set()
 
     async def attempt(self, what: str, write: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of a write, and repeat the write until it succeeds or the time is
-        over.
+        """Return the result of a write, and repeat the write until it succeeds or the time is over.
 
         Raises:
-            LeaseLost, QuotaExceeded: at once.
-            Exception: the last failure.
+            LeaseLost, QuotaExceeded: the write raised it; these errors are never retried.
+            Exception: the error of the last attempt.
         """
         for pause_s in PAUSES_S:
             try:
@@ -99,20 +96,22 @@ class Patience:
 
 
 def _apart(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start an asyncio task that belongs to no handler, even if a handler caused it."""
+    """Start an asyncio task outside of every handler."""
     with inside(None):
         return asyncio.create_task(work)
 
 
 class Heartbeat:
-    """`async with Heartbeat(every_s, beat):` calls `beat` again and again until the block ends.
+    """A context manager that calls `beat` repeatedly until the block ends: `async with
+    Heartbeat(every_s, beat): …`.
 
-    It is an asyncio task of its own. Its errors are logged and never end it, nor does a handler
-    that cancels every task of the event loop.
+    The heartbeat is an asyncio task of its own. It survives its own errors, which it logs, and a
+    handler that cancels every task of the event loop.
     """
 
     def __init__(self, every_s: float, beat: Callable[[], Awaitable[None]], **fields: Any) -> None:
-        """`fields` go into the log beside an error."""
+        """Make a heartbeat with a period of `every_s` seconds. `fields` are logged with each
+        error."""
         self._every_s = every_s
         self._beat = beat
         self._fields = fields
@@ -132,7 +131,7 @@ class Heartbeat:
         self._is_over = True
         if self._task is not None:
             self._task.cancel()
-            # unlike `await task`, this tells its end from a cancellation of ours
+            # unlike `await task`, this does not confuse its end with a cancellation of this task
             await asyncio.wait([self._task])
 
     def _start(self) -> None:
@@ -140,7 +139,7 @@ class Heartbeat:
         self._task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Start again if something else ended it. It may have been cancelled before it started."""
+        """Start again if the task was ended from outside, perhaps before it started."""
         if self._is_over:
             return
         log.warning("a heartbeat was interrupted and continues", extra={"fields": self._fields})
@@ -156,21 +155,22 @@ class Heartbeat:
 
 
 GRACE_S: Final = 2.0
-"""How long a handler that was told to stop may go on before it is cancelled, and after that
-before it is abandoned."""
+"""The time in seconds for which a stopped handler may continue before it is cancelled, and then
+again before it is abandoned."""
 LOOK_S: Final = 5.0
-"""How often a step that writes nothing is held against the row: by then a cancel is noticed."""
+"""The time in seconds between two checks of the row while no step ends; the delay until a
+cancellation takes effect."""
 LATE_S: Final = 0.5
-"""The same once the turn's own deadline is past."""
+"""The grace in seconds after the turn's own deadline."""
 TICK_S: Final = 0.25
-"""How often it is looked at whether a handler has to be ended."""
-TOO_LONG: Final = "The task took longer than a task of this server may (tasks.task_timeout_s)"
+"""The time in seconds between two checks whether to end a handler."""
+TOO_LONG: Final = "The task exceeded the time limit of this server (tasks.task_timeout_s)"
 
 Outcome: TypeAlias = engine.Outcome[Returned]
 
 
 class Running:
-    """A run in progress, until it is over or abandoned."""
+    """A run in progress, until it has ended or was abandoned."""
 
     def __init__(
         self,
@@ -182,8 +182,8 @@ class Running:
         lease_s: float,
         give_up_ms: int,
     ) -> None:
-        """`give_up_ms` is when the task has taken as long as it may, in
-        milliseconds since the epoch."""
+        """Make a run that has not started. `lease_s` is the length of a lease in seconds;
+        `give_up_ms` is the time limit of the task, in milliseconds since the epoch."""
         self.carrier = carrier
         self.tool = tool
         self._clock = clock
@@ -199,20 +199,20 @@ class Running:
         return {"task": str(self.carrier.ref), "name": self.tool}
 
     def request_stop(self) -> None:
-        """Ask it to free its task at its next step."""
+        """Ask the run to release its task at the next step."""
         self.carrier.run.request_stop()
 
     @property
     def is_abandoned(self) -> bool:
-        """Return whether the turn is over while the handler is not."""
+        """Return whether the turn has ended while the handler still runs."""
         root = self.carrier.run.root_task
         return root is not None and not root.done()
 
     async def outcome(self, handler: Callable[[], Awaitable[Returned]]) -> Outcome:
-        """Return how the handler ended, or was ended.
+        """Return the outcome of the handler, or the reason for its forced end.
 
         Raises:
-            LeaseLost: the task is not this worker's any more.
+            LeaseLost: this worker no longer holds the task.
             Exception: a fault of the gateway, for instance of the store.
         """
         if self._is_late:
@@ -248,11 +248,11 @@ class Running:
         return self._ended()
 
     def _ended(self) -> Outcome:
-        """Return the outcome of a handler that has none of its own."""
+        """Return the outcome of a handler that produced none."""
         run = self.carrier.run
         if run.call.deadline.is_past:
             return Failed(CallTimeout("The call did not finish within the time of its worker"))
-        # it asked something, was told to wait, and went on all the same
+        # the run was suspended, but the handler continued
         if run.stopped is Stop.SUSPENDED:
             return Suspended(run.requests, run.journal, run.wants_task, run.wake_ms, run.awaited)
         return Failed(RuntimeError("the handler cancelled itself"))
@@ -263,8 +263,8 @@ class Running:
             log.error("a handler does not end and is abandoned", extra={"fields": self.facts()})
 
     async def _cancel(self) -> None:
-        """End the handler because the process stops, and wait for that no longer than a bound."""
-        assert self._root is not None, "it has begun"
+        """End the handler because the process stops, and wait at most `GRACE_S` for it."""
+        assert self._root is not None, "the handler has started"
         self._root.cancel()
         with suppress(asyncio.CancelledError):
             await asyncio.wait([self._root], timeout=GRACE_S)
@@ -292,8 +292,8 @@ class Running:
         return is_time
 
     def _is_given_up(self) -> bool:
-        """Return whether the handler was stopped so long ago that it is abandoned. It is cancelled
-        halfway to that."""
+        """Return whether to abandon the handler, because it was stopped long ago. Cancel it after
+        half of that time."""
         run = self.carrier.run
         if not run.call.deadline.is_past and (run.stopped is None or run.is_beginning):
             return False
@@ -306,7 +306,6 @@ class Running:
 
 
 def _seen(root: asyncio.Task[Any]) -> None:
-    """Retrieve the exception of an abandoned handler, so that asyncio does not report
-    it as never retrieved."""
+    """Retrieve the exception of an abandoned handler, so that asyncio does not report it."""
     if not root.cancelled():
         root.exception()

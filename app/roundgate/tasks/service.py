@@ -1,10 +1,10 @@
-"""What the owner of a task can do: create it, read it, answer its questions, cancel it.
+"""The operations of a task's owner: create, read, answer questions, cancel.
 
-A task is durable before its client is told of it:
+A task is durable before its client learns its id:
 
     row written ──▶ message sent ──▶ client told
          │               │ lost, or the queue is down: the sweep finds the row when it is due
-         └ failed: it may be there or not; who calls again under the same id is told of the one task
+         └ failed: the row may or may not exist; a repeated call under the same id returns the same task
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from roundgate.tasks.outcome import Ended
 from roundgate.tasks.stored import StoredTasks
 
 ANSWER_WAIT_S: Final = 5.0
-"""How long an answer waits while the task goes on without it, in seconds."""
+"""The time in seconds for which an answer waits while the task continues without it."""
 ANSWER_PAUSE_S: Final = 0.1
 CANCELLED_BY_CLIENT: Final = "The client cancelled the task"
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Tasks:
-    """The tasks of all owners; every method is for one of them. Those of a view are no other's."""
+    """The tasks of all owners of one view. Every method acts for one owner."""
 
     def __init__(
         self,
@@ -63,25 +63,25 @@ class Tasks:
         cleans_up: bool = False,
         call_id: str | None = None,
     ) -> dict[str, Any]:
-        """Create a task for a call that continues or has ended; return the schema's
+        """Create a task for a call that continues or has ended. Return the schema's
         `CreateTaskResult`.
 
         Args:
             task_call: the call that becomes the task.
             journal: the results of earlier rounds.
-            task_id: the id of the task; if the caller already has such a task, it is returned
-                unchanged. `None` makes a new id.
+            task_id: the id of the task, or `None` for a new one. If the caller already has a task
+                of this id, the method returns that one unchanged.
             message: the handler's last status message.
             ended: the outcome of the call, if it has ended.
-            cleans_up: whether the call starts work elsewhere that must be ended with it
+            cleans_up: whether the call starts work elsewhere that must end with it
                 (`Tool.cleans_up`).
             call_id: the id of the call in the log.
 
         Raises:
-            Unavailable: the task may have been written or not; calling again
-                with the same id finds out.
+            Unavailable: the task may or may not have been written; repeat the call with the same
+                id.
             ToolError: the caller has too many open tasks, or the call is too large.
-            NotJson: in `ctx.state`.
+            NotJson: `ctx.state` has no JSON form.
         """
         task = self._new(task_call, task_id or self._clock.new_id(), journal, message, ended)
         task = replace(task, cleans_up=cleans_up and ended is None, call_id=call_id)
@@ -115,21 +115,24 @@ class Tasks:
         data, most = task_call.to_bytes(), self._config.max_call_bytes
         if len(data) > most:
             raise ToolError(
-                "The arguments are too large for a task: with what the client says of itself they "
-                f"take {len(data):,} bytes, of at most {most:,} (tasks.max_call_bytes). Send less, "
-                "or a reference to where the data is"
+                "The arguments are too large for a task: with the client's own information they have "
+                f"{len(data):,} bytes; the maximum is {most:,} (tasks.max_call_bytes). Send less data, "
+                "or a reference to it"
             )
         return data
 
     async def _check_room(self, ref: TaskRef) -> None:
-        """Raise ToolError if the owner has as many open tasks as it may have, and
-        this is not one of them."""
+        """Check that the owner may have another open task, unless this task exists already.
+
+        Raises:
+            ToolError: the owner has the maximum number of open tasks.
+        """
         most = self._config.max_open_per_owner
         if await self._store.count_open(ref.owner, most) < most:
             return
         if await self._store.read(ref, self._clock.now_ms()) is None:
             raise ToolError(
-                f"You have {most:,} unfinished tasks, the most allowed (tasks.max_open_per_owner). Wait "
+                f"You have {most:,} unfinished tasks, the maximum (tasks.max_open_per_owner). Wait "
                 "until some have ended, or cancel some (tasks/cancel), and call again"
             )
 
@@ -191,14 +194,14 @@ class Tasks:
     async def update(
         self, principal: Principal, task_id: str, responses: Mapping[str, Any]
     ) -> None:
-        """Take answers; drop those that are not for an outstanding question.
+        """Store answers to outstanding questions; drop other answers.
 
-        While the task goes on because a time limit passed beside a question, an answer to that
-        question waits until it is asked again.
+        If the task continues because a time limit passed during a question, the method waits until
+        the question is asked again.
 
         Raises:
             TaskNotFound: the caller has no such task.
-            Unavailable: the task has gone on for `ANSWER_WAIT_S`; nothing was taken.
+            Unavailable: the task has continued for `ANSWER_WAIT_S`; no answer was stored.
         """
         ref = self._ref(principal, task_id)
         if ref is None:
@@ -213,7 +216,7 @@ class Tasks:
                 break
             if self._clock.monotonic_ms() >= until_ms:
                 raise Unavailable(
-                    "The task goes on just now, and may ask this again; send the answer again"
+                    "The task is running now, and may ask this question again; send the answer again later"
                 )
             await self._clock.sleep(ANSWER_PAUSE_S)
         if decided is not None and answered in (Answered.FULLY, Answered.PARTLY):
@@ -234,17 +237,21 @@ class Tasks:
         record = await self._store.read(ref, now_ms)
         if record is None:
             return None
-        asked = [key for key, one in record.requests.items() if is_approval(json.decode(one))]
-        decision = decisions.get(asked[0]) if asked else None
+        approvals = [
+            key for key, request in record.requests.items() if is_approval(json.decode(request))
+        ]
+        decision = decisions.get(approvals[0]) if approvals else None
         return None if decision is None else (record, decision)
 
     async def cancel(self, principal: Principal, task_id: str) -> None:
-        """Cancel the task, unless it has ended. Its worker learns of that at its next write.
+        """Cancel the task, unless it has ended. Its worker notices this at the next write.
 
-        If a service is at work for it, a worker tells that service; nobody waits for it here.
+        If a service works for the task, a worker cancels that work later; this method does not
+        wait.
 
         Raises:
             TaskNotFound: the caller has no such task.
+            Unavailable: the store cannot be reached.
         """
         ref = self._ref(principal, task_id)
         if ref is None:
@@ -260,10 +267,11 @@ class Tasks:
         return TaskRef(task_owner(principal, self.view), task_id)
 
     def _ref(self, principal: Principal, task_id: str) -> TaskRef | None:
-        """Return the place of the task, or `None` if the gateway never issued such an id."""
+        """Return the reference of the task, or `None` if the gateway never issued such an id."""
         owner = task_owner(principal, self.view)
         return TaskRef(owner, task_id) if _ID.fullmatch(task_id) else None
 
     def _due_ms(self, now_ms: int) -> int:
-        """Return when a sweep may assume that the message sent now was lost."""
+        """Return when a sweep may assume that a message sent now was lost, in milliseconds since
+        the epoch."""
         return now_ms + int(self._config.requeue_after_s * 1000)

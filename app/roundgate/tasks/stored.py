@@ -1,19 +1,21 @@
-"""The stored tasks: each method is one event, decided by `tasks.machine` and kept by compare-and-swap.
+"""The stored tasks: each method is one event, decided by `tasks.machine` and stored by
+compare-and-swap.
 
     read the record ──▶ apply(record, event, now) ──▶ swap ──▶ send the message, if there is one
                               ▲                        │ another process was first:
                               └──── the record as it is now
 
-A message that is lost or cannot be sent is a delay: the record is due, and a sweep finds it.
+A lost message only causes a delay: the record becomes due, and a sweep finds it.
 
-Under a lease no read is needed: a `Lease` remembers the record as its last write left it. Every
-method raises `Unavailable` when the store cannot be reached; a write may then have happened or not.
-It may be tried again under the same lease: a `checkpoint` of the same entries then happens once and
-returns; any other write happens once, or, if it had happened already, raises `LeaseLost`.
+Writes under a lease need no read, because a `Lease` remembers the record of its last write. Every
+method raises `Unavailable` when the store cannot be reached; the write may or may not have
+happened. The caller may repeat the write under the same lease. A repeated `checkpoint` of the same
+entries happens once and returns. Any other repeated write happens once, or raises `LeaseLost` if
+the first one had happened.
 
-Every value counts for the task's owner (`roundgate.storage.accounts`) until the store forgets the
-task. A write for which the account has no room raises `QuotaExceeded` and does not happen. An outcome
-of up to `ROW` bytes always has room: it was counted with the task.
+Every value counts towards the account of the task's owner (`roundgate.storage.accounts`) until the
+store forgets the task. A write that exceeds the account raises `QuotaExceeded` and does not happen.
+An outcome of up to `ROW` bytes always fits, because the account counts that space from the start.
 """
 
 from __future__ import annotations
@@ -66,10 +68,11 @@ from roundgate.tasks.events import (
 log = logging.getLogger("roundgate.tasks")
 
 VALUE: Final = 64
-"""Bytes that a value of a task counts besides its own: its name, its key, its place in an index."""
+"""The overhead of a value of a task in bytes: its name, its key, its place in an index."""
 
 KEEP_MS: Final = 600_000
-"""Milliseconds for which the end of a hidden task is kept for a client that resumes its stream."""
+"""The time in milliseconds for which a hidden task is kept after its end, for a client that resumes
+its stream."""
 
 AddsEntries: TypeAlias = events.Checkpoint | events.Suspend | events.Release
 """The events that add entries to the journal."""
@@ -77,20 +80,20 @@ AddsEntries: TypeAlias = events.Checkpoint | events.Suspend | events.Release
 
 @dataclass(slots=True)
 class _Held:
-    """What a lease remembers."""
+    """The record and the doubtful writes that a lease remembers."""
 
     known: TaskRecord
-    """The record as the last write of this lease left it."""
+    """The record after the last write of this lease."""
     state_bytes: int = 0
-    """How much of `ctx.state` has been counted."""
+    """The number of bytes of `ctx.state` that the account has counted."""
     number: int = 0
     """The number of the last write of entries."""
     in_doubt: dict[int, Sequence[bytes]] = field(default_factory=dict)
-    """The entries of writes, by number, while it is not known whether they happened."""
+    """The entries of writes that may or may not have happened, by number."""
     written: set[bytes] = field(default_factory=set)
-    """Entries of writes that were in doubt and, as a later record showed, had happened."""
+    """Entries of doubtful writes that had happened, as a later record showed."""
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One write after another."""
+    """Serializes the writes of this lease."""
 
     def number_for(self, entries: Sequence[bytes]) -> int:
         """Return the number of the next write, which adds `entries`."""
@@ -98,15 +101,15 @@ class _Held:
         self.in_doubt[self.number] = entries
         return self.number
 
-    def learn(self, record: TaskRecord, own: int) -> None:
-        """End the doubts about all writes but `own` by a record that was read after them.
+    def learn(self, record: TaskRecord, current: int) -> None:
+        """Resolve the doubts about all writes but `current` by a record that was read after them.
 
-        A write is made from the record before it. So the last one that happened has its number in
-        `noted`, and no other can happen any more.
+        Each write is based on the record before it. So the last write that happened has its number
+        in `noted`, and no other write in doubt can still happen.
         """
-        if record.noted != own:
+        if record.noted != current:
             self.written.update(self.in_doubt.get(record.noted, ()))
-        self.in_doubt = {n: entries for n, entries in self.in_doubt.items() if n == own}
+        self.in_doubt = {n: entries for n, entries in self.in_doubt.items() if n == current}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,29 +122,29 @@ class Lease:
 
     @classmethod
     def of(cls, record: TaskRecord, state_bytes: int = 0) -> Lease:
-        """Return the lease of a claimed task, as its claim left the record. `state_bytes` is the
-        size of its state, which has been counted."""
+        """Return the lease of a claimed task. `record` is the record after the claim; `state_bytes`
+        is the size of its state, which the account has counted."""
         return cls(record.ref, record.fence, _Held(record, state_bytes))
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A claimed task, with all that a run needs."""
+    """A claimed task with everything that a run needs."""
 
     lease: Lease
     record: TaskRecord
-    """As it is after the claim."""
+    """The record after the claim."""
     call: bytes
     journal: Sequence[bytes]
-    """Every entry that was ever added, in order."""
+    """Every entry that was added, in order."""
     state: bytes
     answers: Mapping[str, bytes]
-    """Every answer that was ever taken, by wire key."""
+    """Every answer that was taken, by wire key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Glimpse:
-    """A state of a task that its client can tell from others."""
+    """The identity of a task's state, which changes whenever its client could see a change."""
 
     created_ms: int
     revision: int
@@ -153,7 +156,7 @@ class Glimpse:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A task as it was seen, and its new due time."""
+    """A due task as the sweep read it, and its new due time."""
 
     task: OpenTask
     due_ms: int
@@ -165,14 +168,15 @@ class Move:
 class StoredTasks:
     """The tasks in a store. Methods that write under a lease raise `LeaseLost` once it is lost.
 
-    The other parts of a process reach the store through this class alone, so some methods only pass
-    a call on: tests count, delay and interrupt each call of a process at one seam.
+    The other parts of a process reach the store through this class alone, so some methods only
+    forward a call. Tests count, delay and interrupt all store calls of a process at this class.
 
     Args:
         store: the store.
-        queue: takes messages; without one a sweep of another process sends them.
-        metrics: counts tasks that are created, claimed and end.
-        accounts: the accounts of owners; `None` for an operator's commands, which count nothing.
+        queue: takes messages; without a queue, the sweep of another process sends them.
+        metrics: counts tasks that are created, claimed and ended.
+        accounts: the accounts of owners; `None` for an operator's commands, whose writes do not
+            count.
     """
 
     def __init__(
@@ -189,8 +193,8 @@ class StoredTasks:
         self._listening: dict[TaskRef, list[Callable[[], None]]] = {}
 
     async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
-        """Send the message that makes a worker claim a task, after some milliseconds. If the queue
-        cannot be reached, a sweep finds the task."""
+        """Send the message that makes a worker claim a task, after a delay in milliseconds. If the
+        queue cannot be reached, a sweep finds the task."""
         if self._queue is None or ref.is_hidden:  # no worker runs a hidden task
             return
         try:
@@ -198,12 +202,12 @@ class StoredTasks:
         except Unavailable as error:
             fields = {"task": str(ref), "error": str(error)}
             log.warning(
-                "no message was sent for a task, the sweep will send one", extra={"fields": fields}
+                "cannot reach the queue; the sweep will send the message", extra={"fields": fields}
             )
 
     def listen(self, ref: TaskRef, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` after each write of these `StoredTasks` that the client of a task can see,
-        until the returned function is called. It must not block."""
+        """Call `changed` after each write of this object that the client of a task can see, until
+        the returned function is called. `changed` must not block."""
         self._listening.setdefault(ref, []).append(changed)
 
         def end() -> None:
@@ -227,9 +231,9 @@ class StoredTasks:
             self._accounts.give_back(reserved)
 
     async def _swap(self, change: Change, state_bytes: int = 0) -> TaskRecord | Lost:
-        """Count the values of a change, of which `state_bytes` replace as many, and write it. Then
-        tell those who listen to the task."""
-        reserved = await self._reserve(change.before, size_of(change.puts) - state_bytes)
+        """Write a change and notify the listeners of the task. The values of the change count
+        towards the account, less `state_bytes` for the state that they replace."""
+        reserved = await self._reserve(change.before, counted_bytes(change.puts) - state_bytes)
         swapped = await self.store.swap(change)
         if isinstance(swapped, Lost):
             self._give_back(reserved)
@@ -243,7 +247,8 @@ class StoredTasks:
     async def _apply(
         self, ref: TaskRef, event: Event, now_ms: int, known: TaskRecord | None = None
     ) -> Next | Refused:
-        """Return what an event came to. A `Next` has been written, and its message sent."""
+        """Apply an event and return the decision. If it is a `Next`, the change has been written
+        and its message sent."""
         decision = await self._write(known or await self.store.head(ref), event, now_ms)
         if isinstance(decision, Next) and decision.message_ms is not None:
             await self.send(ref, decision.message_ms)
@@ -252,11 +257,11 @@ class StoredTasks:
     async def _apply_many(
         self, happening: Sequence[tuple[TaskRef, Event]], now_ms: int
     ) -> Sequence[Next | Refused]:
-        """Return what each event came to, in order, with few calls for heads and messages.
+        """Apply events and return their decisions in order, with few calls for heads and messages.
 
         Raises:
             Unavailable: a write failed, or the queue cannot be reached. The other events happened,
-                and messages were sent for them.
+                and their messages were sent.
         """
         if not happening:
             return []
@@ -265,7 +270,7 @@ class StoredTasks:
             *(self._write(records.get(ref), event, now_ms) for ref, event in happening),
             return_exceptions=True,
         )
-        decisions = [one for one in outcomes if isinstance(one, Next | Refused)]
+        decisions = [outcome for outcome in outcomes if isinstance(outcome, Next | Refused)]
         await self._send_many(decisions)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
@@ -273,7 +278,7 @@ class StoredTasks:
         return decisions
 
     async def _send_many(self, decisions: Iterable[Next | Refused]) -> None:
-        """Send the messages of decisions that call for one without delay."""
+        """Send the messages of decisions that require an immediate one."""
         refs = [
             decision.before.ref
             for decision in decisions
@@ -283,7 +288,8 @@ class StoredTasks:
             await self._queue.send_many(refs)
 
     async def _write(self, record: TaskRecord | None, event: Event, now_ms: int) -> Next | Refused:
-        """Return what an event came to. A `Next` has been written."""
+        """Apply an event and return the decision. If it is a `Next`, the change has been
+        written."""
         while True:
             decision = machine.apply(record, event, now_ms)
             if isinstance(decision, Refused):
@@ -300,14 +306,14 @@ class StoredTasks:
     # for the owner
 
     async def create(self, task: NewTask) -> bool:
-        """Keep a task. When this returns, `read` finds it, in any process.
+        """Store a new task. When this returns, `read` finds the task in any process.
 
-        `False` if this owner has a task of this id already, which is left as it is. Safe to repeat
-        after `Unavailable`.
+        Return `False` and change nothing if this owner already has a task of this id. The call is
+        safe to repeat after `Unavailable`.
         """
         created = machine.create(task)
         record = created.record
-        reserved = await self._reserve(record, 2 * ROW + size_of(created.puts))
+        reserved = await self._reserve(record, 2 * ROW + counted_bytes(created.puts))
         is_new = await self.store.insert(record, created.puts)
         if not is_new:
             self._give_back(reserved)
@@ -324,13 +330,13 @@ class StoredTasks:
         return await self.store.count_open(owner, up_to)
 
     async def read(self, ref: TaskRef, now_ms: int) -> TaskRecord | None:
-        """Return a task as of the last write; `None` if it is unknown or has expired."""
+        """Return the current record of a task; `None` if the task is unknown or has expired."""
         record = await self.store.read(ref)
         return None if record is None or record.expires_ms <= now_ms else record
 
     async def glance(self, refs: Sequence[TaskRef], now_ms: int) -> Mapping[TaskRef, Glimpse]:
-        """Return what shows whether tasks have changed, perhaps as of some seconds ago. Unknown and
-        expired tasks are left out."""
+        """Return the `Glimpse` of each task, perhaps some seconds old. Unknown and expired tasks
+        are left out."""
         records = await self.store.heads(refs, may_lag=True)
         return {
             ref: Glimpse(record.created_ms, record.revision)
@@ -341,24 +347,25 @@ class StoredTasks:
     async def answer(
         self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int
     ) -> Answered:
-        """See `events.Answer`."""
+        """Store the client's answers (`events.Answer`)."""
         match await self._apply(ref, events.Answer(answers, due_ms), now_ms):
             case Next(result=Answered() as result) | Refused(Answered() as result):
                 return result
-        raise AssertionError("an answer comes to something")
+        raise AssertionError("an answer has a result")
 
     async def cancel(
         self, ref: TaskRef, status_message: str, now_ms: int, due_ms: int | None = None
     ) -> Cancelled:
-        """See `events.Cancel`. It is due at `due_ms`, by default at once."""
+        """Cancel a task (`events.Cancel`). A task to be cleaned up is due at `due_ms`, by default
+        at once."""
         due_ms = now_ms if due_ms is None else due_ms
         match await self._apply(ref, events.Cancel(status_message, due_ms), now_ms):
             case Next(result=Cancelled() as result) | Refused(Cancelled() as result):
                 return result
-        raise AssertionError("a cancellation comes to something")
+        raise AssertionError("a cancellation has a result")
 
     async def head(self, ref: TaskRef) -> TaskRecord | None:
-        """Return a task without its values, expired or not; `None` if it is unknown."""
+        """Return a task without its values, expired or not; `None` if the task is unknown."""
         return await self.store.head(ref)
 
     # for services
@@ -366,12 +373,12 @@ class StoredTasks:
     async def deliver(
         self, ref: TaskRef, name: str, payload: bytes, digest: str, now_ms: int, due_ms: int
     ) -> Delivered:
-        """See `events.Deliver`."""
+        """Deliver the payload of an external event (`events.Deliver`)."""
         event = events.Deliver(name, payload, digest, due_ms)
         match await self._apply(ref, event, now_ms):
             case Next(result=Delivered() as result) | Refused(Delivered() as result):
                 return result
-        raise AssertionError("a delivery comes to something")
+        raise AssertionError("a delivery has a result")
 
     # for the worker
 
@@ -385,8 +392,8 @@ class StoredTasks:
         lapsed_ms: int | None = None,
         alone: bool = False,
     ) -> Claimed | NotClaimed:
-        """See `events.Claim`. Of many claims one wins. `due_ms` is by default `until_ms`, and
-        `lapsed_ms` is `now_ms`."""
+        """Claim a task (`events.Claim`). One of several concurrent claims succeeds. `due_ms` is by
+        default `until_ms`, and `lapsed_ms` is `now_ms`."""
         due_ms = until_ms if due_ms is None else due_ms
         lapsed_ms = now_ms if lapsed_ms is None else lapsed_ms
         claimed = await self._claim(ref, events.Claim(until_ms, due_ms, lapsed_ms, alone), now_ms)
@@ -397,8 +404,8 @@ class StoredTasks:
     async def _claim(
         self, ref: TaskRef, event: events.Claim | events.ClaimCleanup, now_ms: int
     ) -> Claimed | Refused:
-        """Claim a task. The work is read before the swap; if the swap succeeds, the work has not
-        changed since."""
+        """Claim a task. The method reads the work before the swap; if the swap succeeds, the work
+        has not changed since."""
         while True:
             record, work = await self.store.read_work(ref)
             decision = machine.apply(record, event, now_ms)
@@ -407,7 +414,7 @@ class StoredTasks:
             swapped = await self.store.swap(decision)
             if isinstance(swapped, TaskRecord):
                 break
-        assert work is not None, "what can be claimed keeps its work"
+        assert work is not None, "a task that can be claimed keeps its work"
         self._metrics.claimed(swapped.tool)
         journal = work.journal
         if isinstance(event, events.ClaimCleanup) and event.journal is not None:
@@ -429,7 +436,7 @@ class StoredTasks:
         until_ms: int | None = None,
         due_ms: int | None = None,
     ) -> None:
-        """See `events.Checkpoint`."""
+        """Add entries to the journal and extend the lease (`events.Checkpoint`)."""
         event = events.Checkpoint(lease.fence, added, 0, until_ms, due_ms)
         await self._under_lease(lease, event, now_ms)
 
@@ -444,7 +451,7 @@ class StoredTasks:
         awaits: Collection[str] = (),
         ready_ms: int = 0,
     ) -> None:
-        """See `events.Suspend`."""
+        """Ask the client and release the task (`events.Suspend`)."""
         event = events.Suspend(lease.fence, added, 0, requests, wake_ms, awaits, ready_ms)
         await self._under_lease(lease, event, now_ms)
 
@@ -463,7 +470,7 @@ class StoredTasks:
         awaits: Collection[str] = (),
         ready_ms: int = 0,
     ) -> None:
-        """See `events.Release`."""
+        """Release a task that continues later (`events.Release`)."""
         rest = (wake_ms, due_ms, attempts, declined_ms, keeps_blame, awaits, ready_ms, early_ms)
         await self._under_lease(lease, events.Release(lease.fence, added, 0, *rest), now_ms)
 
@@ -477,12 +484,12 @@ class StoredTasks:
         now_ms: int,
         due_ms: int,
     ) -> None:
-        """See `events.Restart`."""
+        """Replace the call and the journal (`events.Restart`)."""
         event = events.Restart(lease.fence, call, journal, state, journal_version, due_ms)
         await self._under_lease(lease, event, now_ms)
 
     async def park(self, lease: Lease, status_message: str, now_ms: int) -> None:
-        """See `events.Park`."""
+        """Set a task aside for its operator (`events.Park`)."""
         event = events.Park(lease.fence, status_message)
         await self._under_lease(lease, event, now_ms)
 
@@ -499,7 +506,7 @@ class StoredTasks:
         failed_steps: Sequence[str] = (),
         expires_ms: int | None = None,
     ) -> None:
-        """See `events.Finish`."""
+        """Make a task terminal (`events.Finish`)."""
         event = events.Finish(
             *(lease.fence, status, outcome, status_message, cleanup_due_ms, ending, failed_steps),
             expires_ms,
@@ -509,9 +516,9 @@ class StoredTasks:
     async def let_go(
         self, ref: TaskRef, fence: int, now_ms: int, due_ms: int, *, blame: bool
     ) -> bool:
-        """See `events.LetGo`. `False` if the lease is lost.
+        """End a lease from outside the run (`events.LetGo`); return `False` if the lease is lost.
 
-        May be called from another thread, on a store and in an event loop of its own.
+        The method may be called from another thread, on a store and in an event loop of its own.
         """
         return await self._happens(ref, events.LetGo(fence, due_ms, blame), now_ms)
 
@@ -527,7 +534,7 @@ class StoredTasks:
         held = lease.held
         if held is None or held.known.ref != lease.ref:
             raise LeaseLost(str(lease.ref))
-        async with held.writing:  # the record is as the write before left it
+        async with held.writing:  # the previous write has updated the record
             number = 0
             if isinstance(event, AddsEntries):
                 event = _without(event, held.written)
@@ -569,7 +576,8 @@ class StoredTasks:
         fence: int | None = None,
         journal: Sequence[bytes] | None = None,
     ) -> Claimed | None:
-        """See `events.ClaimCleanup`. `None` if there is nothing to clean up, or not now."""
+        """Lease a terminal task for its cleanup (`events.ClaimCleanup`). Return `None` if there is
+        nothing to clean up, or not yet."""
         event = events.ClaimCleanup(until_ms, due_ms, lapsed_ms, fence, journal)
         claimed = await self._claim(ref, event, now_ms)
         return claimed if isinstance(claimed, Claimed) else None
@@ -577,17 +585,19 @@ class StoredTasks:
     async def postpone_cleanup(
         self, lease: Lease, now_ms: int, *, wake_ms: int, due_ms: int
     ) -> bool:
-        """See `events.PostponeCleanup`. `False` if another worker has claimed it since."""
+        """Postpone a cleanup (`events.PostponeCleanup`). Return `False` if another worker has
+        claimed it since."""
         event = events.PostponeCleanup(lease.fence, wake_ms, due_ms)
         return await self._cleaning(lease, event, now_ms)
 
     async def end_cleanup(self, lease: Lease, now_ms: int) -> bool:
-        """See `events.EndCleanup`. `False` if another worker has claimed it since."""
+        """End a cleanup (`events.EndCleanup`). Return `False` if another worker has claimed it
+        since."""
         return await self._cleaning(lease, events.EndCleanup(lease.fence), now_ms)
 
     async def _cleaning(self, lease: Lease, event: Event, now_ms: int) -> bool:
-        known = None if lease.held is None else lease.held.known
-        return isinstance(await self._apply(lease.ref, event, now_ms, known), Next)
+        record = None if lease.held is None else lease.held.known
+        return isinstance(await self._apply(lease.ref, event, now_ms, record), Next)
 
     # for the sweep
 
@@ -597,34 +607,35 @@ class StoredTasks:
         return self.store.shards
 
     async def due(self, now_ms: int, limit: int, shard: int | None = None) -> Sequence[OpenTask]:
-        """Return tasks whose `due_ms` has come, of one shard or of all, the longest overdue first:
-        open ones, and those that are to be cleaned up. Eventually consistent."""
+        """Return tasks whose `due_ms` has passed, of one shard or of all, the longest overdue
+        first: open tasks and tasks to be cleaned up. Eventually consistent."""
         return await self.store.scan(now_ms, limit, shard)
 
     async def late_shards(self, now_ms: int) -> Sequence[int]:
-        """Return the shards in which `due` finds something now."""
+        """Return the shards that have due tasks now."""
         shards = range(self.store.shards)
         firsts = await asyncio.gather(*(self.store.scan(now_ms, 1, shard) for shard in shards))
         return [shard for shard, first in zip(shards, firsts, strict=True) if first]
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
-        """See `TaskStore`."""
+        """Lease a shard to one sweeper, as `TaskStore.take_shard` does."""
         return await self.store.take_shard(shard, sweeper, now_ms, until_ms)
 
     async def tell_time(self, report: bytes) -> bytes | None:
-        """See `TaskStore`."""
+        """Exchange clock reports, as `TaskStore.tell_time` does."""
         return await self.store.tell_time(report)
 
     async def go_on(self, refs: Sequence[TaskRef], now_ms: int, due_ms: int) -> int:
-        """See `events.GoOn`. Return how many tasks went on."""
+        """Wake tasks whose questions have timed out (`events.GoOn`). Return the number of tasks
+        that continue."""
         event = events.GoOn(due_ms)
         return _happened(await self._apply_many([(ref, event) for ref in refs], now_ms))
 
     async def postpone_many(
         self, moves: Sequence[Move], now_ms: int, skew_ms: int = 0
     ) -> Sequence[Postponed]:
-        """See `events.Postpone`. Each move happens or not by itself; of many callers all but one
-        have missed it."""
+        """Postpone due tasks (`events.Postpone`). Each move succeeds or fails by itself. If several
+        callers move a task, one succeeds; each other caller gets `MISSED`."""
         decisions = await self._apply_many(
             [(move.task.ref, _postponement(move, skew_ms)) for move in moves], now_ms
         )
@@ -636,26 +647,26 @@ class StoredTasks:
         ]
 
     async def expire(self, refs: Sequence[TaskRef], now_ms: int, due_ms: int | None = None) -> int:
-        """See `events.Expire`. Return how many tasks expired. One that is now to be cleaned up is
-        due at `due_ms`, by default at once."""
+        """End tasks that are past their time (`events.Expire`). Return the number of expired tasks.
+        A task to be cleaned up is due at `due_ms`, by default at once."""
         event = events.Expire(now_ms if due_ms is None else due_ms)
         return _happened(await self._apply_many([(ref, event) for ref in refs], now_ms))
 
     async def forget(self, now_ms: int) -> int:
-        """See `TaskStore`."""
+        """Delete old tasks, as `TaskStore.forget` does."""
         return await self.store.forget(now_ms)
 
     # for the operator
 
     async def open_tasks(self, limit: int) -> Sequence[OpenTask]:
-        """Return open tasks, the soonest due first; of more than 200 a store may give a sample.
-        Eventually consistent."""
+        """Return open tasks, the soonest due first. If there are more than 200, a store may return
+        a sample. Eventually consistent."""
         return [task for task in await self.store.scan(None, limit) if not task.status.is_terminal]
 
     async def find(
         self, wanted: Wanted = ANY, limit: int = 100, cursor: str | None = None
     ) -> Found:
-        """See `TaskStore`."""
+        """Search tasks, as `TaskStore.find` does."""
         return await self.store.find(wanted, limit, cursor)
 
     async def read_whole(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
@@ -663,14 +674,15 @@ class StoredTasks:
         return await self.store.read_work(ref)
 
     async def read_work(self, ref: TaskRef) -> Work | None:
-        """Return the work of a task, expired or not; `None` if there is no such task, or the store
-        keeps no more of it than its end. Open tasks and tasks that a failed step ended are kept
-        whole."""
+        """Return the work of a task, expired or not. Return `None` if there is no such task, or if
+        the store keeps only its end. The store keeps the work of open tasks and of tasks that a
+        failed step ended."""
         _, work = await self.store.read_work(ref)
         return work
 
     async def note_retry(self, ref: TaskRef, as_id: str) -> bool:
-        """See `events.NoteRetry`."""
+        """Record the id of the task that continues this one (`events.NoteRetry`). Return `False` if
+        the task cannot be retried."""
         return await self._happens(ref, events.NoteRetry(as_id), 0)
 
     async def purge(self, ref: TaskRef, now_ms: int) -> bool:
@@ -686,7 +698,8 @@ class StoredTasks:
     async def requeue(
         self, ref: TaskRef, now_ms: int, due_ms: int, *, fence: int | None = None
     ) -> bool:
-        """See `events.Requeue`. `False` if it is not working, or has another fence."""
+        """Take a task from its worker (`events.Requeue`). Return `False` if the task is not
+        working, or has another fence."""
         return await self._happens(ref, events.Requeue(due_ms, fence), now_ms)
 
     async def rewind(
@@ -698,7 +711,8 @@ class StoredTasks:
         now_ms: int,
         due_ms: int,
     ) -> bool:
-        """See `events.Rewind`. `False` if the task is parked no more, or has changed."""
+        """Let a parked task continue from an earlier place (`events.Rewind`). Return `False` if the
+        task is no longer parked, or has changed."""
         event = events.Rewind(call, journal, marks, due_ms, record.fence, record.events)
         return await self._happens(record.ref, event, now_ms)
 
@@ -708,7 +722,7 @@ class StoredTasks:
 
 
 def _without(event: AddsEntries, written: Collection[bytes]) -> AddsEntries:
-    """Return an event without the entries that earlier writes have added."""
+    """Return an event without the entries that earlier writes added."""
     if not written:
         return event
     entries = [entry for entry in event.added.entries if entry not in written]
@@ -720,18 +734,19 @@ def _postponement(move: Move, skew_ms: int) -> events.Postpone:
 
 
 def _creation(record: TaskRecord) -> tuple[int, str | None]:
-    """Return what tells a task from one that is created under its id after it was deleted: the
-    fences of both begin at the same number."""
+    """Return the facts that distinguish a task from one created under the same id after its
+    deletion. The fences of both begin at the same number."""
     return record.created_ms, record.call_id
 
 
 def _happened(decisions: Iterable[Next | Refused]) -> int:
-    """Return how many events happened."""
+    """Return the number of events that happened."""
     return sum(isinstance(decision, Next) for decision in decisions)
 
 
-def size_of(puts: Sequence[Put]) -> int:
-    """Return the bytes that values count; of an outcome, those beyond `ROW`."""
+def counted_bytes(puts: Sequence[Put]) -> int:
+    """Return the bytes that values count towards the account. Of an outcome, only the bytes beyond
+    `ROW` count."""
     return sum(
         max(0, len(put.value) - ROW)
         if put.part is Part.OUTCOME

@@ -1,30 +1,30 @@
-"""One turn at a task: carries a claimed record through a run of its handler to its next state.
+"""One turn at a task: a run of the handler takes a claimed record to its next state.
 
-    claimed ──▶ run the handler from the top ──▶ finish     it returned or raised
-                                             ├─▶ suspend    it asks the client; no worker waits with it
-                                             ├─▶ release    it sleeps, or its time is up; a message follows
-                                             ├─▶ decline    this worker cannot serve it; others may
-                                             └─▶ (nothing)  the lease is lost: its new holder carries on
+    claimed ──▶ run the handler from the top ──▶ finish     the handler returned or raised
+                                             ├─▶ suspend    the handler asks the client; no worker waits for the answer
+                                             ├─▶ release    the handler sleeps, or its time is up; a message follows
+                                             ├─▶ decline    this worker cannot serve the task; others may
+                                             └─▶ (nothing)  the lease is lost: its new holder continues
 
-**While it runs** every finished step is a conditional write before the handler continues. Before a
-step begins, the lease is known to hold for long enough; a worker that was stopped and continued
-finds out first whether the task is still its own. Each write also renews the lease, so the heartbeat
-writes only where no step ends for half a lease:
+**During the run** every finished step is a conditional write before the handler continues. A step
+begins only while enough of the lease is left; a worker that was stopped and continued first checks
+that it still holds the task. Each write also renews the lease, so the heartbeat writes only if no
+step ends for half a lease:
 
     handler      step 1 ──── (process stopped, lease over) ──── admit ─── step 2
     carrier             ✓ checkpoint                              └ renew: yes, it is ours │ LeaseLost: the run ends
 
-**Its end** is one write, with the message that makes a worker claim the task again:
+**The end of the turn** is one write, with the message that makes a worker claim the task again:
 
 | turn | the row | attempts | blame |
 |---|---|---|---|
 | finished | terminal | | |
-| step failed | terminal; what a worker needs is kept for `tasks retry` | | |
+| step failed | terminal; the work is kept for `tasks retry` | | |
 | asked, released | free, or waits for its client | 0 | lifted |
-| declined: this worker cannot serve it | free after a pause | as before | stays |
+| declined: this worker cannot serve the task | free after a pause | as before | stays |
 | restarted: `ctx.restart` | free, with a fresh journal | 0 | lifted |
-| parked: the handler went another way | asleep until its operator wakes it | as before | stays |
-| fault of ours | free after a pause | one more | stays |
+| parked: the handler took another path | asleep until its operator wakes it | as before | stays |
+| fault of the gateway | free after a pause | one more | stays |
 | the process crashes, perhaps because of a handler | free, a suspect | as before | begins |
 """
 
@@ -87,29 +87,30 @@ from roundgate.tasks.running import Outcome, Patience, to_its_end
 from roundgate.tasks.stored import Claimed, Lease, StoredTasks
 
 MAX_MESSAGE_DELAY_MS: Final = 900_000
-"""Longer sleeps are woken by the sweep: SQS delays no message by more."""
+"""The maximum delay of a message in SQS, in milliseconds. The sweep wakes tasks that sleep
+longer."""
 BACKOFF_MS: Final = (1_000, 5_000, 20_000, 60_000)
 CLEANUP_PAUSES_S: Final = (5, 30, 120, 600, 1_800, 3_600, 7_200, 14_400)
-"""Between tries to end what a task has begun elsewhere: nine in eight hours, in which
-a service may be away."""
+"""The seconds between attempts to end the work of a task elsewhere: nine attempts in eight hours,
+for a service that is unavailable."""
 DECLINED_MS: Final = (1_000, 60_000)
-"""The shortest and the longest pause after a task was declined; in between, a quarter of
-how long it has waited."""
+"""The shortest and the longest pause after a decline, in milliseconds; between them, a quarter of
+the time since the first decline."""
 PARKED: Final = "Waiting for the operator of this server"
-"""How the status message of a task begins that was put aside."""
+"""The beginning of the status message of a parked task."""
 
 log = logging.getLogger("roundgate.tasks")
 
 
 class Turn(StrEnum):
-    """How a turn at a task ended, as the log says it."""
+    """The result of a turn at a task, as the log names it."""
 
     NOT_CLAIMED = "not claimed"
     SUSPECT = "suspect"
-    """Not claimed either: it has to be run alone."""
+    """The task was not claimed: it has to run alone."""
     FINISHED = "finished"
     STEP_FAILED = "step failed"
-    """Finished because of a failed step that nothing retries any more."""
+    """The task ended because of a failed step that has no retries left."""
     ASKED = "asked"
     RELEASED = "released"
     RESTARTED = "restarted"
@@ -119,28 +120,29 @@ class Turn(StrEnum):
     FAULT = "fault"
     GIVEN_UP = "given up"
     CLEANED_UP = "cleaned up"
-    """What the task had begun elsewhere was ended, or there was nothing to end."""
+    """The work of the task elsewhere was ended, or there was none."""
     TO_CLEAN_UP = "to be cleaned up"
-    """It could not be ended, and is tried again."""
+    """The work could not be ended; a worker will try again."""
     NOT_CLEANED_UP = "not cleaned up"
-    """It could not be ended, and no worker tries any more."""
+    """The work could not be ended; the workers have given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What the turns of one worker share."""
+    """The resources that the turns of one worker share."""
 
     tasks: StoredTasks
     clock: Clock
     config: TasksConfig
     skew_ms: int
-    """How far the clocks that share the store may differ."""
+    """The maximum difference in milliseconds of the clocks that share the store."""
     trust: ClockTrust
     shows_errors: bool = False
 
     def due_ms(self, wake_ms: int = 0) -> int:
-        """Return when a sweep should look at a task that continues at `wake_ms`: at that time if
-        the delay is too long for a message, otherwise when the message may be assumed lost."""
+        """Return when a sweep should check a task that continues at `wake_ms`, in milliseconds
+        since the epoch: at that time if no message can be delayed so long, otherwise when the
+        message may be assumed lost."""
         now_ms = self.clock.now_ms()
         if wake_ms > now_ms + MAX_MESSAGE_DELAY_MS:
             return wake_ms
@@ -148,9 +150,9 @@ class Means:
 
 
 class Carrier:
-    """A claimed task on its way through one turn. It is the checkpointer of the run.
+    """A claimed task during one turn. The carrier is the checkpointer of the run.
 
-    `lost` once another worker has the task, or it is over.
+    `lost` is True once another worker has the task, or the task has ended.
     """
 
     def __init__(self, means: Means, claimed: Claimed) -> None:
@@ -171,7 +173,7 @@ class Carrier:
         self.fault: Exception | None = None
 
     def begin(self, task_call: TaskCall, call: Call) -> None:
-        """Make the run of the task's handler; it has yet to be started.
+        """Make the run of the task's handler without starting it.
 
         Raises:
             ValueError, TypeError, KeyError, AttributeError: the journal cannot be read.
@@ -179,27 +181,26 @@ class Carrier:
         self._task_call = task_call
         self._patience = Patience(lambda: call.deadline.is_past, task=str(self.ref))
         self.run = Run(call, make_journal(self.claimed, task_call), self, self._message)
-        # what is there at the beginning is there the next time too, answers by way of their
-        # questions
+        # the store has the initial entries already: answers are read again with their questions
         self._saved = {_place(entry): entry for entry in self.run.journal.entries()}
 
     @property
     def ref(self) -> TaskRef:
-        """Return the task's place."""
+        """Return the reference of the task."""
         return self.claimed.lease.ref
 
     @property
     def lease(self) -> Lease:
-        """Return the right to write to the task."""
+        """Return the lease of the task."""
         return self.claimed.lease
 
     @property
     def cleans_up(self) -> bool:
-        """Return whether the task may have started work elsewhere that has to be ended with it."""
+        """Return whether the task may have started work elsewhere that has to end with it."""
         return self._record.cleans_up
 
     def news(self) -> list[bytes] | None:
-        """Return the whole journal if it has entries that are not written yet; otherwise `None`."""
+        """Return the whole journal if it has unwritten entries; otherwise `None`."""
         entries = list(self.run.journal.entries())
         if all(self._saved.get(_place(entry)) == entry for entry in entries):
             return None
@@ -208,10 +209,10 @@ class Carrier:
     # for the engine
 
     async def admit(self) -> None:
-        """Return once it is certain that a step may begin.
+        """Return once a step may begin.
 
         Raises:
-            Suspend: the lease is lost, or the store cannot say whether it is.
+            Suspend: the lease is lost, or the store cannot confirm it.
         """
         if self._time.lets_begin:
             return
@@ -224,29 +225,31 @@ class Carrier:
             self._stop_with(error)
 
     async def checkpoint(self, *entries: Entry) -> None:
-        """Return once these entries are durable, with everything that was not written before them.
+        """Return once these entries and everything unwritten before them are durable.
 
-        The engine calls this in an asyncio task of its own, which a cancellation of
-        the handler does not reach.
+        The engine calls this method in an asyncio task of its own, so cancelling the handler does
+        not interrupt it.
 
         Raises:
-            Suspend: they cannot be written.
+            Suspend: the entries cannot be written.
+            NotJson: `ctx.state` has no JSON form.
+            ToolError: the journal exceeds `tasks.max_journal_bytes`.
         """
         try:
             rows = [encode(row(entry)) for entry in entries]
             self._account(entries, rows)
-            # of a write that failed nobody knows whether it happened: no other before that
+            # a failed write may have happened: repeat it before any other write
             async with self._keeping:
                 added, begun = self._added(rows, entries), Moment.now(self._clock)
                 await self._patience.attempt("a checkpoint", lambda: self._write(added))
-                self._time.renewed(begun)  # of several attempts nobody says which one happened
+                self._time.renewed(begun)  # any of the attempts may be the one that succeeded
                 self._saved.update((_place(entry), entry) for entry in entries)
-        except NotJson:  # ctx.state: the handler's own
+        except NotJson:  # in ctx.state, the handler's own data
             raise
         except LeaseLost:
             self.lose()
             raise Suspend from None
-        except QuotaExceeded as error:  # its caller's fault, not a fault of the gateway
+        except QuotaExceeded as error:  # the caller's limit, not a fault of the gateway
             self._stop_with(ToolError(str(error)))
         except Exception as error:
             self._stop_with(error)
@@ -259,8 +262,8 @@ class Carrier:
             for entry in entries:
                 journal.add(entry)
             raise ToolError(
-                f"The task had more remembered than {most} bytes; the largest is "
-                f"{journal.largest()}"
+                f"The journal of the task has more than {most} bytes (tasks.max_journal_bytes); "
+                f"the largest entry is {journal.largest()}"
             )
 
     async def _write(self, added: Added) -> None:
@@ -269,22 +272,26 @@ class Carrier:
         self._state = self._state if added.state is None else added.state
 
     async def _renew_in_time(self) -> None:
-        """Renew the lease, and fail if the answer took so long that no step could begin."""
+        """Renew the lease.
+
+        Raises:
+            TimeoutError: too little of the lease was left for a step when the store answered.
+        """
         await self.renew()
         if not self._time.lets_begin:
-            raise TimeoutError("the store took longer to answer than the lease lasts")
+            raise TimeoutError("the store answered too late to begin a step within the lease")
 
     # for the heartbeat
 
     async def attend(self, *, look: bool) -> None:
-        """One heartbeat: renew the lease and write the status message if either is due.
+        """Renew the lease and write the status message if either is due.
 
         Args:
-            look: if nothing is due, read the row to see whether the lease is still ours.
+            look: if nothing is due, read the row to check that the lease still holds.
 
         Raises:
-            LeaseLost
-            Exception: whatever the store raises.
+            LeaseLost: the task was cancelled, taken over, or has expired.
+            Exception: any error of the store.
         """
         if self._clock.now_ms() >= self._record.expires_ms and self._means.trust.expires:
             raise LeaseLost(self.ref.id)
@@ -295,23 +302,23 @@ class Carrier:
             await self._look()
 
     async def renew(self) -> None:
-        """Extend the lease and write the status message. `ctx.state` is not written: the
+        """Extend the lease and write the status message. `ctx.state` is not written, because the
         handler may be changing it.
 
         Raises:
-            LeaseLost
-            Exception: whatever the store raises.
+            LeaseLost: the task was cancelled or taken over.
+            Exception: any error of the store.
         """
         await to_its_end(self._renew())
 
     async def _renew(self) -> None:
-        async with self._renewing:  # the row has the end of the one that was written last
+        async with self._renewing:  # the last write decides when the lease ends
             sent = Moment.now(self._clock)
             await self._extend(Added(status_message=self._news()), sent)
             self._time.renewed(sent)
 
     async def _extend(self, added: Added, sent: Moment) -> None:
-        """Add this and renew the lease in one write."""
+        """Write `added` and renew the lease in one write."""
         until_ms, due_ms = self._time.until_ms(sent), self._time.due_ms(sent, self._due_ms)
         await self._store.checkpoint(self.lease, added, sent.wall_ms, until_ms, due_ms)
         self._due_ms = due_ms or self._due_ms
@@ -329,13 +336,13 @@ class Carrier:
     # the end of the run
 
     def lose(self) -> None:
-        """Note that another worker has the task, or that it is over. The handler ends at its next
-        call of the context."""
+        """Record that another worker has the task, or that the task has ended. The handler ends at
+        its next call of the context."""
         self.lost = True
         self.run.stop(Stop.LOST)
 
     def end(self, error: Exception) -> None:
-        """End the run with this error, whatever its handler does from now on."""
+        """End the run with an error that its handler cannot catch."""
         self.fault = self.fault or error
         self.run.stop(Stop.FAULT)
 
@@ -346,10 +353,10 @@ class Carrier:
     # the end of the turn
 
     async def commit(self, tool: str, outcome: Outcome) -> Turn:
-        """Write the outcome of the handler to its task; return how the turn ended.
+        """Write the outcome of the handler to its task and return the result of the turn.
 
         Raises:
-            WorkerFault: a step took longer than a worker may run.
+            WorkerFault: a step exceeded the time limit of a worker.
             LeaseLost: the task was cancelled or taken over.
             Unavailable: the store cannot be reached.
         """
@@ -357,7 +364,7 @@ class Carrier:
             return await self._commit(tool, outcome)
         except NotJson as error:  # in ctx.state
             return await self._commit(tool, Failed(error))
-        except QuotaExceeded as error:  # there is always room for this end
+        except QuotaExceeded as error:  # an outcome of this size is always stored
             return await self._commit(tool, Failed(ToolError(str(error))))
 
     async def _commit(self, tool: str, outcome: Outcome) -> Turn:
@@ -379,7 +386,7 @@ class Carrier:
                 await self._park(tool, error)
                 return Turn.PARKED
             case Failed(CallTimeout()) if self.run.call.deadline.is_past:
-                raise WorkerFault("a step takes longer than a worker may run")
+                raise WorkerFault("a step exceeds the time limit of a worker")
             case Completed() | Failed():
                 most, shows_errors = self._means.config.max_result_bytes, self._means.shows_errors
                 end = ended(outcome, tool, self._clock, most, shows_errors=shows_errors)
@@ -414,7 +421,7 @@ class Carrier:
                 *(self.lease, rest, self._clock.now_ms()),
                 wake_ms=wake_ms,
                 due_ms=due_ms,
-                # a worker whose clock is a little behind may claim it when the message comes
+                # a worker whose clock is slightly behind may claim the task when the message comes
                 early_ms=HOLD_MS,
                 awaits=awaits,
                 ready_ms=ready_ms,
@@ -436,9 +443,9 @@ class Carrier:
         what = (
             f"does not support version {error.version} any more,"
             if isinstance(error, HandlerVersionError)
-            else "went another way than before,"
+            else "took another path than before,"
         )
-        why = f"{PARKED}: its handler {what} at {error.key!r} (reference {reference})"
+        why = f"{PARKED}: the handler {what} at {error.key!r} (reference {reference})"
         await self._last(lambda: self._store.park(self.lease, why, self._clock.now_ms()))
 
     async def _finish(self, end: Ended, *, is_early: bool) -> None:
@@ -461,8 +468,8 @@ class Carrier:
             log.warning("a failed step has ended a task", extra={"fields": fields})
 
     async def _last_with_rest(self, write: Callable[[Added], Awaitable[None]]) -> None:
-        """Write what is left. A checkpoint that is under way ends first, or its entries
-        would be written twice."""
+        """Write the unwritten entries with the end of the turn. A running checkpoint ends first, so
+        that its entries are not written twice."""
 
         async def when_kept() -> None:
             async with self._keeping:
@@ -477,14 +484,14 @@ class Carrier:
     # without an outcome
 
     async def stopped(self) -> None:
-        """Release the task because this process stops, so that no worker has to wait for the end
-        of its lease."""
+        """Release the task because this process stops, so that another worker can claim it at
+        once."""
         self._patience.hurry()
         await self._quietly(lambda: self._release(0))
 
     async def crashed(self) -> None:
-        """Release the task as a suspect: the process is ending, and any task that it runs may be
-        the cause."""
+        """Release the task as a suspect. The process is ending, and any of its tasks may be the
+        cause."""
         now_ms, due_ms = self._clock.now_ms(), self._means.due_ms()
 
         async def let_go() -> None:
@@ -498,14 +505,14 @@ class Carrier:
             await write()
         except (LeaseLost, Unavailable) as error:
             fields = {"task": str(self.ref), "error": str(error)}
-            log.warning("a task could not be released", extra={"fields": fields})
+            log.warning("cannot release a task", extra={"fields": fields})
 
     async def decline(self, needs: NotServedHere) -> Turn:
-        """Release the task for a worker that can run it; fail it if none has come for
-        `tasks.unserved_s`.
+        """Release the task for a worker that can run it. Fail the task if none has claimed it
+        within `tasks.unserved_s`.
 
         Raises:
-            LeaseLost: the task is not this worker's any more.
+            LeaseLost: this worker no longer holds the task.
             Unavailable: the store cannot be reached.
         """
         record, now_ms = self._record, self._clock.now_ms()
@@ -526,7 +533,7 @@ class Carrier:
         `tasks.max_attempts`.
 
         Raises:
-            LeaseLost: the task is not this worker's any more.
+            LeaseLost: this worker no longer holds the task.
             Unavailable: the store cannot be reached.
         """
         record, attempt = self._record, self._record.attempts + 1
@@ -544,7 +551,7 @@ class Carrier:
     async def _pause(
         self, added: Added, wake_ms: int, *, attempts: int, declined_ms: int = 0
     ) -> None:
-        """Release the task until a time, without counting that as progress."""
+        """Release the task until `wake_ms` without counting that as progress."""
         await self._store.release(
             *(self.lease, added, self._clock.now_ms()),
             wake_ms=wake_ms,
@@ -558,7 +565,7 @@ class Carrier:
         """Fail the task for good.
 
         Raises:
-            LeaseLost: the task is not this worker's any more.
+            LeaseLost: this worker no longer holds the task.
             Unavailable: the store cannot be reached.
         """
         what = f"task {self.ref} (tool {self._record.tool})"
@@ -577,11 +584,11 @@ class Carrier:
     # what is written
 
     def _rest(self) -> Added:
-        """Return what the run has left to write: questions, sleeps, answers that it has read,
-        state, status message."""
+        """Return everything that the run has not written yet: questions, sleeps, answers that it
+        read, state, status message."""
         entries = self.run.journal.entries()
-        left = [entry for entry in entries if self._saved.get(_place(entry)) != entry]
-        return self._added([encode(row(entry)) for entry in left], left)
+        unwritten = [entry for entry in entries if self._saved.get(_place(entry)) != entry]
+        return self._added([encode(row(entry)) for entry in unwritten], unwritten)
 
     def _added(self, rows: Sequence[bytes], entries: Sequence[Entry]) -> Added:
         state = encode(plain(self.run.journal.state, "ctx.state"))
@@ -597,8 +604,8 @@ class Carrier:
         )
 
     def _news(self) -> str | None:
-        """Return the handler's status message if the record lacks it. Half a surrogate pair, as in
-        some file names, cannot be written."""
+        """Return the handler's status message if the record lacks it. Lone surrogates, as in some
+        file names, are replaced."""
         message = self.run.message
         shown = None if message is None else message.encode(errors="replace").decode()
         return shown if shown != self._message else None

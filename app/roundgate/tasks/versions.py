@@ -1,7 +1,7 @@
-"""Counts of the versions that open tasks have (`ctx.version`), for the operator who wants to delete the
-old way.
+"""Counts of the versions of open tasks (`ctx.version`), for an operator who wants to delete old
+code.
 
-Every journal is read, so the work grows with the number of tasks.
+The count reads every journal, so the work grows with the number of tasks.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from roundgate.tasks.stored import StoredTasks
 
 PAGE: Final = 100
 READ_AT_ONCE: Final = 16
-"""How many tasks are read side by side."""
+"""The number of tasks that are read concurrently."""
 
 
 async def tasks_with_work(
     store: StoredTasks, wanted: Wanted
 ) -> AsyncIterator[tuple[TaskRecord, Work | None]]:
-    """Yield each task that a search finds, with the values that a worker needs; `None` if they are
-    not kept any more."""
+    """Yield each task of a search with its work, or with `None` if the store no longer keeps the
+    work."""
     seen: set[TaskRef] = set()
     cursor, is_begun = None, False
     while cursor is not None or not is_begun:
@@ -45,17 +45,17 @@ async def tasks_with_work(
 
 @dataclass(frozen=True, slots=True)
 class VersionCount:
-    """The number of open tasks of a tool that have a version of a change."""
+    """The number of open tasks of a tool with a version of a change."""
 
     tool: str
     name: str | None
-    """The name of the change; `None` if no open task of the tool has any version."""
+    """The name of the change; `None` if no open task of the tool has a version."""
     version: int | None
-    """`None` for tasks without a version of this name: they have not come to its place, or passed
-    it before the handler was changed."""
+    """The version; `None` for tasks that have not reached its place, or passed the place before the
+    change."""
     tasks: int
     oldest_ms: int
-    """When the oldest of them was created, in milliseconds since the epoch."""
+    """When the oldest of these tasks was created, in milliseconds since the epoch."""
 
 
 async def count_versions(store: StoredTasks, tool: str | None, now_ms: int) -> list[VersionCount]:
@@ -64,7 +64,7 @@ async def count_versions(store: StoredTasks, tool: str | None, now_ms: int) -> l
     names: defaultdict[str, set[str | None]] = defaultdict(set)
     async for record, work in tasks_with_work(store, Wanted(tool=tool, statuses=OPEN)):
         if record.expires_ms > now_ms:
-            of_task = {} if work is None else versions_of(work)
+            of_task = {} if work is None else versions_from_work(work)
             versions.append((record.tool, of_task, record.created_ms))
             names[record.tool].update(of_task)
     created_ms: defaultdict[tuple[str, str | None, int | None], list[int]] = defaultdict(list)
@@ -73,11 +73,11 @@ async def count_versions(store: StoredTasks, tool: str | None, now_ms: int) -> l
             version = None if name is None else of_task.get(name)
             created_ms[tool_name, name, version].append(at_ms)
     counts = [VersionCount(*key, len(times), min(times)) for key, times in created_ms.items()]
-    return sorted(counts, key=lambda one: (one.tool, one.name or "", one.version or 0))
+    return sorted(counts, key=lambda count: (count.tool, count.name or "", count.version or 0))
 
 
-def versions_of(work: Work) -> dict[str, int]:
-    """Return the versions that a task has, by name; none if a later version of Roundgate wrote its
+def versions_from_work(work: Work) -> dict[str, int]:
+    """Return the versions of a task by name; none if a later version of Roundgate wrote its
     journal."""
     try:
         entries = [from_row(json.decode(row)) for row in work.journal]

@@ -1,21 +1,21 @@
-"""Watching tasks: a change that any process makes is told here because the task is looked at.
+"""The watch over tasks: it polls tasks and reports changes that any process made.
 
-One look per task and interval, however many streams of this process watch it; a terminal task is
-not looked at again. Our store, and each back end that has tasks of a service, is polled by a
-loop of its own, so that a slow one delays no other.
+The watch reads each task once per interval, however many streams of this process follow it, and
+never again after its end. The store, and each back end with tasks of a service, has a polling loop
+of its own, so that a slow source delays no other.
 
-**Glances.** Tasks of our store are first glanced at, all that are due in a few calls. A glance may
-be out of date (`StoredTasks.glance`), so it only decides whether to look:
+**Glances.** The watch first glances at all due tasks of the store, in a few calls. A glance may be
+out of date (`StoredTasks.glance`), so it only decides whether to read the task:
 
-    same as at the last look, or earlier     no look: the task is glanced at again after its pause
-    anything else, or nothing                 a look, strongly consistent: it is told, and cannot go back
+    same as at the last read, or earlier      no read: the next glance follows after the pause
+    any other result, or none                 a strongly consistent read, whose state is reported
 
-So a change that a glance misses is seen by a later one.
+A later glance shows a change that this one misses.
 
-**Pauses.** A task of our store that does not change is glanced at less often: a change is told
-after the poll interval, or a tenth of the time for which nothing changed, if that is longer, up to
-`QUIET_INTERVALS` intervals. Where this process makes the change itself, or a service says that a
-task has changed, it is looked at immediately.
+**Pauses.** The watch glances less often at unchanged tasks of the store: the pause is the poll
+interval, or a tenth of the time since the last change, if that is longer, up to `QUIET_INTERVALS`
+intervals. If this process makes the change itself, or a service reports one, the watch reads the
+task immediately.
 """
 
 from __future__ import annotations
@@ -34,42 +34,44 @@ from roundgate.tasks.named import NamedTask
 from roundgate.tasks.stored import Glimpse
 
 AT_ONCE: Final = 8
-"""Tasks of one back end, or of our store, that are looked at at the same time."""
+"""The maximum number of concurrent reads of tasks of one back end, or of the store."""
 SLOWEST_S: Final = 60.0
-"""A source that fails is asked after twice the pause each time, up to this."""
+"""The longest pause in seconds before a failing source is polled again; the pause doubles with each
+failure."""
 LEAST_PAUSE_S: Final = 0.1
-"""A source that says all the time that something has changed is asked no more often than this."""
+"""The shortest pause in seconds between two polls of a source, even if it reports changes all the
+time."""
 QUIET_PART: Final = 0.1
-"""The part of the time for which a task has not changed that its next change may be told late."""
+"""The pause between two glances, as a part of the time since the task last changed."""
 QUIET_INTERVALS: Final = 10
 """The longest pause between two glances at a task, in poll intervals."""
 
 Tell: TypeAlias = Callable[[TaskView], None]
 GlanceAt: TypeAlias = Callable[[Sequence[TaskRef]], Awaitable[Mapping[TaskRef, Glimpse]]]
-"""Returns what shows whether tasks of our store have changed; see `StoredTasks.glance`."""
+"""Returns a `Glimpse` of each task of the store; see `StoredTasks.glance`."""
 
 log = logging.getLogger("roundgate.tasks")
 
 
 class Watch:
-    """The tasks that somebody in this process watches."""
+    """The tasks that streams of this process watch."""
 
     def __init__(self, every_s: float, glance_at: GlanceAt) -> None:
-        """Make the watch. `every_s` is the poll interval, in seconds; a source may ask for a longer
+        """Make a watch. `every_s` is the poll interval in seconds; a source may request a longer
         one."""
         self._every_s = every_s
         self._glance_at = glance_at
         self._pollers: dict[str, _Poller] = {}
 
     def begin(self, task: NamedTask, view: TaskView | None, tell: Tell) -> Callable[[], None]:
-        """Call `tell` with each later state of a task, perhaps not with every
-        one; returns what ends that.
+        """Call `tell` with later states of a task, of which some may be skipped, until the returned
+        function is called.
 
         Args:
-            task: what is watched.
-            view: what is known of it; `None` for nothing: the first look is told in
-                any case, and comes at once.
-            tell: must not block.
+            task: the task to watch.
+            view: the last state that the caller knows; with `None`, the first read follows at once,
+                and its state is reported in any case.
+            tell: receives the states; must not block.
         """
         if view is not None and view.status.is_terminal:
             return lambda: None
@@ -81,7 +83,7 @@ class Watch:
         return poller.begin(task, view, tell)
 
     async def aclose(self) -> None:
-        """Stop looking."""
+        """Stop all polling."""
         await asyncio.gather(*(poller.aclose() for poller in self._pollers.values()))
 
 
@@ -89,20 +91,20 @@ class Watch:
 class _Watched:
     task: NamedTask
     seen: int | None
-    """What stands for the state that was told last."""
+    """The `_stands_for` of the state that was reported last."""
     due_s: float
     since_s: float
-    """When a change was last told, or the watching began, on the event loop's clock."""
+    """When a change was last reported, or the watch began, in seconds on the event loop's clock."""
     tell: list[Tell] = field(default_factory=list)
     end_news: Callable[[], None] = lambda: None
     has_news: bool = False
-    """Whether the task is looked at without a glance."""
+    """Whether to read the task without a glance."""
     glimpse: Glimpse | None = None
-    """What the latest glance before a look showed."""
+    """The result of the last glance before a read."""
 
 
 class _Poller:
-    """The watched tasks of one back end, or of our store, and the loop that looks at them."""
+    """The watched tasks of one back end, or of the store, and their polling loop."""
 
     def __init__(self, every_s: float, slowest_s: float, glance_at: GlanceAt | None) -> None:
         self._every_s = every_s
@@ -123,7 +125,7 @@ class _Poller:
                 watched.due_s = self._due_s(watched, view)
             watched.end_news = task.watch(lambda: self._look_soon(key))
         elif watched.seen != seen:
-            # who knows less is told again
+            # the new listener knows an older state: report the current one again
             watched.seen, watched.due_s, watched.has_news = None, now_s, True
         watched.tell.append(tell)
         if view is None:
@@ -151,15 +153,15 @@ class _Poller:
             watched.end_news()
 
     def _look_soon(self, key: Hashable) -> None:
-        """Look soon, because a source says that a task may have changed."""
+        """Read a task soon, because its source reports that it may have changed."""
         watched = self._watched.get(key)
         if watched is not None:
             watched.due_s, watched.has_news = 0.0, True
             self._hurry.set()
 
     def _due_s(self, watched: _Watched, view: TaskView | None = None) -> float:
-        """Return when to look at a task again, on the loop's clock: shortly before the round of
-        looks that does it."""
+        """Return when to read a task again, in seconds on the loop's clock: shortly before the
+        polling round that reads it."""
         now_s = asyncio.get_running_loop().time()
         pause_s = self._every_s
         if self._glance_at is not None:
@@ -178,30 +180,32 @@ class _Poller:
                 self._failures = 0 if await self._look_at(due) else self._failures + 1
 
     async def _look_at(self, due: Sequence[_Watched]) -> bool:
-        """Look at tasks, and return whether that was possible."""
+        """Read due tasks, and return whether that succeeded."""
         glimpses: Mapping[TaskRef, Glimpse] = {}
         if self._glance_at is not None:
-            refs = [one.task.ref for one in due if one.task.ref and not one.has_news]
+            refs = [
+                watched.task.ref for watched in due if watched.task.ref and not watched.has_news
+            ]
             try:
                 glimpses = await self._glance_at(refs) if refs else {}
-            except Exception as error:  # told later
+            except Exception as error:  # a later round reports the change
                 fields = {"count": len(refs), "error": str(error)}
                 is_away = isinstance(error, Unavailable)
                 level, cause = (logging.WARNING, None) if is_away else (logging.ERROR, error)
-                message = "watched tasks could not be read"
+                message = "cannot read watched tasks, trying again"
                 log.log(level, message, exc_info=cause, extra={"fields": fields})
                 return False
-        changed = [one for one in due if not self._is_quiet(one, glimpses)]
+        changed = [watched for watched in due if not self._is_quiet(watched, glimpses)]
         looked: list[bool] = []
         for start in range(0, len(changed), AT_ONCE):
             some = changed[start : start + AT_ONCE]
-            looked += await asyncio.gather(*(self._look(one, glimpses) for one in some))
+            looked += await asyncio.gather(*(self._look(watched, glimpses) for watched in some))
         return any(looked) or len(changed) < len(due)
 
     def _is_quiet(self, watched: _Watched, glimpses: Mapping[TaskRef, Glimpse]) -> bool:
-        """Return whether a glance shows no change since the last look; then the next one is after
-        a pause."""
-        before, now = watched.glimpse, _glimpse_of(watched, glimpses)
+        """Return whether a glance shows no change since the last read, and set the next due time if
+        so."""
+        before, now = watched.glimpse, _find_glimpse(watched, glimpses)
         if watched.has_news or before is None or now is None:
             return False
         if now != before and not now.is_before(before):
@@ -210,8 +214,8 @@ class _Poller:
         return True
 
     async def _pause(self) -> None:
-        """Wait until the next round of looks, or less if a task is due at once, unless looks fail
-        now."""
+        """Wait for the next polling round. A task that is due at once shortens the wait, unless
+        reads fail."""
         pause_s = min(self._every_s * 2 ** min(self._failures, 16), self._slowest_s)
         if self._failures:
             await asyncio.sleep(pause_s)
@@ -224,7 +228,7 @@ class _Poller:
         self._hurry.clear()
 
     async def _look(self, watched: _Watched, glimpses: Mapping[TaskRef, Glimpse]) -> bool:
-        """Look at a task, and return whether that was possible."""
+        """Read a task, and return whether that succeeded."""
         task = watched.task
         watched.has_news, had_news = False, watched.has_news
         try:
@@ -232,34 +236,34 @@ class _Poller:
         except TaskNotFound:
             self._forget(watched)
             return True
-        except (Unavailable, InternalError) as error:  # told later
+        except (Unavailable, InternalError) as error:  # a later round reports the change
             watched.has_news |= had_news
             fields = {"task": task.log_id, "error": str(error)}
-            log.warning("a watched task could not be read", extra={"fields": fields})
+            log.warning("cannot read a watched task, trying again", extra={"fields": fields})
             return False
-        except Exception as error:  # the others are looked at all the same
+        except Exception as error:  # continue with the other tasks
             watched.has_news |= had_news
             log.error(
-                "a watched task could not be read",
+                "cannot read a watched task, trying again",
                 exc_info=error,
                 extra={"fields": {"task": task.log_id}},
             )
             return False
         if self._watched.get(task.key) is not watched:
             return True
-        watched.glimpse = _glimpse_of(watched, glimpses) or watched.glimpse
-        seen = _stands_for(view)
-        if seen != watched.seen:
-            watched.seen, watched.since_s = seen, asyncio.get_running_loop().time()
+        watched.glimpse = _find_glimpse(watched, glimpses) or watched.glimpse
+        state = _stands_for(view)
+        if state != watched.seen:
+            watched.seen, watched.since_s = state, asyncio.get_running_loop().time()
             _tell_all(watched.tell, view)
         if not watched.has_news:
             watched.due_s = self._due_s(watched, view)
         if view.status.is_terminal:
-            self._forget(watched)  # whoever was told may have ended it
+            self._forget(watched)  # a listener may already have ended it
         return True
 
 
-def _glimpse_of(watched: _Watched, glimpses: Mapping[TaskRef, Glimpse]) -> Glimpse | None:
+def _find_glimpse(watched: _Watched, glimpses: Mapping[TaskRef, Glimpse]) -> Glimpse | None:
     return None if watched.task.ref is None else glimpses.get(watched.task.ref)
 
 
@@ -269,8 +273,7 @@ def _tell_all(tells: Iterable[Tell], view: TaskView) -> None:
 
 
 def _stands_for(view: TaskView) -> int:
-    """Return a number that differs for another state: tasks that are watched for days are not kept
-    whole."""
+    """Return a number that identifies a state, so that long watches do not keep whole views."""
     return hash(
         (
             view.status,

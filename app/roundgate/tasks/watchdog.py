@@ -1,20 +1,20 @@
-"""Ends a process whose event loop stands still, before the leases that it holds run out.
+"""The watchdog, which ends a process with a blocked event loop before its leases expire.
 
-A handler that blocks the loop (`time.sleep`, an endless computation) stops everything else in its
-process: no lease is renewed, and after a while other workers take up all its tasks. A thread beside
-the loop notices that long before. It lets go of the leases, writes down where the loop's thread
-stands, and ends the process with `EXIT_STATUS`; whatever runs the process starts another.
+A handler that blocks the loop (`time.sleep`, an endless computation) stops the whole process: no
+lease is renewed, and other workers eventually take over all its tasks. A thread notices the
+blockage well before that. The thread releases the leases, logs the stack of the loop's thread, and
+ends the process with `EXIT_STATUS`; the supervisor of the process starts another.
 
-    loop     beat  beat  beat  (blocked by the handler of task 7) ──────────────────────────┐
-    thread    ask   ask   ask   ask   ask   ask   ask    limit: let go of all, blame 7, log, end the process
+    loop     beat  beat  beat  (blocked by the handler of task 7) ───────────────────────────────────────┐
+    thread    ask   ask   ask   ask   ask   ask   ask    limit: release all, blame 7, log, end the process
 
-The thread counts its own ticks and not the clock: in a process that was stopped as a whole
-(SIGSTOP, a laptop that slept) the loop gets its turn before the count goes on.
+The thread counts its own ticks instead of reading a clock: after the whole process was stopped
+(SIGSTOP, a sleeping laptop), the loop runs before the count continues.
 
-A handler that holds the interpreter's lock (a regular expression that never ends) stops the thread
-too. For that there is a timer of the operating system that counts the processor time of this
-process. It is set where a handler begins (`attend`), and the thread sets it back with each tick;
-when it runs out, the system ends the process (SIGVTALRM) and the leases run out.
+A handler that holds the interpreter's lock (an endless regular expression) also stops the thread.
+For that case, a timer of the operating system counts the processor time of the process. `attend`
+sets the timer when a handler begins, and the thread resets it with each tick; if it expires, the
+system ends the process (SIGVTALRM) and the leases expire.
 """
 
 from __future__ import annotations
@@ -33,33 +33,34 @@ from types import FrameType
 from typing import Any, Final, Protocol, TypeAlias
 
 EXIT_STATUS: Final = 70
-"""How a process ends that its watchdog ended: `EX_SOFTWARE` of sysexits.h."""
+"""The exit status of a process that its watchdog ended: `EX_SOFTWARE` of sysexits.h."""
 TICKS: Final = 20
-"""How often the thread looks before the limit is reached."""
+"""The number of checks of the thread within the limit."""
 LONGEST_TICK_S: Final = 1.0
 FRAMES: Final = 12
-"""How many lines of the stack the log shows: the innermost."""
+"""The maximum number of stack entries in the log, counted from the innermost."""
 
 log = logging.getLogger("roundgate.watchdog")
 
 
 class Held(Protocol):
-    """Something that this process has a lease of; told apart by identity."""
+    """An object whose task this process has leased; compared by identity."""
 
     def facts(self) -> dict[str, Any]:
         """Return the fields for the log."""
 
 
 RUNNING: ContextVar[Held | None] = ContextVar("RUNNING", default=None)
-"""What the code that runs belongs to; the asyncio tasks and threads that it begins inherit it."""
+"""The leased task to which the running code belongs. New asyncio tasks and threads inherit the
+value."""
 
 LetGo: TypeAlias = Callable[[Sequence[Held], Held | None], Coroutine[Any, Any, None]]
-"""Ends leases, in another event loop than the one that stands still; the second argument is who is
-to blame, `None` if that is not known."""
+"""Ends leases, in another event loop than the blocked one. The second argument is the task to
+blame, or `None` if it is unknown."""
 
 
 class Exit(Protocol):
-    """`os._exit`."""
+    """The type of `os._exit`."""
 
     def __call__(self, status: int, /) -> Any: ...
 
@@ -67,7 +68,8 @@ class Exit(Protocol):
 class Watchdog:
     """Watches one event loop, between `start` and `stop`.
 
-    `limit_s` is how long the loop may stand still, `bound_s` for how long letting go may take.
+    `limit_s` is the time in seconds for which the loop may be blocked, `bound_s` the time limit for
+    releasing the leases.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to watch the running event loop, which is that of the calling thread."""
+        """Start watching the running event loop of the calling thread."""
         global _allowed_s
         _allowed_s = 2 * self._limit_s + self._bound_s
         loop, watched = asyncio.get_running_loop(), threading.get_ident()
@@ -118,11 +120,11 @@ class Watchdog:
             else:
                 break
             if held and stood_s >= self._limit_s:
-                self._bite(loop, watched, held)
+                self._end_process(loop, watched, held)
                 break
 
     def _ask(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Make the loop answer with its next turn; return `False` if the loop is closed."""
+        """Ask the loop to run `_beat` in its next turn; return `False` if the loop is closed."""
         self._beaten = False
         try:
             loop.call_soon_threadsafe(self._beat)
@@ -133,9 +135,11 @@ class Watchdog:
     def _beat(self) -> None:
         self._beaten = True
 
-    def _bite(self, loop: asyncio.AbstractEventLoop, watched: int, held: Sequence[Held]) -> None:
-        """Release the tasks, log, and end the process, in bounded time, whatever locks the blocked
-        thread has."""
+    def _end_process(
+        self, loop: asyncio.AbstractEventLoop, watched: int, held: Sequence[Held]
+    ) -> None:
+        """Release the leases, log, and end the process within `bound_s`, even if the blocked thread
+        holds locks."""
         last = threading.Timer(self._bound_s, self._end, (EXIT_STATUS,))
         last.daemon = True
         last.start()
@@ -143,8 +147,8 @@ class Watchdog:
         guilty = _who_is_running(loop, held)
         try:
             asyncio.run(self._let_go(held, guilty))
-        except Exception as error:  # the leases run out by themselves
-            log.error("leases could not be released", exc_info=error)
+        except Exception as error:  # the leases expire by themselves
+            log.error("cannot release leases", exc_info=error)
         log.error(
             "the event loop is blocked, ending the process",
             extra={"fields": self._facts(frame, guilty, held)},
@@ -157,9 +161,9 @@ class Watchdog:
         where = (
             [line.rstrip() for line in traceback.format_stack(frame)] if frame is not None else []
         )
-        known = {} if guilty is None else guilty.facts()
+        facts = {} if guilty is None else guilty.facts()
         return {
-            **known,
+            **facts,
             "seconds": round(self._limit_s, 3),
             "leases": len(held),
             "stands_at": where[-FRAMES:],
@@ -167,36 +171,36 @@ class Watchdog:
 
 
 _allowed_s = 0.0
-"""How much processor time may pass between two ticks of the watchdog of this process; 0 where there
-is none. The timer is the process's too."""
+"""The processor time in seconds that the process may use between two ticks of its watchdog; 0
+without a watchdog. The timer belongs to the process."""
 
 
 def attend() -> None:
-    """Note that a handler begins. The thread may not run again before the handler takes the
-    interpreter's lock for good."""
+    """Set the timer because a handler begins, which may hold the interpreter's lock before the
+    thread runs again."""
     if _allowed_s:
         _count_processor_time(_allowed_s)
 
 
 def _count_processor_time(seconds: float) -> None:
-    """End the process after so much processor time; 0 never. Nothing happens where
-    there is no such timer."""
+    """End the process after an amount of processor time in seconds; 0 means never. Do nothing on
+    systems without such a timer."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
 
 
 def _who_is_running(loop: asyncio.AbstractEventLoop, held: Sequence[Held]) -> Held | None:
-    """Return the task whose code the loop runs now, if it is known and one of this process's."""
+    """Return the leased task whose code the loop runs now, or `None` if it is unknown."""
     task = asyncio.current_task(loop)
-    found = {context.get(RUNNING) for context in _contexts_of(task)} - {None}
-    return found.pop() if len(found) == 1 and found <= {*held} else None
+    running = {context.get(RUNNING) for context in _task_contexts(task)} - {None}
+    return running.pop() if len(running) == 1 and running <= {*held} else None
 
 
-def _contexts_of(task: asyncio.Task[Any] | None) -> Sequence[Context]:
+def _task_contexts(task: asyncio.Task[Any] | None) -> Sequence[Context]:
     if task is None:
         return []
     if sys.version_info >= (3, 12):
         return [task.get_context()]
-    # Python 3.11 has no such method; the garbage collector knows the context all the same, and
-    # perhaps that of whoever waits for the task
-    return [one for one in gc.get_referents(task) if isinstance(one, Context)]
+    # Python 3.11 has no such method; the garbage collector finds the context, and perhaps
+    # the context of a waiter of the task
+    return [referent for referent in gc.get_referents(task) if isinstance(referent, Context)]

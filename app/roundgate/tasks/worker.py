@@ -1,29 +1,30 @@
-"""A worker: claims tasks, takes turns at them, and cleans up after those that ended early. Safe to
-run twice, safe to die anywhere.
+"""The worker, which claims tasks, runs turns of them, and cleans up after tasks that ended early.
+
+Two workers may get the same task, and a worker may die at any point:
 
     message ──▶ claim ──▶ a turn (`tasks.turn`)
-                  │ not ours: drop the message
-                  │ a suspect: claim it alone
-                  ▼ over, and something is left elsewhere: clean up
+                  │ not claimed: drop the message
+                  │ a suspect: claim the task alone
+                  ▼ over, but work continues elsewhere: clean up
 
-A fault of the gateway (the store cannot be reached) is retried with growing pauses; if that
-does not help, the task fails. The death of a worker counts only against a task that it ran
-alone: see `tasks.pool`.
+The worker retries after faults of the gateway, such as an unavailable store, with growing pauses;
+then the task fails. The death of a worker counts only against a task that it ran alone
+(`tasks.pool`).
 
-**Cleanup** cancels work that a task which ended early began elsewhere, such as a service's job:
+**Cleanup** cancels the work elsewhere of a task that ended early, such as a service's job:
 
     tasks/cancel ─ row: cancelled, due ─ message ─ claim_cleanup ─ the handler, once more ─ end_cleanup
                          │ lost: the sweep finds the row            │ refused, away: a pause, then again
 
-The handler runs from the top on the task's journal. It receives its recorded results; nothing is
-written, and instead of its next action it ends the work that it began (`replay.Cleanup`). If the
-worker dies before recording the cleanup, another worker repeats it: at least once. Tries end after
-`turn.CLEANUP_PAUSES_S`.
+The handler runs from the top on the task's journal and receives its recorded results. The run
+writes nothing. Instead of its next action, the handler ends the work that it began
+(`replay.Cleanup`). A cleanup happens at least once: if the worker dies before recording it, another
+worker repeats it. The tries end after `turn.CLEANUP_PAUSES_S`.
 
 The worker that had the task when it was cancelled cleans up immediately, and writes the results
-that only it knows: the answer of a start under way. Other workers wait until its lease is over. If
-the start took longer than that, and others found nothing to cancel, that worker cancels without a
-lease (`_clean_up_alone`).
+that only it knows, such as the response to a start in progress. Other workers wait until that lease
+is over. If the start took longer than the lease, and other workers found no job to cancel, that
+worker cancels without a lease (`_clean_up_alone`).
 """
 
 from __future__ import annotations
@@ -69,33 +70,33 @@ from roundgate.storage import OpenTask, TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall, make_journal
 from roundgate.tasks.events import NotClaimed, Sending
 from roundgate.tasks.lease import ClockTrust
-from roundgate.tasks.outcome import reason_of
+from roundgate.tasks.outcome import failure_reason
 from roundgate.tasks.running import Outcome, Patience, Running, to_its_end
 from roundgate.tasks.stored import Claimed, Move, StoredTasks
 from roundgate.tasks.turn import CLEANUP_PAUSES_S, Carrier, Means, Turn
 
 _UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError)
-"""What comes of bytes that a later version wrote, or none of ours."""
+"""The errors of decoding bytes from a later version or another program."""
 
 ALONE_PAUSES_S: Final = (5, 30)
 """The pauses between tries of a worker that cleans up without a lease, in seconds."""
 SHARE: Final = 0.8
-"""The fraction of a lease that one cleanup attempt may take; the rest is for writing its result."""
+"""The part of a lease that one cleanup attempt may take; the rest is for writing its result."""
 
 log = logging.getLogger("roundgate.tasks")
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a worker knows of a task that it had when the task ended early."""
+    """The knowledge of a worker about a task that it held when the task ended early."""
 
     claimed: Claimed
     journal: Sequence[bytes] | None
-    """All entries of the journal, if the store lacks some of them."""
+    """All entries of the journal if the store lacks some of them; otherwise `None`."""
 
 
 class Worker:
-    """Takes turns at tasks."""
+    """The worker of a process."""
 
     def __init__(
         self,
@@ -114,11 +115,24 @@ class Worker:
         trust: ClockTrust | None = None,
         external: Callable[[TaskRecord], ExternalEvents] | None = None,
     ) -> None:
-        """Make a worker. `texts` keeps texts that are too long for a view's result; `rows_of` returns
-        the rows of a view's callers, for back ends. `skew_s` is how
-        far the clocks that share the store may differ, in seconds, unless `config` sets it; `trust`
-        is that of this process's sweep, if it has one. `external` opens the external events of a
-        task."""
+        """Make a worker.
+
+        Args:
+            catalogs: provides the tools.
+            store: the stored tasks.
+            clock: the clock of the process.
+            config: the limits of tasks.
+            publish: notifies clients of changes.
+            skew_s: the maximum difference in seconds of the clocks that share the store, unless
+                `config` sets one.
+            tracing: the tracer of turns.
+            metrics: counts turns.
+            texts: returns the store of long texts of a view.
+            rows_of: returns the rows of a view's callers, for back ends.
+            shows_errors: whether callers see the messages of unexpected exceptions.
+            trust: the `ClockTrust` of the process, if it has a sweep.
+            external: opens the external events of a task.
+        """
         self._texts = texts
         self._rows_of = rows_of
         self._external = external
@@ -136,14 +150,14 @@ class Worker:
         self._running: dict[Running, None] = {}
         self._stop_requested = False
         self._reasons: dict[TaskRef, str | None] = {}
-        """Why tools failed, until the line of the turn is written."""
+        """The reasons for failures of tools, until the turn is logged."""
 
     async def claim(self, ref: TaskRef, *, alone: bool = False) -> Claimed | NotClaimed:
         """Claim a task if its lease is free.
 
         Args:
             ref: the task.
-            alone: whether nothing else runs in this process; only then is a suspect claimed.
+            alone: whether this process runs no other task, so that it may claim a suspect.
 
         Raises:
             Unavailable: the store cannot be reached.
@@ -157,25 +171,24 @@ class Worker:
         )
 
     async def remind(self, ref: TaskRef) -> None:
-        """Move the due time of a suspect forward. It waits in the memory of a process that may die,
-        so a sweep has to find it soon.
+        """Move the due time of a suspect forward. The suspect waits in the memory of a process that
+        may die, so a sweep has to find it soon.
 
-        How often it was sent before does not count here; otherwise each death of a
-        process would double the pause.
+        Earlier resends do not count; otherwise each death of a process would double the pause.
 
         Raises:
-            Unavailable
+            Unavailable: the store cannot be reached.
         """
         now_ms = self._clock.now_ms()
         due_ms = now_ms + int(self._config.requeue_after_s * 1000)
-        found = await self._store.read(ref, now_ms)
+        record = await self._store.read(ref, now_ms)
         if (
-            found is not None
-            and found.due_ms is not None
-            and (found.due_ms > due_ms or found.resends)
+            record is not None
+            and record.due_ms is not None
+            and (record.due_ms > due_ms or record.resends)
         ):
             task = OpenTask(
-                ref, found.tool, found.status, found.created_ms, found.expires_ms, found.due_ms
+                ref, record.tool, record.status, record.created_ms, record.expires_ms, record.due_ms
             )
             move = Move(task, due_ms, 0, Sending.LEFT)
             await self._store.postpone_many([move], now_ms, self._skew_ms)
@@ -183,13 +196,13 @@ class Worker:
     async def work(
         self, ref: TaskRef, deadline: Deadline | None = None, *, alone: bool = False
     ) -> Turn:
-        """Claim a task and take a turn at it.
+        """Claim a task and run a turn of it.
 
         Raises:
             Unavailable: the store or the queue cannot be reached; the message should be delivered
                 again.
         """
-        if ref.is_hidden:  # requests of its client run it
+        if ref.is_hidden:  # its client's requests run it
             return Turn.NOT_CLAIMED
         match await self.claim(ref, alone=alone):
             case NotClaimed.SUSPECT:
@@ -205,7 +218,7 @@ class Worker:
                 return await self.run(claimed, deadline)
 
     async def run(self, claimed: Claimed, deadline: Deadline | None = None) -> Turn:
-        """Take a turn at a claimed task; it has to be over by the deadline, if there is one."""
+        """Run a turn of a claimed task, which has to end by the deadline, if any."""
         begun_ms, record = self._clock.monotonic_ms(), claimed.record
         ids = Correlation(record.tool, task=str(record.ref), known_call_id=record.call_id)
         turn = Turn.FAULT
@@ -237,7 +250,7 @@ class Worker:
         log.info("task", extra={"fields": facts})
 
     def request_stop(self) -> None:
-        """Ask every run to free its task at its next step, including those that have not begun."""
+        """Ask every run, current or future, to release its task at the next step."""
         self._stop_requested = True
         for running in self._running:
             running.request_stop()
@@ -250,7 +263,7 @@ class Worker:
         claimed = carrier.claimed
         try:
             self._check(claimed.record)
-            # to the end of the turn, whatever is swapped meanwhile
+            # the turn keeps this catalog, even if a reload replaces it
             with self._catalogs.use() as catalog:
                 task_call, served = self._served(claimed, catalog)
                 if claimed.record.suspect:
@@ -267,14 +280,15 @@ class Worker:
             return await carrier.retry_or_fail(error)
 
     def _check(self, record: TaskRecord) -> None:
-        """Check that another turn makes sense.
+        """Check that this worker may run another turn.
 
         Raises:
-            TaskGivenUp, NotServedHere
+            TaskGivenUp: too many workers died with the task.
+            NotServedHere: this worker cannot read the journal.
         """
         if record.deaths >= self._config.max_deaths:
             raise TaskGivenUp(
-                f"{record.deaths} workers died or stalled that ran nothing but this task"
+                f"{record.deaths} workers died or stalled while they ran this task alone"
             )
         if record.journal_version > JOURNAL_VERSION:
             raise NotServedHere(f"reads journals of version {record.journal_version}")
@@ -351,7 +365,7 @@ class Worker:
             outcome = await running.outcome(lambda: served.call(context, dict(task_call.arguments)))
             span.end("tool_error" if isinstance(outcome, Failed) else "ok", None)
         if isinstance(outcome, Completed | Failed):
-            self._reasons[running.carrier.ref] = reason_of(outcome)
+            self._reasons[running.carrier.ref] = failure_reason(outcome)
         return outcome
 
     # cleanup
@@ -359,8 +373,8 @@ class Worker:
     async def clean_up(
         self, ref: TaskRef, deadline: Deadline | None = None, left: Left | None = None
     ) -> Turn:
-        """End what a task that ended early has begun elsewhere, if no other worker does. `left` is
-        what this worker knows if it had the task.
+        """End the work elsewhere of a task that ended early, unless another worker does so. `left`
+        is the knowledge of a worker that held the task.
 
         Raises:
             Unavailable: the store cannot be reached; a sweep finds the task.
@@ -396,8 +410,8 @@ class Worker:
         )
 
     async def _leave(self, carrier: Carrier) -> None:
-        """Handle a task that was taken from this worker. If it was cancelled, only this worker
-        knows what it has begun elsewhere."""
+        """Clean up after a task that this worker lost. If the task was cancelled, only this worker
+        knows all of its work elsewhere."""
         if not carrier.cleans_up:
             return
         left = Left(carrier.claimed, carrier.news())
@@ -405,22 +419,21 @@ class Worker:
             await to_its_end(self.clean_up(carrier.ref, carrier.run.call.deadline, left))
         except Unavailable as error:
             fields = {"task": str(carrier.ref), "error": str(error)}
-            log.warning("the cleanup of a cancelled task must wait", extra={"fields": fields})
+            log.warning("cannot clean up a cancelled task, a sweep will", extra={"fields": fields})
 
     async def _clean_up_alone(self, ref: TaskRef, left: Left | None) -> Turn:
-        """Clean up without a lease, because the workers that hold or held it lack this worker's
-        results."""
+        """Clean up without a lease, because the other workers lack this worker's results."""
         if left is None or left.journal is None:
             return Turn.NOT_CLAIMED
         record = await self._store.read(ref, 0)  # also if expired
         if record is not None and record.status not in (Status.CANCELLED, Status.FAILED):
             return Turn.NOT_CLAIMED
         for attempt, pause_s in enumerate((*ALONE_PAUSES_S, None), 1):
-            known = replace(left.claimed.record, attempts=attempt)
-            claimed = replace(left.claimed, record=known, journal=left.journal)
+            record_of_attempt = replace(left.claimed.record, attempts=attempt)
+            claimed = replace(left.claimed, record=record_of_attempt, journal=left.journal)
             begun_ms = self._clock.monotonic_ms()
             reason = await self._try_cleanup(claimed, Deadline(self._clock, None))
-            turn = _turn_of(reason, is_last=pause_s is None)
+            turn = _cleanup_turn(reason, is_last=pause_s is None)
             self._note_cleanup(claimed, turn, self._clock.monotonic_ms() - begun_ms, reason)
             if turn is not Turn.TO_CLEAN_UP:
                 break
@@ -428,8 +441,8 @@ class Worker:
         return turn
 
     async def _try_cleanup(self, claimed: Claimed, deadline: Deadline) -> Exception:
-        """Run the handler once more, within a part of a lease. Return how it went: `CleanedUp`, or
-        what is in the way."""
+        """Run the handler once more, within a part of a lease. Return `CleanedUp`, or the error
+        that prevents the cleanup."""
         left_ms, most_ms = deadline.remaining_ms(), self._lease_ms * SHARE
         bounded = self._clock.deadline(most_ms if left_ms is None else min(most_ms, left_ms))
         try:
@@ -438,9 +451,9 @@ class Worker:
                 call = self._call(claimed.record, task_call, catalog, bounded, _doubt(claimed))
                 run = Run(call, make_journal(claimed, task_call))
                 handler = partial(served.call, Context(run), dict(task_call.arguments))
-                return _end_of(await engine.run_handler(handler, run))
+                return _cleanup_error(await engine.run_handler(handler, run))
         except NotServedHere as needs:
-            return NotServedHere(f"there is no worker here that {needs}")
+            return NotServedHere(f"no worker here {needs}")
         except Exception as error:
             return error
 
@@ -448,7 +461,7 @@ class Worker:
         attempt = claimed.record.attempts
         if isinstance(reason, CleanedUp) or attempt > len(CLEANUP_PAUSES_S):
             await self._store.end_cleanup(claimed.lease, self._clock.now_ms())
-            return _turn_of(reason, is_last=True)
+            return _cleanup_turn(reason, is_last=True)
         now_ms = self._clock.now_ms()
         wake_ms = now_ms + CLEANUP_PAUSES_S[attempt - 1] * 1000
         due_ms = self._means.due_ms(wake_ms)
@@ -474,41 +487,41 @@ class Worker:
             case Turn.CLEANED_UP:
                 log.info("task", extra={"fields": fields})
             case Turn.TO_CLEAN_UP:
-                log.warning("a job could not be cancelled, trying again", extra={"fields": fields})
+                log.warning("cannot cancel a job, trying again", extra={"fields": fields})
             case _:
-                log.error("a job could not be cancelled and continues", extra={"fields": fields})
+                log.error("cannot cancel a job, which continues", extra={"fields": fields})
 
 
 def _log_takeover(task_call: TaskCall, record: TaskRecord) -> None:
-    """Log that this worker takes over a task from one that died or stalled, and the task's
-    caller."""
+    """Log the takeover of a task whose worker died or stalled, with the task's caller."""
     fields = {**task_call.principal.names, "deaths": record.deaths}
     log.warning("a task is taken over", extra={"fields": fields})
 
 
 def _offered(task_call: TaskCall, catalog: Catalog) -> Catalog | None:
-    """Return the catalog where the call was made, or `None` if it is gone."""
+    """Return the catalog of the view in which the call was made, or `None` if the view no longer
+    exists."""
     return catalog.views.get(task_call.view) if task_call.view else catalog
 
 
 def _doubt(claimed: Claimed) -> Cleanup:
-    """Return whether the task may have begun something that its journal lacks, which its first
-    claim excludes."""
+    """Return whether the journal may lack work that the task has begun. After its first claim the
+    journal is complete."""
     is_known = claimed.record.fence == 1
     return Cleanup.OF_WHAT_IS_KNOWN if is_known else Cleanup.IN_DOUBT
 
 
-def _turn_of(reason: Exception, *, is_last: bool) -> Turn:
-    """Return the result of a try."""
+def _cleanup_turn(reason: Exception, *, is_last: bool) -> Turn:
+    """Return the result of a cleanup attempt."""
     if isinstance(reason, CleanedUp):
         return Turn.CLEANED_UP
     return Turn.NOT_CLEANED_UP if is_last else Turn.TO_CLEAN_UP
 
 
-def _end_of(outcome: Outcome) -> Exception:
+def _cleanup_error(outcome: Outcome) -> Exception:
     match outcome:
         case Failed(error):
             return error
         case Suspended(requests=requests) if requests:
-            return CleanedUp("nothing had been begun: the task was waiting for answers")
-    return RuntimeError("the tool did not come to where it cancels its job")
+            return CleanedUp("no job to cancel: the task was waiting for answers")
+    return RuntimeError("the tool ended before the place where it cancels its job")

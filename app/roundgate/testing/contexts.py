@@ -3,8 +3,8 @@
     with fake_context(answers={"confirm": {"go": True}}) as ctx:
         assert await refund(ctx, order=7) == "refunded"
 
-The context runs the real engine, but questions are answered at once, so the handler runs only once.
-The clock advances when the handler waits for nothing else.
+The context runs the real engine, but answers questions at once, so the handler runs only once. The
+clock advances when the handler waits only for time.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def fake_context(
         capabilities: the client's capabilities.
         clock: the clock; by default a new `VirtualClock`.
         task_id: the id of the call's task; `None` if the call is not a task.
-        events: the payloads of external events by name; other events are not delivered in time.
+        events: the payloads of external events by name; other events time out.
 
     Raises:
-        Unanswered: a question has no answer. Raised where the handler asks.
-        AnswerInvalid: an answer does not fit its question. Raised where the handler asks.
+        Unanswered: a question has no answer; raised in the handler.
+        AnswerInvalid: an answer does not fit its question; raised in the handler.
     """
     clock = clock or VirtualClock()
     call = Call(
@@ -77,7 +77,7 @@ def fake_context(
 
 @dataclass(frozen=True, slots=True)
 class EventsHere:
-    """External events whose tokens nobody can use: an `AnsweredRun` delivers them."""
+    """External events with unusable tokens, which an `AnsweredRun` delivers."""
 
     clock: VirtualClock
     base: str = "http://127.0.0.1/events/"
@@ -91,20 +91,20 @@ class EventsHere:
         return self.clock.now_ms() + round(seconds * 1000)
 
 
-def payload_of(events: Mapping[str, Any], name: str) -> tuple[Any] | None:
-    """Return the payload of an event in a tuple, or `None` if `events` has none. An event is known by
-    its name, with or without its branch."""
+def find_payload(events: Mapping[str, Any], name: str) -> tuple[Any] | None:
+    """Return the payload of an event in a tuple, or `None` if `events` has none. `events` may name
+    an event with or without its branch."""
     path, slash, last = name.rpartition("/")
     short = last.removeprefix("event:").partition("@")[0]  # without the number of a restart
-    for known in (f"{path}{slash}{short}", short):
-        if known in events:
-            return (events[known],)
+    for spelling in (f"{path}{slash}{short}", short):
+        if spelling in events:
+            return (events[spelling],)
     return None
 
 
 class AnsweredRun(Run):
-    """A run whose questions are answered, and whose events are delivered, as soon as all of its
-    branches wait."""
+    """A run that answers its questions and delivers its events as soon as all of its branches
+    wait."""
 
     def __init__(
         self,
@@ -124,33 +124,43 @@ class AnsweredRun(Run):
                 self._answering = asyncio.ensure_future(self._answer())
         elif self._deliver() or self.clock.pass_time() or self._miss():
             self.quiescence.restart_quiet()
-        elif self.restart_arguments is None and (left := [*self._that_gave_their_turn_back()]):
-            for one in left:
-                one.future.set_result(None)
+        elif self.restart_arguments is None and (turns := [*self._that_gave_their_turn_back()]):
+            for parked in turns:
+                parked.future.set_result(None)
         else:
             super().come_to_rest()
 
     async def park(self, branch: Branch) -> None:  # type: ignore[override]
-        """Wait until the branch can continue in the same run. Raise `Suspend` for the low-level
-        form."""
+        """Wait until the branch can continue in the same run.
+
+        Raises:
+            Suspend: the handler is in the low-level form.
+        """
         await self.quiescence.park(branch)
         if self.decides_by_state:  # the low-level form receives its answers in a new run
             self.stop(Stop.SUSPENDED)
             raise Suspend
 
     def _that_gave_their_turn_back(self) -> Iterator[Parked]:
-        return (one for one in self._parked if one.until_ms is None and not one.future.done())
+        return (
+            parked
+            for parked in self._parked
+            if parked.until_ms is None and not parked.future.done()
+        )
 
     def _deliver(self) -> bool:
-        """Deliver the events that branches wait for; return whether there was a payload for one."""
-        found = {name: payload_of(self._events, name) for name in self.awaited}
-        payloads = {name: payload[0] for name, payload in found.items() if payload is not None}
+        """Deliver the events that branches await; return whether any had a payload."""
+        payload_of_name = {name: find_payload(self._events, name) for name in self.awaited}
+        payloads = {
+            name: payload[0] for name, payload in payload_of_name.items() if payload is not None
+        }
         self.journal.deliver(payloads, self.awaited | self._open)
         self._wake(payloads)
         return bool(payloads)
 
     def _miss(self) -> bool:
-        """Let the time of the next event pass; return whether a branch waits for one."""
+        """Advance the clock beyond the time limit of the next event; return whether a branch awaits
+        one."""
         awaited = [entry for entry in self.journal.opened() if entry.name in self.awaited]
         if not awaited or not isinstance(self.clock, VirtualClock):
             return False
@@ -166,28 +176,28 @@ class AnsweredRun(Run):
 
     def _wake(self, names: Collection[str]) -> None:
         waiting = [branch for name, branch in self.awaits if name in names]
-        self.awaits = [one for one in self.awaits if one[0] not in names]
-        for one in self._parked:
-            if one.branch in waiting and not one.future.done():
-                one.future.set_result(None)
+        self.awaits = [parked for parked in self.awaits if parked[0] not in names]
+        for parked in self._parked:
+            if parked.branch in waiting and not parked.future.done():
+                parked.future.set_result(None)
 
     async def _answer(self) -> None:
-        asked = [Question.read(key, request) for key, request in self.requests.items()]
+        questions = [Question.read(key, request) for key, request in self.requests.items()]
         asking = {_path(entry.key) for entry in self.journal.outstanding()}
         failed: Exception | None = None
         try:
-            self.journal.receive(await answer_all(asked, self._answers))
-        except Exception as error:  # raised where the handler asks
+            self.journal.receive(await answer_all(questions, self._answers))
+        except Exception as error:  # raised in the handler
             failed = error
         self.requests.clear()
-        for one in self._parked:
-            if one.branch.path in asking and not one.future.done():
+        for parked in self._parked:
+            if parked.branch.path in asking and not parked.future.done():
                 if failed is None:
-                    one.future.set_result(None)
+                    parked.future.set_result(None)
                 else:
-                    one.future.set_exception(failed)
+                    parked.future.set_exception(failed)
 
 
 def _path(key: str) -> str:
-    """Return the path of the branch that a key belongs to."""
+    """Return the path of the branch to which a key belongs."""
     return key[: key.rfind("/") + 1]

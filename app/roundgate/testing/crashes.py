@@ -1,11 +1,12 @@
-"""Crash tests of a call: its process dies at each possible moment, and the outcomes are compared.
+"""Crash tests of a call: its process dies at each possible moment, and the test compares the
+outcomes.
 
     step charge   begins ──── has run ──── is remembered          a process may die at all three
-    round 1       ─────────────────────────────────── answered    each round's answer may be lost
+    round 1       ─────────────────────────────────── answered    each response may be lost
 
-After a crash, the client sends the request again, and a task continues on another worker. Each of
-these calls must behave like a call without replay. Effects outside of steps are reported, because a
-replay repeats them. The call is also replayed in other processes (`replays`).
+After a crash, the client repeats the request, and a task continues on another worker. Each of these
+calls must behave like a call without replay. The test reports effects outside of steps, because a
+replay repeats them. It also replays the call in other processes (`replays`).
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ Moment: TypeAlias = Literal["begins", "has run", "is remembered"]
 Crash: TypeAlias = Literal["everywhere"] | tuple[str, Moment]
 
 _UNKNOWN: Final = ("ended without a known outcome", "it is not known whether it took effect")
-"""Texts of errors that report an unknown outcome, of a `once` tool and an `at_most_once` step."""
+"""Parts of error messages that report an unknown outcome, of a `once` tool and an `at_most_once`
+step."""
 MAX_MOMENTS: Final = 1_000
-"""The most crash points that one test tries."""
+"""The maximum number of crash points that one test tries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A crash point: a step's place and its moment, or a request whose answer is lost."""
+    """A crash point: a place and a moment, or a request whose response is lost."""
 
     what: str
     moment: str
@@ -54,8 +56,8 @@ class Watched:
     crash point."""
 
     def __init__(self, dies_at: int | None, observe: Callable[[], Any] | None = None) -> None:
-        """Begin a record. `dies_at` is the number of a crash point, from 0; `observe` returns the
-        effects so far."""
+        """Make an empty record. `dies_at` is the number of the crash point, from 0; `observe`
+        returns the effects so far."""
         self.points: list[Point] = []
         self.outside: list[str] = []
         """Descriptions of the effects outside of steps."""
@@ -64,12 +66,12 @@ class Watched:
         self.errors: list[NondeterminismError] = []
         self.last_run: Run | None = None
         self.is_open = False
-        """Whether the call's effects may depend on timing: a step was cancelled by its handler, or
-        has an unknown outcome."""
+        """Whether the call's effects may depend on timing, because its handler cancelled a step, or
+        a step has an unknown outcome."""
         self.upgrade: ConfigFile | None = None
         self.values: dict[tuple[int, str], Any] = {}
         """The values that the engine made, by restart and place. Every repetition of a call gets
-        those of the first."""
+        the values of the first."""
         self.has_died = False
         self.begins_upgraded = False
         self._dies_at = dies_at
@@ -78,7 +80,7 @@ class Watched:
 
     @property
     def file(self) -> ConfigFile | None:
-        """The configuration to serve now; `None` for the first one."""
+        """Return the configuration to serve now; `None` for the first one."""
         return self.upgrade if self.has_died or self.begins_upgraded else None
 
     def reaches(self, what: str, moment: str) -> bool:
@@ -89,18 +91,18 @@ class Watched:
         return dies
 
     def look(self, before: str | None) -> None:
-        """Record new effects as effects outside of a step, before the event `before`; with `None`,
-        only note that they exist, because a step had them."""
+        """Record new effects as effects outside of a step, before the event `before`. With `None`,
+        only count them, because a step had them."""
         size = self._size()
         if before is not None and size > self._seen:
             self.outside.append(
-                f"it does something outside of a step, before {before}: {self._latest(size)}"
+                f"it has an effect outside of a step, before {before}: {self._latest(size)}"
             )
         self._seen = size
 
     def value(self, run: Run, key: str, value: Any) -> Any:
-        """Return the value that an earlier repetition of the call got at a place, or else this one.
-        A version depends on what is served."""
+        """Return the value of an earlier repetition of the call at a place, or else `value`.
+        Versions are exempt, because they depend on the served configuration."""
         if self.upgrade is not None and key.startswith(VERSION):
             return value
         return self.values.setdefault((run.journal.generation, key), value)
@@ -115,13 +117,13 @@ class Watched:
     def _size(self) -> int:
         if self._observe is None:
             return 0
-        seen = self._observe()
-        return seen if isinstance(seen, int) else len(seen)
+        effects = self._observe()
+        return effects if isinstance(effects, int) else len(effects)
 
     def _latest(self, size: int) -> str:
-        seen = None if self._observe is None else self._observe()
-        if isinstance(seen, Sequence) and not isinstance(seen, str | bytes):
-            return ", ".join(repr(effect)[:80] for effect in seen[self._seen : size][:3])
+        effects = None if self._observe is None else self._observe()
+        if isinstance(effects, Sequence) and not isinstance(effects, str | bytes):
+            return ", ".join(repr(effect)[:80] for effect in effects[self._seen : size][:3])
         return f"{size - self._seen} more"
 
 
@@ -170,14 +172,15 @@ class _Record:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the call ended with an error that says that the outcome is unknown."""
+        """Return whether the call ended with an error that reports an unknown outcome."""
         text = "" if self.result is None or not self.result.is_error else self.result.text
         return any(error in text for error in _UNKNOWN)
 
     def asked_again(self) -> list[str]:
-        """Return descriptions of the questions that were answered and then asked in other words."""
+        """Return descriptions of the questions that were answered and then asked with another
+        text."""
         return [
-            f"question {key} was answered, and is asked again because it reads differently:"
+            f"question {key} was answered, and is asked again because its text changed:"
             f" {texts[0]!r}, then {texts[-1]!r}"
             for key, texts in self.asked.items()
             if len(set(texts)) > 1
@@ -192,20 +195,21 @@ class _Record:
         ran, runs = self.watched.steps, reference.watched.steps
         asked, asks = self.asked.keys(), reference.asked.keys()
         return [
-            *(f"it runs step {key}, and does not otherwise" for key in ran - runs),
-            *(f"it does not run step {key}, and does otherwise" for key in runs - ran),
-            *(f"it asks {key}, and does not otherwise" for key in asked - asks),
-            *(f"it does not ask {key}, and does otherwise" for key in asks - asked),
+            *(f"it runs step {key}, unlike the call without replay" for key in ran - runs),
+            *(f"it skips step {key}, unlike the call without replay" for key in runs - ran),
+            *(f"it asks {key}, unlike the call without replay" for key in asked - asks),
+            *(f"it does not ask {key}, unlike the call without replay" for key in asks - asked),
         ]
 
 
 Play: TypeAlias = Callable[[Watched, AnswersLike], Awaitable[CallResult]]
-"""A function that makes the call at a new gateway and records it."""
+"""Makes the call at a new gateway and records it."""
 
 
 @dataclass
 class CrashTest:
-    """A test that a call ends the same way wherever its process dies; see `Gateway.call`."""
+    """A test that a call ends the same way after a crash at each crash point; see
+    `Gateway.call`."""
 
     setup: Setup
     now_ms: int
@@ -219,7 +223,7 @@ class CrashTest:
     observe: Callable[[], Any] | None
     reset: Callable[[], Any] | None
     values: dict[tuple[int, str], Any] = field(default_factory=dict)
-    """See `Watched.values`."""
+    """As `Watched.values`."""
 
     async def survive(self) -> CallResult:
         """Make the call without a crash, then once per crash point; return the first result.
@@ -234,7 +238,7 @@ class CrashTest:
         for error in first.watched.errors:
             raise error
         if first.result is None:
-            raise Diverged(self.tool, [f"{first.ending}, although nothing happens to it"])
+            raise Diverged(self.tool, [f"{first.ending}, without any crash"])
         findings = [*first.watched.outside, *effects]
         endings = [first.ending]
         reference = None
@@ -242,7 +246,7 @@ class CrashTest:
             reference = await self._reference(first.watched)
         if reference is not None:
             findings += [
-                f"where it is run again from the top after each question: {difference}"
+                f"when it runs again from the top after each question: {difference}"
                 for difference in first.differences(reference)
             ]
             if not findings:
@@ -251,7 +255,7 @@ class CrashTest:
             whole = Watched(None)
             whole.begins_upgraded = True
             endings.append((await self._played(whole)).ending)
-        then = "its process dies" if self.upgrade is None else "the other version goes on"
+        then = "its process dies" if self.upgrade is None else "the other version continues"
         errors: list[NondeterminismError] = []
         for number in self._crash_points(first.watched.points):
             played = await self._played(Watched(number))
@@ -263,7 +267,10 @@ class CrashTest:
                     different = [f"{played.ending} instead of: {first.ending}"]
                 elif reference is not None and not findings:
                     different = played.differences(reference)
-            findings += [f"{happened}: {one}" for one in different + played.asked_again()]
+            findings += [
+                f"{happened}: {difference_text}"
+                for difference_text in different + played.asked_again()
+            ]
         if findings:
             raise Diverged(self.tool, list(dict.fromkeys(findings))) from next(iter(errors), None)
         return first.result
@@ -276,12 +283,12 @@ class CrashTest:
                 n for n, point in enumerate(points) if (point.what, point.moment) == self.crash
             ]
             if not numbers:
-                known = ", ".join(sorted({point.what for point in points})) or "none"
-                raise ValueError(f"the call never comes to {self.crash}; its steps are: {known}")
+                steps = ", ".join(sorted({point.what for point in points})) or "none"
+                raise ValueError(f"the call never reaches {self.crash}; its steps are: {steps}")
         if len(numbers) > MAX_MOMENTS:
             raise ValueError(
-                f"the call has {len(numbers)} moments to die at, and {MAX_MOMENTS} can be gone "
-                "through: name one"
+                f"the call has {len(numbers)} crash points, but a test tries at most {MAX_MOMENTS}: "
+                "name one with crash="
             )
         return numbers
 
@@ -289,14 +296,14 @@ class CrashTest:
         await self._begin()
         watched.look(None)
         watched.upgrade, watched.values = self.upgrade, self.values
-        asked: dict[str, list[str]] = {}
+        texts_by_key: dict[str, list[str]] = {}
         result = None
         try:
-            result = await self.play(watched, _recording(self.answers, asked))
+            result = await self.play(watched, _recording(self.answers, texts_by_key))
             ending = ending_of_result(result)
         except (ClientError, NothingGoesOn) as error:
             ending = Ending("raised", without_reference(f"{type(error).__name__}: {error}"))
-        return _Record(watched, ending, result, asked)
+        return _Record(watched, ending, result, texts_by_key)
 
     async def _begin(self) -> None:
         if self.reset is not None and inspect.isawaitable(done := self.reset()):
@@ -307,17 +314,17 @@ class CrashTest:
         if watched.last_run is None:  # a tool without a handler
             return None
         await self._begin()
-        seen, asked = Watched(None), dict[str, list[str]]()
-        seen.values = self.values
-        answers, call = Answers.of(_recording(self.answers, asked)), watched.last_run.call
-        token = WATCH.set(Steps(seen, Life()))
+        watched_here, texts_by_key = Watched(None), dict[str, list[str]]()
+        watched_here.values = self.values
+        answers, call = Answers.of(_recording(self.answers, texts_by_key)), watched.last_run.call
+        token = WATCH.set(Steps(watched_here, Life()))
         try:
             facts = self.setup, self.now_ms, self.tool, self.arguments, call, answers, self.events
             ending = await truth(*facts)
         finally:
             WATCH.reset(token)
         is_known = ending.how not in ("raised", "went on")
-        return _Record(seen, ending, asked=asked) if is_known else None
+        return _Record(watched_here, ending, asked=texts_by_key) if is_known else None
 
     async def _findings_elsewhere(self, first: _Record) -> list[str]:
         run = first.watched.last_run
@@ -327,16 +334,16 @@ class CrashTest:
 
 
 def _recording(
-    answers: AnswersLike, asked: dict[str, list[str]]
+    answers: AnswersLike, texts_by_key: dict[str, list[str]]
 ) -> Callable[[Question], Awaitable[Any]]:
-    """Return a source of answers that records the texts of answered questions in `asked`."""
+    """Return a source of answers that records the texts of answered questions in `texts_by_key`."""
     source = Answers.of(answers)
 
     async def answer(question: Question) -> Any:
         key = question.key.partition("~")[0]  # without the number of the attempt
         response = await source(replace(question, key=key))
         if response is not None:
-            asked.setdefault(key, []).append(question.message or repr(question.params))
+            texts_by_key.setdefault(key, []).append(question.message or repr(question.params))
         return response
 
     return answer

@@ -5,7 +5,7 @@
         assert result.value == "refunded"
 
 As in a deployment, each request reaches a new instance, and each turn of a task runs on another
-worker. Instances share only a database in memory. The clock advances when everything waits: a
+worker. Instances share only a database in memory. The clock advances when all code waits, so a
 `ctx.sleep` of a day takes no time.
 """
 
@@ -41,7 +41,7 @@ from roundgate.storage import Message, TaskRef
 from roundgate.tasks.events import Mark, NotClaimed
 from roundgate.tasks.external import EVENTS_PATH
 from roundgate.tasks.stored import Claimed
-from roundgate.testing.contexts import payload_of
+from roundgate.testing.contexts import find_payload
 from roundgate.testing.crashes import Crash, CrashTest, Steps, Watched
 from roundgate.testing.histories import Given, Replayed, read_histories, replay
 from roundgate.testing.instances import Life, Memory, Setup, Source, VirtualClock
@@ -51,7 +51,7 @@ from roundgate.tokens import EventPlace, keys
 
 ORIGIN: Final = "http://127.0.0.1"
 _IDLE_TURNS: Final = 3
-"""How often in a row `advance` may find no work and no future event before it raises."""
+"""The maximum number of consecutive calls of `advance` that find no work and no future event."""
 _ISSUER: Final = "https://issuer.test"
 _errors: Final[ContextVar[list[NondeterminismError] | None]] = ContextVar("errors", default=None)
 """The list that receives the nondeterminism errors of the current call's handler."""
@@ -72,11 +72,14 @@ class Gateway:
         """Prepare a gateway; entering it loads the sources.
 
         Args:
-            sources: a gateway.yaml, or else Python files, modules and functions that are served
-                under their own names; by default the gateway.yaml of the working directory.
-            environ: variables for references in gateway.yaml, in addition to the process's.
-            scopes: the default caller's scopes; by default all that the tools and `auth` need.
-            fresh: whether each request runs on a new instance. Each turn of a task always does.
+            sources: a gateway.yaml, or Python files, modules and functions to serve under their own
+                names; by default the gateway.yaml of the working directory.
+            environ: variables for references in gateway.yaml, in addition to the process's
+                variables.
+            scopes: the default caller's scopes; by default all scopes that the tools and `auth`
+                need.
+            fresh: whether each request runs on a new instance. Each turn of a task always runs on
+                one.
             clock: the clock; by default a new `VirtualClock`.
             sections: sections of gateway.yaml, such as `limits={"threads": 4}`; only without a
                 gateway.yaml among the sources.
@@ -94,7 +97,7 @@ class Gateway:
         self._left: list[Core] = []
         self._kept: tuple[Life, Any] | None = None
         self._events: dict[str, Any] = {}
-        """The payloads that the present calls give for events."""
+        """The payloads for events of the current calls, by event name."""
         self._working = asyncio.Lock()
         self._idle_turns = 0
         self._watch: Watched | None = None
@@ -138,22 +141,22 @@ class Gateway:
         """Return a client of the gateway.
 
         Args:
-            subject: the caller's subject; `None` is the default caller, for whom the next two are
-                ignored.
+            subject: the caller's subject; `None` for the default caller, for which `scopes` and
+                `client_id` are ignored.
             scopes: the caller's scopes.
             client_id: the caller's client id.
-            options: those of `roundgate.client.Client`, except `auth`, `clock` and `transport`.
+            options: options of `roundgate.client.Client`, except `auth`, `clock` and `transport`.
         """
         auth = None if subject is None else self._callers.add(subject, scopes, client_id)
-        made = Client(
+        client = Client(
             f"{ORIGIN}{self._file.config.http.path}",
             auth=auth,
             clock=_Paced(self),
             transport=AsgiTransport(self._serve, self._watch),
             **options,
         )
-        self._clients.append(made)
-        return made
+        self._clients.append(client)
+        return client
 
     async def call(
         self,
@@ -169,32 +172,32 @@ class Gateway:
         reset: Callable[[], Any] | None = None,
         **more: Any,
     ) -> CallResult:
-        """Call a tool and return its result, after its rounds and its task if it becomes one.
+        """Call a tool and return its result, after all rounds and the task if the call becomes one.
 
         Args:
             tool: the tool's name.
             arguments: the arguments, as a mapping or as keywords.
             answers: answers to questions, as for `roundgate.client`.
-            events: the payloads of external events by name. Each is posted to its URL once its task
-                waits for it; events that are left out are not delivered.
+            events: the payloads of external events by name. Each payload is posted to its URL once
+                the task awaits the event; other events are not delivered.
             crash: `"everywhere"` repeats the call once per crash point and lost answer, and
                 compares each run with a run without replay and with replays in other processes.
                 `("charge", "begins" | "has run" | "is remembered")` is one crash point of a step.
-            upgrade: sources that are served after the process has died, at each crash point.
-            observe: a function that returns the tool's effects so far, as a collection or a
-                number; finds effects outside of steps.
-            reset: a function, called before each run, that undoes the tool's effects.
+            upgrade: the sources to serve after the process has died, at each crash point.
+            observe: returns the tool's effects so far, as a collection or a number; used to find
+                effects outside of steps.
+            reset: undoes the tool's effects; called before each run.
             more: further arguments of the tool.
 
         Raises:
             NondeterminismError: the handler took another path in a later run.
             Diverged: a run ended differently, or had effects outside of steps.
-            ClientError: the call failed. A tool that fails returns a result with `is_error`.
-            NothingGoesOn: nothing will ever continue the call's task.
+            ClientError: the call failed. The failure of a tool is a result with `is_error` instead.
+            NothingGoesOn: no event will ever continue the call's task.
         """
-        given = {**(arguments or {}), **more}
+        all_arguments = {**(arguments or {}), **more}
         if crash is None and not upgrade:
-            return await self._called(tool, given, answers, events)
+            return await self._called(tool, all_arguments, answers, events)
         newer = (
             [upgrade] if isinstance(upgrade, str) or not isinstance(upgrade, Sequence) else upgrade
         )
@@ -211,7 +214,7 @@ class Gateway:
             other._watch = watched
             async with other:
                 try:
-                    return await other.call(tool, given, answers=answers, events=events)
+                    return await other.call(tool, all_arguments, answers=answers, events=events)
                 finally:
                     watched.look("its end")
 
@@ -219,7 +222,7 @@ class Gateway:
             self._setup,
             self.clock.now_ms(),
             tool,
-            given,
+            all_arguments,
             answers,
             events,
             play,
@@ -249,7 +252,9 @@ class Gateway:
             raise
         finally:
             _errors.reset(token)
-            self._events = {name: one for name, one in self._events.items() if name not in events}
+            self._events = {
+                name: payload for name, payload in self._events.items() if name not in events
+            }
         if errors and self._watch is None:
             raise errors[0]
         return result
@@ -263,7 +268,7 @@ class Gateway:
         answers: AnswersLike = None,
         **more: Any,
     ) -> Task:
-        """Call a tool and return as soon as it is a task."""
+        """Call a tool and return as soon as the call is a task."""
         return await self._client.start(tool, {**(arguments or {}), **more}, answers=answers)
 
     async def deliver(self, event: str, payload: Any = None, *, task: str | None = None) -> int:
@@ -272,20 +277,22 @@ class Gateway:
         Args:
             event: the name of the event, with or without its branch.
             payload: a JSON value.
-            task: the id of the task; it can be left out if only one task has the event.
+            task: the id of the task; optional if only one task has the event.
 
         Raises:
-            LookupError: no task has such an event, or several tasks have.
+            LookupError: no task or more than one task has the event.
         """
-        found = [
+        open_events = [
             (ref, mark)
             for ref, marks in self._memory.marks().items()
             for mark in marks
-            if task in (None, ref.id) and payload_of({event: payload}, mark.name) is not None
+            if task in (None, ref.id) and find_payload({event: payload}, mark.name) is not None
         ]
-        if len(found) != 1:
-            raise LookupError(f"{len(found)} tasks have an event {event!r}: name one with task=")
-        ((ref, mark),) = found
+        if len(open_events) != 1:
+            raise LookupError(
+                f"{len(open_events)} tasks have an event {event!r}: choose one with task="
+            )
+        ((ref, mark),) = open_events
         return await self._post(ref, mark.name, payload)
 
     async def _post(self, ref: TaskRef, name: str, payload: Any) -> int:
@@ -300,13 +307,13 @@ class Gateway:
         return response.status
 
     async def _deliver_awaited(self) -> bool:
-        """Deliver the events that tasks wait for, as far as calls give payloads; return whether there
-        were any."""
+        """Deliver the awaited events for which calls have payloads; return whether there were
+        any."""
         awaited = [
             (ref, mark.name, payload[0])
             for ref, marks in self._memory.marks().items()
             for mark in marks
-            if mark.is_awaited and (payload := payload_of(self._events, mark.name)) is not None
+            if mark.is_awaited and (payload := find_payload(self._events, mark.name)) is not None
         ]
         for ref, name, payload in awaited:
             await self._post(ref, name, payload)
@@ -319,26 +326,30 @@ class Gateway:
         arguments: Mapping[str, Any] | None = None,
         values: Mapping[str, Any] | None = None,
     ) -> list[Replayed]:
-        """Replay the recorded histories of a file (`roundgate tasks export`), and return what
-        became of each. No step runs.
+        """Replay the recorded histories of a file (`roundgate tasks export`) without running steps.
+        Return the result for each history.
 
         Args:
-            file: the histories, one a line.
-            arguments: the arguments of histories without values.
-            values: results of steps and contents of answers, by place or name, for histories
-                without values; and results of new steps by place, which the replay passes by.
+            file: the histories, one per line.
+            arguments: the arguments for histories without values.
+            values: for histories without values, results of steps and contents of answers, by place
+                or name. Also results for new steps, by place.
 
         Raises:
-            HistoriesDiverged: a handler departs from a history; the text shows where.
-            ValueError: a line of the file is no history.
+            HistoriesDiverged: a handler departs from a history; the message shows the place.
+            ValueError: a line of the file is not a history.
         """
-        given = Given(self._callers.default, arguments or {}, values or {})
+        supplied = Given(self._callers.default, arguments or {}, values or {})
         async with serving(self._setup.load(), self.clock) as core:
             with core.serving.use() as catalog:
                 replayed = [
-                    await replay(history, catalog, given) for history in read_histories(file)
+                    await replay(history, catalog, supplied) for history in read_histories(file)
                 ]
-        if findings := [one.departure for one in replayed if one.departure is not None]:
+        if findings := [
+            history_result.departure
+            for history_result in replayed
+            if history_result.departure is not None
+        ]:
             raise HistoriesDiverged(findings, len(replayed))
         return replayed
 
@@ -356,11 +367,11 @@ class Gateway:
             return turns
 
     async def advance(self, seconds: float) -> None:
-        """Run the tasks that are due. If there are none, advance the clock to the next event and
-        run them then.
+        """Run the tasks that are due. If no task is due, advance the clock to the next event and
+        run the tasks of that time.
 
         Args:
-            seconds: how far the clock advances if there is no next event, or an overdue one.
+            seconds: the step of the clock if the next event is unknown or overdue.
 
         Raises:
             NothingGoesOn: several calls in a row found no event.
@@ -392,11 +403,11 @@ class Gateway:
             "select tool, status, status_message, events, due_ms, created_ms, expires_ms from tasks"
             " where status not in ('completed', 'failed', 'cancelled')"
         ).fetchall()
-        left = "; ".join(
-            f"{tool} is {status}: {said or 'it says nothing'}{_waits_for(events)}{_too_late(*times)}"
-            for tool, status, said, events, *times in rows
+        open_tasks = "; ".join(
+            f"{tool} is {status}: {message or 'no status message'}{_waits_for(events)}{_too_late(*times)}"
+            for tool, status, message, events, *times in rows
         )
-        return f"Nothing goes on by itself any more. {left or 'There is no open task'}"
+        return f"No event will continue the tasks. {open_tasks or 'There is no open task'}"
 
     async def _turn(self, message: Message) -> None:
         life = Life()
@@ -407,8 +418,8 @@ class Gateway:
             await self._leave(life, core)
 
     async def _leave(self, life: Life, core: Core) -> None:
-        """Close an instance. A dead instance is closed at the end, because its work still uses
-        it."""
+        """Close an instance. The test closes a dead instance at its end, because pending work still
+        uses the instance."""
         if life.died.is_set():
             self._left.append(core)
         else:
@@ -474,7 +485,9 @@ class Gateway:
         if self._scopes is not None:
             return Principal(_ISSUER, "user", "client", frozenset(self._scopes))
         core = build_core(self._file, self._using, self.clock, self._memory.stores(Life()))
-        needed = {scope for one in core.serving.catalog.tools.values() for scope in one.tool.scopes}
+        needed = {
+            scope for served in core.serving.catalog.tools.values() for scope in served.tool.scopes
+        }
         return Principal(_ISSUER, "user", "client", frozenset({*needed, *auth.scopes}))
 
 
@@ -488,7 +501,8 @@ class _Noting(StepWatch):
 
 
 class _Callers:
-    """A verifier that accepts the tokens of known callers; no token is the default caller."""
+    """A verifier that accepts the tokens of known callers. A request without a token comes from the
+    default caller."""
 
     def __init__(self) -> None:
         self.default = LOCAL
@@ -507,14 +521,16 @@ class _Callers:
     ) -> Principal:
         if authorization is None:
             return self.default
-        found = self._known.get(authorization.decode("latin-1").removeprefix("Bearer "))
-        if found is None:
-            raise Unauthenticated("invalid_token", "The gateway of this test has no such caller")
-        return found
+        caller = self._known.get(authorization.decode("latin-1").removeprefix("Bearer "))
+        if caller is None:
+            raise Unauthenticated(
+                "invalid_token", "This token belongs to no caller of the test's gateway"
+            )
+        return caller
 
 
 class _Paced(Clock):
-    """The gateway's clock for its clients: while a client sleeps, tasks run."""
+    """The gateway's clock for its clients. While a client sleeps, tasks run."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -530,21 +546,21 @@ class _Paced(Clock):
 
 
 def _waits_for(events: str | None) -> str:
-    """Return which external events a task waits for; empty if it waits for none."""
+    """Return the external events that a task awaits, as a clause; empty without any."""
     marks = [Mark.parse(text) for text in decode(events.encode())] if events else []
     names = ", ".join(mark.name for mark in marks if mark.is_awaited)
-    return f"; it waits for {names}: give the payload (events=)" if names else ""
+    return f"; it waits for {names}: pass the payload (events=)" if names else ""
 
 
 def _too_late(due_ms: int | None, created_ms: int, expires_ms: int) -> str:
-    """Return the problem of a task that would continue only after its expiry; empty if it continues
-    before."""
+    """Return the problem of a task that would continue only after its expiry, as a clause; empty
+    otherwise."""
     if due_ms is None or due_ms < expires_ms:
         return ""
     due_s, ttl_s = (due_ms - created_ms) // 1000, (expires_ms - created_ms) // 1000
     return (
-        f"; it sleeps until {due_s} s after its creation, and is forgotten after {ttl_s} s:"
-        " raise tasks.ttl_s in gateway.yaml, and tasks.task_timeout_s, or sleep for less"
+        f"; it sleeps until {due_s} s after its creation, but expires after {ttl_s} s:"
+        " raise tasks.ttl_s and tasks.task_timeout_s in gateway.yaml, or sleep for less"
     )
 
 

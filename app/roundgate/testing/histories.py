@@ -1,12 +1,13 @@
-"""The replay of recorded histories (`roundgate tasks export`) with the handlers of a test's gateway.
+"""The replay of recorded histories (`roundgate tasks export`) with the handlers of a test's
+gateway.
 
-A replay runs no step: each new one waits, so the handler goes as far as its history and no further.
+A replay runs no step: each new step waits, so the handler goes exactly as far as its history.
 
     recorded    plan ✓   confirm ✓   charge ✓
-    replay 1    plan ✓   confirm ✓   charge ✓   ship …       goes on where the task was
+    replay 1    plan ✓   confirm ✓   charge ✓   ship …       continues at the place of the task
     replay 2    plan ✓   confirm ✓   weigh …                 departs: `charge` is recorded
 
-An outline has no values. A value that the test does not give ends the replay at its place.
+An outline has no values. If the test supplies no value either, the replay ends at that place.
 """
 
 from __future__ import annotations
@@ -51,41 +52,41 @@ from roundgate.tasks.histories import History, without_arguments
 from roundgate.testing.instances import VirtualClock
 
 WITHIN_S: Final = 30.0
-"""How long one replay may take, in seconds."""
+"""The time limit of one replay in seconds."""
 LOOK_S: Final = 0.02
 LOOKS: Final = 100
-"""How often to look, every `LOOK_S` seconds, whether a handler that waits has come to the next recorded
-place. In all that is longer than the engine holds back results that no branch asks for, with a margin.
-Looks are counted, because an event loop that was blocked for seconds has given the handler no time."""
+"""The maximum number of checks, every `LOOK_S` seconds, whether a waiting handler has reached the next
+recorded place: longer than the engine holds back unrequested results, with a margin. A number of
+checks instead of a time, because a blocked event loop gives the handler no time."""
 MAX_SHOWN: Final = 10
-"""The most entries of each kind that the description of a departure shows."""
+"""The maximum number of entries of each kind in the description of a departure."""
 
 _VALUES: Final = ("key", "now", "random", "uuid")
-"""The kinds of places that need nothing recorded."""
+"""The kinds of places that need no recorded entry."""
 _QUESTIONS: Final = (Asked, Answered, Unanswered)
 Place: TypeAlias = tuple[bool, str]
-"""Whether it is of a question, and the key."""
+"""Whether the place belongs to a question, and the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The replay of one history."""
+    """The result of replaying one history."""
 
     task: str
     tool: str
     reached: Sequence[str]
-    """The recorded places that the handler came to."""
+    """The recorded places that the handler reached."""
     unchecked: Sequence[str]
-    """The recorded places behind a value that is not in the history."""
+    """The recorded places after a missing value."""
     departure: str | None
-    """The first departure in words; `None` if the handler keeps to the history."""
+    """The first departure as text; `None` if the handler follows the history."""
 
 
 def read_histories(file: str | Path) -> Iterator[History]:
-    """Yield the histories of a file, one a line.
+    """Yield the histories of a file, one per line.
 
     Raises:
-        ValueError: a line is not a history; the text has its number.
+        ValueError: a line is not a history; the message has the line number.
     """
     with Path(file).open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
@@ -98,26 +99,26 @@ def read_histories(file: str | Path) -> Iterator[History]:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a test gives to its replays."""
+    """The values that a test supplies for its replays."""
 
     caller: Principal
     """The caller of outlines."""
     arguments: Mapping[str, Any]
     """The arguments of outlines."""
     values: Mapping[str, Any]
-    """Results of steps and contents of answers by place or name: those of outlines, and by place
-    those of steps that are new."""
+    """Results of steps and contents of answers. Outlines look them up by place or name; every
+    history looks up the results of new steps by place."""
 
     def value(self, key: str) -> tuple[Any] | None:
-        """Return the value for a place as a tuple, or `None` if there is none."""
+        """Return the value for a place as a tuple, or `None`."""
         name = key.rpartition("/")[2].partition("#")[0]
-        for known in (key, name, name.removeprefix("event:")):
-            if known in self.values:
-                return (self.values[known],)
+        for spelling in (key, name, name.removeprefix("event:")):
+            if spelling in self.values:
+                return (self.values[spelling],)
         return None
 
 
-async def replay(history: History, catalog: Catalog, given: Given) -> Replayed:
+async def replay(history: History, catalog: Catalog, supplied: Given) -> Replayed:
     """Replay a history.
 
     Raises:
@@ -129,26 +130,28 @@ async def replay(history: History, catalog: Catalog, given: Given) -> Replayed:
     if served is None:
         reason = "the gateway does not serve this tool"
         return Replayed(history.task, history.tool, (), (), _described(history, reason, (), (), ()))
-    journal, missing = _journal(history, given)
-    run = _Run(_call(history, given, served.tool.unasked_answers), journal, history, missing)
-    arguments = fresh(dict(history.arguments if history.arguments is not None else given.arguments))
+    journal, missing = _journal(history, supplied)
+    run = _Run(_call(history, supplied, served.tool.unasked_answers), journal, history, missing)
+    arguments = fresh(
+        dict(history.arguments if history.arguments is not None else supplied.arguments)
+    )
     async with asyncio.timeout(WITHIN_S):
         outcome = await engine.run_handler(lambda: served.call(Context(run), arguments), run)
     reached = [entry for entry in recorded if _place(entry) in run.reached]
-    left = [entry for entry in recorded if _place(entry) not in run.reached]
+    unreached = [entry for entry in recorded if _place(entry) not in run.reached]
     is_stopped = any(place in run.reached for place in missing)
     new = [key for is_question, key in run.reached if (is_question, key) not in run.known]
-    departure = _departure(history, run, outcome, left, new, is_stopped)
+    departure = _departure(history, run, outcome, unreached, new, is_stopped)
     return Replayed(
         *(history.task, history.tool),
         reached=[entry.key for entry in reached],
-        unchecked=[entry.key for entry in left] if is_stopped else [],
-        departure=departure and _described(history, departure, reached, left, new),
+        unchecked=[entry.key for entry in unreached] if is_stopped else [],
+        departure=departure and _described(history, departure, reached, unreached, new),
     )
 
 
 class _Run(Run):
-    """A run that records the places to which the handler comes, and begins no step."""
+    """A run that records the places that the handler reaches, and begins no step."""
 
     stop_requested = True
 
@@ -171,7 +174,7 @@ class _Run(Run):
         return key
 
     def come_to_rest(self) -> None:
-        """Suspend the run; but if recorded places are left, wait first for branches that wait
+        """Suspend the run. While recorded places are left, first wait for branches that wait
         outside of ctx."""
         if len(self.reached) > self._reached_before:
             self._reached_before = len(self.reached)
@@ -191,7 +194,7 @@ class _Run(Run):
 
 
 def _is_shown(entry: Entry) -> bool:
-    """Return whether an entry shows that its handler came to a place."""
+    """Return whether an entry shows that its handler reached a place."""
     return not isinstance(entry, Told | Cut | Remembered)
 
 
@@ -199,14 +202,14 @@ def _place(entry: Entry) -> Place:
     return isinstance(entry, _QUESTIONS), entry.key
 
 
-def _call(history: History, given: Given, takes_unasked: bool) -> Call:
-    who = given.caller
+def _call(history: History, supplied: Given, takes_unasked: bool) -> Call:
+    caller = supplied.caller
     if history.principal is not None:
         issuer, subject, client_id, scopes = history.principal
-        who = Principal(issuer, subject, client_id, frozenset(scopes))
+        caller = Principal(issuer, subject, client_id, frozenset(scopes))
     capabilities = ClientCapabilities(history.capabilities, history.substituted)
     return Call(
-        principal=who,
+        principal=caller,
         meta=Meta(capabilities, dict(history.client_info or {}) or None, None, None),
         deadline=Deadline(VirtualClock(history.exported_ms), None),
         task_id=history.task,
@@ -214,26 +217,26 @@ def _call(history: History, given: Given, takes_unasked: bool) -> Call:
     )
 
 
-def _journal(history: History, given: Given) -> tuple[Journal, set[Place]]:
+def _journal(history: History, supplied: Given) -> tuple[Journal, set[Place]]:
     """Return the journal for a replay, and the places whose values are missing in it."""
     journal = Journal(state=fresh(dict(history.state or {})), generation=history.generation)
     missing: set[Place] = set()
     for entry in history.entries():
-        known = _known(entry, history, given)
-        if known is not None:
-            journal.add(known)
+        known_entry = _known(entry, history, supplied)
+        if known_entry is not None:
+            journal.add(known_entry)
         elif isinstance(entry, Opened):
-            journal.add(replace(entry, outcome=None))  # its handler waits for it
+            journal.add(replace(entry, outcome=None))  # the handler waits for the event
             missing.add((False, "wait:".join(entry.key.rsplit("event:", 1))))
         elif not isinstance(entry, Remembered):
             missing.add(_place(entry))
-    for key, value in given.values.items():
+    for key, value in supplied.values.items():
         if key not in journal.steps and (False, key) not in missing:
             journal.steps[key] = Finished(key, value)
     return journal, missing
 
 
-def _known(entry: Entry, history: History, given: Given) -> Entry | None:
+def _known(entry: Entry, history: History, supplied: Given) -> Entry | None:
     """Return an entry with its value, or `None` if the value is missing."""
     match entry:
         case Unanswered(digest=""):
@@ -249,10 +252,10 @@ def _known(entry: Entry, history: History, given: Given) -> Entry | None:
         case Remembered():
             return None
         case Opened() if entry.outcome == DELIVERED:
-            payload = given.value(entry.key)
+            payload = supplied.value(entry.key)
             return None if payload is None else replace(entry, payload=payload[0])
         case Finished() | Answered():
-            value = given.value(entry.key)
+            value = supplied.value(entry.key)
             if value is None:
                 return None
             if isinstance(entry, Finished):
@@ -268,7 +271,7 @@ def _departure(
     history: History,
     run: _Run,
     outcome: engine.Outcome[Returned],
-    left: Sequence[Entry],
+    unreached: Sequence[Entry],
     new: Sequence[str],
     is_stopped: bool,
 ) -> str | None:
@@ -286,15 +289,15 @@ def _departure(
     if again and history.is_redacted:
         return None  # the replaced answer does not fit
     if again:
-        return f"{again[0]!r} was answered, and is asked again, because it reads differently"
-    if left and new:
-        return f"it comes to {new[0]!r} before {left[0].key!r}, which is recorded"
-    if isinstance(outcome, Failed) and (left or not isinstance(outcome.error, RoundgateError)):
+        return f"{again[0]!r} was answered, and is asked again because its text changed"
+    if unreached and new:
+        return f"it reaches {new[0]!r} before {unreached[0].key!r}, which is recorded"
+    if isinstance(outcome, Failed) and (unreached or not isinstance(outcome.error, RoundgateError)):
         return f"it ends with {type(outcome.error).__name__}: {str(outcome.error)[:500]}"
-    if not left:
+    if not unreached:
         return None
     instead = "waits" if isinstance(outcome, Suspended) else "ends"
-    return f"it {instead} before {left[0].key!r}, which is recorded"
+    return f"it {instead} before {unreached[0].key!r}, which is recorded"
 
 
 def _of_error(error: NondeterminismError) -> str:
@@ -302,8 +305,8 @@ def _of_error(error: NondeterminismError) -> str:
         return str(error)
     before, now = without_arguments(error.remembered), without_arguments(error.asked)
     if before == now and before.startswith(("step", "poll")):
-        return f"{error.key!r} has other arguments than recorded"
-    return f"{error.key!r} is recorded as {before!r}, and the handler asks for {now!r}"
+        return f"{error.key!r} has other arguments than the recorded ones"
+    return f"{error.key!r} is recorded as {before!r}, but the handler uses it as {now!r}"
 
 
 _HOW: Final[Mapping[type[Entry], str]] = {
@@ -319,12 +322,12 @@ def _described(
     history: History,
     reason: str,
     reached: Sequence[Entry],
-    left: Sequence[Entry],
+    unreached: Sequence[Entry],
     new: Sequence[str],
 ) -> str:
     rows = [
         *(("  ", entry.key, _what(entry)) for entry in reached[-MAX_SHOWN:]),
-        *(("- ", entry.key, f"{_what(entry)} (recorded)") for entry in left[:MAX_SHOWN]),
+        *(("- ", entry.key, f"{_what(entry)} (recorded)") for entry in unreached[:MAX_SHOWN]),
         *(("+ ", key, "(new)") for key in new[:MAX_SHOWN]),
     ]
     width = max((len(key) for _, key, _ in rows), default=0)

@@ -1,7 +1,7 @@
 """The parts that the instances of a test's gateway share: configuration, stores and clock.
 
-The stores are the SQLite stores on a database in memory. The clock advances when a test advances
-it, or when everything waits.
+The stores are the SQLite stores on a database in memory. The clock advances on request of the test,
+or when all code waits.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class Setup:
         first = self.sources[0]
         if isinstance(first, str | Path) and Path(first).suffix != ".py":
             if len(self.sources) > 1 or self.sections:
-                raise TypeError("a gateway.yaml stands alone: put tools and sections into it")
+                raise TypeError(
+                    "a gateway.yaml must be the only source: put tools and sections into it"
+                )
             return config.load(Path(first), {**os.environ, **self.environ})
         functions: list[Callable[..., Any]] = []
         backends: list[dict[str, Any]] = []
@@ -115,7 +117,7 @@ class Memory:
 
     def next_ms(self) -> int | None:
         """Return when the next message arrives or a task is due, in milliseconds since the epoch;
-        `None` if never. The expiry of a task does not count."""
+        `None` if never. Expiry times of tasks do not count."""
         select = (
             "select min(at) from (select min(visible_ms) as at from waiting where turn is null"
             " union all select min(due_ms) from tasks where due_ms < expires_ms)"
@@ -133,7 +135,8 @@ class Memory:
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """The only connection to the database: a second one would open a database of its own."""
+        """Return the only connection to the database. A second connection would open another
+        database."""
         if self._connection is None:
             self._connection = connect_in_memory()
         return self._connection
@@ -169,7 +172,7 @@ class Life:
 
 
 class _MemoryDatabase(Database):
-    """The database of one instance. It uses no threads, so a test causes no races."""
+    """The database of one instance, without threads, so that tests have no races."""
 
     def __init__(self, memory: Memory, life: Life) -> None:
         super().__init__(Path(":memory:"), durable=False)
@@ -184,24 +187,24 @@ class _MemoryDatabase(Database):
         return await self.read(lambda db: transacted(db, work))
 
     async def aclose(self) -> None:
-        """Do nothing: the memory outlives the instance."""
+        """Do nothing, because the memory outlives the instance."""
 
 
 class VirtualClock(Clock):
-    """A clock that advances only while everything waits: an hour of `ctx.sleep` takes no time.
+    """A clock that advances only while all code waits, so an hour of `ctx.sleep` takes no time.
 
-    The clock starts at the present. Code that reads another clock (`time.time()`,
+    The clock starts at the current time. Code that reads another clock (`time.time()`,
     `datetime.now()`) sees real time.
     """
 
     def __init__(self, now_ms: int | None = None) -> None:
-        """Start the clock at `now_ms`, in milliseconds since the epoch; by default at the
-        present."""
+        """Start the clock at `now_ms`, in milliseconds since the epoch; by default at the current
+        time."""
         self._now_ms = super().now_ms() if now_ms is None else now_ms
         self._begun_ms = self._now_ms
         self._timers: list[tuple[int, int, _Timer]] = []
         self.at_work: Callable[[], int] = lambda: 0
-        """A function that returns how many instances of a gateway are working now."""
+        """Returns the number of instances that are working now."""
         self._numbers = count()
 
     def now_ms(self) -> int:
@@ -218,16 +221,17 @@ class VirtualClock(Clock):
         self._now_ms = until_ms
 
     def move_to(self, at_ms: int) -> None:
-        """Advance the clock to `at_ms`, in milliseconds since the epoch, unless that is past."""
+        """Advance the clock to `at_ms`, in milliseconds since the epoch, unless that time has
+        passed."""
         if at_ms > self._now_ms:
             self.skip((at_ms - self._now_ms) / 1000)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for some time of this clock.
+        """Wait for some seconds of this clock.
 
-        In a handler, the clock advances once the whole handler waits; elsewhere at once. If another
-        instance is working, which the caller may be waiting for, `sleep` takes at most 10 ms of
-        real time instead.
+        In a handler, the clock advances once the whole handler waits; elsewhere it advances at
+        once. If another instance is working, whose result the caller may need, `sleep` takes at
+        most 10 ms of real time instead.
         """
         if here.get() is None and seconds > 0:
             if self.at_work() > 1:

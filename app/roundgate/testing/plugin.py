@@ -1,11 +1,11 @@
-"""Fixtures for pytest, available wherever roundgate is installed.
+"""Fixtures for pytest, available once roundgate is installed.
 
     async def test_refund(gateway):
         async with gateway:
             assert (await gateway.call("refund", order=7)).value == "refunded"
 
-`gateway` serves the file that `roundgate_config` names in pytest's configuration, or else the
-nearest gateway.yaml, beside the test or in a directory above it.
+`gateway` serves the file that `roundgate_config` names in pytest's configuration, or the nearest
+gateway.yaml in the test's directory or above.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def gateway(request: pytest.FixtureRequest, virtual_clock: VirtualClock) -> Gate
 
 def _nearest(test: Path) -> Path:
     for directory in test.resolve().parents:
-        if (found := directory / "gateway.yaml").is_file():
-            return found
+        if (file := directory / "gateway.yaml").is_file():
+            return file
     pytest.fail(
-        "there is no gateway.yaml beside the test or above it; name one in pytest's configuration:"
+        "no gateway.yaml in the test's directory or above; name one in pytest's configuration:"
         " roundgate_config = path/to/gateway.yaml",
         pytrace=False,
     )

@@ -1,17 +1,16 @@
 """Reference runs of a call: one without replay, and replays in other processes.
 
 `truth` runs the handler once from beginning to end: questions are answered and sleeps pass in the
-same run, and the turn never ends early. A handler in the low-level form still starts again after
-its questions, as designed.
+same run. A handler in the low-level form still starts again after its questions, by design.
 
 `findings_elsewhere` replays the recorded call in other processes, with another hash seed, clock,
-time zone and environment, and nothing in memory but imports:
+time zone and environment, and with a memory that contains only imports:
 
     test's process      call ── record ──▶ journal ──┬──────────────▶ compare
     other processes                                  └▶ replay ── ending and differences
 
-The journal holds all results of the call, so a replay runs no step: a step without a recorded
-result is refused. The other process runs this file as a module.
+The journal holds all results of the call, so a replay refuses steps without a recorded result. The
+other process runs this file as a module.
 
 `collecting_effects` lists the effects of handlers outside of steps on files, connections and
 processes, from Python's audit events (PEP 578). Changes in memory are not detected.
@@ -63,31 +62,31 @@ from roundgate.testing.instances import Life, Memory, Setup, Source, VirtualCloc
 from roundgate.tokens import keys
 
 MAX_RUNS: Final = 100
-"""The most runs of a handler that restarts or is in the low-level form."""
+"""The maximum number of runs of a handler that restarts or is in the low-level form."""
 OTHERS: Final[Sequence[Mapping[str, str]]] = (
     {"PYTHONHASHSEED": "1", "TZ": "<+14>-14"},
     {"PYTHONHASHSEED": "2", "TZ": "<-12>+12"},
 )
 """The environments of the other processes. Their time zones never show the same hour."""
 WITHIN_S: Final = 120.0
-"""How long a replay in another process may take, in seconds."""
+"""The time limit of a replay in another process, in seconds."""
 LATER_S: Final = 30 * 3600.0
-"""How far the clock of another process is ahead, in seconds."""
+"""The time in seconds by which the clock of another process is ahead."""
 _KEPT: Final = frozenset(
     ("HOME", "PATH", "LANG", "LC_ALL", "PWD", "SHELL", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV")
 )
-"""The environment variables that a replay keeps, besides those that begin with PYTHON."""
+"""The environment variables that a replay keeps, besides variables that begin with PYTHON."""
 _REFERENCE: Final = re.compile(r"(?<=the server's log has the details under reference )[\w-]{22}")
-"""The reference of an unexpected error in the log, different each time."""
+"""The reference of an unexpected error in the log, which differs each time."""
 
 
-# How a call ended, comparable between runs and processes
+# Endings of calls, comparable between runs and processes
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
     """The ending of a call. `how` is "returned", "failed" (an error for the model), "raised" (the
-    call itself failed) or "went on" (it did not end)."""
+    call itself failed) or "went on" (the call did not end)."""
 
     how: str
     value: Any
@@ -164,12 +163,12 @@ def _collect(event: str, args: tuple[Any, ...]) -> None:
 
 def _refuse(event: str, args: tuple[Any, ...]) -> None:
     if effect := _effect(event, args):
-        raise PermissionError(f"a replay does nothing, but it {effect}")
+        raise PermissionError(f"a replay must have no effects, but the handler {effect}")
 
 
 def _effect(event: str, args: tuple[Any, ...]) -> str | None:
-    """Return a description of an audit event's effect; empty or `None` if it has none, or if no
-    handler is running outside of a step."""
+    """Return a description of an audit event's effect. Return an empty text or `None` if the event
+    has no effect, or if no handler is running outside of a step."""
     if not isinstance(here.get(), Branch):
         return None
     return _writing(*args) if event == "open" else _EVENTS.get(event, "").format(*args)
@@ -188,6 +187,7 @@ def _writing(path: Any, mode: Any, flags: Any) -> str | None:
 
 @asynccontextmanager
 async def serving(file: ConfigFile, clock: Clock) -> AsyncIterator[Core]:
+    """Yield the core of a gateway with a database in memory, until the block ends."""
     memory = Memory(clock)
     using = Settings(worker="off", state_keys=keys.new_key())
     core = build_core(file, using, clock, memory.stores(Life()))
@@ -238,8 +238,8 @@ async def truth(
 
 
 async def _run(served: ServedTool, run: Run, arguments: Mapping[str, Any]) -> Any:
-    given = fresh(dict(arguments))
-    return await engine.run_handler(lambda: served.call(Context(run), given), run)
+    own_arguments = fresh(dict(arguments))
+    return await engine.run_handler(lambda: served.call(Context(run), own_arguments), run)
 
 
 # In the test's process
@@ -251,10 +251,11 @@ async def findings_elsewhere(
     """Replay a run in other processes, and return descriptions of the differences.
 
     The list is empty if the other processes cannot load a source, such as a function inside another
-    one, or if arguments or sections hold Python objects.
+    function, or if arguments or sections contain Python objects.
 
     Raises:
-        RuntimeError, TimeoutError: a process failed, or took longer than `WITHIN_S`.
+        RuntimeError: a process failed.
+        TimeoutError: a process took longer than `WITHIN_S`.
     """
     sources = [_written(source) for source in setup.sources]
     call = run.call
@@ -301,14 +302,17 @@ def _written(source: Source) -> list[str] | None:
     if isinstance(source, ModuleType):
         return ["module", source.__name__]
     module, name = getattr(source, "__module__", ""), getattr(source, "__qualname__", "")
-    # Another process can import only a function that its module has under its own name.
+    # Another process can only import a function that its module has under the same name.
     there = getattr(sys.modules.get(module), name, None) if name.isidentifier() else None
     return None if there is not source or module == "__main__" else ["function", module, name]
 
 
 async def _ask(facts: bytes, environ: Mapping[str, str]) -> Any:
-    """Replay a call in another process, and return its ending and the differences. Raise as
-    `findings_elsewhere`."""
+    """Replay a call in another process, and return its ending and the differences.
+
+    Raises:
+        RuntimeError, TimeoutError: as for `findings_elsewhere`.
+    """
     path = os.pathsep.join(filter(None, sys.path))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", __name__),
@@ -341,21 +345,21 @@ class _NothingNew(StepWatch):
         self.new: list[str] = []
 
     async def begins(self, key: str, what: str | None) -> None:
-        self.new.append(f"it runs step {key}, which it had not run before")
-        self._run.fail(RuntimeError("a replay runs no step"))
+        self.new.append(f"it runs step {key}, which the recorded call did not run")
+        self._run.fail(RuntimeError("a replay must not run a step"))
         raise Suspend
 
     def run_ended(self, run: Run) -> None:
         if run.error is not None and not self.new:
             self.new.append(str(run.error))
-        self.new += [f"it asks for step {key} no more" for key in run.unasked() if not self.new]
+        self.new += [f"it skips the recorded step {key}" for key in run.unasked() if not self.new]
 
 
 class _Replay(Run):
     """A run that ignores the names of step functions, because a test's fakes have other names."""
 
     def is_same(self, before: str, now: str | None) -> bool:
-        """Return whether a step's kind and arguments are the recorded ones."""
+        """Return whether a step's kind and arguments equal the recorded ones."""
         return now is not None and _without_function(before) == _without_function(now)
 
 
@@ -382,8 +386,8 @@ async def _replay(facts: Mapping[str, Any]) -> dict[str, Any]:
         with core.serving.use() as catalog:
             outcome = await _run(catalog.tool(facts["tool"]), run, facts["arguments"])
     if isinstance(outcome, Suspended) and not watch.new:
-        asked = ", ".join(outcome.requests) or "for another turn"
-        watch.new.append(f"it asks {asked}, although everything was answered")
+        questions = ", ".join(outcome.requests) or "for another turn"
+        watch.new.append(f"it asks {questions}, although all questions were answered")
     ending = _ending_of_outcome(outcome, facts["tool"], clock)
     return {"ending": [ending.how, ending.value], "new": watch.new}
 
@@ -409,8 +413,8 @@ def _call(facts: Mapping[str, Any], clock: Clock) -> Call:
 
 
 def main() -> None:
-    """Replay the recorded call on standard input; write ending and differences to standard
-    output."""
+    """Replay the recorded call on standard input, and write its ending and the differences to
+    standard output."""
     facts = json.load(sys.stdin)
     sys.path[:] = facts["path"]
     with redirect_stdout(sys.stderr):  # a handler may print

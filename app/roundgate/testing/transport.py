@@ -1,5 +1,5 @@
-"""A transport to an ASGI app in this process. Unlike httpx's ASGI transport, it streams
-responses."""
+"""A transport to an ASGI app in this process, which streams responses, unlike httpx's ASGI
+transport."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roundgate.errors import ConnectionLost
 from roundgate.testing.crashes import Watched
 
 _MAX_RESENDS: Final = 50
-"""How often a request that is answered with 503 is sent again, at most."""
+"""The maximum number of times that a request with the status 503 is sent again."""
 _WITH_EFFECTS: Final = ("tools/call", "tasks/update")
 Serve: TypeAlias = Callable[
     [dict[str, Any], Callable[..., Any], Callable[..., Any]], Awaitable[None]
@@ -23,8 +23,9 @@ Serve: TypeAlias = Callable[
 class AsgiTransport:
     """A transport that sends each request of a client to an instance.
 
-    In a crash test, a request whose answer is lost because its instance died is sent again, as
-    callers would do. Its answer is first read whole, because half an answer cannot be taken back.
+    In a crash test, the transport repeats a request whose response was lost because its instance
+    died, as callers would do. It first reads the whole response, because half a response cannot be
+    withdrawn.
     """
 
     def __init__(self, serve: Serve, watched: Watched | None) -> None:
@@ -36,7 +37,8 @@ class AsgiTransport:
         """Send a request and return its response once the head has arrived.
 
         Raises:
-            ConnectionLost: the instance died first. An error of the app is raised unchanged.
+            ConnectionLost: the instance died first.
+            Exception: the app raised it.
         """
         if self._watched is None:
             return await _Response(request, self._serve).begun()
@@ -64,7 +66,7 @@ class AsgiTransport:
             return response
 
     async def close(self) -> None:
-        """Do nothing: there are no connections."""
+        """Do nothing, because there are no connections."""
 
 
 class _Response:
@@ -82,7 +84,11 @@ class _Response:
         self._running.add_done_callback(self._end)
 
     async def begun(self) -> _Response:
-        """Return this response once its head has arrived; see `AsgiTransport.send` for errors."""
+        """Return this response once its head has arrived.
+
+        Raises:
+            ConnectionLost, Exception: as for `AsgiTransport.send`.
+        """
         try:
             await self._begun.wait()
         except BaseException:
@@ -115,13 +121,13 @@ class _Response:
     def _raise(self) -> None:
         if not self._running.cancelled() and (error := self._running.exception()) is not None:
             raise error
-        raise ConnectionLost("The gateway died before its answer was whole", was_sent=True)
+        raise ConnectionLost("The gateway died before its response was complete", was_sent=True)
 
     def _end(self, running: asyncio.Future[None]) -> None:
         self._begun.set()
         self._parts.put_nowait(None)
         if not running.cancelled():
-            running.exception()  # marks it as retrieved: `_raise` raises it to the reader
+            running.exception()  # mark it as retrieved: `_raise` raises it for the reader
 
     async def _receive(self) -> dict[str, Any]:
         if (body := self._body) is not None:

@@ -22,7 +22,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from roundgate import json
 from roundgate.backends.http.values import SEPARATORS, ListStyle, pairs, text
-from roundgate.errors import ResourceNotFound, ToolError
+from roundgate.errors import InvalidParams, ResourceNotFound, ToolError, Unavailable
 from roundgate.protocol import (
     ABSENT,
     ResourceContents,
@@ -308,6 +308,8 @@ async def _read(argument: str, uri: str, context: Context) -> ResourceContents:
         contents = [] if read is None else list(await read(context, uri))
     except (ResourceNotFound, ValueError):
         contents = []
+    except (InvalidParams, Unavailable) as error:  # of a server that has the resource
+        raise ToolError(f"arguments.{argument}: {error}") from None
     if len(contents) != 1:
         how = "there is no resource" if not contents else "several parts are in"
         raise ToolError(

@@ -14,11 +14,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from roundgate.aio import Threads
 from roundgate.backends.base import Offering, ServerState, Shared, Tool
 from roundgate.backends.http.credentials import Accesses, authenticated
 from roundgate.backends.http.reliability import Gate, Hosts
@@ -28,9 +30,18 @@ from roundgate.backends.mcp.calls import ToolCalls
 from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.held import HeldCalls
 from roundgate.backends.mcp.jobs import JobCalls, job_problems
+from roundgate.backends.mcp.listening import Listening
+from roundgate.backends.mcp.lists import Lists, read_lists
+from roundgate.backends.mcp.lock import KINDS as PINNED
+from roundgate.backends.mcp.lock import Lock
+from roundgate.backends.mcp.prompts import prompts_of
+from roundgate.backends.mcp.requests import Requests
+from roundgate.backends.mcp.resources import resources_of
 from roundgate.backends.mcp.server import CARRIED, INFO, Server, pause_s
 from roundgate.backends.mcp.tasks import ServerTasks
 from roundgate.backends.mcp.tools import LeftOut, UsableTool, usable_tools
+from roundgate.backends.mcp.uris import Uris
+from roundgate.backends.python.modules import Modules
 from roundgate.client import Answers, HttpxTransport, Limits, ServerInfo, Url
 from roundgate.client.connection import Connection
 from roundgate.client.flows import LEGACY
@@ -38,7 +49,7 @@ from roundgate.client.link import Link
 from roundgate.client.stdio import Program, StdioLink
 from roundgate.client.types import Json
 from roundgate.clock import Clock
-from roundgate.errors import ClientError, ConfigError, GatewayError, Problem
+from roundgate.errors import BackendError, ClientError, ConfigError, GatewayError, Problem
 from roundgate.settings import Origin
 
 START_S: Final = 1.0
@@ -59,11 +70,18 @@ EMPTY_LOOKS_S: Final = (1.0, 5.0, 15.0)
 LEAST_TTL_S: Final = 5.0
 LONGEST_TTL_S: Final = 3_600.0
 """The bounds of the time for which a list is believed, whatever the server says."""
+COMPARED_S: Final = 10.0
+"""Seconds for which a comparison with the lock file holds for calls: a list costs the server more than
+most calls do."""
+MAX_NAMED: Final = 20
+"""The most names in one line of the log."""
 MAX_PAGES: Final = 200
 MAX_LINES: Final = 100
 """Lines of a process's standard error that are logged in `LINES_S` seconds; more are counted."""
 LINES_S: Final = 10.0
 _STDERR_CHARS: Final = 2_000
+_MENDED: Final = "have the server mend it"
+_ACCEPTED: Final = "look at it; `roundgate compile` accepts what the server offers now"
 _CAPABILITIES: Final[Json] = {name: {part: {} for part in parts} for name, parts in CARRIED.items()}
 
 log = logging.getLogger("roundgate.backends")
@@ -80,6 +98,8 @@ class _Tools:
     left_out: Sequence[LeftOut]
     ttl_ms: int | None
     """For how long the server says that the list holds."""
+    lists: Lists
+    """Its other lists."""
 
     @property
     def has_tasks(self) -> bool:
@@ -91,6 +111,15 @@ class _Tools:
         """The tools that can be served."""
         return {tool.name: tool for tool in self.usable}
 
+    @property
+    def pinned(self) -> Mapping[str, Sequence[Json]]:
+        """The definitions that a lock file pins, by kind."""
+        return {
+            "tools": self.definitions,
+            "prompts": self.lists.of("prompts/list"),
+            "templates": self.lists.of("resources/templates/list"),
+        }
+
     def offers_as(self, other: _Tools | None) -> bool:
         """Return whether the same is offered as in another look."""
         return (
@@ -98,7 +127,13 @@ class _Tools:
             and self.definitions == other.definitions
             and self.has_tasks == other.has_tasks
             and self.info.is_modern == other.info.is_modern
+            and self.lists.offers_as(other.lists)
         )
+
+    def lacks_a_list_of(self, other: _Tools) -> bool:
+        """Return whether a list is empty that had entries in another look."""
+        is_emptied = bool(other.definitions) and not self.definitions
+        return is_emptied or self.lists.lacks_a_list_of(other.lists)
 
 
 @dataclass(slots=True)
@@ -148,6 +183,21 @@ class McpBackend:
         # everything; calls of clients that cannot be asked have a session that declares nothing
         self._server = self._make_server(_CAPABILITIES if self._held else {})
         self._quiet = self._make_server({}) if self._held else self._server
+        self._uris = Uris(config.name if config.uris == "named" else None)
+        self._requests = Requests(self._server, self._limits, self._wake)
+        self._older_requests = Requests(self._quiet, self._limits, self._wake)
+        self._listening = Listening(self._server, self._uris, self._clock)
+        self._lock: Lock | None = None
+        self._compared: _Tools | None = None
+        """The last look with which a call was compared."""
+        self._compared_ms = 0.0
+        self._comparing = asyncio.Lock()
+        self._differing: Sequence[str] = ()
+        """The names of definitions that differ from the lock file."""
+        self._others = 0, 0
+        """The numbers of prompts and of resources."""
+        self._other_left_out: dict[str, str] = {}
+        """The reasons why prompts, resources and lists are not served, by name."""
         self._tools: _Tools | None = None
         self._offered: _Tools | None = None
         self._condition = _Condition()
@@ -157,8 +207,9 @@ class McpBackend:
 
     @property
     def files(self) -> frozenset[Path]:
-        """The TLS files, which are read once."""
-        return self._certificates.files | self._accesses.files
+        """The TLS files and the lock file, which are read once."""
+        lock = () if self._config.changes == "take" else (self._lock_path,)
+        return self._certificates.files | self._accesses.files | frozenset(lock)
 
     # -- the offer ---------------------------------------------------------------------------------
 
@@ -168,7 +219,7 @@ class McpBackend:
         A server that cannot be asked is missing now; `follow` asks again.
 
         Raises:
-            ConfigError: a certificate or a secret is unavailable.
+            ConfigError: a certificate, a secret or the lock file is unavailable.
         """
         if problems := await self._accesses.problems(self._certificates):
             raise ConfigError(problems)
@@ -176,28 +227,160 @@ class McpBackend:
             await self._ask_once()
         self._offered = self._tools
         files = self.files
+        lock = self._lock = self._read_lock()
         if self._tools is None:
             missing = [self._missing()] if self._shared.asks_servers else []
             return Offering(files=files, missing=missing)
-        left_out = [
-            self._origin.problem(f"tool {tool.name!r}: {tool.reason}", "have the server mend it")
-            for tool in self._tools.left_out
-        ]
-        has_tasks = self._tools.has_tasks
+        has_tasks, lists = self._tools.has_tasks, self._tools.lists
+        differing, held = self._differences(lock, self._tools)
         usable, without_job = self._tools.by_name, self._without_job()
-        left_out += [
-            self._origin.at("jobs", name).problem(
-                reason, "correct the job, or have the server mend it"
-            )
-            for name, reason in without_job.items()
-        ]
         tools = [
             self._job(tool, usable) if name in self._config.jobs else self._tool(tool, has_tasks)
             for name, tool in usable.items()
-            if name not in without_job
+            if name not in held["tools"] and name not in without_job
         ]
-        source = ServerTasks(self._server, self._clock) if has_tasks else None
-        return Offering(tools, task_source=source, files=files, left_out=left_out)
+        requests = self._requests if self._tools.info.is_modern else self._older_requests
+        prompts, other_prompts = prompts_of(
+            lists, requests, self._config.prompts, self._uris, self._clock
+        )
+        resources, other_resources = resources_of(
+            lists,
+            requests,
+            self._config.resources,
+            self._uris,
+            self._listening,
+            self._clock,
+        )
+        prompts = [one for one in prompts if one.definition["name"] not in held["prompts"]]
+        templates = {self._uris.ours(template) for template in held["templates"]}
+        resources = [one for one in resources if one.definition.get("uriTemplate") not in templates]
+        self._others = len(prompts), len(resources)
+        self._differing = differing
+        refused = {
+            **lists.faults,
+            **{entry.name: entry.reason for entry in (*other_prompts, *other_resources)},
+        }
+        unaccepted = {name: reason for some in held.values() for name, reason in some.items()}
+        self._other_left_out = refused | unaccepted
+        groups = (
+            ({f"tool {tool.name!r}": tool.reason for tool in self._tools.left_out}, _MENDED),
+            ({f"job {name!r}": reason for name, reason in without_job.items()}, _MENDED),
+            ({repr(name): reason for name, reason in refused.items()}, _MENDED),
+            ({repr(name): reason for name, reason in unaccepted.items()}, _ACCEPTED),
+        )
+        left_out = [
+            self._origin.problem(f"{name}: {reason}", remedy)
+            for reasons, remedy in groups
+            for name, reason in reasons.items()
+        ]
+        return Offering(
+            tools,
+            prompts,
+            resources,
+            task_source=ServerTasks(self._server, self._clock, self._uris) if has_tasks else None,
+            files=files,
+            left_out=left_out,
+            may_list=lists.declared & {"prompts", "resources"},
+        )
+
+    # -- the lock file -----------------------------------------------------------------------------
+
+    @property
+    def _lock_path(self) -> Path:
+        return self._origin.base_dir / self._config.lock_file
+
+    def _read_lock(self) -> Lock | None:
+        """Return the lock file; `None` if changes are taken.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        if self._config.changes == "take" or not self._shared.asks_servers:
+            return None
+        try:
+            return Lock.read(self._lock_path)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            remedy = "run `roundgate compile`, look at what it pins, and keep the file"
+            place = self._origin.at("lock" if self._config.lock else "changes")
+            raise ConfigError(
+                [place.problem(f"the lock file {self._lock_path}: {reason}", remedy)]
+            ) from None
+
+    def _differences(
+        self, lock: Lock | None, look: _Tools
+    ) -> tuple[Sequence[str], Mapping[str, Mapping[str, str]]]:
+        """Return the names of definitions that differ from the lock file, and by kind the reasons
+        why some are not served; log new differences."""
+        differences: dict[str, dict[str, str]] = {kind: {} for kind in PINNED}
+        if lock is not None:
+            for kind, definitions in look.pinned.items():
+                differences[kind] = lock.differences(kind, definitions)
+        names = sorted({name for some in differences.values() for name in some})
+        is_held = self._config.changes == "quarantine"
+        if names and names != self._differing:
+            fields = {"backend": self.name, "n": len(names), "names": names[:MAX_NAMED]}
+            fields["are_served"] = not is_held
+            log.warning("definitions of a server are not those accepted", extra={"fields": fields})
+        return names, differences if is_held else {kind: {} for kind in PINNED}
+
+    async def _require_accepted(self, name: str) -> None:
+        """Compare the definition that the server has now of a tool with the lock file, before a
+        call: a server could list one tool and run another.
+
+        Raises:
+            BackendError: the definition is quarantined, or the server does not list the tool.
+        """
+        if self._lock is None or self._config.changes != "quarantine":
+            return
+        async with self._comparing:
+            now_ms = self._clock.monotonic_ms()
+            if self._compared is None or now_ms - self._compared_ms > COMPARED_S * 1000:
+                try:
+                    self._compared = await self._look(self._server)
+                except ClientError as error:
+                    raise self._server.backend_error(error) from None
+                self._compared_ms = now_ms
+                if not self._compared.offers_as(self._tools):
+                    self._wake()
+            look = self._compared
+        listed = [raw for raw in look.definitions if raw.get("name") == name]
+        if not listed or self._lock.differences("tools", listed):
+            raise BackendError(
+                f"{self.name} has changed the definition of {name}; it is not called until an "
+                "operator accepts the change with `roundgate compile`",
+                reason="quarantined",
+            )
+
+    async def pin(self) -> str:
+        """Write the lock file with the definitions that the server has now; return a summary.
+
+        Raises:
+            ConfigError: the server cannot be asked, or the file cannot be written.
+        """
+        if problems := await self._accesses.problems(self._certificates):
+            raise ConfigError(problems)
+        await self._ask_once()
+        if self._tools is None:
+            raise ConfigError([self._missing()])
+        if self._tools.lists.faults:
+            method, reason = next(iter(self._tools.lists.faults.items()))
+            remedy = "have the server mend it: definitions that are not pinned would be quarantined"
+            raise ConfigError([self._origin.problem(f"{method}: {reason}", remedy)])
+        lock, path = Lock.of(self._tools.pinned), self._lock_path
+        before: Lock | None = None
+        with suppress(OSError, ValueError):
+            before = Lock.read(path)
+        try:
+            lock.write(path)
+        except OSError as error:
+            place = self._origin.at("lock" if self._config.lock else "changes")
+            remedy = "choose a file in a directory that can be written"
+            problem = place.problem(f"{path} cannot be written: {error.strerror}", remedy)
+            raise ConfigError([problem]) from None
+        counts = ", ".join(f"{len(names)} {kind}" for kind, names in lock.digests.items())
+        lines = [] if before is None else before.changes_to(lock)
+        return "\n".join([*lines, f"{self.name}: {counts} pinned: {path}"])
 
     async def _ask_once(self) -> None:
         """Read the list through a connection of its own, which is closed afterwards."""
@@ -224,12 +407,16 @@ class McpBackend:
         """
         info, listing = await server.tools()
         known = self._tools
+        lists = await read_lists(
+            await server.connection(), info, None if known is None else known.lists
+        )
+        ttl_ms = min((ms for ms in (listing.ttl_ms, lists.ttl_ms) if ms is not None), default=None)
         if known is not None and known.definitions == listing.items:
-            return _Tools(known.definitions, info, known.usable, known.left_out, listing.ttl_ms)
+            return _Tools(known.definitions, info, known.usable, known.left_out, ttl_ms, lists)
         usable, left_out = await asyncio.to_thread(
             usable_tools, listing.items, check_arguments=self._config.check_arguments
         )
-        return _Tools(listing.items, info, usable, left_out, listing.ttl_ms)
+        return _Tools(listing.items, info, usable, left_out, ttl_ms, lists)
 
     def _tool(self, tool: UsableTool, has_tasks: bool) -> Tool:
         is_older = self._tools is not None and not self._tools.info.is_modern
@@ -240,6 +427,8 @@ class McpBackend:
             self._limits,
             has_tasks,
             self._wake,
+            self._uris,
+            self._require_accepted,
             self._held if is_older else None,
         )
         schema = tool.definition["inputSchema"]
@@ -259,7 +448,10 @@ class McpBackend:
         job = self._config.jobs[tool.name]
         return replace(
             self._tool(tool, has_tasks=False),
-            call=JobCalls(self._config, job, self._server, tool, tools),
+            call=JobCalls(
+                *(self._config, job, self._server, tool, tools),
+                *(self._uris, self._require_accepted),
+            ),
             task=job.task,
             cleans_up=job.cancel is not None,
         )
@@ -298,10 +490,12 @@ class McpBackend:
             None if info is None else info.protocol_version,
             None if info is None else f"{info.name} {info.version}",
             0 if tools is None else len(tools.usable),
-            {}
-            if tools is None
-            else {tool.name: tool.reason for tool in tools.left_out} | self._without_job(),
+            *self._others,
+            self._other_left_out
+            | ({} if tools is None else {tool.name: tool.reason for tool in tools.left_out})
+            | self._without_job(),
             condition.error,
+            self._differing,
         )
 
     async def aclose(self) -> None:
@@ -315,6 +509,7 @@ class McpBackend:
             await self._held.aclose()
         await self._held_transport.close()
         await self._quiet.aclose()
+        await self._listening.aclose()
         await self._server.aclose()
         await self._accesses.aclose()
 
@@ -368,15 +563,17 @@ class McpBackend:
         self._condition = _Condition(look.info)
         looks = self._seen.empty_looks
         self._seen.empty_looks = 0
-        if not look.definitions and looks < len(EMPTY_LOOKS_S):
+        may_be_early = looks < len(EMPTY_LOOKS_S)
+        if may_be_early and self._tools is not None and look.lacks_a_list_of(self._tools):
             self._seen.empty_looks = looks + 1
-            if self._tools is not None and self._tools.definitions:
-                return EMPTY_LOOKS_S[looks]
+            return EMPTY_LOOKS_S[looks]
+        if may_be_early and not look.definitions:
+            self._seen.empty_looks = looks + 1
         if not look.offers_as(self._tools):
             self._tools = look
             self._tell_left_out(look)
             self._changed()
-        if not look.definitions and looks < len(EMPTY_LOOKS_S):
+        if may_be_early and not look.definitions:
             return EMPTY_LOOKS_S[looks]
         ttl_s = (look.ttl_ms or 0) / 1000
         return min(max(ttl_s, LEAST_TTL_S), LONGEST_TTL_S) if ttl_s else self._config.refresh_s
@@ -529,3 +726,22 @@ def _no_process_on_lambda(origin: Origin) -> Problem:
 
 def _nothing() -> None:
     """Do nothing."""
+
+
+def pin_to_file(config: McpBackendConfig, origin: Origin) -> str:
+    """Write the lock file of a server for `roundgate compile`; return a report for the user.
+
+    Raises:
+        ConfigError: the server cannot be asked, or the file cannot be written.
+    """
+    if config.changes == "take":
+        return f"{config.name}: changes of its definitions are taken, there is nothing to pin"
+
+    async def pin() -> str:
+        backend = McpBackend(config, origin, Shared(Threads(1), Modules(), fetches=True))
+        try:
+            return await backend.pin()
+        finally:
+            await backend.aclose()
+
+    return asyncio.run(pin())

@@ -22,8 +22,9 @@ from roundgate.backends.mcp.held import HeldCalls, is_possible
 from roundgate.backends.mcp.server import CARRIED, Server
 from roundgate.backends.mcp.tasks import view_from_wire
 from roundgate.backends.mcp.tools import UsableTool, own_meta, result_from_wire
+from roundgate.backends.mcp.uris import Uris
 from roundgate.client import Limits
-from roundgate.client.flows import read_input_required
+from roundgate.client.flows import InputRequired, read_input_required
 from roundgate.client.messages import META, Listener, of_arguments
 from roundgate.client.sender import Headers
 from roundgate.client.types import Json
@@ -57,6 +58,10 @@ class ToolCalls:
     """Whether the server has the tasks extension, so that calls may become its tasks."""
     on_unknown: Callable[[], None]
     """Called when the server does not know the tool any more."""
+    uris: Uris
+    """The gateway's URIs for the server's resources."""
+    require_accepted: Callable[[str], Awaitable[None]]
+    """Raises `BackendError` if the server's definition of the tool is quarantined."""
     held: HeldCalls | None = None
     """Makes the calls of an older server that may ask; `None` if it may not, or is not older."""
 
@@ -78,26 +83,16 @@ class ToolCalls:
                     and not self.tool.listed.may_be_repeated,
                 )
             if "result" in kept:
-                return result_from_wire(kept["result"], self.config.name)
+                return result_from_wire(self.uris.in_result(kept["result"]), self.config.name)
             if "task" in kept:
-                return view_from_wire(kept["task"])
-            answering, asked = await self._answered(context, kept), kept
+                return view_from_wire(kept["task"], self.uris)
+            answering, asked = await answers_to(kept, context), kept
         raise AssertionError("the loop returns or raises")
-
-    async def _answered(self, context: Context, kept: Json) -> Json:
-        """Return the answers to a server's questions and its state, once they are known."""
-        answering: Json = {}
-        if requests := kept["inputRequests"]:
-            questions = {key: Raw(request) for key, request in requests.items()}
-            answers = await context.ask(questions)
-            answering["inputResponses"] = {key: answer.value for key, answer in answers.items()}
-        if kept["state"] is not None:
-            answering["requestState"] = kept["state"]
-        return answering
 
     def _exchange(self, context: Context, params: Json) -> Callable[[], Awaitable[Json]]:
         async def exchange() -> Json:
-            relay = _Relay(context, self.config.name)
+            relay = Relay(context, self.config.name)
+            await self.require_accepted(self.tool.name)
             listener = relay.listener(
                 of_arguments(self.tool.listed, params["arguments"]),
                 REQUIRED if self._may_be_task(context) else {},
@@ -141,7 +136,7 @@ class ToolCalls:
     ) -> Callable[[], Awaitable[Json]]:
         async def answer() -> Json:
             assert self.held is not None
-            notified = _Relay(context, self.config.name).notified
+            notified = Relay(context, self.config.name).notified
             answers = answering["inputResponses"]
             kept = await self.held.answer(context, asked, answers, notified)
             return self._kept(kept["result"], context) if "result" in kept else kept
@@ -180,20 +175,41 @@ class ToolCalls:
                     "asked for"
                 )
             return {"result": raw}
-        for key, request in required.requests.items():
-            try:
-                check_request(request)
-            except (ValueError, KeyError, TypeError, AttributeError):
-                problem = "in a form that the gateway does not know"
+        return kept_questions(required, name, context)
+
+
+def kept_questions(required: InputRequired, server: str, context: Context) -> Json:
+    """Return a server's questions and state, as the journal keeps them.
+
+    Raises:
+        UnexpectedAnswer: the server asks in a way that the gateway or the client cannot carry.
+    """
+    for key, request in required.requests.items():
+        try:
+            check_request(request)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            problem = "in a form that the gateway does not know"
+        else:
+            if NAME.fullmatch(key) is None:
+                problem = "under a key that is not 1 to 64 of A-Z a-z 0-9 _ . -"
+            elif not context.supports(Raw(request)):
+                problem = f"by {request['method']}, which the client did not declare"
             else:
-                if NAME.fullmatch(key) is None:
-                    problem = "under a key that is not 1 to 64 of A-Z a-z 0-9 _ . -"
-                elif not context.supports(Raw(request)):
-                    problem = f"by {request['method']}, which the client did not declare"
-                else:
-                    continue
-            raise UnexpectedAnswer(f"{name} asks for input {problem}")
-        return {"inputRequests": dict(required.requests), "state": required.request_state}
+                continue
+        raise UnexpectedAnswer(f"{server} asks for input {problem}")
+    return {"inputRequests": dict(required.requests), "state": required.request_state}
+
+
+async def answers_to(kept: Json, context: Context) -> Json:
+    """Return the answers to a server's questions and its state, once they are known."""
+    answering: Json = {}
+    if requests := kept["inputRequests"]:
+        questions = {key: Raw(request) for key, request in requests.items()}
+        answers = await context.ask(questions)
+        answering["inputResponses"] = {key: answer.value for key, answer in answers.items()}
+    if kept["state"] is not None:
+        answering["requestState"] = kept["state"]
+    return answering
 
 
 def with_meta(params: Json, context: Context) -> Json:
@@ -219,7 +235,7 @@ def carried_capabilities(context: Context) -> Json:
     return merged([carried, substituted])
 
 
-class _Relay:
+class Relay:
     """Relays one request's progress and log messages to the client, and refuses questions of an
     older server."""
 

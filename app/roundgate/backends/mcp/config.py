@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, model_validator
@@ -56,8 +57,24 @@ class McpJobConfig(JobConfig):
         return {part: call for part, call in calls.items() if call is not None}
 
 
+class PartConfig(Model):
+    """The selection of a server's prompts or resources."""
+
+    include: list[str] = Field(
+        ["*"], description='Names of prompts, or URIs and templates; "*" stands for any text.'
+    )
+    exclude: list[str] = Field([], description="Those of them that are not served.")
+    scopes: list[str] = Field([], description="Scopes that the caller's token must grant.")
+
+    def has(self, name: str) -> bool:
+        """Return whether a prompt, URI or template is selected."""
+        return any(fnmatchcase(name, each) for each in self.include) and not any(
+            fnmatchcase(name, each) for each in self.exclude
+        )
+
+
 class McpBackendConfig(RemoteConfig):
-    """An MCP server, whose tools the gateway serves as they are."""
+    """An MCP server, whose tools, prompts and resources the gateway serves as they are."""
 
     kind: Literal["mcp"]
     url: BaseUrl | None = Field(
@@ -86,7 +103,18 @@ class McpBackendConfig(RemoteConfig):
         10_000_000, description="Larger messages of the server are a tool error.", ge=1_000
     )
     max_tools: int = Field(
-        2_000, description="Tools that the server may list; with more, it is not served.", ge=1
+        2_000,
+        description="Entries that each list of the server may have; a longer list is not served.",
+        ge=1,
+    )
+    prompts: PartConfig = Field(PartConfig(), description="The prompts that are served.")
+    resources: PartConfig = Field(
+        PartConfig(),
+        description="The resources and templates that are served, by the server's own URIs.",
+    )
+    uris: Literal["kept", "named"] = Field(
+        "kept",
+        description="Whether URIs of resources are the server's, or have the back end's name in front.",
     )
     refresh_s: float = Field(
         300,
@@ -114,6 +142,25 @@ class McpBackendConfig(RemoteConfig):
     jobs: dict[str, McpJobConfig] = Field(
         {}, description="Tools that start a job which other tools of the server follow, by name."
     )
+
+    changes: Literal["take", "announce", "quarantine"] = Field(
+        "take",
+        description="What happens to a tool, prompt or template that differs from the lock file.",
+    )
+    lock: str | None = Field(
+        None,
+        description="The file that `roundgate compile` writes, relative to gateway.yaml. Unset: NAME.lock.",
+    )
+
+    @property
+    def lock_file(self) -> str:
+        """The path of the lock file, relative to gateway.yaml."""
+        return self.lock or f"{self.name}.lock"
+
+    @property
+    def packed_files(self) -> tuple[str, ...]:
+        """The lock file, if definitions are compared with it."""
+        return () if self.changes == "take" else (self.lock_file,)
 
     @model_validator(mode="after")
     def _is_somewhere(self) -> McpBackendConfig:

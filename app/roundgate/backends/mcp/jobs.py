@@ -9,7 +9,7 @@ carries the job, as it does for services over HTTP and for functions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from roundgate.backends.mcp.calls import refuse, with_meta
 from roundgate.backends.mcp.config import JobToolConfig, McpBackendConfig, McpJobConfig
 from roundgate.backends.mcp.server import Server
 from roundgate.backends.mcp.tools import UsableTool, result_from_wire
+from roundgate.backends.mcp.uris import Uris
 from roundgate.client.messages import Listener, of_arguments
 from roundgate.client.types import Json
 from roundgate.errors import BackendError, NoAnswer, ParseError, UnexpectedAnswer
@@ -67,6 +68,10 @@ class JobCalls:
     server: Server
     tool: UsableTool
     tools: Mapping[str, UsableTool]
+    uris: Uris
+    """The gateway's URIs for the server's resources."""
+    require_accepted: Callable[[str], Awaitable[None]]
+    """Raises `BackendError` if the server's definition of a tool is quarantined."""
 
     async def __call__(self, context: Context, arguments: dict[str, Any]) -> Returned:
         await context.continue_as_task()
@@ -74,7 +79,7 @@ class JobCalls:
         # a worker that dies while the job starts must not start it again
         at_most_once = context.task_id is not None and not job.starts_once
         kept = await follow(job, context, at_most_once=at_most_once)
-        return result_from_wire(kept["result"], self.backend.name)
+        return result_from_wire(self.uris.in_result(kept["result"]), self.backend.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +152,7 @@ class _ToolJob:
 
     async def _call(self, tool: UsableTool, arguments: Json) -> Json:
         """Return a tool's result as it came. The server gets no capability, so it cannot ask."""
+        await self.calls.require_accepted(tool.name)
         headers = of_arguments(tool.listed, arguments)
         raw = await self.calls.server.request(
             "tools/call",

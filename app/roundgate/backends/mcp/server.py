@@ -40,6 +40,7 @@ from roundgate.errors import (
     TimedOut,
     UnexpectedAnswer,
 )
+from roundgate.protocol import notifications
 
 MakeLink: TypeAlias = Callable[[], Awaitable[Link | StdioLink]]
 
@@ -52,6 +53,8 @@ CARRIED: Final[Mapping[str, Sequence[str]]] = {
 }
 """Capabilities that the gateway carries from its clients to servers of 2026-07-28, with their parts.
 Lists are read with all of them, because some servers list less to clients that cannot be asked."""
+NAMES: Final = ("tools", "prompts", "resources")
+"""The capabilities with lists."""
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
 """The longest pause before a process that ends is started again, and between two looks at a server
@@ -299,14 +302,14 @@ class Server:
         return server, await connection.listing("tools/list", "tools")
 
     async def follow(self, changed: Callable[[], None]) -> None:
-        """Call `changed` whenever the server says that its tools have changed, or its process has
-        ended. Return when neither can be learned any more."""
+        """Call `changed` whenever the server says that one of its lists has changed, or its process
+        has ended. Return when neither can be learned any more."""
         connection = await self.connection()
         link, server = connection.link, await connection.connect()
-        tools: Any = server.capabilities.get("tools")
+        wanted = {f"{name}ListChanged": True for name in NAMES if _reports_changes(server, name)}
         listening = None
-        if isinstance(tools, dict) and tools.get("listChanged") is True:
-            listening = asyncio.create_task(_listen(connection, changed))
+        if wanted:
+            listening = asyncio.create_task(_listen(connection, wanted, changed))
         try:
             if isinstance(link, StdioLink):
                 await link.ended.wait()
@@ -319,12 +322,19 @@ class Server:
                 await asyncio.gather(listening, return_exceptions=True)
 
 
-async def _listen(connection: Connection, changed: Callable[[], None]) -> None:
+def _reports_changes(server: ServerInfo, name: str) -> bool:
+    """Return whether a server says when one of its lists has changed."""
+    capability: Any = server.capabilities.get(name)
+    return isinstance(capability, dict) and capability.get("listChanged") is True
+
+
+async def _listen(connection: Connection, wanted: Json, changed: Callable[[], None]) -> None:
     """Report changes until the stream ends; a server need not have one."""
     try:
-        async with Subscription(connection, {"toolsListChanged": True}) as changes:
-            async for _ in changes:
-                changed()
+        async with Subscription(connection, wanted, on_reopened=changed) as changes:
+            async for change in changes:
+                if change.method in notifications.LIST_CHANGED.values():
+                    changed()
     except ClientError:
         return
 

@@ -11,6 +11,7 @@ from roundgate.auth import Principal
 from roundgate.backends.base import task_view
 from roundgate.backends.mcp.server import Server
 from roundgate.backends.mcp.tools import without_hop
+from roundgate.backends.mcp.uris import Uris
 from roundgate.client.messages import Listener
 from roundgate.client.types import Json
 from roundgate.clock import Clock
@@ -22,14 +23,15 @@ LIMIT_S: Final = 10.0
 _UNKNOWN: Final = "error -32602"
 
 
-def view_from_wire(task: Any) -> TaskView:
-    """Return the view of a server's task, whose result passes as it came but for its hop.
+def view_from_wire(task: Any, uris: Uris) -> TaskView:
+    """Return the view of a server's task, whose result passes as it came but for its hop and its
+    URIs.
 
     Raises:
         BackendError: the task is malformed.
     """
     if isinstance(task, dict) and isinstance(task.get("result"), dict):
-        task = {**task, "result": without_hop(task["result"])}
+        task = {**task, "result": uris.in_result(without_hop(task["result"]))}
     return task_view(task)
 
 
@@ -39,10 +41,11 @@ class ServerTasks:
 
     server: Server
     clock: Clock
+    uris: Uris
 
     async def get(self, task_id: str, principal: Principal) -> TaskView:
         """See `TaskSource`."""
-        view = view_from_wire(await self._ask("tasks/get", {"taskId": task_id}))
+        view = view_from_wire(await self._ask("tasks/get", {"taskId": task_id}), self.uris)
         if view.task_id != task_id:
             raise BackendError(f"{self.server.name} answered with another task")
         return view

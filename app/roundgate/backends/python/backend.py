@@ -332,13 +332,13 @@ def _completer(completer: Completer, threads: Threads) -> Complete:
     if not callable(completer):
         values = list(completer)
 
-        async def choose(caller: Principal, typed: str) -> Completion:
+        async def choose(caller: Principal, typed: str, others: Mapping[str, str]) -> Completion:
             return Completion([value for value in values if value.startswith(typed)])
 
         return choose
     function = completer
 
-    async def ask(caller: Principal, typed: str) -> Completion:
+    async def ask(caller: Principal, typed: str, others: Mapping[str, str]) -> Completion:
         if inspect.iscoroutinefunction(function):
             return completion(await function(typed))
         value = await threads.run(lambda: function(typed), caller)

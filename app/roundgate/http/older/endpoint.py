@@ -105,7 +105,7 @@ class OlderEndpoint:
         self._calls = calls
         self._sealer = sealer
         self._sessions = sessions
-        self._own = OwnRequests(methods, sessions, view)
+        self._own = OwnRequests(methods, sessions)
         self._max_batch_answer_bytes = max_batch_answer_bytes
         self._changes = ChangeStreams(
             changes, sessions, clock, keep_alive_s=keep_alive_s, view=view

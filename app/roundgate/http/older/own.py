@@ -30,22 +30,18 @@ class OwnRequests:
     Args:
         methods: the methods of each revision, by version.
         sessions: the changes that sessions have made.
-        view: the name of the view; empty for the endpoint of all tools.
     """
 
-    def __init__(
-        self, methods: Mapping[str, CurrentMethods], sessions: Sessions, view: str
-    ) -> None:
+    def __init__(self, methods: Mapping[str, CurrentMethods], sessions: Sessions) -> None:
         self._methods = methods
         self._sessions = sessions
-        self._view = view
 
     async def result(self, request: Request, caller: Caller) -> bytes | None:
         """Return the result of a request about the session itself, or `None` for any other request.
 
         Raises:
             InvalidParams: the level is unknown, or the session has too many subscriptions.
-            ResourceNotFound: the named view has no such resource.
+            ResourceNotFound: the named view has no such resource, or the caller may not read it.
             SessionNotFound, Unavailable: see `Sessions.state`.
         """
         methods = self._methods[caller.session.revision]
@@ -60,7 +56,7 @@ class OwnRequests:
                 return _DONE
             case "resources/subscribe" if {"resources", "subscriptions"} <= methods.features:
                 uri = validate(_SubscribeParams, request.params).uri
-                if self._view and not methods.now.has_resource(uri):
+                if not methods.now.may_subscribe(uri, caller.principal):
                     raise ResourceNotFound(uri)
                 await self._sessions.subscribe(caller.session, caller.principal, uri)
                 return _DONE

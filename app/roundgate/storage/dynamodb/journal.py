@@ -1,16 +1,16 @@
-"""The journal of a task in DynamoDB, as values: a tail in the root item, and chunks in
-rows of their own. No I/O.
+"""The journal of a task in DynamoDB: a tail in the root item, and chunks in rows of their own. The
+module does no I/O.
 
-Each write of the root item is paid for by the KiB of all that is in it, so the tail gets what is
-free in the KiB that has been begun anyway. When it is full it becomes a chunk. Where `FAN` chunks
-of about one size stand side by side they become one of the next size, so that a journal of any
-length is read in few rows, and the root item names few:
+DynamoDB charges each write of the root item by its size in KiB, so the tail gets the free bytes of
+the last KiB. A full tail becomes a chunk. `FAN` adjacent chunks of about the same size become one
+chunk of the next size, so that a journal of any length has few rows, and the root item few
+references:
 
     root item   [chunk 60 KB] [chunk 4 KB] [chunk 4 KB] [chunk 500 B] tail: e901 e902 …
 
-An entry is thus written again once for each size, three times at 350 KB. Rows that became part of a
-larger chunk are left to `ttl`: to delete one costs as much as to write it, and to keep it for some
-days a twentieth of that.
+So each entry is written again once for each size, three times at 350 KB. The `ttl` deletes rows
+that became part of a larger chunk: deleting such a row would cost as much as writing it, keeping it
+for some days costs a twentieth of that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KIB: Final = 1024
 FAN: Final = 8
 _SMALLEST: Final = 512
 _LEAST_ROOM: Final = 256
-"""A tail that had less would become a chunk at every other step."""
+"""The minimum size of a tail in bytes. A smaller tail would become a chunk at every other step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class Chunk:
     ref: str
     size: int
     data: bytes | None
-    """What is in it, if it may still become part of a larger one."""
+    """The entries, unless the chunk is too large to merge."""
 
     @property
     def rank(self) -> int:
-        """Return the rank of the size. Chunks of one rank are of about one size."""
+        """Return the rank of the size. Chunks of the same rank have about the same size."""
         rank, size = 0, _SMALLEST
         while size < self.size:
             rank, size = rank + 1, size * FAN
@@ -73,28 +73,28 @@ def lengthened(
     if not entries:
         return {}, log
     longer = (*log.tail, *entries)
-    if size_of(longer) <= room:
+    if tail_size(longer) <= room:
         return {"tail": Append(list(entries))}, Log(log.chunks, longer)
     grown = Log(with_chunk(log.chunks, packed(longer), draft))
     return {"chunks": grown.refs, "tail": []}, grown
 
 
 def with_chunk(chunks: Sequence[Chunk], data: bytes, draft: Draft) -> tuple[Chunk, ...]:
-    """Add a chunk, and merge chunks of one rank once there are `FAN` of them."""
-    kept = [*chunks, Chunk("", len(data), data)]
-    while len(alike := _alike(kept)) >= FAN:
+    """Append `data` as a chunk, and merge chunks of the same rank once there are `FAN` of them."""
+    merged_chunks = [*chunks, Chunk("", len(data), data)]
+    while len(alike := _alike(merged_chunks)) >= FAN:
         merged = b"".join(chunk.data or b"" for chunk in alike)
-        kept[-len(alike) :] = [Chunk("", len(merged), merged)]
-    last = kept.pop()
+        merged_chunks[-len(alike) :] = [Chunk("", len(merged), merged)]
+    last = merged_chunks.pop()
     written = last.data or b""
-    return (*kept, make_chunk(draft.spill("2", written), written))
+    return (*merged_chunks, make_chunk(draft.spill("2", written), written))
 
 
 def _alike(chunks: Sequence[Chunk]) -> list[Chunk]:
     """Return the last chunks that fit into one row and have at most the rank of the last one."""
     alike: list[Chunk] = []
     for chunk in reversed(chunks):
-        fits = sum(one.size for one in alike) + chunk.size <= PART
+        fits = sum(other.size for other in alike) + chunk.size <= PART
         if chunk.data is None or chunk.rank > chunks[-1].rank or not fits:
             break
         alike.insert(0, chunk)
@@ -102,14 +102,14 @@ def _alike(chunks: Sequence[Chunk]) -> list[Chunk]:
 
 
 def free_space(row: Row) -> int:
-    """Return the bytes that the tail of a root item may have: those left in the last KiB that the
-    other attributes need."""
+    """Return the size that the tail of a root item may have in bytes: the free space in the last
+    KiB that the other attributes need."""
     free = -row_size({**row, "tail": []}) % KIB
     return free if free >= _LEAST_ROOM else free + KIB
 
 
 def row_size(value: Any) -> int:
-    """Return about how many bytes DynamoDB counts for a row or a value; never too few."""
+    """Return the approximate bytes that DynamoDB counts for a row or a value, never too few."""
     match value:
         case bytes():
             return len(value)
@@ -118,20 +118,20 @@ def row_size(value: Any) -> int:
         case int():
             return 21 if value < 0 else 2 + len(str(value)) // 2
         case dict():
-            return 3 + sum(1 + row_size(name) + row_size(one) for name, one in value.items())
+            return 3 + sum(1 + row_size(name) + row_size(item) for name, item in value.items())
         case list() | tuple():
-            return 3 + sum(1 + row_size(one) for one in value)
+            return 3 + sum(1 + row_size(item) for item in value)
         case _:
             return 1
 
 
-def size_of(entries: Sequence[bytes]) -> int:
-    """Return the bytes of entries in a tail. In a chunk they take slightly more."""
+def tail_size(entries: Sequence[bytes]) -> int:
+    """Return the size of entries in a tail in bytes. In a chunk they take slightly more."""
     return sum(1 + len(entry) for entry in entries)
 
 
 def packed(entries: Sequence[bytes]) -> bytes:
-    """Encode entries as one value: each after its length."""
+    """Encode entries as one value, each preceded by its length."""
     return b"".join(struct.pack(">I", len(entry)) + entry for entry in entries)
 
 

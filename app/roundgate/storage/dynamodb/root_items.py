@@ -1,22 +1,22 @@
-"""The root item of a task in DynamoDB, as values: attributes from a record, and a record from
-attributes. No I/O.
+"""The attributes of a task's root item in DynamoDB, converted from and to a record. The module does
+no I/O.
 
-Besides the fields of `TaskRecord` it has
+Besides the fields of `TaskRecord` a root item has
 
-    version     never the same twice; what each write compares
-    shard       in which part of the index of due tasks it is; absent when nothing is due
-    owner       for the index of open tasks by owner; absent when the task is terminal
-    ended       the shard of a task that failed, was cancelled, or was ended by a failed step: in which part of the
-                index `ended` it is
+    version     unique; each write compares it
+    shard       the part of the index of due tasks; absent when nothing is due
+    owner       the key of the index of open tasks by owner; absent when the task is terminal
+    ended       the part of the index `ended`, for a task that failed, was cancelled, or was ended by a failed
+                step
     call, state, outcome                  each a value or the reference to its rows
     requests    wire key → {"n": place in order, "b": value or reference}: `TaskRecord.asked`
-    answers     wire key → value or reference; `answered`: how many bytes of them are in the root item
+    answers     wire key → value or reference; `answered`: the bytes of answers in the root item
     settled     references to rows with answers that were in the root item
     chunks      references to rows with the journal's older entries
-    tail        its latest entries, until they become a chunk
+    tail        the latest entries of the journal, until they become a chunk
 
-Fields that are usually 0, false or empty are omitted if so. A task that no longer needs its work
-(`TaskRecord.keeps_work`) has none.
+Fields in `_USUAL` are omitted if they have their usual value. Once a task no longer needs its work
+(`TaskRecord.keeps_work`), the item has no attributes of the work.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from roundgate.storage.dynamodb.table import (
     Kept,
     Row,
     load,
-    names_of,
+    row_names,
 )
 from roundgate.storage.tasks import (
     FORGET_AFTER_MS,
@@ -63,23 +63,23 @@ from roundgate.storage.tasks import (
 )
 
 SHARDS: Final = 8
-"""Parts of the index of due tasks that a table has at least: each takes 1,000 writes a second."""
+"""The minimum number of parts of the index of due tasks; each part takes 1,000 writes a second."""
 TAIL: Final = 1024
-"""How much of the journal stays in the root item of a new task."""
+"""The maximum size in bytes of the journal of a new task in its root item."""
 ROOM: Final = 16 * 1024
-"""How much of all questions, and of all answers, stays in the root item."""
+"""The maximum size in bytes of all questions, and of all answers, in the root item."""
 LIGHT: Final = 64
-"""A call up to here stays in the root item for good."""
+"""The maximum size in bytes of a call that always stays in the root item."""
 SETTLED: Final = 512
-"""From here on a worker moves answers out of the root item, which it pays
-for at each checkpoint."""
+"""The size in bytes from which a worker moves answers out of the root item, because it pays for
+them at each checkpoint."""
 LOOKED_FOR: Final = TERMINAL - {Status.COMPLETED}
 """The statuses in the index `ended`, as an operator sees them."""
 
 _WORK: Final = ("call", "state", "answers", "answered", "settled", "chunks", "tail", "noted")
 _NO_WORK: Final[Mapping[str, Any]] = MappingProxyType(dict.fromkeys(_WORK))
 _NOT_KEPT: Final = frozenset({"ref", "requests", "outcome", "asked", "version", "notes"})
-"""Fields of a record that are no attributes under their names."""
+"""The fields of a record that are not attributes under their names."""
 _USUAL: Final[Mapping[str, Any]] = MappingProxyType(
     {
         **dict.fromkeys(("suspect", "alone", "unsent", "cleans_up"), False),
@@ -88,24 +88,24 @@ _USUAL: Final[Mapping[str, Any]] = MappingProxyType(
         **dict.fromkeys(("failed_steps", "events"), ()),
     }
 )
-"""Values that are omitted."""
+"""The values that are omitted."""
 _FIELDS: Final = tuple(one.name for one in fields(TaskRecord) if one.name not in _NOT_KEPT)
 
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What is known of a root item beside its record."""
+    """The knowledge of a root item beside its record."""
 
     root: Row
     journal: Log
     settled: Log
-    """Answers in rows of their own: keys and values by turns."""
+    """The answers in rows of their own: keys and values alternate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a write sets, what is known of the root item afterwards, and the rows that nothing
-    refers to any more."""
+    """The changes of a write, the knowledge of the root item afterwards, and the rows without
+    references."""
 
     sets: Mapping[str, Any]
     notes: Notes
@@ -116,7 +116,7 @@ class Step:
 
 
 def _attribute(name: str, value: Any) -> Any:
-    """Return the value of a field as an attribute has it; `None` if it has none."""
+    """Return the value of a field as an attribute; `None` if the attribute is omitted."""
     if value is None or (name in _USUAL and value == _USUAL[name]):
         return None
     match value:
@@ -131,7 +131,7 @@ def _attribute(name: str, value: Any) -> Any:
 
 
 def _indexed(record: TaskRecord, shard: str) -> dict[str, Any]:
-    """Return the attributes that say in which indexes a record is."""
+    """Return the attributes that determine the indexes of a record."""
     is_looked_for = not record.is_open and record.shown_status in LOOKED_FOR
     return {
         "shard": None if record.due_ms is None else shard,
@@ -141,7 +141,7 @@ def _indexed(record: TaskRecord, shard: str) -> dict[str, Any]:
 
 
 def new_root_item(record: TaskRecord, puts: Sequence[Put], draft: Draft, shards: int) -> Row:
-    """Return the root item of a new task; values that do not fit go to the draft."""
+    """Return the root item of a new task, and add values that do not fit to the draft."""
     row: Row = {"pk": partition_key(record.ref), "sk": ROOT, "ttl": ttl_seconds(record.expires_ms)}
     row |= {name: _attribute(name, getattr(record, name)) for name in _FIELDS}
     row |= {**_indexed(record, _shard(record.ref, shards)), "requests": _asked(puts, draft)}
@@ -175,7 +175,7 @@ def _journal_anew(entries: Sequence[bytes], draft: Draft) -> tuple[dict[str, Any
 
 
 def step(change: Change, draft: Draft) -> Step:
-    """Return what a change sets in a root item; values that do not fit go to the draft."""
+    """Return the changes of a root item, and add values that do not fit to the draft."""
     notes, after = change.before.notes, change.record()
     root = notes.root
     shard = root.get("shard") or root.get("ended") or _shard(after.ref, SHARDS)
@@ -209,23 +209,23 @@ def _is_news(root: Row, name: str, value: Any) -> bool:
 def _shown(
     root: Row, puts: Sequence[Put], drops: Sequence[Drop], draft: Draft
 ) -> tuple[dict[str, Any], list[Kept]]:
-    """Return what changes of the values that a client is shown."""
+    """Return the changes of the values that a client sees, and the values that they replace."""
     outcome = _outcome(puts, draft)
     sets: dict[str, Any] = {} if outcome is None else {"outcome": outcome}
     before = root["requests"]
-    left = {
-        key: asked for key, asked in before.items() if not _is_dropped(drops, Part.REQUEST, key)
+    remaining = {
+        key: request for key, request in before.items() if not _is_dropped(drops, Part.REQUEST, key)
     }
-    requests = left | _asked(puts, draft)
+    requests = remaining | _asked(puts, draft)
     if requests != before:
         sets["requests"] = requests
-    return sets, [one["b"] for key, one in before.items() if key not in left]
+    return sets, [question["b"] for key, question in before.items() if key not in remaining]
 
 
 def _asked(puts: Sequence[Put], draft: Draft) -> dict[str, Any]:
-    asked = {put.name: put.value for put in puts if put.part is Part.REQUEST}
-    kept = enumerate(draft.keep_each("1", asked, ROOM))
-    return {key: {"n": place, "b": value} for place, (key, value) in kept}
+    values = {put.name: put.value for put in puts if put.part is Part.REQUEST}
+    stored = enumerate(draft.keep_each("1", values, ROOM))
+    return {key: {"n": place, "b": value} for place, (key, value) in stored}
 
 
 def _is_dropped(drops: Sequence[Drop], part: Part, name: str | None = None) -> bool:
@@ -235,7 +235,8 @@ def _is_dropped(drops: Sequence[Drop], part: Part, name: str | None = None) -> b
 def _worked(
     notes: Notes, change: Change, sets: Mapping[str, Any], draft: Draft
 ) -> tuple[dict[str, Any], Log, Log, list[Kept]]:
-    """Return what changes of the values that a worker needs."""
+    """Return the changes of the values that a worker needs, their logs, and the values that they
+    replace."""
     root, entries = notes.root, _values(change.puts, Part.JOURNAL)
     worked: dict[str, Any] = {}
     superseded: list[Kept] = []
@@ -255,28 +256,28 @@ def _worked(
     grown, journal = lengthened(notes.journal, entries, room, draft)
     call = worked.get("call", root["call"])
     if "chunks" in grown and isinstance(call, bytes) and len(call) > LIGHT:
-        # a task whose journal needs rows makes many steps: its call moves to a row, too, and is no
-        # longer paid for at each of them
+        # a task whose journal needs rows makes many steps: moving its call to a row, too, makes
+        # each of them cheaper
         grown["call"] = draft.spill("2", call)
     return {**worked, **grown}, journal, settled, superseded
 
 
 def _answered(notes: Notes, change: Change, draft: Draft) -> tuple[dict[str, Any], Log]:
-    """Return what changes of the answers. A worker that adds entries moves large ones out of the
+    """Return the changes of the answers. A worker that adds entries moves large answers out of the
     root item, because it would pay for them at each checkpoint."""
     if _is_dropped(change.drops, Part.ANSWER):
         return {"answers": {}, "answered": 0, "settled": None}, Log()
     answers, size = notes.root["answers"], notes.root["answered"]
     new = {put.name: put.value for put in change.puts if put.part is Part.ANSWER}
     if new:
-        kept = dict(draft.keep_each("2", new, ROOM - size))
-        inside = sum(len(value) for value in kept.values() if isinstance(value, bytes))
-        return {"answers": {**answers, **kept}, "answered": size + inside}, notes.settled
+        stored = dict(draft.keep_each("2", new, ROOM - size))
+        inside = sum(len(value) for value in stored.values() if isinstance(value, bytes))
+        return {"answers": {**answers, **stored}, "answered": size + inside}, notes.settled
     if size < SETTLED or not any(put.part is Part.JOURNAL for put in change.puts):
         return {}, notes.settled
     small = {key: value for key, value in answers.items() if isinstance(value, bytes)}
     spilled = {key: value for key, value in answers.items() if key not in small}
-    pairs = packed([one for key, value in small.items() for one in (key.encode(), value)])
+    pairs = packed([part for key, value in small.items() for part in (key.encode(), value)])
     grown = Log(with_chunk(notes.settled.chunks, pairs, draft))
     return {"settled": grown.refs, "answers": spilled, "answered": 0}, grown
 
@@ -284,10 +285,9 @@ def _answered(notes: Notes, change: Change, draft: Draft) -> tuple[dict[str, Any
 # From rows
 
 
-def make_notes(root: Row, rows: Mapping[str, Row], known: Notes | None = None) -> Notes:
-    """Return what is known of a root item: from rows that were read, and from what was known
-    before."""
-    logs = (known.journal, known.settled) if known else ()
+def make_notes(root: Row, rows: Mapping[str, Row], before: Notes | None = None) -> Notes:
+    """Return the knowledge of a root item from the rows that were read and from earlier notes."""
+    logs = (before.journal, before.settled) if before else ()
     chunks = {chunk.ref: chunk for log in logs for chunk in log.chunks}
 
     def make_chunks(refs: Collection[str]) -> tuple[Chunk, ...]:
@@ -298,14 +298,14 @@ def make_notes(root: Row, rows: Mapping[str, Row], known: Notes | None = None) -
 
 
 def _chunk(ref: str, rows: Mapping[str, Row]) -> Chunk:
-    """Return a chunk; one that was not read is taken for a large one, and stays as it is."""
-    if all(name in rows for name in names_of(ref)):
+    """Return a chunk. An unread chunk counts as a large one, and stays unchanged."""
+    if all(name in rows for name in row_names(ref)):
         return make_chunk(ref, load(ref, rows))
     return Chunk(ref, PART, None)
 
 
 def refs_for_work(root: Row) -> list[Kept]:
-    """Return what a root item refers to that a worker needs."""
+    """Return the values and references that a worker needs."""
     return [
         root.get("call", b""),
         root.get("state", b""),
@@ -316,19 +316,19 @@ def refs_for_work(root: Row) -> list[Kept]:
 
 
 def refs_shown(root: Row) -> list[Kept]:
-    """Return what a root item refers to that its client is shown."""
-    return [*(asked["b"] for asked in root["requests"].values()), root.get("outcome", b"")]
+    """Return the values and references that a client sees."""
+    return [*(question["b"] for question in root["requests"].values()), root.get("outcome", b"")]
 
 
 def make_record(
-    root: Row, rows: Mapping[str, Row] | None = None, known: Notes | None = None
+    root: Row, rows: Mapping[str, Row] | None = None, before: Notes | None = None
 ) -> TaskRecord:
-    """Return a root item as a record. With rows it has what its client is shown."""
+    """Return a root item as a record. With `rows`, the record has the values that a client sees."""
     values = {name: root[name] for name in _FIELDS if name in root}
     values |= {name: bool(root[name]) for name in _USUAL if _USUAL[name] is False and name in root}
-    asked = sorted(root["requests"].items(), key=lambda item: item[1]["n"])
+    questions = sorted(root["requests"].items(), key=lambda item: item[1]["n"])
     if rows is not None and root["status"] == Status.INPUT_REQUIRED:
-        values["requests"] = {key: load(one["b"], rows) for key, one in asked}
+        values["requests"] = {key: load(question["b"], rows) for key, question in questions}
     if rows is not None and "outcome" in root:
         values["outcome"] = load(root["outcome"], rows)
     return TaskRecord(
@@ -340,9 +340,9 @@ def make_record(
             "ending": Ending(root["ending"]) if "ending" in root else None,
             "failed_steps": tuple(root.get("failed_steps", ())),
             "events": tuple(root.get("events", ())),
-            "asked": tuple(key for key, _ in asked),
+            "asked": tuple(key for key, _ in questions),
             "version": root["version"],
-            "notes": make_notes(root, rows or {}, known),
+            "notes": make_notes(root, rows or {}, before),
         }
     )
 
@@ -353,8 +353,8 @@ def make_work(root: Row, rows: Mapping[str, Row]) -> Work | None:
     if "call" not in root:
         return None
     entries = [entry for ref in root["chunks"] for entry in unpacked(load(ref, rows))]
-    # of two answers to a key the later one counts, which is in the root item
-    settled = [one for ref in root.get("settled", ()) for one in unpacked(load(ref, rows))]
+    # the later of two answers to a key is in the root item and counts
+    settled = [part for ref in root.get("settled", ()) for part in unpacked(load(ref, rows))]
     older = {key.decode(): value for key, value in zip(settled[::2], settled[1::2], strict=True)}
     answers = older | {key: load(value, rows) for key, value in root["answers"].items()}
     return Work(
@@ -363,7 +363,7 @@ def make_work(root: Row, rows: Mapping[str, Row]) -> Work | None:
 
 
 def make_open_task(row: Row) -> OpenTask:
-    """Return a row of the index."""
+    """Return a row of the index as an `OpenTask`."""
     facts = {name: row[name] for name in ("tool", "created_ms", "expires_ms", "due_ms")}
     ref = TaskRef.parse(row["pk"].removeprefix("T#"))
     swept = {"resends": row.get("resends", 0), "unsent": bool(row.get("unsent", 0))}

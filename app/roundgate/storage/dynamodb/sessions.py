@@ -1,7 +1,7 @@
 """`SessionStore` on the DynamoDB table: a row for each key, and rows beside it for a large value.
 
-pk       sk             what
-U#key    0              value, version, and until when it counts
+pk       sk             content
+U#key    0              value, version and expiry
 U#key    1#blob#0000    part of a value of more than 350 KB
 """
 
@@ -28,32 +28,32 @@ from roundgate.storage.sessions import SessionRow
 
 
 class DynamoDbSessions:
-    """See `SessionStore`."""
+    """A `SessionStore` in a DynamoDB table."""
 
     def __init__(self, table: Table, clock: Clock) -> None:
         self._table = table
         self._clock = clock
 
     async def put_new(self, key: str, value: bytes, forget_ms: int) -> bool:
-        """See `SessionStore`."""
+        """Store a new value, as `SessionStore.put_new` does."""
         pk, ttl = f"U#{key}", _ttl(forget_ms)
-        kept: Kept = value
+        stored: Kept = value
         if len(value) > PART:
             draft = self._table.draft(pk, ttl)
-            kept = draft.spill("1", value)
+            stored = draft.spill("1", value)
             await self._table.put(draft)
         row = {
             "pk": pk,
             "sk": ROOT,
             "ttl": ttl,
-            "value": kept,
+            "value": stored,
             "revision": 1,
             "forget_ms": forget_ms,
         }
         match await self._table.put_new(row):
             case ConditionFailed(row=dict() as old) if old["forget_ms"] < self._clock.now_ms():
                 sets = {
-                    "value": kept,
+                    "value": stored,
                     "revision": Expression("#revision + :one"),
                     "forget_ms": forget_ms,
                     "ttl": ttl,
@@ -64,7 +64,7 @@ class DynamoDbSessions:
         return True
 
     async def replace(self, key: str, value: bytes, version: int, forget_ms: int) -> bool:
-        """See `SessionStore`."""
+        """Replace a value, as `SessionStore.replace` does."""
         ttl = _ttl(forget_ms)
         sets = {
             "value": value,
@@ -75,7 +75,7 @@ class DynamoDbSessions:
         return await self._change(f"U#{key}", sets, version)
 
     async def put(self, key: str, value: bytes, forget_ms: int) -> int:
-        """See `SessionStore`."""
+        """Store a value, as `SessionStore.put` does."""
         sets = {
             "value": value,
             "revision": Expression("if_not_exists(#revision, :zero) + :one"),
@@ -84,19 +84,19 @@ class DynamoDbSessions:
         }
         change = Change(sets, when=[], values={":zero": 0, ":one": 1})
         applied = await self._table.update(f"U#{key}", change, returns="ALL_NEW")
-        assert isinstance(applied, Applied), "it has no condition"
-        assert applied.row is not None, "it was asked for"
+        assert isinstance(applied, Applied), "an update without a condition applies"
+        assert applied.row is not None, "ALL_NEW returns the row"
         version: int = applied.row["revision"]
         return version
 
     async def _change(self, pk: str, sets: Row, version: int) -> bool:
-        # The row that was read is the row that is there.
+        # The row is unchanged since it was read.
         is_same = "#revision = :read"
         change = Change(sets, when=[is_same], values={":read": version, ":one": 1})
         return isinstance(await self._table.update(pk, change), Applied)
 
     async def read(self, key: str) -> SessionRow | None:
-        """See `SessionStore`."""
+        """Return a row, as `SessionStore.read` does."""
         row = await self._table.root(f"U#{key}")
         if row is None or row["forget_ms"] < self._clock.now_ms():
             return None
@@ -104,15 +104,15 @@ class DynamoDbSessions:
         return SessionRow(load(row["value"], rows), row["revision"], row["forget_ms"])
 
     async def read_values(self, keys: Sequence[str]) -> Mapping[str, bytes]:
-        """See `SessionStore`."""
+        """Return values, as `SessionStore.read_values` does."""
         rows = await asyncio.gather(*(self.read(key) for key in keys))
         return {key: row.value for key, row in zip(keys, rows, strict=True) if row is not None}
 
     async def aclose(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._table.aclose()
 
 
 def _ttl(forget_ms: int) -> int:
-    """Return a time in seconds, rounded up, so that no row expires too early."""
+    """Return a time in seconds since the epoch, rounded up so that no row expires too early."""
     return -(-forget_ms // 1000)

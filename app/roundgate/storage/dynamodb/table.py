@@ -1,19 +1,19 @@
-"""One DynamoDB table as the store: its definition, its calls, values too large for a row;
-and the once store on it.
+"""One DynamoDB table as the store: its definition, its calls, values too large for a row, and the
+once store.
 
-    pk              sk             what
-    T#owner.id      0              the root item of a task: the row that decides (`tasks`, `root_items`)
+    pk              sk             content
+    T#owner.id      0              the root item of a task, with the state of the task (`tasks`, `root_items`)
     T#owner.id      1#blob#0000    part of a large value that `tasks/get` shows
     T#owner.id      2#blob#0000    part of a large value that only a worker needs
     O#token id      0              the record of a token id
     O#token id      1#blob#0000    part of its outcome
-    S#number        0              who looks after a shard of the index of due tasks
+    S#number        0              the sweeper that has a shard of the index of due tasks
 
-Every change is one conditional write of one root item. Large values are spilled into rows beside
-it: written before the root item refers to them, never changed, and garbage if it then does not.
-What a worker needs is read by the names that the root item has. Who reads a task asks for a range
-of keys, in one call, so what is in that range and no longer named is deleted. `ttl` has DynamoDB
-delete every row in the end.
+Every change is one conditional write of one root item. Large values go to rows beside the root
+item. These rows are written before the root item refers to them, and never change; if the root item
+is then not written, they are garbage. A worker reads its rows by the names in the root item.
+`tasks/get` reads a range of keys in one call, so rows in that range are deleted once the root item
+no longer names them. DynamoDB deletes every row after its `ttl`.
 """
 
 from __future__ import annotations
@@ -37,28 +37,31 @@ Row: TypeAlias = dict[str, Any]
 """A row with plain values: `str`, `int`, `bytes`, lists and mappings of them."""
 
 Kept: TypeAlias = bytes | str
-"""How a root item has a value: the value itself, or the reference to its rows."""
+"""A value as a root item stores it: the value itself, or the reference to its rows."""
 
 Space: TypeAlias = Literal["1", "2"]
-"""Who needs a blob: `1` whoever reads the task, `2` only a worker."""
+"""The readers of a blob: `1` for every reader of the task, `2` for workers only."""
 
 Returned: TypeAlias = Literal["NONE", "ALL_NEW", "ALL_OLD"]
-"""The row that a write answers with: as it is now, or as it was. Neither costs anything."""
+"""The row that a write returns: none, the new one or the old one. All cost the same."""
 
 ROOT: Final = "0"
 SMALL: Final[Mapping[Space, int]] = MappingProxyType({"1": 4 * 1024, "2": 1024})
-"""Up to here a value stays in the root item. Each write of it is paid for by the KiB, and most are
-steps; what is read by `tasks/get` is there only when no steps are made."""
+"""The maximum size in bytes of a value in the root item, by space. DynamoDB charges each write of
+the item by the KiB, and most writes are steps. Values for `tasks/get` exist only while no steps
+run, so their limit is higher."""
 PART: Final = 350 * 1024
-"""A row holds 400 KB with its keys."""
+"""The bytes of a value in one row: a row holds 400 KB with its keys."""
 READ_BATCH: Final = 100
-"""`BatchGetItem` takes so many keys, and answers with 16 MB at most."""
+"""The maximum number of keys of a `BatchGetItem`, whose answer has at most 16 MB."""
 BATCH: Final = 25
-"""`BatchWriteItem` takes 25 rows and 16 MB: as many of the largest parts fit."""
+"""The maximum number of rows of a `BatchWriteItem`, which also holds at most 16 MB: 25 of the
+largest parts fit."""
 BATCH_PAUSE_S: Final = 0.05
 _BATCH_TRIES: Final = 6
+_THROTTLED: Final = "The store cannot take the call just now"
 _NAME: Final = 12
-"""Characters of a blob's name, 72 bits: it has to be new within its task."""
+"""The number of characters of a blob's name: 72 bits, unique within its task."""
 
 CONFIG: Final[Mapping[str, Any]] = MappingProxyType(
     {
@@ -69,16 +72,15 @@ CONFIG: Final[Mapping[str, Any]] = MappingProxyType(
         "tcp_keepalive": True,
     }
 )
-"""For the client's `botocore.config.Config`: a call is answered within
-milliseconds, or not at all."""
+"""The client's `botocore.config.Config`. A healthy table answers within milliseconds."""
 
 DUE: Final = "due"
 """The index of open tasks by shard and due time."""
 OWNED: Final = "owned"
 """The index of open tasks by owner."""
 ENDED: Final = "ended"
-"""The index of tasks that ended other than well, by shard and by when they did: an operator looks
-for them, and they are few. Of those that are completed a table has most."""
+"""The index of failed and cancelled tasks by shard and time of their end. Operators search for
+them, and they are few; most tasks are completed."""
 
 TABLE: Final[Mapping[str, Any]] = MappingProxyType(
     {
@@ -133,12 +135,12 @@ TABLE: Final[Mapping[str, Any]] = MappingProxyType(
         "PointInTimeRecoverySpecification": {"PointInTimeRecoveryEnabled": True},
     }
 )
-"""The table, as the properties of CloudFormation's `AWS::DynamoDB::Table`;
-`infra/table.json` has the same."""
+"""The table, as the properties of CloudFormation's `AWS::DynamoDB::Table`; `infra/table.json` has
+the same."""
 
 
 def create_table(client: Any, name: str) -> None:
-    """Create the table at DynamoDB Local, for development. Deployed tables are created from
+    """Create the table in DynamoDB Local, for development. Deployed tables are created from
     `infra/table.json`."""
     elsewhere = {"TimeToLiveSpecification", "PointInTimeRecoverySpecification"}
     client.create_table(
@@ -152,14 +154,14 @@ def create_table(client: Any, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """What an attribute is set to where that is no plain value: `#revision + :one`."""
+    """An update expression as the new value of an attribute: `#revision + :one`."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """What an attribute that is a list is set to: itself and this."""
+    """The values to append to an attribute that is a list."""
 
     values: list[Any]
 
@@ -169,16 +171,17 @@ class Change:
     """A conditional write of one row. In expressions `#name` is the attribute `name`."""
 
     sets: Mapping[str, Any]
-    """Attribute to a value, an `Expression` or an `Append`; `None` removes it."""
+    """The new values by attribute: a value, an `Expression` or an `Append`; `None` removes the
+    attribute."""
     when: Sequence[str]
-    """All of these must hold."""
+    """The conditions of the write, all of which must hold."""
     values: Mapping[str, Any] = field(default_factory=dict)
-    """For the placeholders (`:name`) in use; others are left out."""
+    """The values of placeholders (`:name`); unused ones are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The write happened. `row` is what is there now, if it was asked for."""
+    """A write that happened. `row` is the new or old row, as the caller requested."""
 
     row: Row | None
     version: str
@@ -186,26 +189,26 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class ConditionFailed:
-    """A condition did not hold. `row` is what is there instead."""
+    """A write whose condition did not hold. `row` is the present row."""
 
     row: Row | None
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some rows, and where those behind them begin."""
+    """Some rows, and the position after them."""
 
     rows: Sequence[Row]
     last: Row | None
-    """The keys of the last row that was looked at; `None` when there is nothing behind it."""
+    """The keys of the last row that was read; `None` at the end."""
 
 
 class Table:
-    """The table's operations, in plain values.
+    """The operations of the table, with plain values.
 
-    Each write gives its row a `version` that never was before. It is what optimistic writes
-    compare, and how a write knows itself again: botocore sends a call again whose answer got lost,
-    and the second one finds that "somebody" has been there.
+    Each write gives its row a new, unique `version`. Optimistic writes compare versions, and a
+    repeated write recognizes itself by its version: if an answer is lost, botocore repeats the
+    call, whose condition then fails because of the first attempt.
     """
 
     def __init__(self, name: str, make_client: MakeClient, clock: Clock) -> None:
@@ -215,11 +218,11 @@ class Table:
         self.prepare = self._aws.prepare
 
     def draft(self, pk: str, ttl: int) -> Draft:
-        """Begin to write large values."""
+        """Return an empty draft for the values of a root item."""
         return Draft(self._clock, pk, ttl)
 
     async def put_new(self, row: Row) -> Applied | ConditionFailed:
-        """Put a row unless the key has one."""
+        """Put a row unless the key already has one."""
         version = self._clock.new_id()
         put = {
             "Item": _encoded({**row, "version": version}),
@@ -230,10 +233,10 @@ class Table:
     async def update(
         self, pk: str, change: Change, *, returns: Returned = "NONE"
     ) -> Applied | ConditionFailed:
-        """Change a root item where the conditions hold."""
+        """Change a root item if the conditions hold."""
         version = self._clock.new_id()
         sets = {**change.sets, "version": version}
-        # Not when it is sent again: it has happened.
+        # False if botocore repeats a write that has happened.
         is_news = "#version <> :itself"
         values = {**change.values, ":itself": version}
         expressions = _expressions(
@@ -256,7 +259,7 @@ class Table:
                     raise
                 row = _decoded(error.response.get("Item"))  # type: ignore[attr-defined]
                 was_us = row is not None and row.get("version") == version
-                # of an old row that was asked for, the new one is what is left
+                # only the new row is left, even if the caller requested the old one
                 return Applied(row, version) if was_us else ConditionFailed(row)
 
         ended: Applied | ConditionFailed = await self._aws.do(attempt)
@@ -273,9 +276,9 @@ class Table:
         """Return a root item and the rows that `tasks/get` shows, by `sk`, strongly consistent."""
         return await self._rows("#pk = :pk AND #sk < :end", {":pk": pk, ":end": "2"})
 
-    async def named(self, pk: str, kept: Sequence[Kept]) -> dict[str, Row]:
+    async def named(self, pk: str, stored_values: Sequence[Kept]) -> dict[str, Row]:
         """Return the rows that the values of a root item refer to, by `sk`, strongly consistent."""
-        names = [name for value in kept for name in names_of(value)]
+        names = [name for value in stored_values for name in row_names(value)]
         rows: list[Row] = []
         for start in range(0, len(names), READ_BATCH):
             keys = [_encoded({"pk": pk, "sk": name}) for name in names[start : start + READ_BATCH]]
@@ -290,19 +293,19 @@ class Table:
                 "batch_get_item",
                 RequestItems={self._name: {"Keys": left, "ConsistentRead": consistent}},
             )
-            found = [
+            decoded = [
                 row for item in answer["Responses"].get(self._name, []) if (row := _decoded(item))
             ]
-            rows += found
+            rows += decoded
             left = answer.get("UnprocessedKeys", {}).get(self._name, {}).get("Keys", [])
-            tried = 0 if found else tried + 1  # an answer of 16 MB has left some, too
-            if left and not found:
+            tried = 0 if decoded else tried + 1  # an answer of 16 MB also leaves keys unprocessed
+            if left and not decoded:
                 await _pause_of_batch(tried)
         return rows
 
     async def names_shown(self, pk: str) -> list[str]:
-        """Return the names of all rows that `tasks/get` reads beside a root item, also of those
-        that it no longer refers to."""
+        """Return the names of all rows that `tasks/get` reads beside a root item, including rows
+        that the item no longer refers to."""
         rows = await self._rows(
             "#pk = :pk AND begins_with(#sk, :space)", {":pk": pk, ":space": "1#"}
         )
@@ -317,20 +320,20 @@ class Table:
         return {row["sk"]: row for row in await self._pages(query, None)}
 
     async def drop(self, pk: str, names: Sequence[str]) -> None:
-        """Delete rows that no root item refers to any more. If the table cannot be reached, `ttl`
+        """Delete rows that the root item no longer refers to. If the table cannot be reached, `ttl`
         deletes them later."""
-        left = [{"DeleteRequest": {"Key": _encoded({"pk": pk, "sk": name})}} for name in names]
+        requests = [{"DeleteRequest": {"Key": _encoded({"pk": pk, "sk": name})}} for name in names]
         try:
-            for start in range(0, len(left), BATCH):
-                await self._put_batch(left[start : start + BATCH])
+            for start in range(0, len(requests), BATCH):
+                await self._put_batch(requests[start : start + BATCH])
         except Unavailable as error:
             log.info(
-                "unused rows were not deleted; they expire by themselves",
+                "cannot delete unused rows; they expire by themselves",
                 extra={"fields": {"error": str(error)}},
             )
 
     async def count(self, owner: str, up_to: int) -> int:
-        """Return how many rows the index `owned` has for an owner, up to a bound."""
+        """Return the number of rows of an owner in the index `owned`, up to a bound."""
         key = "#owner = :owner"
         arguments = {
             "TableName": self._name,
@@ -339,16 +342,17 @@ class Table:
             "Select": "COUNT",
         }
         arguments |= _placeholders(key, {":owner": owner})
-        found = 0
+        total = 0
         while True:
-            page = await self._aws.call("query", **arguments, Limit=max(1, up_to - found))
-            found += int(page["Count"])
-            if "LastEvaluatedKey" not in page or found >= up_to:
-                return min(found, up_to)
+            page = await self._aws.call("query", **arguments, Limit=max(1, up_to - total))
+            total += int(page["Count"])
+            if "LastEvaluatedKey" not in page or total >= up_to:
+                return min(total, up_to)
             arguments["ExclusiveStartKey"] = page["LastEvaluatedKey"]
 
     async def index(self, shard: str, until_ms: int | None, limit: int) -> list[Row]:
-        """Return rows of one shard of the index `due`, by `due_ms`, up to a time."""
+        """Return rows of one shard of the index `due`, in the order of `due_ms`, up to
+        `until_ms`."""
         key = "#shard = :shard" if until_ms is None else "#shard = :shard AND #due_ms <= :until"
         placeholders = _placeholders(key, {":shard": shard, ":until": until_ms})
         return await self._pages(
@@ -358,7 +362,7 @@ class Table:
     async def page_of_index(
         self, index: str, attribute: str, value: str, start: Row | None, limit: int
     ) -> Page:
-        """Return some rows of a part of an index, after a position."""
+        """Return rows of one partition of an index, after a position."""
         key = "#part = :value"
         placeholders = _placeholders(key, {":value": value}, {"#part": attribute})
         query = {"IndexName": index, "KeyConditionExpression": key, "Limit": limit, **placeholders}
@@ -378,7 +382,7 @@ class Table:
         return Page(rows, _decoded(answer.get("LastEvaluatedKey")))
 
     async def roots(self, pks: Sequence[str], *, consistent: bool = True) -> dict[str, Row]:
-        """Root items by `pk`, strongly consistent by default; those that are gone are left out."""
+        """Return root items by `pk`, strongly consistent by default; omit missing ones."""
         rows: list[Row] = []
         for start in range(0, len(pks), READ_BATCH):
             keys = [_key(pk) for pk in pks[start : start + READ_BATCH]]
@@ -386,11 +390,11 @@ class Table:
         return {row["pk"]: row for row in rows}
 
     async def delete(self, pk: str, when: Sequence[str], values: Mapping[str, Any]) -> bool:
-        """Delete a root item where all of this holds, then the rows beside it;
-        `False` if it does not hold.
+        """Delete a root item if the conditions hold, then the rows beside it. Return `False` if
+        they do not hold.
 
-        Rows of another `ttl` are left: they are a draft of who is about to
-        put a new root item there.
+        Rows with another `ttl` stay: they are the draft of a process that is about to put a new
+        root item there.
         """
         text = " AND ".join(when)
         arguments = {
@@ -417,7 +421,8 @@ class Table:
         return True
 
     async def _pages(self, query: dict[str, Any], limit: int | None) -> list[Row]:
-        """Page after page of a query, of at most 1 MB each, until there are `limit` rows."""
+        """Return the rows of a query, page by page of at most 1 MB, until there are `limit`
+        rows."""
         bound = {} if limit is None else {"Limit": limit}
         rows: list[Row] = []
         last: Row | None = None
@@ -428,7 +433,7 @@ class Table:
                 return rows[:limit]
 
     async def put(self, draft: Draft) -> None:
-        """Put the rows of a draft, if any; it has none afterwards."""
+        """Put the rows of a draft, and empty the draft."""
         rows, draft.rows = draft.rows, []
         for start in range(0, len(rows), BATCH):
             await self._put_batch(
@@ -442,40 +447,40 @@ class Table:
             if not left:
                 return
             await _pause_of_batch(tried)
-        raise Unavailable("The store cannot take the call just now")
+        raise Unavailable(_THROTTLED)
 
     async def aclose(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._aws.aclose()
 
 
 async def _pause_of_batch(tried: int) -> None:
-    """Wait before the unprocessed rows of a batch are sent again; botocore reports no error for
-    them.
+    """Wait before the unprocessed rows of a batch are sent again. botocore reports no error for
+    such rows.
 
     Raises:
-        Unavailable: it has been tried often enough.
+        Unavailable: the maximum number of attempts is reached.
     """
     if tried >= _BATCH_TRIES:
-        raise Unavailable("The store cannot take the call just now")
+        raise Unavailable(_THROTTLED)
     await asyncio.sleep(BATCH_PAUSE_S * 2**tried)
 
 
 class Draft:
-    """Values that a root item is about to refer to, and the rows of the large ones."""
+    """The values for the next write of a root item, and the rows of its large values."""
 
     def __init__(self, clock: Clock, pk: str, ttl: int) -> None:
         self._clock = clock
         self._pk = pk
         self._ttl = ttl
         self.rows: list[Row] = []
-        """To be put before the root item is written: `Table.put`."""
+        """The rows to put before the root item is written (`Table.put`)."""
         self.names: list[str] = []
-        """Of all rows that it ever had."""
+        """The names of all rows that this draft ever had."""
 
     def spill_if_large(self, space: Space, value: bytes, room: int | None = None) -> Kept:
-        """Return the value if it fits into the root item, otherwise the reference to the rows that
-        will have it."""
+        """Return the value if it has at most `room` bytes, by default `SMALL`; otherwise return a
+        reference to new rows."""
         return (
             value
             if len(value) <= (SMALL[space] if room is None else room)
@@ -483,7 +488,7 @@ class Draft:
         )
 
     def spill(self, space: Space, value: bytes) -> str:
-        """Return the reference to the rows that will have the value."""
+        """Return a reference to new rows that will have the value."""
         blob = f"{space}#{self._clock.new_id()[:_NAME]}"
         cuts = range(0, len(value), PART)
         self.rows += [
@@ -496,45 +501,46 @@ class Draft:
             for part, start in enumerate(cuts)
         ]
         reference = f"{blob}#{len(cuts)}"
-        self.names += names_of(reference)
+        self.names += row_names(reference)
         return reference
 
     def keep_each(
         self, space: Space, values: Mapping[str, bytes], room: int
     ) -> Iterator[tuple[str, Kept]]:
-        """Do the same for several values, which share the room."""
+        """Yield several values that share `room` bytes in the root item, each as the value or as a
+        reference to its rows."""
         for name, value in values.items():
-            kept = self.spill_if_large(space, value, min(SMALL["1"], max(room, 0)))
-            room -= len(name) + len(kept)
-            yield name, kept
+            stored = self.spill_if_large(space, value, min(SMALL["1"], max(room, 0)))
+            room -= len(name) + len(stored)
+            yield name, stored
 
 
-def is_spilled(kept: Kept) -> bool:
-    """Return whether a root item has only the reference to a value."""
-    return isinstance(kept, str)
+def is_spilled(stored: Kept) -> bool:
+    """Return whether a root item has only a reference to the value."""
+    return isinstance(stored, str)
 
 
-def load(kept: Kept, rows: Mapping[str, Row]) -> bytes:
-    """Return the value that a root item has or refers to."""
-    if isinstance(kept, bytes):
-        return kept
-    return b"".join(rows[name]["b"] for name in names_of(kept))
+def load(stored: Kept, rows: Mapping[str, Row]) -> bytes:
+    """Return a value that a root item contains or refers to."""
+    if isinstance(stored, bytes):
+        return stored
+    return b"".join(rows[name]["b"] for name in row_names(stored))
 
 
-def names_of(kept: Kept) -> list[str]:
+def row_names(stored: Kept) -> list[str]:
     """Return the names of the rows that a value refers to."""
-    if isinstance(kept, bytes):
+    if isinstance(stored, bytes):
         return []
-    blob, _, parts = kept.rpartition("#")
+    blob, _, parts = stored.rpartition("#")
     return [f"{blob}#{part:04}" for part in range(int(parts))]
 
 
 def _is_refused(error: Exception) -> bool:
-    """Return whether a condition of the write did not hold. The code of the error tells, because
-    two threads that ask a client for its exceptions at once get different classes."""
-    response = getattr(error, "response", None)  # of an error without an answer there is none
-    said = response.get("Error", {}) if isinstance(response, dict) else {}
-    return bool(said.get("Code") == "ConditionalCheckFailedException")
+    """Return whether the condition of a write failed. The function compares the error code, because
+    two threads that request a client's exceptions at once get different classes."""
+    response = getattr(error, "response", None)  # connection errors have none
+    details = response.get("Error", {}) if isinstance(response, dict) else {}
+    return bool(details.get("Code") == "ConditionalCheckFailedException")
 
 
 def _key(pk: str) -> Row:
@@ -542,7 +548,7 @@ def _key(pk: str) -> Row:
 
 
 def _expressions(change: Change) -> dict[str, Any]:
-    """Update and condition with the names and values that they use."""
+    """Return the update and condition expressions with their names and values."""
     assignments, removed, values = [], [], dict(change.values)
     for place, (name, value) in enumerate(change.sets.items()):
         path = f"#{name}"
@@ -566,10 +572,10 @@ def _expressions(change: Change) -> dict[str, Any]:
 def _placeholders(
     text: str, values: Mapping[str, Any], names: Mapping[str, str] = MappingProxyType({})
 ) -> Row:
-    """Return the names and values that the placeholders of expressions stand for.
+    """Return the names and values for the placeholders of expressions.
 
-    No name stands for itself: which words DynamoDB reserves nobody needs to know. It refuses
-    values that are not used.
+    Every name has a placeholder, so DynamoDB's reserved words never matter. DynamoDB refuses unused
+    values.
     """
     used_names, used_values = re.findall(r"#\w+", text), set(re.findall(r":\w+", text))
     return {
@@ -591,9 +597,9 @@ def _encode(value: Any) -> dict[str, Any]:
         case int():
             return {"N": str(value)}
         case Mapping():
-            return {"M": {name: _encode(one) for name, one in value.items()}}
+            return {"M": {name: _encode(item) for name, item in value.items()}}
         case _:
-            return {"L": [_encode(one) for one in value]}
+            return {"L": [_encode(item) for item in value]}
 
 
 def _decoded(item: Mapping[str, Any] | None) -> Row | None:
@@ -606,15 +612,15 @@ def _decode(typed: Mapping[str, Any]) -> Any:
         case "N":
             return int(value)
         case "M":
-            return {name: _decode(one) for name, one in value.items()}
+            return {name: _decode(item) for name, item in value.items()}
         case "L":
-            return [_decode(one) for one in value]
+            return [_decode(item) for item in value]
         case _:
             return value
 
 
 class DynamoDbOnce:
-    """The `OnceStore`, see there."""
+    """An `OnceStore` in a DynamoDB table."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -622,9 +628,9 @@ class DynamoDbOnce:
     async def claim(
         self, token_id: str, answers: str, give_up_ms: int, forget_ms: int
     ) -> OnceRecord | None:
-        """See `OnceStore`."""
+        """Claim a token id, as `OnceStore.claim` does."""
         pk = f"O#{token_id}"
-        ttl = -(-forget_ms // 1000)  # rounded up: not a moment too early
+        ttl = -(-forget_ms // 1000)  # rounded up, so that no row is deleted too early
         row = {"pk": pk, "sk": ROOT, "ttl": ttl, "answers": answers, "give_up_ms": give_up_ms}
         match await self._table.put_new(row):
             case ConditionFailed(row=dict() as first):
@@ -633,29 +639,29 @@ class DynamoDbOnce:
         return None
 
     async def finish(self, token_id: str, outcome: bytes) -> None:
-        """See `OnceStore`."""
+        """Store an outcome, as `OnceStore.finish` does."""
         pk = f"O#{token_id}"
-        kept: Kept = outcome
+        stored: Kept = outcome
         if len(outcome) > PART:
             row = await self._table.root(pk)
             if row is None or "outcome" in row:
                 return
             draft = self._table.draft(pk, row["ttl"])
-            kept = draft.spill("1", outcome)
+            stored = draft.spill("1", outcome)
             await self._table.put(draft)
-        # What nobody claimed is not ours to finish.
+        # Only a claimed record can be finished.
         is_claimed = "attribute_exists(#pk)"
-        # The first outcome is the one that was sent.
+        # The first outcome was sent to the client and must stay.
         is_unfinished = "attribute_not_exists(#outcome)"
-        await self._table.update(pk, Change({"outcome": kept}, when=[is_claimed, is_unfinished]))
+        await self._table.update(pk, Change({"outcome": stored}, when=[is_claimed, is_unfinished]))
 
     async def read(self, token_id: str) -> OnceRecord | None:
-        """See `OnceStore`."""
+        """Return a record, as `OnceStore.read` does."""
         rows = await self._table.read(f"O#{token_id}")
         return _once(rows[ROOT], rows) if ROOT in rows else None
 
     async def aclose(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._table.aclose()
 
 

@@ -1,13 +1,13 @@
-"""Tasks in DynamoDB: one root item a task, whose conditional writes decide everything.
+"""Tasks in DynamoDB: each task is one root item, changed by conditional writes.
 
-The layout of the table is in `roundgate.storage.dynamodb.table`, that of a
-root item in `….root_items`. An operator's search reads parts in turn:
+`roundgate.storage.dynamodb.table` has the layout of the table, `….root_items` the attributes of a
+root item. An operator's search reads parts in turn:
 
     working, input_required     each shard of the index `due`, or of one owner the index `owned`
     failed, cancelled           each shard of the index `ended`; ended by a failed step counts as failed
     completed                   the table itself, root item by root item
 
-A cursor is the number of the part and the keys of its last row that was read.
+A cursor has the number of the part and the keys of the last row that was read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from roundgate.storage.dynamodb.table import (
     Page,
     Row,
     Table,
-    names_of,
+    row_names,
 )
 from roundgate.storage.tasks import (
     ANY,
@@ -64,8 +64,8 @@ from roundgate.storage.tasks import (
 from roundgate.storage.tasks import Change as TaskChange
 
 EXACTLY: Final = 200
-"""Up to so many open tasks are read from each part of the index, to have those
-that are due first of all."""
+"""The maximum `limit` of a scan for which each part of the index is read up to `limit`, so that the
+result is exact."""
 
 _READ_TRIES: Final = 5
 _TOLD: Final = "S#told"
@@ -73,19 +73,19 @@ _TOLD: Final = "S#told"
 _DAY_S: Final = 86_400
 _CHANGES_TOO_FAST: Final = "The task changes faster than it can be read"
 _IS_AS_SEEN: Final = "#version = :seen"
-"""The condition of every write to a root item: nothing was written to it since it was read."""
+"""The condition of every write to a root item: the item is unchanged since it was read."""
 
 
 class DynamoDbTasks:
-    """The `TaskStore`, see there. New tasks are spread over `shards` parts of
-    the index of due tasks."""
+    """A `TaskStore` in a DynamoDB table. New tasks are spread over `shards` parts of the index of
+    due tasks."""
 
     def __init__(self, table: Table, shards: int = SHARDS) -> None:
         self._table = table
         self._shards = shards
 
     async def insert(self, record: TaskRecord, puts: Sequence[Put]) -> bool:
-        """See `TaskStore`."""
+        """Store a new record, as `TaskStore.insert` does."""
         pk = partition_key(record.ref)
         draft = self._table.draft(pk, ttl_seconds(record.expires_ms))
         row = root_items.new_root_item(record, puts, draft, self._shards)
@@ -97,32 +97,32 @@ class DynamoDbTasks:
         return True
 
     async def read(self, ref: TaskRef) -> TaskRecord | None:
-        """See `TaskStore`."""
+        """Return a record, as `TaskStore.read` does."""
         for _ in range(_READ_TRIES):
             rows = await self._table.read(partition_key(ref))
             root = rows.get(ROOT)
             if root is None:
                 return None
-            if all(name in rows for kept in refs_shown(root) for name in names_of(kept)):
+            if all(name in rows for stored in refs_shown(root) for name in row_names(stored)):
                 return make_record(root, rows)
-            # a question was answered and its rows deleted while they were read
+            # a question was answered and its rows were deleted during the read
         raise Unavailable(_CHANGES_TOO_FAST)
 
     async def head(self, ref: TaskRef) -> TaskRecord | None:
-        """See `TaskStore`."""
+        """Return a record without values, as `TaskStore.head` does."""
         root = await self._table.root(partition_key(ref))
         return None if root is None else make_record(root)
 
     async def heads(
         self, refs: Sequence[TaskRef], *, may_lag: bool = False
     ) -> Mapping[TaskRef, TaskRecord]:
-        """See `TaskStore`. Records that may lag cost half."""
+        """Return many records, as `TaskStore.heads` does. Records that may lag cost half."""
         pks = [partition_key(ref) for ref in dict.fromkeys(refs)]
         roots = await self._table.roots(pks, consistent=not may_lag)
         return {record.ref: record for record in map(make_record, roots.values())}
 
     async def read_work(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
-        """See `TaskStore`."""
+        """Return a record and its work, as `TaskStore.read_work` does."""
         pk = partition_key(ref)
         for _ in range(_READ_TRIES):
             root = await self._table.root(pk)
@@ -130,14 +130,14 @@ class DynamoDbTasks:
                 return None, None
             refs = refs_for_work(root)
             rows = await self._table.named(pk, refs)
-            if all(name in rows for kept in refs for name in names_of(kept)):
-                known = root_items.make_notes(root, rows)
-                return make_record(root, known=known), make_work(root, rows)
-            # a worker has moved on, and the older rows are gone
+            if all(name in rows for stored in refs for name in row_names(stored)):
+                notes = root_items.make_notes(root, rows)
+                return make_record(root, before=notes), make_work(root, rows)
+            # a worker has made progress, and the older rows were deleted
         raise Unavailable(_CHANGES_TOO_FAST)
 
     async def swap(self, change: TaskChange) -> TaskRecord | Lost:
-        """See `TaskStore`."""
+        """Write a change, as `TaskStore.swap` does."""
         before, pk = change.before, partition_key(change.before.ref)
         expires_ms = change.changes.get("expires_ms", before.expires_ms)
         draft = self._table.draft(pk, ttl_seconds(expires_ms))
@@ -147,7 +147,7 @@ class DynamoDbTasks:
         match await self._table.update(pk, write):
             case ConditionFailed(row=root):
                 await self._drop_draft(pk, draft, root)
-                return Lost(None if root is None else make_record(root, known=before.notes))
+                return Lost(None if root is None else make_record(root, before=before.notes))
             case Applied(version=version):
                 await self._drop(pk, step.superseded)
         after = change.record(version=version, notes=step.notes)
@@ -156,29 +156,29 @@ class DynamoDbTasks:
         return after
 
     async def _tidy(self, pk: str, root: Row) -> None:
-        """Delete what a worker that died between its rows and the root item has left: each
-        `tasks/get` would read it."""
-        live = {name for kept in refs_shown(root) for name in names_of(kept)}
+        """Delete the rows of a worker that died before it wrote the root item. Otherwise each
+        `tasks/get` would read them."""
+        live = {name for stored in refs_shown(root) for name in row_names(stored)}
         names = [name for name in await self._table.names_shown(pk) if name not in live]
         if names:
             await self._table.drop(pk, names)
 
-    async def _drop(self, pk: str, kept: Sequence[Kept]) -> None:
-        names = [name for value in kept for name in names_of(value)]
+    async def _drop(self, pk: str, stored_values: Sequence[Kept]) -> None:
+        names = [name for value in stored_values for name in row_names(value)]
         if names:
             await self._table.drop(pk, names)
 
     async def _drop_draft(self, pk: str, draft: Draft, root: Row | None) -> None:
-        """Delete the rows of a write that did not happen; or it had, and botocore sent it again
-        when others had written since."""
+        """Delete the rows of a write that did not happen. If botocore repeated a write that had
+        happened, keep the rows that the root item refers to."""
         refs = [] if root is None else [*refs_shown(root), *refs_for_work(root)]
-        live = {name for kept in refs for name in names_of(kept)}
+        live = {name for stored in refs for name in row_names(stored)}
         names = [name for name in draft.names if name not in live]
         if names:
             await self._table.drop(pk, names)
 
     async def delete(self, record: TaskRecord) -> bool:
-        """See `TaskStore`."""
+        """Delete a record, as `TaskStore.delete` does."""
         pk, values = partition_key(record.ref), {":seen": record.version}
         return await self._table.delete(pk, [_IS_AS_SEEN], values)
 
@@ -186,13 +186,14 @@ class DynamoDbTasks:
 
     @property
     def shards(self) -> int:
-        """See `TaskStore`. A table may have tasks from when it had the usual number."""
+        """Return the number of shards, as `TaskStore.shards` does. A table may still have tasks
+        from the time when it had the default number."""
         return max(self._shards, SHARDS)
 
     async def scan(
         self, until_ms: int | None, limit: int, shard: int | None = None
     ) -> Sequence[OpenTask]:
-        """See `TaskStore`."""
+        """Return due tasks, as `TaskStore.scan` does."""
         if shard is not None:
             rows = await self._table.index(str(shard), until_ms, limit)
             return [make_open_task(row) for row in rows]
@@ -204,25 +205,25 @@ class DynamoDbTasks:
         return sorted(map(make_open_task, rows), key=lambda task: task.due_ms)[:limit]
 
     async def count_open(self, owner: str, up_to: int) -> int:
-        """See `TaskStore`."""
+        """Count open tasks, as `TaskStore.count_open` does."""
         return await self._table.count(owner, up_to)
 
     async def find(
         self, wanted: Wanted = ANY, limit: int = 100, cursor: str | None = None
     ) -> Found:
-        """See `TaskStore`."""
-        parts = parts_of(self._table, wanted, self.shards)
+        """Search tasks, as `TaskStore.find` does."""
+        parts = search_parts(self._table, wanted, self.shards)
         return await Search(self._table, parts, wanted, cursor).run(limit)
 
     async def forget(self, now_ms: int) -> int:
-        """See `TaskStore`. DynamoDB deletes by itself: `ttl`."""
+        """Return 0: DynamoDB deletes expired rows by itself (`ttl`)."""
         return 0
 
     # sweepers
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
-        """See `TaskStore`."""
-        # Never taken, expired, taken for longer than allowed, or already ours.
+        """Lease a shard, as `TaskStore.take_shard` does."""
+        # Never leased, expired, leased for longer than allowed, or leased by this sweeper.
         is_free = (
             "(attribute_not_exists(#pk) OR #until_ms <= :now OR #until_ms > :latest"
             " OR #sweeper = :sweeper)"
@@ -235,43 +236,43 @@ class DynamoDbTasks:
         return isinstance(await self._table.update(f"S#{shard}", change), Applied)
 
     async def tell_time(self, report: bytes) -> bytes | None:
-        """See `TaskStore`."""
+        """Exchange clock reports, as `TaskStore.tell_time` does."""
         change = Change({"said": report}, when=[], values={})
         match await self._table.update(_TOLD, change, returns="ALL_OLD"):
             case Applied(row=dict() as before):
-                kept: bytes | None = before.get("said")
-                return kept
+                previous: bytes | None = before.get("said")
+                return previous
         return None
 
     async def aclose(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._table.aclose()
 
 
 # an operator's search
 
 LOOKS: Final = 1_000
-"""One call of `find` looks at so many rows, whatever it finds."""
+"""The maximum number of rows that one call of `find` reads."""
 
 _KEYS: Final = ("pk", "sk")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What can be read from one of its rows on."""
+    """A part of the table that a search reads page by page."""
 
     page: Callable[[Row | None, int], Awaitable[Page]]
     keys: Sequence[str]
-    """The attributes by which a row of it is known."""
+    """The attributes that identify a row of the part."""
     has_roots: bool = False
-    """Its rows are root items themselves."""
+    """Whether the rows are root items themselves."""
 
 
 Parts: TypeAlias = Sequence[Part]
 
 
-def parts_of(table: Table, wanted: Wanted, shards: int) -> Parts:
-    """Return the parts of the table that have the tasks to find."""
+def search_parts(table: Table, wanted: Wanted, shards: int) -> Parts:
+    """Return the parts of the table that can have matching tasks."""
     statuses = frozenset(Status) if wanted.statuses is None else wanted.statuses
     if wanted.endings is not None:
         statuses &= frozenset(map(STATUS_OF.__getitem__, wanted.endings))
@@ -298,13 +299,13 @@ class Search:
     """One call of `find`.
 
     Args:
-        table: where to look.
-        parts: its parts, one after the other.
-        wanted: what for.
-        cursor: where an earlier call left off.
+        table: the table to search.
+        parts: the parts of the table, searched one after the other.
+        wanted: the filter.
+        cursor: the position after an earlier call, or `None`.
 
     Raises:
-        ValueError: it is no cursor of such a search.
+        ValueError: the cursor does not belong to this search.
     """
 
     def __init__(self, table: Table, parts: Parts, wanted: Wanted, cursor: str | None) -> None:
@@ -314,7 +315,7 @@ class Search:
         self._number, self._start = (0, None) if cursor is None else _place(cursor, parts)
 
     async def run(self, limit: int) -> Found:
-        """As many as are wanted, or all that a bounded number of rows has."""
+        """Return up to `limit` matching records from a bounded number of rows."""
         records: list[TaskRecord] = []
         looks = LOOKS
         while self._number < len(self._parts) and len(records) < limit and looks > 0:
@@ -332,8 +333,7 @@ class Search:
     def _taken(
         self, part: Part, page: Page, roots: dict[str, Row], room: int
     ) -> tuple[list[TaskRecord], Row | None]:
-        """Return the matching rows of a page, up to the room that is left, and the keys after
-        which to continue."""
+        """Return up to `room` matching records of a page, and the keys after which to continue."""
         taken: list[TaskRecord] = []
         for row in page.rows:
             root = roots.get(row["pk"])
@@ -371,4 +371,4 @@ def _place(cursor: str, parts: Parts) -> tuple[int, Row | None]:
                     return number, start
     except (ValueError, ParseError):
         pass
-    raise ValueError("it is not one that this list has shown")
+    raise ValueError("unknown cursor; use the cursor of an earlier page")

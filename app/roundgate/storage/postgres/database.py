@@ -1,7 +1,7 @@
 """PostgreSQL as the store: a pool of connections.
 
-Each operation is one statement: one round trip, which happens as a whole or not at all. If its
-connection is lost, it may have happened, so only operations that may happen twice are repeated.
+Each operation is one statement in one round trip: it happens as a whole or not at all. If the
+connection is lost, the statement may have happened, so only repeatable statements are retried.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from roundgate.storage.postgres.schema import migrate
 log = logging.getLogger("roundgate.storage")
 
 CONNECT_S: Final = 5
-"""The longest time in seconds to make a connection."""
+"""The time limit in seconds for making a connection."""
 ACQUIRE_S: Final = 10
-"""The longest time in seconds to wait for a connection of the pool."""
+"""The time limit in seconds for acquiring a connection of the pool."""
 STATEMENT_S: Final = 15
-"""The longest time in seconds of a statement, here and in the server."""
+"""The time limit in seconds of a statement, in this process and in the server."""
 FORGET_ROWS: Final = 500
 FORGET_BYTES: Final = 64_000_000
 """The limits of one deletion of expired rows: `FORGET_ROWS` rows, and about `FORGET_BYTES` bytes of
@@ -32,7 +32,7 @@ values, which PostgreSQL deletes in pieces of 2 KB."""
 _ATTEMPTS: Final = 3
 _FAILED: Final = (
     *(asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError),
-    OSError,  # and time-outs
+    OSError,  # includes timeouts
 )
 _ROLLED_BACK: Final = (
     *(asyncpg.DeadlockDetectedError, asyncpg.SerializationError),
@@ -44,34 +44,34 @@ _OPTIONS: Final[dict[str, Any]] = {
     "server_settings": {
         "application_name": "roundgate",
         "statement_timeout": str(STATEMENT_S * 1000),
-        "plan_cache_mode": "force_generic_plan",  # or half of a statement's time is its planning
+        "plan_cache_mode": "force_generic_plan",  # planning would take half of a statement's time
     },
 }
 
 
 class Database:
-    """One database. Connections are made when they are needed, up to `connections`, and one more to
-    listen."""
+    """One PostgreSQL database. Connections are made on demand, up to `connections`, plus one
+    connection that listens."""
 
     def __init__(self, url: str, connections: int = 10) -> None:
         self.id: str | None = None
-        """The id drawn when the tables were created; `None` until they are opened."""
+        """The random id of the tables; `None` until they are opened."""
         self._url = url
         self._connections = connections
         self._opening: asyncio.Task[Any] | None = None
-        """Opens the pool of the event loop that used the database last."""
+        """The task that opens the pool of the event loop that last used the database."""
         self._trouble: str | None = None
 
     async def fetch(self, statement: str, *facts: Any) -> list[Any]:
-        """Return the rows of a statement that may happen twice; see `fetch_once`."""
+        """Return the rows of a repeatable statement, as `fetch_once` does."""
         return await self._fetch(statement, facts, is_repeatable=True)
 
     async def fetch_once(self, statement: str, *facts: Any) -> list[Any]:
-        """Return the rows of a statement, which is committed by then.
+        """Return the rows of a statement once it is committed.
 
         Raises:
             Unavailable: the database cannot be used; the statement may have happened.
-            ValueError: PostgreSQL cannot keep one of the values.
+            ValueError: PostgreSQL cannot store one of the values.
         """
         return await self._fetch(statement, facts, is_repeatable=False)
 
@@ -79,23 +79,23 @@ class Database:
         self, statement: str, facts: Sequence[Any], *, is_repeatable: bool
     ) -> list[Any]:
         values = [_storable(value) for value in facts]
-        for left in reversed(range(_ATTEMPTS)):
+        for attempts_left in reversed(range(_ATTEMPTS)):
             try:
                 async with asyncio.timeout(ACQUIRE_S):
                     pool = await self._pool()
                     connection = await pool.acquire()
                 try:
                     rows: list[Any] = await connection.fetch(statement, *values)
-                except asyncpg.ReadOnlySQLTransactionError:  # its server has become a standby
+                except asyncpg.ReadOnlySQLTransactionError:  # the server has become a standby
                     await pool.expire_connections()
                     raise
                 finally:
                     await pool.release(connection, timeout=CONNECT_S)
             except _FAILED as error:
-                if _is_of_value(error):  # its text has the value
-                    raise ValueError("PostgreSQL cannot keep a value of this write") from None
+                if _is_of_value(error):  # the message contains the value
+                    raise ValueError("PostgreSQL cannot store a value of this write") from None
                 is_safe = is_repeatable and not isinstance(error, TimeoutError)
-                if not left or not (is_safe or isinstance(error, _ROLLED_BACK)):
+                if not attempts_left or not (is_safe or isinstance(error, _ROLLED_BACK)):
                     raise self._unavailable(error) from error
             else:
                 self._trouble = None
@@ -103,7 +103,7 @@ class Database:
         raise AssertionError("the last attempt returns or raises")
 
     async def listen(self, channel: str, heard: Callable[..., None]) -> Any:
-        """Return a connection of its own that calls `heard` for each notification.
+        """Return a separate connection that calls `heard` for each notification.
 
         Raises:
             Unavailable: the database cannot be used.
@@ -126,12 +126,12 @@ class Database:
             opening.cancel()  # without effect once it is open
             with suppress(asyncio.CancelledError, Exception):
                 pool = await opening
-                async with asyncio.timeout(CONNECT_S):  # then its connections are cut
+                async with asyncio.timeout(CONNECT_S):  # a timeout terminates the connections
                     await pool.close()
 
     async def _pool(self) -> Any:
-        """Return the open pool. All callers wait for one attempt to open it, and the cancellation of
-        a caller does not end it."""
+        """Return the open pool. All callers wait for the same attempt to open it; cancelling a
+        caller does not end the attempt."""
         opening = self._opening
         if opening is None or opening.get_loop() is not asyncio.get_running_loop():
             opening = self._opening = asyncio.ensure_future(self._open())
@@ -151,27 +151,35 @@ class Database:
         return pool
 
     def _note_opened(self, opening: asyncio.Task[Any]) -> None:
-        """Let the next caller try again if the attempt failed."""
+        """Let the next caller try again after a failed attempt."""
         error = asyncio.CancelledError() if opening.cancelled() else opening.exception()
         if error is not None and self._opening is opening:
             self._opening = None
             self._trouble = str(error) if isinstance(error, Unavailable) else self._trouble
 
     def _unavailable(self, error: Exception) -> Unavailable:
-        """Return the error to raise. Callers see it, so the reason is in the log alone, without its
-        detail, which may have values."""
+        """Return the error to raise. Callers see the error, so only the log has the reason, without
+        its detail, which may contain values."""
         text = str(error.args[0] if isinstance(error, asyncpg.PostgresError) else error)
-        if self._trouble is None:  # once until the database can be used again
+        if self._trouble is None:  # log once until the database is available again
             fields = {"error": text or type(error).__name__}
-            log.warning("the database cannot be used", extra={"fields": fields})
-        self._trouble = "the database cannot be used; the log says why"
+            log.warning("cannot use the database", extra={"fields": fields})
+        self._trouble = "the database cannot be used; the log has the reason"
         return Unavailable("The database cannot be used just now")
 
 
 def deletion(table: str, key: str, time: str, size: str, condition: str = "true") -> str:
-    """Return a statement that deletes the oldest rows before a time, and returns them: some that
-    nobody else writes just now, up to `FORGET_BYTES` by an expression for their size. The rows
-    fulfil a condition besides."""
+    """Return a statement that deletes rows with a time before `$1`, the oldest first, and returns
+    their keys. The statement skips locked rows, and stops at `FORGET_ROWS` rows or `FORGET_BYTES`
+    bytes.
+
+    Args:
+        table: the table.
+        key: the column of the key.
+        time: the column of the time.
+        size: the SQL expression for the size of a row in bytes.
+        condition: a further SQL condition for the rows.
+    """
     where = f"{condition} and {time} < $1"
     some = f"select {key}, {time} as time, {size} as size from roundgate.{table} where {where}"
     old = f"{some} order by {time} limit {FORGET_ROWS} for update skip locked"
@@ -188,11 +196,12 @@ def _is_of_value(error: Exception) -> bool:
 
 
 async def _keep(connection: Any) -> None:
-    """Leave a connection as it is: each use of it is one statement."""
+    """Do nothing, because each use of a connection is one statement, which leaves no state."""
 
 
 def _storable(value: Any) -> Any:
-    """Return a text, or list of texts, without the NUL character, which PostgreSQL does not keep."""
+    """Return a text, or a list of texts, without the NUL character, which PostgreSQL cannot
+    store."""
     if isinstance(value, list):
         return [_storable(part) for part in value]
     return value.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(value, str) else value

@@ -1,12 +1,11 @@
-"""The task queue as a table in PostgreSQL. It keeps one message for a task at most.
+"""The task queue as a table in PostgreSQL. The queue keeps at most one message per task.
 
 Workers take messages with `for update skip locked`. `notify` wakes a waiting worker of another
-process; a notification that is lost costs `POLL_S`. A message is a hint, so no write waits for the
-disk.
+process; a lost notification costs `POLL_S`. A message is a hint, so no write waits for the disk.
 
-Owners take turns. A message that becomes visible gets a turn: the one after its owner's last waiting
-message, but not before the turn that was served last (`served`). Messages are delivered in the order
-of their turns, so a new owner's first message comes before another owner's ten thousand.
+Owners take turns. A message that becomes visible gets a turn: the turn after its owner's last
+waiting message, or the last served turn (`served`) if that is later. The queue delivers messages in
+the order of their turns, so a new owner's first message comes before another owner's ten thousand.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from roundgate.storage.queue import Message
 from roundgate.storage.tasks import TaskRef
 
 POLL_S: Final = 1.0
-"""The longest pause in seconds before a waiting worker looks again."""
+"""The longest pause in seconds between two polls of a waiting worker."""
 HIDDEN_MS: Final = 30_000
-"""How long a message that was received and not deleted stays hidden."""
+"""The time in milliseconds for which a received message stays hidden."""
 _LISTEN_EVERY_MS: Final = 5_000
 _PROMOTED_AT_ONCE: Final = 500
 _CHANNEL: Final = "roundgate"
@@ -82,7 +81,7 @@ _PUT_BACK: Final = _FOR_EACH.format(
 
 
 class PostgresQueue:
-    """The `TaskQueue`, see there."""
+    """A `TaskQueue` in a PostgreSQL database."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -97,11 +96,9 @@ class PostgresQueue:
         await self._send([ref], delay_ms)
 
     async def send_many(self, refs: Sequence[TaskRef]) -> None:
-        """See `TaskQueue`. One statement."""
+        """Send several messages in one statement, as `TaskQueue.send_many` does."""
         if refs:
-            await self._send(
-                sorted(set(refs)), 0
-            )  # sorted: or two senders could wait for each other
+            await self._send(sorted(set(refs)), 0)  # sorted, to avoid deadlocks between senders
 
     async def receive(
         self, limit: int, wait_ms: int, *, skip: Collection[str] = ()
@@ -109,7 +106,7 @@ class PostgresQueue:
         until_ms = self._clock.monotonic_ms() + wait_ms
         while True:
             await self._listen()
-            if self._closed:  # perhaps meanwhile
+            if self._closed:  # perhaps during the call above
                 self._end_listening()
                 return []
             self._sent.clear()
@@ -138,13 +135,14 @@ class PostgresQueue:
             self._sent.set()
 
     async def depth(self) -> int | None:
-        """See `TaskQueue`. Exact."""
+        """Return the exact number of messages that wait for delivery."""
         select = "select count(*) from roundgate.waiting where turn is not null or visible_ms <= $1"
         ((count,),) = await self._database.fetch(select, self._clock.now_ms())
         return int(count)
 
     async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef] | None:
-        """See `TaskQueue`. A message that is delayed for long does not count: it is for later."""
+        """Return tasks with a message, as `TaskQueue.waiting` does. A message with a long delay
+        does not count, because it is for later."""
         select = (
             "select task from roundgate.waiting where task = any($1::text[])"
             " and (turn is not null or visible_ms <= $2)"
@@ -167,14 +165,15 @@ class PostgresQueue:
     async def _send(self, refs: Sequence[TaskRef], delay_ms: int) -> None:
         owners, tasks = [ref.owner for ref in refs], [str(ref) for ref in refs]
         is_now = delay_ms <= 0
-        # a worker that waits here needs no notification, and none can use it before its time
+        # a worker waiting in this process needs no notification, nor does any before the delay ends
         is_for_others = is_now and (len(refs) > 1 or not self._waiting or self._sent.is_set())
         facts = (owners, tasks, self._clock.now_ms() + delay_ms, is_now, is_for_others)
         await self._database.fetch(_SEND, *facts)
         self._sent.set()
 
     async def _take(self, limit: int, skip: Sequence[str]) -> tuple[list[Message], int]:
-        """Return messages, and when the next message becomes visible at the earliest."""
+        """Return messages, and the earliest time at which the next one becomes visible, in
+        milliseconds since the epoch."""
         for _ in range(2):
             now_ms = self._clock.now_ms()
             facts = (skip, limit, now_ms + HIDDEN_MS)
@@ -194,7 +193,8 @@ class PostgresQueue:
         return messages, soonest_ms
 
     async def _listen(self) -> None:
-        """Listen to other processes, unless it is being done or failed just now."""
+        """Listen to other processes, unless this process listens already or an attempt failed
+        recently."""
         now_ms = self._clock.monotonic_ms()
         lives = self._listener is not None and not self._listener.is_closed()
         if not lives and not self._closed and now_ms >= self._listens_again_ms:

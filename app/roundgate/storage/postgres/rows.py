@@ -1,4 +1,4 @@
-"""`SessionStore` and `OnceStore` on PostgreSQL: a table each."""
+"""The session store and the once store in PostgreSQL, with one table each."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _ROUND: Final = "select answers, outcome, give_up_ms from roundgate.once where t
 
 
 class _Rows:
-    """A table whose rows are to be forgotten."""
+    """A table whose rows expire."""
 
     delete: str
-    """Deletes some rows."""
+    """The statement that deletes some expired rows."""
     kept_ms = 0
-    """How much longer than its `forget_ms` a row is kept."""
+    """The time in milliseconds for which a row is kept beyond its `forget_ms`."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -36,7 +36,7 @@ class _Rows:
         self._swept_ms = 0
 
     async def _sweep(self) -> None:
-        """Delete some expired rows now and then: no read depends on it."""
+        """Delete some expired rows from time to time. Reads ignore such rows anyway."""
         now_ms = self._clock.now_ms()
         if now_ms - self._swept_ms > _SWEEP_EVERY_MS:
             self._swept_ms = now_ms
@@ -49,7 +49,7 @@ class _Rows:
 
 
 class PostgresSessions(_Rows):
-    """The `SessionStore`, see there."""
+    """A `SessionStore` in a PostgreSQL database."""
 
     delete = deletion("sessions", "key", "forget_ms", "octet_length(value)")
 
@@ -79,7 +79,7 @@ class PostgresSessions(_Rows):
 
 
 class PostgresOnce(_Rows):
-    """The `OnceStore`, see there."""
+    """An `OnceStore` in a PostgreSQL database."""
 
     delete = deletion("once", "token_id", "forget_ms", "coalesce(octet_length(outcome), 0)")
     kept_ms = CLOCKS_AHEAD_MS

@@ -56,19 +56,20 @@ create index waiting_by_time on waiting (visible_ms) where turn is null;
 create sequence served;
 """,
 )
-"""Each script makes the tables of the next version. Released scripts never change; new columns need
-defaults, so that processes of the version before can go on."""
+"""The scripts that each bring the tables to the next version. Released scripts never change; new
+columns need defaults, so that processes of the previous version can continue."""
 MIGRATION_S: Final = 900
-"""The longest time in seconds for which a migration may wait and work."""
+"""The time limit in seconds for a migration, including its wait for the lock."""
 IDLE_MS: Final = 60_000
-"""How long in milliseconds the server waits for the next statement of a migration. Then it releases
-the lock of a process whose host has vanished."""
+"""The time in milliseconds for which the server waits for the next statement of a migration. Then
+it releases the lock, because the host of the process may have vanished."""
 _LOCK: Final = 0x726F756E64
-"""The advisory lock under which the tables are changed."""
+"""The advisory lock for changes of the tables."""
 
 
 async def migrate(connection: Any, scripts: Sequence[str] = MIGRATIONS) -> str:
-    """Bring the tables to this version, whatever other processes do; return the store's id.
+    """Bring the tables to this version, even if other processes do so at the same time. Return the
+    store's id.
 
     Raises:
         Unavailable: another version of the gateway has changed the tables.
@@ -91,13 +92,19 @@ async def migrate(connection: Any, scripts: Sequence[str] = MIGRATIONS) -> str:
 
 
 async def _version(connection: Any, scripts: Sequence[str]) -> tuple[int, str]:
-    """Return the version of the tables, 0 if there are none, and the store's id."""
+    """Return the version of the tables, 0 if there are none, and the store's id.
+
+    Raises:
+        Unavailable: another version of the gateway has changed the tables.
+    """
     if await connection.fetchval("select to_regclass('roundgate.store') is null"):
         return 0, ""
     row = await connection.fetchrow("select version, tables_id, id from roundgate.store")
     version, number, store = row
     if version > len(scripts) or number != _tables_id(scripts[:version]):
-        which = f"this one uses {len(scripts)}" if version > len(scripts) else "with other tables"
+        which = (
+            f"this version uses {len(scripts)}" if version > len(scripts) else "with other tables"
+        )
         raise Unavailable(
             "another version of the gateway has changed the tables of the database (version"
             f" {version}, {which}); use that version, or another database"
@@ -106,5 +113,5 @@ async def _version(connection: Any, scripts: Sequence[str]) -> tuple[int, str]:
 
 
 def _tables_id(scripts: Sequence[str]) -> int:
-    """Return a number for the tables that scripts make."""
+    """Return a number that identifies the tables of some scripts."""
     return crc32("".join(scripts).encode())

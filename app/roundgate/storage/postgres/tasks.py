@@ -1,4 +1,4 @@
-"""Tasks in PostgreSQL: a narrow row that every write touches, and values beside it."""
+"""Tasks in PostgreSQL: each is a narrow row that every write changes, and values beside it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from roundgate.storage.tasks import (
 )
 
 SHARDS: Final = 8
-"""Parts of the index of due tasks, fixed by `tasks_by_due`."""
+"""The number of parts of the index of due tasks, fixed by `tasks_by_due`."""
 _ALWAYS_MS: Final = 2**63 - 1
 _BY_REF: Final = "from roundgate.tasks {} where owner = $1 and id = $2"
 _HEAD: Final = f"select {sql.HEAD} {_BY_REF.format('')}"
@@ -62,7 +62,7 @@ _INSERT: Final = (
 
 
 class PostgresTasks:
-    """The `TaskStore`, see there."""
+    """A `TaskStore` in a PostgreSQL database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -85,15 +85,16 @@ class PostgresTasks:
     async def heads(
         self, refs: Sequence[TaskRef], *, may_lag: bool = False
     ) -> Mapping[TaskRef, TaskRecord]:
-        """See `TaskStore`. They never lag."""
-        wanted = "(select * from unnest($1::text[], $2::text[]))"
-        select = f"select {sql.HEAD} from roundgate.tasks where (owner, id) in {wanted}"
+        """Return many records, as `TaskStore.heads` does, always up to date."""
+        pairs = "(select * from unnest($1::text[], $2::text[]))"
+        select = f"select {sql.HEAD} from roundgate.tasks where (owner, id) in {pairs}"
         owners, ids = [ref.owner for ref in refs], [ref.id for ref in refs]
         records = map(sql.record_from_row, await self._database.fetch(select, owners, ids))
         return {record.ref: record for record in records}
 
     async def read_work(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
-        """See `TaskStore`. The database keeps every task whole."""
+        """Return a record and its work, as `TaskStore.read_work` does. The database keeps the work
+        of every task."""
         record, values = await self._read(ref, f"in {sql.FOR_WORK}")
         return record, None if record is None else sql.work_from_values(values)
 
@@ -101,7 +102,7 @@ class PostgresTasks:
         ref, version = change.before.ref, change.before.version
         columns = {name: sql.column(value) for name, value in change.changes.items()}
         changes = "".join(f", {name} = ${n}" for n, name in enumerate(columns, 4))
-        update = (  # the first version is drawn, so a row that was deleted and made again is another
+        update = (  # the first version is random, so a row that was deleted and created again differs
             f"with written as (update roundgate.tasks set version = version + 1{changes}"
             " where owner = $1 and id = $2 and version = $3 returning n)"
         )
@@ -125,7 +126,7 @@ class PostgresTasks:
     async def scan(
         self, until_ms: int | None, limit: int, shard: int | None = None
     ) -> Sequence[OpenTask]:
-        """See `TaskStore`. Exact."""
+        """Return due tasks, as `TaskStore.scan` does. The result is exact."""
         select = (
             f"select {sql.OPEN_TASK} from generate_series($3::int, $4::int) as shard, lateral ("
             f"select {sql.OPEN_TASK} from roundgate.tasks where n & 7 = shard and due_ms <= $1"
@@ -136,7 +137,7 @@ class PostgresTasks:
         return [sql.open_task_from_row(row) for row in await self._database.fetch(select, *facts)]
 
     async def count_open(self, owner: str, up_to: int) -> int:
-        """See `TaskStore`. Exact."""
+        """Count open tasks, as `TaskStore.count_open` does. The result is exact."""
         of_owner = f"owner = $1 and {sql.IS_OPEN} and status in ({sql.OPEN_STATUSES})"
         select = f"select 1 from roundgate.tasks where {of_owner} limit $2"
         return len(await self._database.fetch(select, owner, up_to))
@@ -144,7 +145,8 @@ class PostgresTasks:
     async def find(
         self, wanted: Wanted = ANY, limit: int = 100, cursor: str | None = None
     ) -> Found:
-        """See `TaskStore`. The newest first; the cursor is the number of the last row."""
+        """Search tasks, as `TaskStore.find` does, the newest first. The cursor is the number of the
+        last row."""
         conditions = {
             "n < ${}": sql.number_from_cursor(cursor),
             "owner = ${}": wanted.owner,
@@ -153,14 +155,14 @@ class PostgresTasks:
             f"{sql.SHOWN} = any(${{}})": sorted(wanted.statuses or ()) or None,
             "ending = any(${})": sorted(wanted.endings or ()) or None,
         }
-        asked = {condition: value for condition, value in conditions.items() if value is not None}
-        where = [condition.format(n) for n, condition in enumerate(asked, 2)]
+        filters = {condition: value for condition, value in conditions.items() if value is not None}
+        where = [condition.format(n) for n, condition in enumerate(filters, 2)]
         where += [condition] if (condition := sql.index_condition(wanted)) else []
         select = (
             f"select {sql.HEAD} from roundgate.tasks where {' and '.join(where) or 'true'}"
             " order by n desc limit $1"
         )
-        rows = await self._database.fetch(select, limit, *asked.values())
+        rows = await self._database.fetch(select, limit, *filters.values())
         records = [sql.record_from_row(row) for row in rows]
         return Found(records, str(rows[-1][0]) if len(rows) == limit else None)
 
@@ -193,8 +195,7 @@ class PostgresTasks:
     async def _read(
         self, ref: TaskRef, kinds: str
     ) -> tuple[TaskRecord | None, list[tuple[str, str, bytes]]]:
-        """Return a record, and the part, name and value of each of its values of some kinds, as of
-        one moment."""
+        """Return a record and its values of some kinds (part, name and value), as of one moment."""
         rows = await self._database.fetch(_READ.format(kinds), ref.owner, ref.id)
         if not rows:
             return None, []
@@ -205,8 +206,8 @@ class PostgresTasks:
     async def _write(
         self, statement: str, facts: list[Any], puts: Sequence[Put], drops: Sequence[Drop]
     ) -> bool:
-        """Run a statement with `written`, the row that it writes, and write its values too; return
-        whether there was a row."""
+        """Run a statement whose `written` has the written row, and write the row's values too.
+        Return whether there was a row."""
         arrays: list[list[Any]] = []
         if drops:
             names = [None if drop.name is None else drop.name.encode() for drop in drops]

@@ -1,12 +1,12 @@
 """SQLite as the store: the embedded default, and the reference for every other.
 
-WAL, so that several processes on one file read while one writes. Every write is a function that
-runs in a transaction and checks its own condition (`storage.sqlite.writing`). Calls run in threads;
-each connection serves one call at a time.
+The file uses WAL mode, so that several processes can read while one writes. Every write is a
+function that runs in a transaction and checks its own condition (`storage.sqlite.writing`). Calls
+run in threads; each connection serves one call at a time.
 
-A file that is deleted or replaced stays open in this process: other processes do not see its
-writes, and they are lost when this process ends. So each call compares the files at the path with
-those that were opened, and raises `Unavailable` if they differ.
+A deleted or replaced file stays open in this process: other processes do not see its writes, and
+they are lost when this process ends. So each call compares the files at the path with the opened
+ones, and raises `Unavailable` if they differ.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ MAX_CONNECTIONS: Final = 8
 SWEEP_EVERY_MS: Final = 60_000
 FORGET_ROWS: Final = 500
 FORGET_BYTES: Final = 16_000_000
-"""The most expired rows that are deleted at once, and the bytes of their values: SQLite reads every
-page of a value that it deletes."""
+"""The maximum total size in bytes of the expired values that one transaction deletes, beside
+`FORGET_ROWS`: SQLite reads every page of a value that it deletes."""
 _WAL_ATTEMPTS: Final = 200
 
-# Large values are in tables with a rowid, behind the columns that a condition reads: a look-up by an
-# index passes over them. In a table without rowid they would be in the index itself.
+# Large values are in tables with a rowid, behind the columns that a condition reads, so an index
+# look-up skips them. In a table without rowid they would be in the index itself.
 MIGRATIONS: Final = (
     """
 create table store (id text not null);
@@ -137,15 +137,16 @@ create table sessions (
 create index sessions_by_forget on sessions (forget_ms);
 """,
 )
-"""Each script makes the tables of the next version from those of the version before. Released scripts
-never change; new columns need defaults, so that processes of the version before can go on.
+"""The scripts that each bring the tables to the next version. Released scripts never change; new
+columns need defaults, so that processes of the previous version can continue.
 
 A file has its version (`pragma user_version`) and a number for the scripts that made it (`pragma
-application_id`). A file that was written while a script was being changed has another number."""
+application_id`). A file from an unreleased state of a script has another number.
+"""
 
 
 _writing: Final[dict[Path, threading.Lock]] = {}
-"""Who writes to a file in this process just now."""
+"""The locks that serialize the writers of this process, by file."""
 
 _BESIDE: Final = ("-wal", "-shm")
 """The suffixes of the files that SQLite keeps beside an open file."""
@@ -155,16 +156,15 @@ FileId: TypeAlias = tuple[int, int]
 
 
 class Database:
-    """One file. Connections are made when they are first needed, so nothing is opened before a
-    fork.
+    """A SQLite file. Connections are made on demand, so none is open before a fork.
 
-    `durable` writes are on the disk when they return; others survive the death of the
-    process, not that of the machine.
+    `durable` writes are on the disk when they return. Other writes survive the death of the
+    process, but not of the machine.
     """
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
         self.id: str | None = None
-        """The id drawn when the file was created; `None` until it is opened."""
+        """The random id of the file; `None` until it is opened."""
         self._path = path
         self._durable = durable
         self._idle: list[sqlite3.Connection] = []
@@ -174,21 +174,22 @@ class Database:
         self._places: Sequence[Path] = ()
         """The paths of the file and its companions. Companions of a link are beside its target."""
         self._opened: list[FileId | None] = []
-        """The files that were opened first; empty before."""
+        """The files at their first opening; empty before."""
         self._is_lost = False
-        # where no lifespan ends, as on AWS Lambda, nobody calls `aclose`
+        # on AWS Lambda no lifespan ends, so `aclose` is never called
         weakref.finalize(self, _close, self._idle, self._threads)
 
     async def write(self, work: Callable[[sqlite3.Connection], T], *, durable: bool = True) -> T:
         """Run work in a transaction and return its result once the transaction is committed.
 
         Args:
-            work: writes. It is done again if it was done together with others, and that failed.
-            durable: unless the machine's death may take it along. Without effect if no
-                write of this database is.
+            work: the function that writes. It runs again if it shared a transaction with other
+                writes and that transaction failed.
+            durable: whether the write must survive the death of the machine. Ignored unless the
+                database is durable.
 
-        Raises:
-            Unavailable: as `read` does; then nothing has happened.
+                Raises:
+                    Unavailable: as for `read`; nothing was written.
         """
         try:
             written: T = await self._writer_here().write(work, durable and self._durable)
@@ -199,28 +200,28 @@ class Database:
         return written
 
     def _writer_here(self) -> Writer:
-        """Return the writer of this event loop. The writer of a loop that has ended may have left
-        work undone."""
+        """Return the writer of this event loop. The writer of a loop that has ended may hold
+        unfinished work."""
         if self._writer is None or self._writer.loop is not asyncio.get_running_loop():
             self._writer = Writer(self._run_alone, self._pool())
         return self._writer
 
     def _pool(self) -> ThreadPoolExecutor:
-        """Return the threads, one for each call that may run at once. Threads of anyio take three
-        times as long."""
+        """Return the thread pool, with one thread for each concurrent call. Threads of anyio take
+        three times as long."""
         if not self._threads:
             self._threads.append(ThreadPoolExecutor(MAX_CONNECTIONS, "sqlite"))
         return self._threads[0]
 
     def _run_alone(self, work: Callable[[sqlite3.Connection], None], durable: bool) -> None:
-        """Run work while no other thread of this process writes. SQLite lets writers sleep and look
-        again; a lock wakes the next one at once."""
+        """Run work while no other thread of this process writes. SQLite lets waiting writers sleep
+        and poll; a lock wakes the next writer at once."""
 
         def alone(db: sqlite3.Connection) -> None:
             with self._writing:
                 db.execute(f"pragma synchronous = {'full' if durable else 'normal'}")
                 work(db)
-            self._check_files()  # the write may have gone to a file that is gone
+            self._check_files()  # the write may have gone to a deleted file
 
         self._borrow(alone)
 
@@ -228,7 +229,8 @@ class Database:
         """Run work in a thread with a connection of its own and return its result.
 
         Raises:
-            Unavailable: the file is locked for long, full, not there, or no database.
+            Unavailable: the file is locked for too long, missing, or not a database, or the disk is
+                full.
         """
         try:
             return await asyncio.get_running_loop().run_in_executor(
@@ -246,23 +248,28 @@ class Database:
         self._opened = []
 
     def trouble(self) -> str | None:
-        """Return why the file cannot be used, if it was deleted or replaced since it was opened."""
+        """Return why the file cannot be used, if it was deleted or replaced after it was opened;
+        otherwise `None`."""
         if not self._opened:
             return None
         now = [_file_id(place) for place in self._places]
-        if all(then in (None, one) for then, one in zip(self._opened, now, strict=True)):
+        if all(then in (None, current) for then, current in zip(self._opened, now, strict=True)):
             self._is_lost = False
             return None
         what = "deleted" if None in now[:1] else "replaced"
         if now[0] == self._opened[0]:
-            what = "robbed of its -wal or -shm file"
+            what = "separated from its -wal or -shm file"
         return (
-            f"the file {self._path.name} was {what} while it was in use, and nothing more is kept in"
-            " it; stop all processes that use it, put the file in its place, and start them again"
+            f"the file {self._path.name} was {what} while it was in use, so the store is closed;"
+            " stop all processes that use the file, restore it, and start them again"
         )
 
     def _check_files(self) -> None:
-        """Raise OSError if the files are not those that were opened."""
+        """Check that the files at the path are the opened ones.
+
+        Raises:
+            OSError: a file was deleted or replaced.
+        """
         trouble = self.trouble()
         if trouble is None:
             return
@@ -286,8 +293,8 @@ class Database:
     def _connect(self) -> sqlite3.Connection:
         if not self._opened:  # a file that disappeared later is not created again
             self._make_file()
-        # autocommit: every statement is its own transaction; any thread may use the
-        # connection after another
+        # autocommit: every statement is its own transaction; any thread may use the connection
+        # once the previous call has ended
         db = sqlite3.connect(
             f"{self._path.absolute().as_uri()}?mode=rw",
             timeout=BUSY_S,
@@ -327,8 +334,8 @@ class Database:
 
 
 def connect_in_memory() -> sqlite3.Connection:
-    """Return a connection to a new database in memory, with all tables. The database is gone when
-    the connection is closed."""
+    """Return a connection to a new database in memory, with all tables. Closing the connection
+    deletes the database."""
     path = Path(":memory:")
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     db.execute("pragma foreign_keys = on")
@@ -337,7 +344,7 @@ def connect_in_memory() -> sqlite3.Connection:
 
 
 class SqliteOnce:
-    """The `OnceStore`."""
+    """An `OnceStore` in a SQLite file."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -347,7 +354,7 @@ class SqliteOnce:
     async def claim(
         self, token_id: str, answers: str, give_up_ms: int, forget_ms: int
     ) -> OnceRecord | None:
-        """See `OnceStore`."""
+        """Claim a token id, as `OnceStore.claim` does."""
 
         def write(db: sqlite3.Connection) -> OnceRecord | None:
             self._sweep(db)
@@ -362,12 +369,12 @@ class SqliteOnce:
         return await self._database.write(write)
 
     async def finish(self, token_id: str, outcome: bytes) -> None:
-        """See `OnceStore`."""
+        """Store an outcome, as `OnceStore.finish` does."""
         statement = "update once set outcome = ? where token_id = ? and outcome is null"
         await self._database.write(lambda db: db.execute(statement, (outcome, token_id)))
 
     async def read(self, token_id: str) -> OnceRecord | None:
-        """See `OnceStore`."""
+        """Return a record, as `OnceStore.read` does."""
         return await self._database.read(lambda db: _read(db, token_id))
 
     async def aclose(self) -> None:
@@ -375,8 +382,8 @@ class SqliteOnce:
         await self._database.aclose()
 
     def _sweep(self, db: sqlite3.Connection) -> None:
-        """Delete some expired records now and then: expired tokens are refused before they get
-        here."""
+        """Delete some expired records from time to time. The gateway refuses expired tokens before
+        they get here."""
         now_ms = self._clock.now_ms()
         if now_ms - self._swept_ms > SWEEP_EVERY_MS:
             rows = expired_rows(
@@ -394,16 +401,16 @@ def expired_rows(
     before_ms: int,
     condition: str = "true",
 ) -> list[tuple[int]]:
-    """Return the numbers of rows whose time is before a moment, the oldest first: at most
-    `FORGET_ROWS`, and as many as have `FORGET_BYTES`.
+    """Return the rowids of expired rows, the oldest first: at most `FORGET_ROWS`, and until their
+    values reach `FORGET_BYTES`.
 
     Args:
         db: a connection.
-        table: the table, whose rows have numbers (`rowid`).
+        table: the table, which has a `rowid`.
         size: the SQL expression for the bytes of a row's values; null if it has none.
-        time: the column of the time, which has an index.
-        before_ms: the moment, in milliseconds since the epoch.
-        condition: the SQL condition that the rows fulfil besides.
+        time: the column of the expiry, which has an index.
+        before_ms: the time before which rows have expired, in milliseconds since the epoch.
+        condition: a further SQL condition for the rows.
     """
     where = f"{condition} and {time} < ?"
     select = f"select rowid, {size} from {table} where {where} order by {time} limit ?"
@@ -435,8 +442,8 @@ def _close(connections: list[sqlite3.Connection], threads: list[ThreadPoolExecut
 
 
 def _use_wal(db: sqlite3.Connection) -> None:
-    """Switch a new file to WAL, and try again while it is locked: SQLite does not wait for this
-    change, so of several processes that start together only one succeeds at once. WAL stays in
+    """Switch a new file to WAL mode, and retry while it is locked. SQLite does not wait for this
+    change, so only one of several processes that start together succeeds at once. WAL mode stays in
     the file."""
     pause = threading.Event()
     for attempt in range(_WAL_ATTEMPTS):
@@ -452,10 +459,10 @@ def _use_wal(db: sqlite3.Connection) -> None:
 def _file_id(path: Path) -> FileId | None:
     """Return the identity of a file; `None` if there is no file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def migrate(db: sqlite3.Connection, path: Path, scripts: Sequence[str] = MIGRATIONS) -> bool:
@@ -478,8 +485,11 @@ def migrate(db: sqlite3.Connection, path: Path, scripts: Sequence[str] = MIGRATI
 
 
 def _version(db: sqlite3.Connection, path: Path, scripts: Sequence[str]) -> int:
-    """Return the version of a file, 0 if it is empty; raise OperationalError if another version of
-    the gateway wrote it."""
+    """Return the version of a file, 0 if it is empty.
+
+    Raises:
+        sqlite3.OperationalError: another version of the gateway wrote the file.
+    """
     if reason := _why_other(db, path, scripts):
         raise sqlite3.OperationalError(reason)
     return _pragma(db, "user_version")
@@ -491,7 +501,8 @@ def _tables_id(scripts: Sequence[str]) -> int:
 
 
 def other_version(path: Path) -> str | None:
-    """Return why this version cannot use an existing file; `None` if it can, or has yet to try."""
+    """Return why this version cannot use an existing file; `None` if it can, or if only opening the
+    file can show it."""
     if not path.is_file():
         return None
     try:
@@ -508,7 +519,7 @@ def _why_other(db: sqlite3.Connection, path: Path, scripts: Sequence[str]) -> st
     is_later = version > len(scripts)
     if not is_later and _pragma(db, "application_id") == _tables_id(scripts[:version]):
         return None
-    which = f"this one reads {len(scripts)}" if is_later else "with other tables"
+    which = f"this version reads {len(scripts)}" if is_later else "with other tables"
     return (
         f"{path.name} was written by another version of the gateway (file version {version},"
         f" {which}); use that version, or another file"

@@ -1,17 +1,17 @@
-"""The task queue as a table of a SQLite file: the embedded default. It keeps one
-message for a task at most.
+"""The task queue as a table of a SQLite file: the embedded default. The queue keeps at most one
+message per task.
 
-Owners take turns. A message that becomes visible gets a turn: the one after its owner's last, but
-not before the turn that is being served just now. Messages are delivered in the order of their
-turns (start-time fair queueing):
+Owners take turns. A message that becomes visible gets a turn: the turn after its owner's last one,
+or the current turn if that is later. The queue delivers messages in the order of their turns
+(start-time fair queueing):
 
     turn       7        8        9        10
     A waits    a3       a4       a5       a6 …          ten thousand more
     B sends    b1                                       served next, whatever A has waiting
 
-A message is a hint, so it need not be on the disk when it is sent: one that the machine's death
-takes along is one that the sweep replaces. Who waits in the process that sends is woken at once;
-who waits in another looks again every `POLL_S`.
+A message is a hint, so sending does not wait for the disk: if a message is lost with the machine,
+the sweep replaces it. Sending wakes a waiting `receive` of the same process at once; other
+processes poll every `POLL_S`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 0.25
 HIDDEN_MS: Final = 30_000
-"""How long a message that was received and not deleted stays hidden."""
+"""The time in milliseconds for which a received message stays hidden."""
 SKIPPED_AT_MOST: Final = 500
-"""Owners in one statement; messages of others may be received all the same, as `put_back`
-allows."""
+"""The maximum number of skipped owners in one statement. Messages of further owners may be
+received, as `put_back` allows."""
 _PROMOTED_AT_ONCE: Final = 500
 _SERVED: Final = ""
-"""In the table of turns: the turn that was served last, of whatever owner."""
+"""The key of the row in the table of turns that has the last served turn of all owners."""
 
 
 class SqliteQueue:
-    """The `TaskQueue` of one SQLite file."""
+    """A `TaskQueue` in a SQLite file."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -50,18 +50,18 @@ class SqliteQueue:
         self._closed = False
 
     async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
-        """See `TaskQueue`."""
+        """Send a message, as `TaskQueue.send` does."""
         await self._send([ref], delay_ms)
 
     async def send_many(self, refs: Sequence[TaskRef]) -> None:
-        """See `TaskQueue`. One transaction."""
+        """Send several messages in one transaction, as `TaskQueue.send_many` does."""
         if refs:
             await self._send(refs, 0)
 
     async def receive(
         self, limit: int, wait_ms: int, *, skip: Collection[str] = ()
     ) -> Sequence[Message]:
-        """See `TaskQueue`."""
+        """Return messages, as `TaskQueue.receive` does."""
         until_ms = self._clock.monotonic_ms() + wait_ms
         while True:
             self._sent.clear()
@@ -74,13 +74,13 @@ class SqliteQueue:
                     await self._sent.wait()
 
     async def delete(self, messages: Sequence[Message]) -> None:
-        """See `TaskQueue`."""
+        """Delete messages, as `TaskQueue.delete` does."""
         await self._for_each(
             "delete from waiting where n = ? and receipt = ?", map(_receipt, messages)
         )
 
     async def put_back(self, messages: Sequence[Message], delay_ms: int = 0) -> None:
-        """See `TaskQueue`."""
+        """Return messages to the queue, as `TaskQueue.put_back` does."""
         visible_ms = self._clock.now_ms() + delay_ms
         statement = (
             "update waiting set visible_ms = ?, taken = 0 where n = ? and receipt = ? and taken"
@@ -89,7 +89,7 @@ class SqliteQueue:
         self._sent.set()
 
     async def depth(self) -> int | None:
-        """See `TaskQueue`. Exact."""
+        """Return the exact number of messages that wait for delivery."""
         now_ms = self._clock.now_ms()
         select = (
             "select (select count(*) from waiting where turn is not null)"
@@ -101,7 +101,8 @@ class SqliteQueue:
         return count
 
     async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef] | None:
-        """See `TaskQueue`. A message that is delayed for long does not count: it is for later."""
+        """Return tasks with a message, as `TaskQueue.waiting` does. A message with a long delay
+        does not count, because it is for later."""
         soon_ms = self._clock.now_ms() + HIDDEN_MS
         select = "select 1 from waiting where task = ? and (turn is not null or visible_ms <= ?)"
 
@@ -111,7 +112,7 @@ class SqliteQueue:
         return await self._database.read(look)
 
     async def aclose(self) -> None:
-        """See `TaskQueue`."""
+        """Close the connections and end a waiting `receive`."""
         self._closed = True
         self._sent.set()
         await self._database.aclose()
@@ -131,7 +132,7 @@ class SqliteQueue:
     async def _take(self, limit: int, skip: Sequence[str]) -> list[Message]:
         now_ms = self._clock.now_ms()
         if not await self._database.read(lambda db: _is_any_visible(db, now_ms, skip)):
-            return []  # most of the time: without a lock that others would have to wait for
+            return []  # the usual case, without a write lock
 
         def write(db: sqlite3.Connection) -> list[Message]:
             _give_turns(db, now_ms)
@@ -153,7 +154,8 @@ def _put(db: sqlite3.Connection, ref: TaskRef, visible_ms: int) -> None:
     """Put a message for the task into the queue, which holds one per task.
 
     A waiting message becomes visible at the earlier of the two times. A message that a worker has
-    taken becomes visible again at `visible_ms`, and deleting the taken delivery does not remove it.
+    received becomes visible again at `visible_ms`; deleting the received delivery does not remove
+    it.
     """
     db.execute(
         "insert into waiting (owner, task, visible_ms) values (?, ?, ?) on conflict (task) do update set"
@@ -167,8 +169,8 @@ def _is_any_visible(db: sqlite3.Connection, now_ms: int, skip: Sequence[str]) ->
     others = _not_in(skip)
     ready = f"select 1 from waiting where turn is not null and {others} limit 1"
     come = f"select 1 from waiting where turn is null and visible_ms <= ? and {others} limit 1"
-    found = db.execute(ready, skip).fetchone() or db.execute(come, (now_ms, *skip)).fetchone()
-    return found is not None
+    row = db.execute(ready, skip).fetchone() or db.execute(come, (now_ms, *skip)).fetchone()
+    return row is not None
 
 
 def _give_turns(db: sqlite3.Connection, now_ms: int) -> None:
@@ -177,8 +179,8 @@ def _give_turns(db: sqlite3.Connection, now_ms: int) -> None:
     come = db.execute(select, (now_ms, _PROMOTED_AT_ONCE)).fetchall()
     if not come:
         return
-    served = _turn_of(db, _SERVED)
-    last: dict[str, int | None] = {owner: _turn_of(db, owner) for _, owner in come}
+    served = _last_turn(db, _SERVED)
+    last: dict[str, int | None] = {owner: _last_turn(db, owner) for _, owner in come}
     for n, owner in come:
         before = last[owner]
         turn = last[owner] = max(served or 0, 0 if before is None else before + 1)
@@ -193,8 +195,8 @@ def _next(db: sqlite3.Connection, limit: int, skip: Sequence[str]) -> list[Any]:
     )
     rows = db.execute(select, (*skip, limit)).fetchall()
     if rows:
-        served = max(_turn_of(db, _SERVED) or 0, rows[-1][-1])
-        # who has nothing beyond it begins there like everybody else
+        served = max(_last_turn(db, _SERVED) or 0, rows[-1][-1])
+        # owners without a later turn start at the served turn
         db.execute("delete from turns where turn < ? or owner = ?", (served, _SERVED))
         db.execute("insert into turns (owner, turn) values (?, ?)", (_SERVED, served))
     return rows
@@ -209,7 +211,7 @@ def _taken(db: sqlite3.Connection, row: Any, hidden_until_ms: int) -> Message:
     return Message(TaskRef.parse(task), f"{n}/{receipt + 1}")
 
 
-def _turn_of(db: sqlite3.Connection, owner: str) -> int | None:
+def _last_turn(db: sqlite3.Connection, owner: str) -> int | None:
     row = db.execute("select turn from turns where owner = ?", (owner,)).fetchone()
     return None if row is None else row[0]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class SqliteSessions:
-    """See `SessionStore`."""
+    """A `SessionStore` in a SQLite file."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -22,13 +22,13 @@ class SqliteSessions:
         self._swept_ms = 0
 
     async def put_new(self, key: str, value: bytes, forget_ms: int) -> bool:
-        """See `SessionStore`."""
+        """Store a new value, as `SessionStore.put_new` does."""
         now_ms = self._clock.now_ms()
 
         def write(db: sqlite3.Connection) -> bool:
             self._sweep(db, now_ms)
             insert = "insert into sessions (key, value, version, forget_ms) values (?, ?, 1, ?)"
-            # What was to be forgotten by now is not in the way.
+            # An expired row counts as absent.
             is_old = "sessions.forget_ms < ?"
             over = "value = excluded.value, version = version + 1, forget_ms = excluded.forget_ms"
             statement = f"{insert} on conflict (key) do update set {over} where {is_old}"
@@ -37,8 +37,8 @@ class SqliteSessions:
         return await self._database.write(write)
 
     async def replace(self, key: str, value: bytes, version: int, forget_ms: int) -> bool:
-        """See `SessionStore`."""
-        # The row that was read is the row that is there.
+        """Replace a value, as `SessionStore.replace` does."""
+        # The row is unchanged since it was read.
         is_same = "key = ? and version = ?"
         statement = (
             f"update sessions set value = ?, version = version + 1, forget_ms = ? where {is_same}"
@@ -47,7 +47,7 @@ class SqliteSessions:
         return await self._database.write(lambda db: db.execute(statement, arguments).rowcount == 1)
 
     async def put(self, key: str, value: bytes, forget_ms: int) -> int:
-        """See `SessionStore`."""
+        """Store a value, as `SessionStore.put` does."""
         now_ms = self._clock.now_ms()
 
         def write(db: sqlite3.Connection) -> int:
@@ -61,7 +61,7 @@ class SqliteSessions:
         return await self._database.write(write)
 
     async def read(self, key: str) -> SessionRow | None:
-        """See `SessionStore`."""
+        """Return a row, as `SessionStore.read` does."""
         statement = (
             "select value, version, forget_ms from sessions where key = ? and forget_ms >= ?"
         )
@@ -70,7 +70,7 @@ class SqliteSessions:
         return None if row is None else SessionRow(*row)
 
     async def read_values(self, keys: Sequence[str]) -> Mapping[str, bytes]:
-        """See `SessionStore`."""
+        """Return values, as `SessionStore.read_values` does."""
         marks = ", ".join("?" * len(keys))
         statement = f"select key, value from sessions where key in ({marks}) and forget_ms >= ?"
         arguments = (*keys, self._clock.now_ms())
@@ -83,7 +83,7 @@ class SqliteSessions:
         await self._database.aclose()
 
     def _sweep(self, db: sqlite3.Connection, now_ms: int) -> None:
-        """Delete some expired rows now and then: no read depends on it."""
+        """Delete some expired rows from time to time. Reads ignore such rows anyway."""
         if now_ms - self._swept_ms > SWEEP_EVERY_MS:
             rows = expired_rows(db, "sessions", "length(value)", "forget_ms", now_ms)
             db.executemany("delete from sessions where rowid = ?", rows)

@@ -1,5 +1,5 @@
-"""Tasks in SQLite: a narrow row that every write touches, and values beside it that are written
-once."""
+"""Tasks in SQLite: each is a narrow row that every write changes, and values beside it that are
+written once."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     import sqlite3
 
 SHARDS: Final = 1
-"""Parts of the index of due tasks. A file has one writer, so a second sweeper could only be
-in the way of the first."""
+"""The number of parts of the index of due tasks. A file has one writer, so a second sweeper would
+only delay the first."""
 
 _DEFAULTS: Final = (None, 0)
-"""Values that a new row has without being told."""
+"""The default values of columns, omitted from an insert."""
 _WORK: Final = (
     f"select kind, name, value from payloads where task = ? and kind in {FOR_WORK} order by kind, n"
 )
@@ -62,24 +62,24 @@ _INDEX_OF: Final = {
     IS_OPEN: "indexed by tasks_by_due",
     HAS_ENDED: "indexed by tasks_ended",
 }
-"""The index to use, by its condition."""
+"""The index to use for each condition."""
 _BY_REF: Final = f"select {HEAD} from tasks where owner = ? and id = ?"
 
 
 _IS_AS_SEEN: Final = "n = ? and version = ? and owner = ? and id = ?"
-"""The condition of every write to a row: nothing was written to it since it was read, and its
-number is not another task's by now."""
+"""The condition of every write to a row: the row is unchanged since it was read, and its number
+still belongs to the same task."""
 
 
 class SqliteTasks:
-    """The `TaskStore`, see there."""
+    """A `TaskStore` in a SQLite file."""
 
     def __init__(self, database: Database, shards: int = SHARDS) -> None:
         self._database = database
         self._shards = shards
 
     async def insert(self, record: TaskRecord, puts: Sequence[Put]) -> bool:
-        """See `TaskStore`."""
+        """Store a new record, as `TaskStore.insert` does."""
         columns = {name: column(getattr(record, name)) for name in FIELDS}
         values = {name: value for name, value in columns.items() if value not in _DEFAULTS}
         values |= {"owner": record.ref.owner, "id": record.ref.id}
@@ -95,7 +95,7 @@ class SqliteTasks:
         return await self._database.write(write)
 
     async def read(self, ref: TaskRef) -> TaskRecord | None:
-        """See `TaskStore`."""
+        """Return a record, as `TaskStore.read` does."""
 
         def look(db: sqlite3.Connection) -> TaskRecord | None:
             with snapshot(db):  # the row and its values
@@ -105,13 +105,13 @@ class SqliteTasks:
         return await self._database.read(look)
 
     async def head(self, ref: TaskRef) -> TaskRecord | None:
-        """See `TaskStore`."""
+        """Return a record without values, as `TaskStore.head` does."""
         return await self._database.read(lambda db: _record(db, ref))
 
     async def heads(
         self, refs: Sequence[TaskRef], *, may_lag: bool = False
     ) -> Mapping[TaskRef, TaskRecord]:
-        """See `TaskStore`. They never lag."""
+        """Return many records, as `TaskStore.heads` does, always up to date."""
 
         def look(db: sqlite3.Connection) -> Mapping[TaskRef, TaskRecord]:
             return {ref: record for ref in refs if (record := _record(db, ref)) is not None}
@@ -119,7 +119,8 @@ class SqliteTasks:
         return await self._database.read(look)
 
     async def read_work(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
-        """See `TaskStore`. A file keeps every task whole."""
+        """Return a record and its work, as `TaskStore.read_work` does. A file keeps the work of
+        every task."""
 
         def look(db: sqlite3.Connection) -> tuple[TaskRecord | None, Work | None]:
             with snapshot(db):
@@ -129,11 +130,11 @@ class SqliteTasks:
         return await self._database.read(look)
 
     async def swap(self, change: Change) -> TaskRecord | Lost:
-        """See `TaskStore`."""
+        """Write a change, as `TaskStore.swap` does."""
         before, version = change.before, change.before.version + 1
         columns = {name: column(value) for name, value in change.changes.items()}
         assignments = "".join(f", {name} = ?" for name in columns)
-        # the first version is drawn, so a row that was deleted and made again is another
+        # the first version is random, so a row that was deleted and created again differs
         update = f"update tasks set version = ?{assignments} where {_IS_AS_SEEN}"
         facts = (version, *columns.values(), *_as_seen(before))
 
@@ -147,19 +148,19 @@ class SqliteTasks:
         return await self._database.write(write) or change.record(version=version)
 
     async def delete(self, record: TaskRecord) -> bool:
-        """See `TaskStore`."""
+        """Delete a record, as `TaskStore.delete` does."""
         statement, facts = f"delete from tasks where {_IS_AS_SEEN}", _as_seen(record)
         return await self._database.write(lambda db: db.execute(statement, facts).rowcount == 1)
 
     @property
     def shards(self) -> int:
-        """See `TaskStore`."""
+        """Return the number of parts of the index of due tasks."""
         return self._shards
 
     async def scan(
         self, until_ms: int | None, limit: int, shard: int | None = None
     ) -> Sequence[OpenTask]:
-        """See `TaskStore`. Exact."""
+        """Return due tasks, as `TaskStore.scan` does. The result is exact."""
         due = "due_ms is not null" if until_ms is None else "due_ms <= ?"
         part = "" if shard is None else f" and n % {self._shards} = {shard}"
         select = f"select {OPEN_TASK} from tasks where {due}{part} order by due_ms limit ?"
@@ -169,7 +170,7 @@ class SqliteTasks:
         )
 
     async def count_open(self, owner: str, up_to: int) -> int:
-        """See `TaskStore`. Exact."""
+        """Count open tasks, as `TaskStore.count_open` does. The result is exact."""
         of_owner = f"select 1 from tasks where owner = ? and due_ms is not null and status in ({OPEN_STATUSES})"
         select = f"select count(*) from ({of_owner} limit ?)"
         count: int = await self._database.read(
@@ -180,7 +181,8 @@ class SqliteTasks:
     async def find(
         self, wanted: Wanted = ANY, limit: int = 100, cursor: str | None = None
     ) -> Found:
-        """See `TaskStore`. The newest first; the cursor is the number of the last row."""
+        """Search tasks, as `TaskStore.find` does, the newest first. The cursor is the number of the
+        last row."""
         statuses, endings = sorted(wanted.statuses or ()), sorted(wanted.endings or ())
         conditions = {
             "n < ?": number_from_cursor(cursor),
@@ -188,8 +190,8 @@ class SqliteTasks:
             "tool = ?": wanted.tool,
             "created_ms < ?": wanted.created_before_ms,
         }
-        asked = {condition: value for condition, value in conditions.items() if value is not None}
-        where = [*asked, *_among(SHOWN, statuses), *_among("ending", endings)]
+        filters = {condition: value for condition, value in conditions.items() if value is not None}
+        where = [*filters, *_among(SHOWN, statuses), *_among("ending", endings)]
         of_index = index_condition(wanted)
         where += [of_index] if of_index else []
         select = (
@@ -198,7 +200,7 @@ class SqliteTasks:
         )
 
         def look(db: sqlite3.Connection) -> Found:
-            facts = (*asked.values(), *statuses, *endings, limit)
+            facts = (*filters.values(), *statuses, *endings, limit)
             rows = db.execute(select, facts).fetchall()
             records = [record_from_row(row) for row in rows]
             return Found(records, str(rows[-1][0]) if len(rows) == limit else None)
@@ -206,7 +208,7 @@ class SqliteTasks:
         return await self._database.read(look)
 
     async def forget(self, now_ms: int) -> int:
-        """See `TaskStore`."""
+        """Delete old tasks, as `TaskStore.forget` does."""
         size = "(select sum(length(value)) from payloads where task = tasks.n)"
 
         def look(db: sqlite3.Connection) -> list[tuple[int]]:
@@ -216,23 +218,23 @@ class SqliteTasks:
             )
 
         rows = await self._database.read(look)
-        if rows:  # most of the time there is nothing, and no lock to be had for it
+        if rows:  # usually there are none, and no lock is needed
             await self._database.write(
                 lambda db: db.executemany("delete from tasks where n = ?", rows)
             )
         return len(rows)
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
-        """See `TaskStore`."""
+        """Lease a shard, as `TaskStore.take_shard` does."""
         latest_ms = now_ms + SHARD_AT_MOST_MS
-        held = (
+        other_lease = (
             "select 1 from sweepers where shard = ? and sweeper <> ? and until_ms > ?"
             " and until_ms <= ?"
         )
         if await self._database.read(
-            lambda db: db.execute(held, (shard, sweeper, now_ms, latest_ms)).fetchone()
+            lambda db: db.execute(other_lease, (shard, sweeper, now_ms, latest_ms)).fetchone()
         ):
-            return False  # without a lock that whoever has it would have to wait for
+            return False  # without a write lock, which would delay the sweeper of the shard
         statement = (
             "insert into sweepers (shard, sweeper, until_ms) values (?, ?, ?) on conflict (shard) do update"
             " set sweeper = excluded.sweeper, until_ms = excluded.until_ms"
@@ -243,7 +245,7 @@ class SqliteTasks:
         return await self._database.write(lambda db: db.execute(statement, facts).rowcount == 1)
 
     async def tell_time(self, report: bytes) -> bytes | None:
-        """See `TaskStore`."""
+        """Exchange clock reports, as `TaskStore.tell_time` does."""
 
         def write(db: sqlite3.Connection) -> bytes | None:
             before = db.execute("select said from told").fetchone()
@@ -258,7 +260,7 @@ class SqliteTasks:
 
 
 def _among(what: str, values: Sequence[str]) -> list[str]:
-    """Return the condition that an expression is one of `values`; empty without values."""
+    """Return the condition that an expression is one of `values`; no condition without values."""
     return [f"{what} in ({', '.join('?' * len(values))})"] if values else []
 
 
@@ -272,7 +274,7 @@ def _as_seen(record: TaskRecord) -> tuple[Any, ...]:
 
 
 def _shown(db: sqlite3.Connection, record: TaskRecord) -> TaskRecord:
-    """Return a record with the values that its client is shown."""
+    """Return a record with the values that its client sees."""
     if record.status is Status.INPUT_REQUIRED:
         return replace(record, requests=dict(_values(db, record.notes, Part.REQUEST)))
     if record.is_open:
@@ -286,7 +288,7 @@ def _work(db: sqlite3.Connection, record: TaskRecord) -> Work:
 
 
 def _values(db: sqlite3.Connection, task: int, part: Part) -> list[tuple[str, bytes]]:
-    """Return the name and the value of each, in the order in which they were put."""
+    """Return the names and values of a part, in the order in which they were put."""
     return db.execute(
         "select name, value from payloads where task = ? and kind = ? order by n",
         (task, part.value),

@@ -1,17 +1,16 @@
-"""Writes of one process to a file: those that come while another is on its way to
-the disk go there together.
+"""Group commit for the writes of one process to a file: writes that come during another commit
+share the next one.
 
-A transaction waits for the disk once, however much is in it. So whatever is asked for while
-the disk is busy becomes one transaction, in the order in which it came, in which each write
-has a savepoint of its own:
+A transaction waits for the disk once, whatever its size. So writes that come while the disk is busy
+become one transaction, in their order, in which each write has a savepoint of its own:
 
-    asked for     a      b c d      e
+    writes        a      b c d      e
     thread        begin a commit ── begin b c d commit ── begin e commit
                         └ to disk             └ to disk         └ to disk
 
-A write is told that it happened after the commit, and one that raises takes back nothing but
-itself. Where a transaction of several cannot be committed (the disk is full), each is tried again
-alone: none pays for what another wanted.
+A write returns after the commit. A write that raises an error is rolled back alone. If a
+transaction of several writes cannot be committed (the disk is full), each write is retried alone,
+so that no write fails because of another.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 T = TypeVar("T")
 
 TOGETHER: Final = 64
-"""Writes in one transaction, at most: for a reader of the file it comes all at once."""
+"""The maximum number of writes in one transaction, which readers see all at once."""
 
 Work: TypeAlias = "Callable[[sqlite3.Connection], Any]"
 
 
 @dataclass(slots=True, eq=False)
 class Write:
-    """A write that somebody waits for."""
+    """A write with a waiting caller."""
 
     work: Work
     done: asyncio.Future[Any]
@@ -45,7 +44,7 @@ class Write:
 
     def settle(self) -> None:
         """Complete the future with the outcome, unless the caller was cancelled."""
-        if self.done.done():  # who waited has been cancelled
+        if self.done.done():  # the caller was cancelled
             return
         if self.error is None:
             self.done.set_result(self.value)
@@ -54,12 +53,12 @@ class Write:
 
 
 Run: TypeAlias = "Callable[[Callable[[sqlite3.Connection], None], bool], None]"
-"""Has something done with a connection, alone; its transactions are to be on the disk
-afterwards, or need not be."""
+"""Runs a function with a connection while no other thread writes. The flag says whether its
+transactions must be on the disk when it returns."""
 
 
 class Writer:
-    """The writes that one event loop asks for, in one thread at a time."""
+    """The writes of one event loop, in one thread at a time."""
 
     def __init__(self, run: Run, threads: ThreadPoolExecutor) -> None:
         self.loop = asyncio.get_running_loop()
@@ -73,7 +72,7 @@ class Writer:
         write may have happened.
 
         Raises:
-            sqlite3.Error, OSError: it cannot be written; nothing has happened.
+            sqlite3.Error, OSError: the write failed and did not happen.
         """
         write = Write(work, self.loop.create_future(), durable)
         self._waiting.append(write)
@@ -90,23 +89,23 @@ class Writer:
     def _in_thread(self, writes: Sequence[Write]) -> None:
         try:
             self._run(lambda db: commit(db, writes), any(write.durable for write in writes))
-        except BaseException as error:  # there is no connection
+        except BaseException as error:  # the connection failed
             for write in writes:
                 write.error = error
-        with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed and has no waiting callers
             self.loop.call_soon_threadsafe(self._end, writes)
 
     def _end(self, writes: Sequence[Write]) -> None:
-        self._begin()  # first: the thread need not wait for those who are told
+        self._begin()  # first, so that the thread need not wait for the callers
         for write in writes:
             write.settle()
 
 
 def commit(db: sqlite3.Connection, writes: Sequence[Write]) -> None:
-    """Run several writes in one transaction and note the outcome of each."""
+    """Run several writes in one transaction and record the outcome of each."""
     try:
         with transaction(db):
-            if len(writes) == 1:  # the transaction is its savepoint
+            if len(writes) == 1:  # the transaction serves as its savepoint
                 writes[0].value, writes[0].error = writes[0].work(db), None
             else:
                 for write in writes:
@@ -120,8 +119,8 @@ def commit(db: sqlite3.Connection, writes: Sequence[Write]) -> None:
 
 
 def _is_busy(error: Exception) -> bool:
-    """Return whether another process keeps the file locked, so that a single write would wait in
-    vain."""
+    """Return whether another process keeps the file locked, so that retrying a single write would
+    also fail."""
     code = error.sqlite_errorcode & 0xFF if isinstance(error, sqlite3.OperationalError) else None
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -152,8 +151,8 @@ def transacted(db: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) 
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Commit everything in the block, or nothing. It waits for other writers at the beginning, so
-    that it cannot fail halfway."""
+    """Commit all statements of the block, or none. The transaction waits for other writers at its
+    beginning, so that it cannot fail halfway."""
     with _ended(db, "immediate"):
         yield
         db.execute("commit")
@@ -161,15 +160,15 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def snapshot(db: sqlite3.Connection) -> Iterator[None]:
-    """Read everything in the block as of one moment."""
+    """Read all values in the block as of one moment."""
     with _ended(db, "deferred"):
         yield
 
 
 @contextmanager
 def _ended(db: sqlite3.Connection, kind: Literal["immediate", "deferred"]) -> Iterator[None]:
-    """Begin a transaction, and roll it back at the end unless it was committed. A full disk, for
-    example, makes SQLite end it earlier."""
+    """Begin a transaction, and roll it back at the end unless it was committed or SQLite has
+    already ended it, as with a full disk."""
     db.execute(f"begin {kind}")
     try:
         yield

@@ -1,0 +1,212 @@
+"""Changes of a server's resources, while streams of the gateway listen to them.
+
+    2026-07-28   one stream of subscriptions/listen with all URIs; another one replaces it when the URIs change
+    older        resources/subscribe and resources/unsubscribe for each URI, and the stream of the session
+
+Nothing is sent while no stream listens. After an interruption each URI is reported once, because
+changes may have been missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from roundgate.backends.mcp.server import Server, pause_s
+from roundgate.backends.mcp.uris import Uris
+from roundgate.client import ServerInfo
+from roundgate.client.connection import Connection
+from roundgate.client.following import Subscription
+from roundgate.client.types import Json
+from roundgate.clock import Clock
+from roundgate.errors import GatewayError
+from roundgate.protocol import notifications
+
+MAX_URIS: Final = 1_000
+"""The most URIs that the gateway listens to at one server; other servers bound a stream so, too."""
+MAX_WAITING: Final = 1_000
+"""The most changes of an older server that wait to be reported; more are lost."""
+LOOK_S: Final = 1.0
+"""Seconds between two looks whether an older server's session is still the same."""
+
+log = logging.getLogger("roundgate.backends")
+
+
+class Listening:
+    """Listens to changes of one server's resources (`ChangeReporter`)."""
+
+    def __init__(self, server: Server, uris: Uris, clock: Clock) -> None:
+        self._server = server
+        self._uris = uris
+        self._clock = clock
+        self._wanted: frozenset[str] = frozenset()
+        self._changed: Callable[[str], None] = _ignore
+        self._wake = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+
+    def report(self, uris: frozenset[str], changed: Callable[[str], None]) -> None:
+        """See `ChangeReporter`."""
+        self._changed = changed
+        if len(uris) > MAX_URIS:
+            fields = {"backend": self._server.name, "n": len(uris) - MAX_URIS}
+            log.warning("changes of resources are not reported", extra={"fields": fields})
+        wanted = frozenset(self._uris.theirs(uri) for uri in sorted(uris)[:MAX_URIS])
+        if wanted == self._wanted:
+            return
+        self._wanted = wanted
+        self._wake.set()
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._run())
+
+    async def aclose(self) -> None:
+        """Stop to listen."""
+        self._wanted = frozenset()
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+    def _take(self, method: Any, params: Any) -> None:
+        """Report a change of a resource, or of a part of it: the URI of a notification may be the
+        one of a sub-resource."""
+        uri = params.get("uri") if isinstance(params, dict) else None
+        if method != notifications.RESOURCE_UPDATED or not isinstance(uri, str):
+            return
+        for wanted in self._wanted:
+            if uri == wanted or uri.startswith(wanted.removesuffix("/") + "/"):
+                self._changed(self._uris.ours(wanted))
+
+    def _report_all(self) -> None:
+        for uri in self._wanted:
+            self._changed(self._uris.ours(uri))
+
+    async def _run(self) -> None:
+        failures = 0
+        while self._wanted:
+            began_ms = self._clock.monotonic_ms()
+            try:
+                connection = await self._server.connection()
+                info = await connection.connect()
+                if failures:
+                    self._report_all()
+                if not _reports(info):
+                    await self._woken()
+                elif info.is_modern:
+                    await self._listen(connection)
+                else:
+                    await self._subscribe(connection, info)
+            except GatewayError as error:
+                log.debug("a server's changes of resources are not reported", exc_info=error)
+            if self._wanted:
+                is_steady = self._clock.monotonic_ms() - began_ms > 60_000
+                failures = 1 if is_steady else failures + 1
+                await self._woken(pause_s(failures, self._clock))
+
+    async def _woken(self, seconds: float | None = None) -> None:
+        """Wait until other URIs are wanted, or for some seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        self._wake.clear()
+
+    # -- servers of 2026-07-28 ---------------------------------------------------------------------
+
+    async def _listen(self, connection: Connection) -> None:
+        """Keep one stream open for the URIs that are wanted. Return when none is, or the server
+        has ended the stream."""
+        reading: asyncio.Task[None] | None = None
+        try:
+            while wanted := self._wanted:
+                self._wake.clear()
+                opened = asyncio.Event()
+                replaced, reading = (
+                    reading,
+                    asyncio.create_task(self._read(connection, wanted, opened)),
+                )
+                try:
+                    await _first(reading, opened)
+                finally:
+                    await _cancelled(replaced)
+                await _first(reading, self._wake)
+                if reading.done():
+                    reading.result()
+                    return
+        finally:
+            await _cancelled(reading)
+
+    async def _read(
+        self, connection: Connection, wanted: frozenset[str], opened: asyncio.Event
+    ) -> None:
+        named = {"resourceSubscriptions": sorted(wanted)}
+        async with Subscription(connection, named, on_reopened=self._report_all) as changes:
+            opened.set()
+            async for change in changes:
+                self._take(change.method, change.params)
+
+    # -- older servers -----------------------------------------------------------------------------
+
+    async def _subscribe(self, connection: Connection, info: ServerInfo) -> None:
+        """Subscribe to the URIs that are wanted, and report changes, until none is wanted or the
+        session is over."""
+        tap: asyncio.Queue[Json] = asyncio.Queue(MAX_WAITING)
+        stream = connection.link.session_stream
+        stream.taps.add(tap)
+        subscribed: set[str] = set()
+        try:
+            while stream.is_open and connection.server is info:
+                self._wake.clear()
+                await self._resubscribe(connection, subscribed)
+                if not self._wanted:
+                    return
+                if (message := await self._next(tap)) is not None:
+                    self._take(message.get("method"), message.get("params"))
+        finally:
+            stream.taps.discard(tap)
+
+    async def _resubscribe(self, connection: Connection, subscribed: set[str]) -> None:
+        """Subscribe and unsubscribe until the server reports what is wanted; update `subscribed`.
+        A resource that the server refuses is left out."""
+        for uri in sorted(self._wanted ^ subscribed):
+            method = "unsubscribe" if uri in subscribed else "subscribe"
+            with suppress(GatewayError):
+                await connection.request(f"resources/{method}", {"uri": uri})
+            subscribed ^= {uri}
+
+    async def _next(self, tap: asyncio.Queue[Json]) -> Json | None:
+        """Return the next message; `None` when other URIs are wanted, or after a moment."""
+        getting = asyncio.create_task(tap.get())
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await _first(getting, self._wake)
+            return getting.result() if getting.done() else None
+        finally:
+            getting.cancel()
+
+
+def _reports(info: ServerInfo) -> bool:
+    """Return whether a server reports changes of single resources."""
+    resources = info.capabilities.get("resources")
+    return isinstance(resources, dict) and resources.get("subscribe") is True
+
+
+async def _first(task: asyncio.Task[Any], event: asyncio.Event) -> None:
+    """Wait until a task is over or an event is set."""
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+
+
+async def _cancelled(task: asyncio.Task[None] | None) -> None:
+    """Cancel a task, if there is one, and wait for its end."""
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _ignore(uri: str) -> None:
+    """Do nothing."""

@@ -1,0 +1,123 @@
+"""The lists of a server besides its tools: prompts, resources and resource templates.
+
+A list that cannot be read does not take the others away: the entries of the last time stay, and
+the reason is kept. A server that declares resources need not know templates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from roundgate.backends.mcp.tools import MAX_NAME, MAX_REASON, LeftOut
+from roundgate.client import ServerInfo
+from roundgate.client.connection import Connection
+from roundgate.client.flows import whole_list
+from roundgate.client.types import Json, is_object_list
+from roundgate.errors import BadAnswer, RpcError
+
+LISTS: Final[Mapping[str, tuple[str, str]]] = {
+    "prompts/list": ("prompts", "prompts"),
+    "resources/list": ("resources", "resources"),
+    "resources/templates/list": ("resources", "resourceTemplates"),
+}
+"""The capability that a list needs, and the member of its pages, by its method."""
+_NOT_FOUND: Final = -32601
+_TYPES: Final[Mapping[str, tuple[type, str]]] = {
+    "title": (str, "text"),
+    "description": (str, "text"),
+    "mimeType": (str, "text"),
+    "annotations": (dict, "an object"),
+    "arguments": (list, "a list"),
+    "icons": (list, "a list"),
+    "_meta": (dict, "an object"),
+}
+"""The types of the optional members that clients read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """The lists of one look at a server, by their methods, as the server sent them."""
+
+    entries: Mapping[str, Sequence[Json]] = field(default_factory=dict)
+    declared: frozenset[str] = frozenset()
+    """The capabilities among "prompts", "resources" and "completions" that the server has."""
+    faults: Mapping[str, str] = field(default_factory=dict)
+    """The reason why a list could not be read, by its method."""
+    ttl_ms: int | None = None
+    """For how long the server says that the lists hold."""
+
+    def of(self, method: str) -> Sequence[Json]:
+        """Return the entries of a list."""
+        return self.entries.get(method, ())
+
+    def offers_as(self, other: Lists) -> bool:
+        """Return whether the same is offered as in another look."""
+        return replace(self, ttl_ms=None) == replace(other, ttl_ms=None)
+
+    def lacks_a_list_of(self, other: Lists) -> bool:
+        """Return whether a list is empty that had entries in another look."""
+        return any(self.of(method) == [] for method, entries in other.entries.items() if entries)
+
+
+async def read_lists(connection: Connection, server: ServerInfo, known: Lists | None) -> Lists:
+    """Return the lists that a server declares.
+
+    Args:
+        connection: the connection to the server.
+        server: the server's description of itself.
+        known: the lists of the last look.
+
+    Raises:
+        ClientError: the server cannot be asked any more.
+    """
+    known = known or Lists()
+    declared = frozenset({"prompts", "resources", "completions"} & server.capabilities.keys())
+    methods = [method for method, (capability, _) in LISTS.items() if capability in declared]
+    connection.cache.clear(*methods)
+    read = await asyncio.gather(*(_read(connection, method, known) for method in methods))
+    ttls = [ttl_ms for _, _, ttl_ms in read if ttl_ms is not None]
+    return Lists(
+        {method: items for method, (items, _, _) in zip(methods, read, strict=True)},
+        declared,
+        {method: why for method, (_, why, _) in zip(methods, read, strict=True) if why},
+        min(ttls, default=None),
+    )
+
+
+async def _read(
+    connection: Connection, method: str, known: Lists
+) -> tuple[Sequence[Json], str | None, int | None]:
+    """Return the entries of a list, the reason if it could not be read, and its time to live."""
+    try:
+        listing = await connection.drive(whole_list(method, LISTS[method][1], connection.limits))
+    except (RpcError, BadAnswer) as error:
+        if isinstance(error, RpcError) and error.code == _NOT_FOUND:
+            return [], None, None
+        return known.of(method), str(error.args[0])[:MAX_REASON], None
+    return listing.items, None, listing.ttl_ms
+
+
+def check_entry(raw: Json) -> None:
+    """Raise ValueError if clients would refuse an entry of a list of prompts or resources."""
+    for member, (kind, words) in _TYPES.items():
+        if member in raw and not isinstance(raw[member], kind):
+            raise ValueError(f"its {member} is not {words}")
+    for member in ("icons", "arguments"):
+        if not is_object_list(raw.get(member, [])):
+            raise ValueError(f"its {member} are no objects")
+
+
+def checked_text(raw: Json, member: str, longest: int) -> str:
+    """Return a required text of an entry; raise ValueError if it is missing or too long."""
+    value: Any = raw.get(member)
+    if not isinstance(value, str) or not 0 < len(value) <= longest:
+        raise ValueError(f"its {member} is no text of 1 to {longest:,} characters")
+    return value
+
+
+def left_out(raw: Json, member: str, error: ValueError) -> LeftOut:
+    """Return an entry that is not served, with the reason. `member` identifies it."""
+    return LeftOut(str(raw.get(member))[:MAX_NAME], str(error)[:MAX_REASON])

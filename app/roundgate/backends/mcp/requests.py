@@ -1,0 +1,169 @@
+"""Requests for a server's prompts and resources: their rounds, and the completion of arguments.
+
+A request that asks is kept in the sealed journal as a call of a tool is (`mcp.calls`): the same
+keys, and the server's state inside the gateway's. All of these requests may be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final
+
+from roundgate.auth import Principal
+from roundgate.backends.base import Complete
+from roundgate.backends.mcp.calls import (
+    MAX_EXCHANGES,
+    Relay,
+    answers_to,
+    kept_questions,
+    with_meta,
+)
+from roundgate.backends.mcp.server import Server
+from roundgate.client import Limits
+from roundgate.client.flows import read_input_required
+from roundgate.client.messages import Listener
+from roundgate.client.types import Json
+from roundgate.clock import Clock
+from roundgate.errors import (
+    BackendError,
+    BadAnswer,
+    InvalidParams,
+    ResourceNotFound,
+    Unavailable,
+    UnexpectedAnswer,
+)
+from roundgate.protocol import Completion
+from roundgate.replay import Context
+
+COMPLETE_S: Final = 10.0
+"""Seconds within which a server must complete an argument: somebody types meanwhile."""
+_INVALID: Final = "error -32602"
+_OLDER_NOT_FOUND: Final = "error -32002"
+"""The error of revisions before 2026-07-28 for an unknown resource."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """The requests for one server's prompts and resources."""
+
+    server: Server
+    limits: Limits
+    on_unknown: Callable[[], None]
+    """Called when the server does not know a prompt or resource any more."""
+
+    async def send(self, context: Context, step: str, method: str, params: Json) -> Json:
+        """Return the result of prompts/get or resources/read, after its rounds.
+
+        Args:
+            context: the context of the request.
+            step: the name of the step in the journal.
+            method: the method.
+            params: its params.
+
+        Raises:
+            InvalidParams: the server refused the request.
+            Unavailable: the server did not answer, or is busy.
+            UnexpectedAnswer: its answer cannot be used.
+        """
+        answering: Json = {}
+        for number in count(1):
+            if number > MAX_EXCHANGES:
+                raise UnexpectedAnswer(f"{self.server.name} asks for input without end")
+            exchange = self._exchange(context, method, {**params, **answering})
+            kept: Json = await context.step(step, exchange)
+            if "result" in kept:
+                result: Json = kept["result"]
+                return result
+            if "refusal" in kept:
+                raise self._refusal(kept["reason"], kept["refusal"], params)
+            answering = await answers_to(kept, context)
+        raise AssertionError("the loop returns or raises")
+
+    def _exchange(
+        self, context: Context, method: str, params: Json
+    ) -> Callable[[], Awaitable[Json]]:
+        async def exchange() -> Json:
+            try:
+                raw = await self.server.request(
+                    method,
+                    with_meta(params, context),
+                    Relay(context, self.server.name).listener((), {}),
+                    context.deadline,
+                    is_repeatable=True,
+                )
+            except UnexpectedAnswer:
+                raise
+            except BackendError as error:  # a step keeps no reason of an error
+                return {"refusal": str(error), "reason": error.reason or ""}
+            return self._kept(raw, context)
+
+        return exchange
+
+    def _kept(self, raw: Json, context: Context) -> Json:
+        name = self.server.name
+        try:
+            required = read_input_required(raw, self.limits)
+        except BadAnswer as error:
+            raise UnexpectedAnswer(f"{name} failed: {error}") from None
+        if required is not None:
+            return kept_questions(required, name, context)
+        if raw.get("resultType", "complete") != "complete":
+            raise UnexpectedAnswer(f"{name} answered with a result of a type that is not known")
+        return {"result": raw}
+
+    def _refusal(self, reason: str, text: str, params: Json) -> Exception:
+        """Return the gateway's error for the `BackendError` with this reason and text."""
+        if reason in (_INVALID, _OLDER_NOT_FOUND):
+            self.on_unknown()
+        if reason == _OLDER_NOT_FOUND and "uri" in params:
+            return ResourceNotFound(params["uri"])
+        return (InvalidParams if reason.startswith("error ") else Unavailable)(text)
+
+    def completes(self, ref: Mapping[str, str], argument: str, clock: Clock) -> Complete:
+        """Return the completion of an argument of a prompt or resource template.
+
+        Args:
+            ref: the reference to the prompt or template, as the server knows it.
+            argument: the name of the argument.
+            clock: the clock of the process.
+        """
+
+        async def complete(caller: Principal, typed: str, others: Mapping[str, str]) -> Completion:
+            params: Json = {"ref": dict(ref), "argument": {"name": argument, "value": typed}}
+            if others:
+                params["context"] = {"arguments": dict(others)}
+            deadline = clock.deadline(COMPLETE_S * 1000)
+            try:
+                raw = await self.server.request(
+                    "completion/complete",
+                    params,
+                    Listener(capabilities={}),
+                    deadline,
+                    is_repeatable=True,
+                )
+            except UnexpectedAnswer:
+                raise
+            except BackendError as error:
+                raise self._refusal(error.reason or "", str(error), params) from None
+            return _completion(raw, self.server.name)
+
+        return complete
+
+
+def _completion(raw: Json, server: str) -> Completion:
+    """Return a server's suggestions.
+
+    Raises:
+        UnexpectedAnswer: the server's answer has no suggestions.
+    """
+    found: Any = raw.get("completion")
+    values = found.get("values") if isinstance(found, dict) else None
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise UnexpectedAnswer(f"{server} completed an argument with something else than texts")
+    total, has_more = found.get("total"), found.get("hasMore")
+    is_count = isinstance(total, int) and not isinstance(total, bool)
+    return Completion(
+        values, total if is_count else None, has_more if isinstance(has_more, bool) else None
+    )

@@ -1,0 +1,126 @@
+"""The resources and resource templates of a server: as the gateway lists them, and their contents.
+They pass as they came, but for what belongs to one hop and their URIs (`mcp.uris`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from roundgate.backends.base import ChangeReporter, Resource
+from roundgate.backends.mcp.config import PartConfig
+from roundgate.backends.mcp.lists import Lists, check_entry, checked_text, left_out
+from roundgate.backends.mcp.requests import Requests
+from roundgate.backends.mcp.tools import LeftOut, own_meta, without_hop
+from roundgate.backends.mcp.uris import MAX_URI, SCHEME, Pattern, Uris
+from roundgate.client.types import Json, is_object_list
+from roundgate.clock import Clock
+from roundgate.errors import UnexpectedAnswer
+from roundgate.protocol import (
+    BlobResourceContents,
+    ForwardedRead,
+    ResourceContents,
+    TextResourceContents,
+)
+from roundgate.replay import Context
+
+
+def resources_of(
+    lists: Lists,
+    requests: Requests,
+    config: PartConfig,
+    uris: Uris,
+    reporter: ChangeReporter,
+    clock: Clock,
+) -> tuple[list[Resource], list[LeftOut]]:
+    """Return the resources and templates that are selected and can be served, and the others that
+    cannot."""
+    served: dict[tuple[str, str], Resource] = {}
+    others: list[LeftOut] = []
+    for method, member in (("resources/list", "uri"), ("resources/templates/list", "uriTemplate")):
+        for raw in lists.of(method):
+            try:
+                uri = _checked(raw, member, uris)
+                if not config.has(uri):
+                    continue
+                if (member, uri) in served:
+                    raise ValueError(f"the server lists another resource with this {member}")
+                resource = _resource(raw, member, requests, config, uris)
+                if member == "uriTemplate":
+                    resource = _completed(resource, uri, lists, requests, uris, clock)
+                served[member, uri] = replace(resource, reporter=reporter)
+            except ValueError as error:
+                others.append(left_out(raw, member, error))
+    return list(served.values()), others
+
+
+def _checked(raw: Json, member: str, uris: Uris) -> str:
+    """Return the URI of a resource; raise ValueError if clients would refuse its definition."""
+    uri = checked_text(raw, member, MAX_URI)
+    if not isinstance(raw.get("name"), str):
+        raise ValueError("its name is no text")
+    check_entry(raw)
+    if uris.name is not None and SCHEME.match(uri) is None:
+        raise ValueError(f"its {member} has no scheme, so it cannot have the name of the back end")
+    return uri
+
+
+def _resource(
+    raw: Json, member: str, requests: Requests, config: PartConfig, uris: Uris
+) -> Resource:
+    return Resource(
+        {**without_hop(raw), member: uris.ours(raw[member])},
+        partial(_read, requests, uris),
+        {},
+        frozenset(config.scopes),
+        Pattern.parse(uris.ours(raw[member])) if member == "uriTemplate" else None,
+    )
+
+
+def _completed(
+    resource: Resource, template: str, lists: Lists, requests: Requests, uris: Uris, clock: Clock
+) -> Resource:
+    """Return a template whose variables the server completes, if it completes any."""
+    if "completions" not in lists.declared:
+        return resource
+    reference = {"type": "ref/resource", "uri": template}
+    names = Pattern.parse(template).variables
+    return replace(
+        resource, complete={name: requests.completes(reference, name, clock) for name in names}
+    )
+
+
+async def _read(
+    requests: Requests, uris: Uris, context: Context, uri: str, values: Mapping[str, Any]
+) -> ForwardedRead:
+    """Return the contents that a server has at one of the gateway's URIs."""
+    raw = await requests.send(context, "read", "resources/read", {"uri": uris.theirs(uri)})
+    items = raw.get("contents")
+    if not is_object_list(items):
+        raise UnexpectedAnswer(f"{requests.server.name} answered without contents")
+    contents = [_contents(item, uris, requests.server.name) for item in items or ()]
+    own = ("contents", "resultType", "ttlMs", "cacheScope")
+    others = {key: value for key, value in without_hop(raw).items() if key not in own}
+    ttl_ms = raw.get("ttlMs")
+    is_ttl = isinstance(ttl_ms, int) and not isinstance(ttl_ms, bool)
+    return ForwardedRead(
+        contents, others, ttl_ms if is_ttl else None, raw.get("cacheScope") == "private"
+    )
+
+
+def _contents(raw: Json, uris: Uris, server: str) -> ResourceContents:
+    """Return contents as the server sent them, under the gateway's URI.
+
+    Raises:
+        UnexpectedAnswer: they have no URI, or neither text nor base64.
+    """
+    uri, text, blob, meta = (raw.get(name) for name in ("uri", "text", "blob", "_meta"))
+    kept = own_meta(meta) or None if isinstance(meta, dict) else None
+    own = ("uri", "text", "blob", "mimeType", "_meta")
+    others = {name: value for name, value in raw.items() if name not in own}
+    if isinstance(uri, str) and isinstance(text, str):
+        return TextResourceContents(uris.ours(uri), text, raw.get("mimeType"), kept, others)
+    if isinstance(uri, str) and isinstance(blob, str):
+        return BlobResourceContents(uris.ours(uri), blob, raw.get("mimeType"), kept, others)
+    raise UnexpectedAnswer(f"{server} answered with contents that have neither text nor blob")

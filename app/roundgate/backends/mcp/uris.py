@@ -1,0 +1,141 @@
+"""The URIs under which clients know the resources of a server, and the URIs of a template.
+
+With `uris: kept`, a URI is the server's own. With `uris: named`, it has the name of the back end in
+front of the authority, or of the path if there is no authority, and keeps its scheme:
+
+    notes://ann/1         ──▶  notes://NAME/ann/1
+    file:///srv/{+path}   ──▶  file://NAME//srv/{+path}
+    memo:today            ──▶  memo:NAME/today
+
+Links and embedded resources in results change in the same way, so a client can read what a tool
+names. Whether a URI belongs to a template is decided by its literal text: the server itself reads
+the values of the variables, so templates whose expansion has no inverse are served, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from roundgate.client.types import Json, is_object_list
+
+MAX_URI: Final = 4_096
+"""The most characters of a URI or template: clients may send 8,192, and a name is put in front."""
+MAX_EXPRESSIONS: Final = 20
+"""The most expressions of a template: matching a URI takes time that grows with their number."""
+SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?://)?")
+_EXPRESSION: Final = re.compile(r"\{([^{}]*)\}")
+_VARIABLE: Final = re.compile(r"[A-Za-z0-9_.%-]+")
+_OPERATORS: Final = "+#./;?&"
+_STARTED: Final = "#./;?&"
+"""The operators whose expansion begins with the operator itself, or is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uris:
+    """The gateway's URIs for the resources of one server. `name` is the name of the back end;
+    `None` keeps the server's URIs."""
+
+    name: str | None
+
+    def ours(self, uri: str) -> str:
+        """Return the gateway's URI, or template, for a server's. Text without a scheme is returned
+        as it is."""
+        scheme = SCHEME.match(uri)
+        if self.name is None or scheme is None:
+            return uri
+        return f"{scheme[0]}{self.name}/{uri[scheme.end() :]}"
+
+    def theirs(self, uri: str) -> str:
+        """Return the server's URI for one of the gateway's: the inverse of `ours`."""
+        scheme = SCHEME.match(uri)
+        if self.name is None or scheme is None:
+            return uri
+        rest = uri[scheme.end() :]
+        return scheme[0] + rest.removeprefix(f"{self.name}/")
+
+    def in_block(self, block: Json) -> Json:
+        """Return a content block with the gateway's URI, if it is a link or a resource."""
+        if self.name is None:
+            return block
+        match block:
+            case {"type": "resource_link", "uri": str(uri)}:
+                return {**block, "uri": self.ours(uri)}
+            case {"type": "resource", "resource": {"uri": str(uri)} as resource}:
+                return {**block, "resource": {**resource, "uri": self.ours(uri)}}
+        return block
+
+    def in_result(self, result: Json) -> Json:
+        """Return the result of a tool with the gateway's URIs in its content."""
+        blocks = result.get("content")
+        if self.name is None or not is_object_list(blocks):
+            return result
+        return {**result, "content": [self.in_block(block) for block in blocks or ()]}
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """The URIs that may belong to a template: its literal text, with any text for expressions.
+
+    A variable without an operator has no "/", and `{?x}` begins with "?" or is empty, and so on for
+    the other operators.
+    """
+
+    parts: Sequence[tuple[str, str]]
+    """Pairs of literal text and the expression that follows it; the last expression is empty."""
+
+    @classmethod
+    def parse(cls, template: str) -> Pattern:
+        """Return the pattern of a template; raise ValueError if it is malformed."""
+        parts: list[tuple[str, str]] = []
+        end = 0
+        for expression in _EXPRESSION.finditer(template):
+            if not expression[1].strip(_OPERATORS):
+                raise ValueError("its uriTemplate has an expression without a variable")
+            parts.append((template[end : expression.start()], expression[1]))
+            end = expression.end()
+        parts.append((template[end:], ""))
+        if any("{" in literal or "}" in literal for literal, _ in parts):
+            raise ValueError("its uriTemplate has a brace without a partner")
+        if len(parts) > MAX_EXPRESSIONS + 1:
+            raise ValueError(f"its uriTemplate has more than {MAX_EXPRESSIONS} expressions")
+        return cls(parts)
+
+    @property
+    def variables(self) -> list[str]:
+        """The names of the variables, without modifiers."""
+        return list(dict.fromkeys(self._variables()))
+
+    def _variables(self) -> Iterator[str]:
+        for _, expression in self.parts:
+            for spec in expression.lstrip(_OPERATORS).split(","):
+                if (name := _VARIABLE.match(spec)) is not None:
+                    yield name[0]
+
+    def match(self, uri: str) -> Mapping[str, Any] | None:
+        """Return an empty object if a URI may belong to the template, else `None`."""
+        reached = {0}
+        for literal, expression in self.parts:
+            reached = {at + len(literal) for at in reached if uri.startswith(literal, at)}
+            if not reached:
+                return None
+            if expression:
+                reached = set(_ends(expression, uri, reached))
+        return {} if len(uri) in reached else None
+
+
+def _ends(expression: str, uri: str, starts: set[int]) -> Iterator[int]:
+    """Yield the places in a URI at which the text of an expression may end."""
+    operator = expression[0] if expression[0] in _OPERATORS else ""
+    if operator and operator in _STARTED:
+        yield from starts
+        starts = {at + 1 for at in starts if uri.startswith(operator, at)}
+    takes_slash = bool(operator) or expression.endswith("*")
+    stop = -1
+    for start in sorted(starts):
+        if start > stop:  # not reached from an earlier start
+            end = -1 if takes_slash else uri.find("/", start)
+            stop = len(uri) if end < 0 else end
+            yield from range(start, stop + 1)
