@@ -26,6 +26,7 @@ from roundgate.errors import ResourceNotFound as ResourceNotFound
 from roundgate.errors import StepFailed as StepFailed
 from roundgate.errors import StepTimeout as StepTimeout
 from roundgate.errors import ToolError as ToolError
+from roundgate.protocol.apps import App as App
 from roundgate.protocol.content import Annotations as Annotations
 from roundgate.protocol.content import AudioContent as AudioContent
 from roundgate.protocol.content import BlobResourceContents as BlobResourceContents

@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
 from roundgate.protocol import Annotations, Icon
+from roundgate.protocol.apps import App
 from roundgate.settings import TaskMode
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,7 +35,9 @@ ATTRIBUTE: Final = "__mcp_declarations__"
 class Options(TypedDict, total=False):
     """The options of all three decorators."""
 
-    __pydantic_config__ = ConfigDict(strict=True, arbitrary_types_allowed=True)  # type: ignore[misc]
+    __pydantic_config__ = ConfigDict(  # type: ignore[misc]
+        strict=True, arbitrary_types_allowed=True, revalidate_instances="always"
+    )
 
     name: Text | None
     """The name, without the prefix of its back end; by default the function's name."""
@@ -80,6 +83,9 @@ class ToolOptions(Options, total=False):
     """Whether to accept answers that a client sends before it is asked (`roundgate docs rounds`)."""
     approval: Text | None
     """The text above the arguments when the user approves a call."""
+    ui: Text | App | None
+    """The HTML page that hosts show for the tool's results (`roundgate docs apps`): the path of a
+    file relative to the module's folder, or an `App` with further options."""
 
 
 class PromptOptions(Options, total=False):

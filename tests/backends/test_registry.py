@@ -90,10 +90,10 @@ def test_a_kind_that_is_not_there_is_a_problem_that_names_those_that_are(tmp_pat
     status, said = run(tmp_path, "check", "gateway.yaml")
     assert status == 1
     assert (
-        "add kind: python or kind: http or kind: openapi or kind: mcp or kind: lambda or kind: echo"
-        in said
+        "add kind: python or kind: http or kind: openapi or kind: mcp or kind: skills or kind: lambda"
+        " or kind: echo" in said
     )
-    assert "'python', 'http', 'openapi', 'mcp', 'lambda', 'echo'" in said
+    assert "'python', 'http', 'openapi', 'mcp', 'skills', 'lambda', 'echo'" in said
 
 
 def test_the_schema_has_it(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ from roundgate.backends.mcp.config import (
 )
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.backend import PythonBackendConfig
+from roundgate.backends.skills.config import SkillsBackendConfig
 from roundgate.errors import ConfigError
 from roundgate.settings import Model, sections
 from roundgate.settings import process as settings
@@ -263,6 +264,7 @@ PLACES: dict[type[Model], str] = {
     McpJobConfig: "| setting of a server's job",
     JobToolConfig: "| setting of a server's job",
     PartConfig: "| setting of `prompts` and `resources`",
+    SkillsBackendConfig: "### `kind: skills`",
     LambdaBackendConfig: "### `kind: lambda`",
     LambdaToolConfig: "| setting of a function's tool",
     LambdaCallConfig: "| setting of a function's tool",

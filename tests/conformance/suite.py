@@ -5,7 +5,8 @@ Each revision that the server speaks has its scenarios and runs on its own wire:
 those with sessions 2025-11-25 and 2025-06-18 (the suite knows nothing of 2025-03-26 alone).
 
 The server runs once for each profile: as it comes, where everything must pass, and with
-`subscriptions/listen` off, as behind API Gateway, where five checks are skipped and nothing fails.
+`subscriptions/listen` off, as behind API Gateway, where five checks are skipped and nothing fails,
+and for the scenarios of skills, which are an extension.
 2025-11-25 runs once more against three replicas, each request at another one; with `--replicas`
 everything does. `--stack` runs it behind API Gateway indeed: what `template.yaml` describes, on
 this machine. `--stable` takes the suite's stable release, which knows 2025-11-25 and 2025-06-18.
@@ -93,6 +94,9 @@ CONFIG = str(HERE / "gateway.yaml")
 SERVE = (str(ROOT / ".venv/bin/roundgate"), "serve", CONFIG, "--host", "127.0.0.1")
 STACK = (str(ROOT / "scripts/stack"), CONFIG, "--directory", str(CACHE / "results/stack/functions"))
 
+SKILLS = tuple(f"sep-2640-skills-{part}" for part in ("enumeration", "directory", "manifest"))
+"""The scenarios of the extension for skills, which the revision does not require."""
+
 PROFILES = (
     Profile(
         name="default",
@@ -108,6 +112,13 @@ PROFILES = (
         environment=MappingProxyType({"GATEWAY_LISTEN": "off"}),
         scenarios=("server-stateless",),
         skips=MappingProxyType({"server-stateless": 5}),
+    ),
+    Profile(
+        name="skills",
+        command=SERVE,
+        environment=MappingProxyType({}),
+        scenarios=SKILLS,
+        skips=MappingProxyType({}),
     ),
 )
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -439,7 +450,10 @@ def main() -> int:
     profiles = profiles_for(
         is_stack=arguments.stack, is_stable=arguments.stable, replicas=arguments.replicas
     )
-    scenarios = {one.name: scenarios_of(one.revision, one.suite) for one in profiles}
+    scenarios = {
+        one.name: [*scenarios_of(one.revision, one.suite), *(one.scenarios or ())]
+        for one in profiles
+    }
     has_clients = not (arguments.stack or arguments.stable or arguments.replicas)
     of_clients = {one: client_scenarios(one) for one in CLIENT_REVISIONS} if has_clients else {}
     known_names = sorted(set().union(*scenarios.values(), *of_clients.values()))

@@ -11,6 +11,7 @@ import pytest
 
 from roundgate import Completion, Context, prompt, resource, tool
 from roundgate.methods.extensions import ROUTES
+from roundgate.methods.skills import SkillsExtension
 from roundgate.protocol.tasks import EXTENSION
 from roundgate.protocol.v2026_07_28 import METHODS as OWN
 from roundgate.settings.process import Settings
@@ -45,7 +46,8 @@ TASK_METHODS = {"tasks/get", "tasks/update", "tasks/cancel"}
 
 
 def test_there_is_an_example_of_every_method() -> None:
-    elsewhere = {"subscriptions/listen", *TASK_METHODS}  # test_listen.py, test_task_methods.py
+    # test_listen.py, test_task_methods.py, test_skills.py
+    elsewhere = {"subscriptions/listen", *TASK_METHODS, *SkillsExtension.routes}
     assert EXAMPLES.keys() | elsewhere == METHODS.keys()
 
 
@@ -196,7 +198,7 @@ async def test_the_capabilities_are_exactly_what_is_served(
     assert capabilities == expected
     assert served == {"server/discover"} | (
         {"subscriptions/listen"} if listen == "on" else set()
-    ) | {method for method in METHODS if method.partition("/")[0] in {*features, *named}} | (
+    ) | {method for method, route in METHODS.items() if route.feature in {*features, *named}} | (
         {"completion/complete"} if "prompts" in features else set()
     )
 

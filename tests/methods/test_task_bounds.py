@@ -130,7 +130,7 @@ async def test_a_call_too_large_for_a_task_is_a_tool_error_that_says_how_to_mend
 ) -> None:
     async with tasked(tmp_path, *TOOLS, works=False, tasks={"max_call_bytes": 10_000}) as ann:
         text = await error_of(ann, name, {"text": "x" * 10_000})
-        assert "of at most 10,000 (tasks.max_call_bytes)" in text
+        assert "the maximum is 10,000 (tasks.max_call_bytes)" in text
         assert "reference" in text
         assert ran == ([] if name == "wait" else ["maybe"])  # what must be a task is not even begun
         await ann.begin(name, text="x" * 5_000)

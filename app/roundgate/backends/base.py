@@ -181,8 +181,13 @@ class Offering:
     tools: Sequence[Tool] = ()
     prompts: Sequence[Prompt] = ()
     resources: Sequence[Resource] = ()
+    unlisted: Mapping[str, Resource] = field(default_factory=dict)
+    """Readers of resources that need not be in a list, by the beginning of their URIs:
+    `ui://NAME/`, with the name of the back end."""
     task_source: TaskSource | None = None
     """The tasks of the back end's service, if its tools may return tasks."""
+    skill_source: SkillSource | None = None
+    """The skills of the back end. Their files are resources."""
     files: frozenset[Path] = frozenset()
     """The files behind the offer, besides gateway.yaml and Python modules."""
     left_out: Sequence[Problem] = ()
@@ -299,6 +304,41 @@ class Shared:
 MakeBackend: TypeAlias = Callable[[Any, Origin, Shared], Backend]
 """A function that makes a back end from its settings, their place and the shared parts, or raises
 ConfigError. It runs in the serving thread and may wait only for files; `offer` does the rest."""
+
+
+# Skills
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """A page of a directory of resources."""
+
+    children: Sequence[Mapping[str, Any]]
+    """The direct children, as the schema's `Resource`."""
+    next_cursor: str | None = None
+
+
+class SkillSource(Protocol):
+    """The skills of one back end (SEP-2640). The authority of each URI is the name of the back end:
+    `skill://NAME/refunds/SKILL.md`.
+
+    The methods may raise `BackendError` if a server cannot be asked.
+    """
+
+    @property
+    def entries(self) -> Sequence[Mapping[str, Any]]:
+        """The entries of skills/list, in their order."""
+
+    @property
+    def scopes(self) -> frozenset[str]:
+        """The scopes that the caller's token must grant to see the skills."""
+
+    async def get(self, uri: str) -> Mapping[str, Any] | None:
+        """Return the current entry of a skill by the URI of its SKILL.md, listed or not; `None` if
+        there is no such skill."""
+
+    async def directory(self, uri: str, cursor: str | None) -> Directory | None:
+        """Return a page of a directory; `None` if there is no such directory or page."""
 
 
 # Tasks of services

@@ -14,6 +14,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -23,6 +24,7 @@ from roundgate.backends.base import (
     Prompt,
     Resource,
     Returned,
+    SkillSource,
     TaskSource,
     Tool,
     UriPattern,
@@ -124,6 +126,16 @@ class Catalog:
     prompt_pages: Pages
     resource_pages: Pages
     template_pages: Pages
+    unlisted: Mapping[str, Resource] = field(default_factory=dict)
+    """See `Offering.unlisted`."""
+    unlisted_patterns: Sequence[str] = ("*",)
+    """The URIs of unlisted resources, and of skills, that may be read; `*` stands for any text."""
+    skill_sources: Mapping[str, SkillSource] = field(default_factory=dict)
+    """The skills of back ends, by the name of the back end."""
+    skill_pages: Pages = field(default_factory=lambda: Pages((), 1))
+    """The list of all skills."""
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    """The text before the names of a back end's tools, by the name of the back end."""
     task_sources: Mapping[str, TaskSource] = field(default_factory=dict)
     """The tasks of services, by the name of the back end."""
     files: frozenset[Path] = frozenset()
@@ -180,8 +192,9 @@ class Catalog:
         }
 
     def _resources(self) -> list[Resource]:
-        """Return all resources and templates."""
-        return [*self.resources.values(), *(served.resource for served in self.templates)]
+        """Return all resources, templates, and readers of unlisted resources."""
+        listed = [*self.resources.values(), *(served.resource for served in self.templates)]
+        return [*listed, *self.unlisted.values()]
 
     def tool_pages_for(self, scopes: frozenset[str]) -> Pages:
         """Return the pages of the tools that a caller with these scopes sees."""
@@ -208,6 +221,15 @@ class Catalog:
             for served in self.templates
         }
         return self._pages_for("templates", self.template_pages, needed.__getitem__, scopes)
+
+    def skill_pages_for(self, scopes: frozenset[str]) -> Pages:
+        """Return the pages of the skills that a caller with these scopes sees."""
+        needed = {
+            entry["uri"]: source.scopes
+            for source in self.skill_sources.values()
+            for entry in source.entries
+        }
+        return self._pages_for("skills", self.skill_pages, needed.__getitem__, scopes)
 
     def _pages_for(
         self,
@@ -244,8 +266,15 @@ class Catalog:
         served = self.tools.get(name)
         if served is None:
             self._refuse_missing(name)
-            raise InvalidParams(f"Unknown tool: {name[:MAX_NAME]}")
+            raise InvalidParams(f"Unknown tool: {name[:MAX_NAME]}{self._meant(name)}")
         return served
+
+    def _meant(self, name: str) -> str:
+        """Return a hint if a name lacks the prefix of its back end, as names in pages do."""
+        for prefix in self.prefixes.values():
+            if prefix and prefix + name in self.tools:
+                return f"; is {prefix}{name} meant?"
+        return ""
 
     def prompt(self, name: str) -> Prompt:
         """Return a prompt by its name.
@@ -276,6 +305,8 @@ class Catalog:
         """
         if uri in self.resources:
             return self.resources[uri], {}
+        if (unlisted := self._unlisted(uri)) is not None:
+            return unlisted, {}
         for served in self.templates:
             values = served.pattern.match(uri)
             if values is not None:
@@ -287,6 +318,19 @@ class Catalog:
                 "which is not served just now"
             )
         raise ResourceNotFound(uri)
+
+    def _unlisted(self, uri: str) -> Resource | None:
+        start = uri[: uri.find("/", uri.find("://") + 3) + 1]
+        return self.unlisted.get(start) if self._is_part(uri) else None
+
+    def _is_part(self, uri: str) -> bool:
+        """Return whether the catalog has a URI, if a back end has it."""
+        return any(fnmatchcase(uri, pattern) for pattern in self.unlisted_patterns)
+
+    def skill_source(self, uri: str) -> SkillSource | None:
+        """Return the source of the skill or directory with this URI, if there is one."""
+        name = uri.partition("://")[2].partition("/")[0]
+        return self.skill_sources.get(name) if self._is_part(uri) else None
 
     async def read_resource(self, context: Context, uri: str) -> Sequence[ResourceContents]:
         """Return the contents at a URI; raise ResourceNotFound if no resource that the caller may
@@ -536,6 +580,14 @@ def merge(
                 resources.put(resource.definition["uri"], resource, backend.name)
     if all_problems := [*problems, *list_problems.problems]:
         raise ConfigError(all_problems)
+    skill_sources = {
+        backend.name: offering.skill_source
+        for backend, offering in offered
+        if offering.skill_source is not None
+    }
+    skills = [
+        (entry["uri"], entry) for source in skill_sources.values() for entry in source.entries
+    ]
     return Catalog(
         tools=served,
         prompts=prompts.items(),
@@ -548,6 +600,14 @@ def merge(
         prompt_pages=prompts.pages(page_size),
         resource_pages=resources.pages(page_size),
         template_pages=templates.pages(page_size),
+        unlisted={
+            start: resource
+            for _, offering in offered
+            for start, resource in offering.unlisted.items()
+        },
+        skill_sources=skill_sources,
+        skill_pages=Pages(EncodedDefinitions(skills), page_size),
+        prefixes={backend.name: backend.prefix for backend, _ in offered},
         task_sources={
             backend.name: offering.task_source
             for backend, offering in offered

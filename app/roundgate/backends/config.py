@@ -203,6 +203,11 @@ class ViewConfig(Model):
     override: dict[str, ToolOverride] = Field(
         {}, description="Changes of the view's tools, by their full names."
     )
+    bare_names: bool = Field(
+        False,
+        description="Whether its tools have their names without the prefixes of their back ends, as pages of MCP"
+        " servers call them.",
+    )
     search: SearchConfig | None = Field(
         None, description="Search in place of the list of its tools."
     )

@@ -56,6 +56,12 @@ def renamed(definition: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return {**definition, "name": name}
 
 
+def meta_of(definition: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the `_meta` of a definition. A stored definition has none, and is not decoded."""
+    meta = None if isinstance(definition, StoredDefinition) else definition.get("_meta")
+    return meta if isinstance(meta, Mapping) else {}
+
+
 def encoded(definition: Mapping[str, Any]) -> bytes:
     """Return a definition as JSON."""
     return (

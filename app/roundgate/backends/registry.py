@@ -106,6 +106,10 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "roundgate.backends.mcp.backend:McpBackend",
             pinner="roundgate.backends.mcp.backend:pin_to_file",
         ),
+        "skills": Kind(
+            "roundgate.backends.skills.config:SkillsBackendConfig",
+            "roundgate.backends.skills.backend:SkillsBackend",
+        ),
         "lambda": Kind(
             "roundgate.backends.aws_lambda.config:LambdaBackendConfig",
             "roundgate.backends.aws_lambda.backend:LambdaBackend",

@@ -24,10 +24,11 @@ from typing import Any, Final
 from roundgate.backends.base import Returned, Tool
 from roundgate.backends.catalog import Catalog, ServedTool, serve
 from roundgate.backends.config import SearchConfig
-from roundgate.backends.definitions import encoded
+from roundgate.backends.definitions import encoded, meta_of
 from roundgate.backends.shaping import is_known
 from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.protocol import Pages, TextContent, ToolResult
+from roundgate.protocol.apps import is_for_models
 from roundgate.replay import Context
 from roundgate.settings import Origin
 
@@ -239,6 +240,9 @@ def with_search(
         item
         for item in catalog.tool_pages.items
         if not catalog.tools[item[0]].backend  # the gateway's own, such as read_more
+        or not is_for_models(
+            meta_of(catalog.tools[item[0]].tool.definition)
+        )  # hosts look it up by name
         or any(fnmatchcase(item[0], pattern) for pattern in config.pinned)
     ]
     items = [(tool.definition["name"], encoded(tool.definition)) for tool in own]
@@ -268,7 +272,11 @@ class _Search:
     """The three search tools."""
 
     def __init__(self, catalog: Catalog, config: SearchConfig, *, checks_scopes: bool) -> None:
-        self._served = [served for served in catalog.tools.values() if served.backend]
+        self._served = [
+            served
+            for served in catalog.tools.values()
+            if served.backend and is_for_models(meta_of(served.tool.definition))
+        ]
         self._by_name = catalog.tools
         self._results = config.results
         self._checks_scopes = checks_scopes
@@ -312,7 +320,11 @@ class _Search:
 
     async def _describe(self, context: Context, arguments: dict[str, Any]) -> Returned:
         served = self._by_name.get(arguments["name"])
-        if served is None or not self._is_for(context, served.tool):
+        if (
+            served is None
+            or not self._is_for(context, served.tool)
+            or not is_for_models(meta_of(served.tool.definition))
+        ):
             name = arguments["name"][:64]
             raise ToolError(f"There is no tool {name!r}; search_tools finds the names")
         return _text(encoded(served.tool.definition).decode())

@@ -13,15 +13,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from glob import escape
 
 from roundgate.backends.catalog import MAX_NAME, NAME, Catalog, ServedTool, serve, with_reading
 from roundgate.backends.config import ToolOverride, ViewConfig, ViewSelector
-from roundgate.backends.definitions import encoded
+from roundgate.backends.definitions import encoded, meta_of, renamed
 from roundgate.backends.policy import asking_first
 from roundgate.backends.search import not_pinned, with_search
 from roundgate.backends.shaping import matches, overridden, unknown_names
 from roundgate.errors import ConfigError, Problem
-from roundgate.protocol import Pages
+from roundgate.protocol import Pages, skills
+from roundgate.protocol.apps import SCHEME, page_uris
 from roundgate.settings import Origin
 
 
@@ -54,7 +56,8 @@ def with_views(
     }
     if problems:
         raise ConfigError(problems)
-    return replace(catalog, views=views)
+    left_out = [problem for view in views.values() for problem in view.left_out]
+    return replace(catalog, views=views, left_out=[*catalog.left_out, *left_out])
 
 
 def _view(
@@ -74,8 +77,16 @@ def _view(
     unused = [] if may_be_missing else _unused(everything, chosen.keys(), config, origin)
     problems += unused
     tools, items = _overridden(everything, chosen, config, origin, problems)
+    left_out: list[Problem] = []
+    if config.bare_names:
+        # a server may list another tool at any time, and must not take the view's others with it
+        collisions = left_out if everything.is_tolerant else problems
+        tools, items = _bare(everything.prefixes, tools, items, origin, collisions)
     view = replace(
-        _others(everything, config, chosen), tools=tools, tool_pages=Pages(items, page_size)
+        _others(everything, config, chosen),
+        tools=tools,
+        tool_pages=Pages(items, page_size),
+        left_out=left_out,
     )
     if unused:  # names are wrong, so the view's tools are unknown
         if config.search is not None:
@@ -122,9 +133,43 @@ def _overridden(
     return tools, items
 
 
+def _bare(
+    prefixes: Mapping[str, str],
+    tools: Mapping[str, ServedTool],
+    items: Sequence[tuple[str, bytes]],
+    origin: Origin,
+    problems: list[Problem],
+) -> tuple[dict[str, ServedTool], list[tuple[str, bytes]]]:
+    """Return the tools of a view without the prefixes of their back ends, and their entries in the
+    list; leave out a tool whose name another has, and add a problem."""
+    bare: dict[str, ServedTool] = {}
+    bare_items: list[tuple[str, bytes]] = []
+    for whole_name, item in items:
+        served = tools[whole_name]
+        name = whole_name.removeprefix(prefixes.get(served.backend, "")) or whole_name
+        if name in bare:
+            message = (
+                f"{whole_name!r} and another tool of the view are both {name!r} without prefix"
+            )
+            remedy = "leave one of them out, or make a view for each back end"
+            problems.append(origin.at("bare_names").problem(message, remedy))
+            continue
+        if name != whole_name:
+            definition = renamed(served.tool.definition, name)
+            served = replace(served, name=name, tool=replace(served.tool, definition=definition))
+            item = encoded(definition)
+        bare[name] = served
+        bare_items.append((name, item))
+    return bare, bare_items
+
+
 def _others(everything: Catalog, config: ViewConfig, chosen: Mapping[str, ServedTool]) -> Catalog:
-    """Return a view without tools, but with the task sources behind the chosen tools."""
+    """Return a view without tools, but with the task sources and the pages of the chosen tools."""
     served_by = {served.backend for served in chosen.values()}
+    pages = {
+        uri for served in chosen.values() for uri in page_uris(meta_of(served.tool.definition))
+    }
+    starts = {uri[: uri.find("/", len(SCHEME)) + 1] for uri in pages}
     return Catalog(
         tools={},
         tool_pages=Pages((), everything.tool_pages.size),
@@ -136,7 +181,7 @@ def _others(everything: Catalog, config: ViewConfig, chosen: Mapping[str, Served
         resources={
             uri: resource
             for uri, resource in everything.resources.items()
-            if _matches_any(uri, config.resources)
+            if uri in pages or _matches_any(uri, config.resources)
         },
         templates=[
             served
@@ -144,8 +189,21 @@ def _others(everything: Catalog, config: ViewConfig, chosen: Mapping[str, Served
             if _matches_any(served.resource.definition["uriTemplate"], config.resources)
         ],
         prompt_pages=_part(everything.prompt_pages, config.prompts),
-        resource_pages=_part(everything.resource_pages, config.resources),
+        resource_pages=_part(everything.resource_pages, config.resources, pages),
         template_pages=_part(everything.template_pages, config.resources),
+        unlisted={
+            start: resource
+            for start, resource in everything.unlisted.items()
+            if start in starts or _may_begin(start, config.resources)
+        },
+        skill_sources={
+            name: source
+            for name, source in everything.skill_sources.items()
+            if _may_begin(f"{skills.SCHEME}{name}/", config.resources)
+            or any(_matches_any(entry["uri"], config.resources) for entry in source.entries)
+        },
+        skill_pages=_part(everything.skill_pages, config.resources),
+        unlisted_patterns=[*config.resources, *(f"{escape(start)}*" for start in starts)],
         task_sources={
             name: source for name, source in everything.task_sources.items() if name in served_by
         },
@@ -185,8 +243,15 @@ def _matches_any(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _part(pages: Pages, patterns: Sequence[str]) -> Pages:
-    return Pages([item for item in pages.items if _matches_any(item[0], patterns)], pages.size)
+def _may_begin(start: str, patterns: Sequence[str]) -> bool:
+    """Return whether a URI with this beginning may match a pattern."""
+    return any(fnmatchcase(start, pattern) or pattern.startswith(start) for pattern in patterns)
+
+
+def _part(pages: Pages, patterns: Sequence[str], names: Collection[str] = ()) -> Pages:
+    """Return the entries that match a pattern or have one of the names."""
+    items = [item for item in pages.items if item[0] in names or _matches_any(item[0], patterns)]
+    return Pages(items, pages.size)
 
 
 def _changed(

@@ -31,7 +31,7 @@ from roundgate.client.messages import NO_LISTENER, Listener, SessionOver
 from roundgate.client.questions import Answers, AnswersLike, Kind, Question, answer_all
 from roundgate.client.sender import Headers
 from roundgate.client.stdio import StdioLink
-from roundgate.client.types import Json, Log, Progress, ServerInfo, TaskState, Tool
+from roundgate.client.types import TASKS, Json, Log, Progress, ServerInfo, TaskState, Tool
 from roundgate.clock import Clock
 from roundgate.errors import BadAnswer, ClientError, RpcError, TimedOut, Unanswered
 from roundgate.json import encode
@@ -66,6 +66,14 @@ class CallOptions:
     on_task: Callable[[TaskState], Any] | None = None
 
 
+def _without_tasks(capabilities: Json) -> Json:
+    """Return capabilities without the extension for tasks, which older revisions do not know."""
+    declared = capabilities.get("extensions", {})
+    extensions = {name: value for name, value in declared.items() if name != TASKS}
+    others = {name: value for name, value in capabilities.items() if name != "extensions"}
+    return {**others, "extensions": extensions} if extensions else others
+
+
 class Connection:
     """The connection of one client to one server."""
 
@@ -90,10 +98,7 @@ class Connection:
         self.cache = Cache(clock, link.limits.max_cached)
         self.tools = ToolList(self)
         self._info = info
-        # Older revisions do not define `extensions`.
-        self._older_capabilities = {
-            name: value for name, value in capabilities.items() if name != "extensions"
-        }
+        self._older_capabilities = _without_tasks(capabilities)
         self._capabilities = capabilities
         self._versions = versions
         self._listens = listens

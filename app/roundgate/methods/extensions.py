@@ -17,9 +17,12 @@ from typing import Any, Final
 from pydantic import Field
 
 from roundgate.backends import Catalog
+from roundgate.backends.definitions import meta_of
 from roundgate.errors import InvalidParams
+from roundgate.methods.apps import AppsExtension
 from roundgate.methods.parts import Extension, Kit, Method, Results, Tools
 from roundgate.methods.rounds import Reply, RequestContext
+from roundgate.methods.skills import SkillsExtension
 from roundgate.methods.tools import invalid_arguments
 from roundgate.protocol import (
     EXTENSION,
@@ -30,6 +33,7 @@ from roundgate.protocol import (
     Route,
     ToolResult,
 )
+from roundgate.protocol.apps import is_for_models
 from roundgate.tasks import NamedTask
 
 _ROUTE: Final = Route("tasks", named_by="taskId", needs_name_header=False)
@@ -165,7 +169,10 @@ class ThroughSearch:
             return self._results.tool(invalid_arguments(served, params.arguments))
         name = params.arguments["name"]
         try:
-            is_known = self._catalog.tool(name).name != self._call_tool
+            named_tool = self._catalog.tool(name)
+            is_known = named_tool.name != self._call_tool and is_for_models(
+                meta_of(named_tool.tool.definition)
+            )
         except InvalidParams:
             is_known = False
         if not is_known:
@@ -178,7 +185,12 @@ class ThroughSearch:
         return await self._tools.call(replace(context, inbound=inbound), named)
 
 
-EXTENSIONS: Final[tuple[Extension, ...]] = (TasksExtension(), SearchExtension())
+EXTENSIONS: Final[tuple[Extension, ...]] = (
+    TasksExtension(),
+    SearchExtension(),
+    AppsExtension(),
+    SkillsExtension(),
+)
 
 ROUTES: Final[Mapping[str, Route]] = {
     method: route for extension in EXTENSIONS for method, route in extension.routes.items()

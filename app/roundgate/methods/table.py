@@ -123,6 +123,7 @@ def catalog_features(catalog: Catalog, *, streams: bool) -> frozenset[str]:
         "resources": bool(
             catalog.resources
             or catalog.templates
+            or catalog.unlisted
             or is_incomplete
             or "resources" in catalog.may_list
         ),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from roundgate.backends.mcp import calls
+from roundgate.protocol.apps import DECLARED
 from tests.support import wire
 from tests.support.asgi import Exchange
 from tests.support.asgi import client as client_of
@@ -99,7 +100,7 @@ async def test_the_server_gets_arguments_meta_and_capabilities_of_this_request_a
         assert sent(server).params["_meta"][f"{META}clientCapabilities"] == {}
         listed = next(one for one in server.asked if one.rpc == "tools/list")
         assert listed.params["_meta"][f"{META}clientCapabilities"].keys() == {
-            *("elicitation", "sampling", "roots")
+            *("elicitation", "sampling", "roots", "extensions")
         }
         assert "progressToken" not in sent(server).params["_meta"]
 
@@ -385,10 +386,10 @@ async def test_an_older_server_gets_no_meta_of_this_revision_and_the_calls_capab
         }
         await mcp.call("up__t", **meta)
         assert sent(server).params["_meta"] == {"com.example/x": 1}
-        assert {"elicitation": {"form": {}}} in declared(server)
-        assert {} not in declared(server)
+        assert {**DECLARED, "elicitation": {"form": {}}} in declared(server)
+        assert DECLARED not in declared(server)
         await mcp.call("up__t")
-        assert {} in declared(server)
+        assert DECLARED in declared(server)
 
 
 async def test_an_older_server_that_asks_all_the_same_is_told_why_not() -> None:

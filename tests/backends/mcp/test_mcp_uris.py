@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from roundgate.backends.mcp.uris import MAX_EXPRESSIONS, MAX_URI, Pattern, Uris
 
-NAMED = Uris("up")
+NAMED, KEPT = Uris("up", is_named=True), Uris("up", is_named=False)
 TEXTS = st.text("ab:/.{}?#%up+- é", max_size=20)
 
 
@@ -33,7 +33,9 @@ TEXTS = st.text("ab:/.{}?#%up+- é", max_size=20)
 def test_a_uri_keeps_its_scheme_and_the_server_gets_its_own(theirs: str, ours: str) -> None:
     assert NAMED.ours(theirs) == ours
     assert NAMED.theirs(ours) == theirs
-    assert Uris(None).ours(theirs) == Uris(None).theirs(theirs) == theirs
+    always = theirs.startswith(("ui://", "skill://"))
+    assert KEPT.ours(theirs) == (ours if always else theirs)
+    assert KEPT.theirs(theirs) == theirs
 
 
 @given(TEXTS | st.builds(lambda rest: f"s:{rest}", TEXTS))
@@ -104,5 +106,5 @@ def test_only_links_and_resources_in_content_change() -> None:
     assert changed["content"][1]["resource"] == {"uri": "n://up/2", "text": "x", "_meta": {}}
     assert changed["content"][2:] == others
     assert changed["structuredContent"] == {"uri": "n://5"}
-    assert Uris(None).in_result(result) is result
+    assert KEPT.in_result(result) == result
     assert NAMED.in_result({"content": "odd"}) == {"content": "odd"}

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Final
 
 from roundgate.aio import Threads
-from roundgate.backends.base import Offering, ServerState, Shared, Tool
+from roundgate.backends.base import Offering, Resource, ServerState, Shared, Tool
 from roundgate.backends.http.credentials import Accesses, authenticated
 from roundgate.backends.http.reliability import Gate, Hosts
 from roundgate.backends.http.secrets import SECRET_NAME, Redactor
 from roundgate.backends.http.tls import Certificates
+from roundgate.backends.mcp.apps import has_pages
 from roundgate.backends.mcp.calls import ToolCalls
 from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.held import HeldCalls
@@ -36,8 +37,9 @@ from roundgate.backends.mcp.lock import KINDS as PINNED
 from roundgate.backends.mcp.lock import Lock
 from roundgate.backends.mcp.prompts import prompts_of
 from roundgate.backends.mcp.requests import Requests
-from roundgate.backends.mcp.resources import resources_of
+from roundgate.backends.mcp.resources import resources_of, unlisted_resource
 from roundgate.backends.mcp.server import CARRIED, INFO, Server, pause_s
+from roundgate.backends.mcp.skills import ServerSkills, SkillList, read_skill_list
 from roundgate.backends.mcp.tasks import ServerTasks
 from roundgate.backends.mcp.tools import LeftOut, UsableTool, usable_tools
 from roundgate.backends.mcp.uris import Uris
@@ -50,6 +52,8 @@ from roundgate.client.stdio import Program, StdioLink
 from roundgate.client.types import Json
 from roundgate.clock import Clock
 from roundgate.errors import BackendError, ClientError, ConfigError, GatewayError, Problem
+from roundgate.protocol import without_none
+from roundgate.protocol.apps import DECLARED, SCHEME
 from roundgate.settings import Origin
 
 START_S: Final = 1.0
@@ -82,7 +86,10 @@ LINES_S: Final = 10.0
 _STDERR_CHARS: Final = 2_000
 _MENDED: Final = "have the server mend it"
 _ACCEPTED: Final = "look at it; `roundgate compile` accepts what the server offers now"
-_CAPABILITIES: Final[Json] = {name: {part: {} for part in parts} for name, parts in CARRIED.items()}
+_CAPABILITIES: Final[Json] = {
+    **{name: {part: {} for part in parts} for name, parts in CARRIED.items()},
+    **DECLARED,
+}
 
 log = logging.getLogger("roundgate.backends")
 
@@ -100,6 +107,8 @@ class _Tools:
     """For how long the server says that the list holds."""
     lists: Lists
     """Its other lists."""
+    skills: SkillList
+    """The skills that it lists."""
 
     @property
     def has_tasks(self) -> bool:
@@ -128,6 +137,7 @@ class _Tools:
             and self.has_tasks == other.has_tasks
             and self.info.is_modern == other.info.is_modern
             and self.lists.offers_as(other.lists)
+            and self.skills == other.skills
         )
 
     def lacks_a_list_of(self, other: _Tools) -> bool:
@@ -183,7 +193,7 @@ class McpBackend:
         # everything; calls of clients that cannot be asked have a session that declares nothing
         self._server = self._make_server(_CAPABILITIES if self._held else {})
         self._quiet = self._make_server({}) if self._held else self._server
-        self._uris = Uris(config.name if config.uris == "named" else None)
+        self._uris = Uris(config.name, is_named=config.uris == "named")
         self._requests = Requests(self._server, self._limits, self._wake)
         self._older_requests = Requests(self._quiet, self._limits, self._wake)
         self._listening = Listening(self._server, self._uris, self._clock)
@@ -254,11 +264,16 @@ class McpBackend:
         prompts = [one for one in prompts if one.definition["name"] not in held["prompts"]]
         templates = {self._uris.ours(template) for template in held["templates"]}
         resources = [one for one in resources if one.definition.get("uriTemplate") not in templates]
+        skills, other_skills = ServerSkills.of(
+            self._tools.skills, self._server, self._clock, self._config.resources
+        )
+        others = (*other_prompts, *other_resources, *other_skills)
         self._others = len(prompts), len(resources)
         self._differing = differing
         refused = {
             **lists.faults,
-            **{entry.name: entry.reason for entry in (*other_prompts, *other_resources)},
+            **without_none(**{"skills/list": self._tools.skills.fault}),
+            **{entry.name: entry.reason for entry in others},
         }
         unaccepted = {name: reason for some in held.values() for name, reason in some.items()}
         self._other_left_out = refused | unaccepted
@@ -277,11 +292,22 @@ class McpBackend:
             tools,
             prompts,
             resources,
+            unlisted=self._unlisted(self._tools, skills),
+            skill_source=skills if self._tools.skills.is_declared else None,
             task_source=ServerTasks(self._server, self._clock, self._uris) if has_tasks else None,
             files=files,
             left_out=left_out,
             may_list=lists.declared & {"prompts", "resources"},
         )
+
+    def _unlisted(self, tools: _Tools, skills: ServerSkills) -> dict[str, Resource]:
+        """Return readers of pages and of files of skills, which the server need not list."""
+        uris = Uris(self.name, is_named=True)
+        starts = {uris.start(SCHEME)} if has_pages(tools.info, tools.usable) else set()
+        if tools.skills.is_declared:
+            starts |= skills.starts
+        part = self._config.resources
+        return {start: unlisted_resource(start, self._requests, part, uris) for start in starts}
 
     # -- the lock file -----------------------------------------------------------------------------
 
@@ -410,13 +436,18 @@ class McpBackend:
         lists = await read_lists(
             await server.connection(), info, None if known is None else known.lists
         )
+        skills = await read_skill_list(
+            await server.connection(), info, SkillList() if known is None else known.skills
+        )
         ttl_ms = min((ms for ms in (listing.ttl_ms, lists.ttl_ms) if ms is not None), default=None)
         if known is not None and known.definitions == listing.items:
-            return _Tools(known.definitions, info, known.usable, known.left_out, ttl_ms, lists)
+            return _Tools(
+                known.definitions, info, known.usable, known.left_out, ttl_ms, lists, skills
+            )
         usable, left_out = await asyncio.to_thread(
             usable_tools, listing.items, check_arguments=self._config.check_arguments
         )
-        return _Tools(listing.items, info, usable, left_out, ttl_ms, lists)
+        return _Tools(listing.items, info, usable, left_out, ttl_ms, lists, skills)
 
     def _tool(self, tool: UsableTool, has_tasks: bool) -> Tool:
         is_older = self._tools is not None and not self._tools.info.is_modern
@@ -433,7 +464,7 @@ class McpBackend:
         )
         schema = tool.definition["inputSchema"]
         return Tool(
-            tool.definition,
+            self._uris.in_meta(tool.definition),
             call,
             is_described_remotely=True,
             compiled=(schema, tool.arguments),
@@ -630,7 +661,7 @@ class McpBackend:
         return Connection(
             link,
             info=INFO,
-            capabilities=capabilities,
+            capabilities={**DECLARED, **capabilities},
             versions=LEGACY,
             answers=Answers.of(None),
             clock=self._clock,

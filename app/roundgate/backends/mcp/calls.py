@@ -17,6 +17,7 @@ from itertools import count
 from typing import Any, Final
 
 from roundgate.backends.base import Returned, check_request, may_hand_over
+from roundgate.backends.mcp.apps import declared_by
 from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.held import HeldCalls, is_possible
 from roundgate.backends.mcp.server import CARRIED, Server
@@ -129,7 +130,8 @@ class ToolCalls:
     def _held_for(self, context: Context, listener: Listener) -> HeldCalls | None:
         """Return the part that makes a call during which an older server may ask: the client can
         answer something, and the answers can reach this process. Otherwise return `None`."""
-        return self.held if listener.capabilities and is_possible(context) else None
+        may_be_asked = not CARRIED.keys().isdisjoint(listener.capabilities or {})
+        return self.held if may_be_asked and is_possible(context) else None
 
     def _answer(
         self, context: Context, asked: Json, answering: Json
@@ -259,6 +261,8 @@ class Relay:
         if self.log_level is not None:
             meta[f"{META}logLevel"] = self.log_level
         capabilities = merged([carried_capabilities(self._context), extensions])
+        if shown := declared_by(self._context):
+            capabilities["extensions"] = {**capabilities.get("extensions", {}), **shown}
         return Listener(self.notified, refuse, meta or None, headers, capabilities)
 
     async def notified(self, method: str, params: Json) -> None:

@@ -68,9 +68,11 @@ class PartConfig(Model):
 
     def has(self, name: str) -> bool:
         """Return whether a prompt, URI or template is selected."""
-        return any(fnmatchcase(name, each) for each in self.include) and not any(
-            fnmatchcase(name, each) for each in self.exclude
-        )
+        return any(fnmatchcase(name, each) for each in self.include) and not self.excludes(name)
+
+    def excludes(self, name: str) -> bool:
+        """Return whether a prompt, URI or template is not to be served, listed or not."""
+        return any(fnmatchcase(name, each) for each in self.exclude)
 
 
 class McpBackendConfig(RemoteConfig):

@@ -16,7 +16,7 @@ from roundgate.backends.mcp.tools import LeftOut, own_meta, without_hop
 from roundgate.backends.mcp.uris import MAX_URI, SCHEME, Pattern, Uris
 from roundgate.client.types import Json, is_object_list
 from roundgate.clock import Clock
-from roundgate.errors import UnexpectedAnswer
+from roundgate.errors import ResourceNotFound, UnexpectedAnswer
 from roundgate.protocol import (
     BlobResourceContents,
     ForwardedRead,
@@ -61,7 +61,7 @@ def _checked(raw: Json, member: str, uris: Uris) -> str:
     if not isinstance(raw.get("name"), str):
         raise ValueError("its name is no text")
     check_entry(raw)
-    if uris.name is not None and SCHEME.match(uri) is None:
+    if uris.is_named and SCHEME.match(uri) is None:
         raise ValueError(f"its {member} has no scheme, so it cannot have the name of the back end")
     return uri
 
@@ -124,3 +124,17 @@ def _contents(raw: Json, uris: Uris, server: str) -> ResourceContents:
     if isinstance(uri, str) and isinstance(blob, str):
         return BlobResourceContents(uris.ours(uri), blob, raw.get("mimeType"), kept, others)
     raise UnexpectedAnswer(f"{server} answered with contents that have neither text nor blob")
+
+
+def unlisted_resource(start: str, requests: Requests, config: PartConfig, uris: Uris) -> Resource:
+    """Return the reader of all resources whose URIs begin with `start`, listed or not.
+
+    `include` selects from lists; what `exclude` names cannot be read here either.
+    """
+
+    async def read(context: Context, uri: str, values: Mapping[str, Any]) -> ForwardedRead:
+        if config.excludes(uris.theirs(uri)):
+            raise ResourceNotFound(uri)
+        return await _read(requests, uris, context, uri, values)
+
+    return Resource({"uri": start, "name": start}, read, scopes=frozenset(config.scopes))

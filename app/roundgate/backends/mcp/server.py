@@ -41,6 +41,7 @@ from roundgate.errors import (
     UnexpectedAnswer,
 )
 from roundgate.protocol import notifications
+from roundgate.protocol.apps import DECLARED
 
 MakeLink: TypeAlias = Callable[[], Awaitable[Link | StdioLink]]
 
@@ -166,7 +167,7 @@ class Server:
         return Connection(
             await self._make_link(),
             info=INFO,
-            capabilities=self._capabilities,
+            capabilities={**DECLARED, **self._capabilities},
             versions=self._versions,
             answers=Answers.of(None),
             clock=self._clock,

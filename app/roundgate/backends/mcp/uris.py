@@ -7,8 +7,11 @@ front of the authority, or of the path if there is no authority, and keeps its s
     file:///srv/{+path}   ──▶  file://NAME//srv/{+path}
     memo:today            ──▶  memo:NAME/today
 
-Links and embedded resources in results change in the same way, so a client can read what a tool
-names. Whether a URI belongs to a template is decided by its literal text: the server itself reads
+Pages of tools (`ui://`) and skills (`skill://`) always have the name: the same URI often means
+something else at another server, and a server need not list them.
+
+Links, embedded resources and references to pages in results change in the same way, so a client can
+read what a tool names. Whether a URI belongs to a template is decided by its literal text: the server itself reads
 the values of the variables, so templates whose expansion has no inverse are served, too.
 """
 
@@ -19,13 +22,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from roundgate.backends.mcp.apps import with_pages
 from roundgate.client.types import Json, is_object_list
+from roundgate.protocol import apps, skills
 
 MAX_URI: Final = 4_096
 """The most characters of a URI or template: clients may send 8,192, and a name is put in front."""
 MAX_EXPRESSIONS: Final = 20
 """The most expressions of a template: matching a URI takes time that grows with their number."""
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?://)?")
+ALWAYS_NAMED: Final = frozenset({apps.SCHEME, skills.SCHEME})
+"""The schemes whose URIs always have the name of the back end."""
 _EXPRESSION: Final = re.compile(r"\{([^{}]*)\}")
 _VARIABLE: Final = re.compile(r"[A-Za-z0-9_.%-]+")
 _OPERATORS: Final = "+#./;?&"
@@ -35,42 +42,56 @@ _STARTED: Final = "#./;?&"
 
 @dataclass(frozen=True, slots=True)
 class Uris:
-    """The gateway's URIs for the resources of one server. `name` is the name of the back end;
-    `None` keeps the server's URIs."""
+    """The gateway's URIs for the resources of one server."""
 
-    name: str | None
+    name: str
+    """The name of the back end."""
+    is_named: bool
+    """Whether the URIs of all schemes have the name."""
+
+    def start(self, scheme: str) -> str:
+        """Return the beginning of the gateway's URIs of a scheme: `ui://` → `ui://NAME/`."""
+        return f"{scheme}{self.name}/"
 
     def ours(self, uri: str) -> str:
         """Return the gateway's URI, or template, for a server's. Text without a scheme is returned
         as it is."""
-        scheme = SCHEME.match(uri)
-        if self.name is None or scheme is None:
-            return uri
-        return f"{scheme[0]}{self.name}/{uri[scheme.end() :]}"
+        scheme = self._scheme(uri)
+        return uri if scheme is None else self.start(scheme) + uri.removeprefix(scheme)
 
     def theirs(self, uri: str) -> str:
-        """Return the server's URI for one of the gateway's: the inverse of `ours`."""
-        scheme = SCHEME.match(uri)
-        if self.name is None or scheme is None:
+        """Return the server's URI for one of the gateway's: the inverse of `ours`. Any other URI is
+        returned as it is."""
+        scheme = self._scheme(uri)
+        if scheme is None or not uri.startswith(self.start(scheme)):
             return uri
-        rest = uri[scheme.end() :]
-        return scheme[0] + rest.removeprefix(f"{self.name}/")
+        return scheme + uri.removeprefix(self.start(scheme))
+
+    def _scheme(self, uri: str) -> str | None:
+        """Return the scheme of a URI that has the name of the back end in the gateway."""
+        scheme = SCHEME.match(uri)
+        has_name = scheme is not None and (self.is_named or scheme[0] in ALWAYS_NAMED)
+        return scheme[0] if scheme is not None and has_name else None
+
+    def in_meta(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return an object in whose `_meta` pages have the gateway's URIs."""
+        return with_pages(value, self.ours)
 
     def in_block(self, block: Json) -> Json:
-        """Return a content block with the gateway's URI, if it is a link or a resource."""
-        if self.name is None:
-            return block
+        """Return a content block with the gateway's URIs."""
+        block = dict(self.in_meta(block))
         match block:
             case {"type": "resource_link", "uri": str(uri)}:
                 return {**block, "uri": self.ours(uri)}
             case {"type": "resource", "resource": {"uri": str(uri)} as resource}:
-                return {**block, "resource": {**resource, "uri": self.ours(uri)}}
+                return {**block, "resource": {**self.in_meta(resource), "uri": self.ours(uri)}}
         return block
 
     def in_result(self, result: Json) -> Json:
-        """Return the result of a tool with the gateway's URIs in its content."""
+        """Return the result of a tool with the gateway's URIs in its content and its `_meta`."""
+        result = dict(self.in_meta(result))
         blocks = result.get("content")
-        if self.name is None or not is_object_list(blocks):
+        if not is_object_list(blocks):
             return result
         return {**result, "content": [self.in_block(block) for block in blocks or ()]}
 

@@ -24,6 +24,7 @@ from roundgate.backends.base import Complete, Offering, Prompt, Resource, Shared
 from roundgate.backends.config import BackendConfig
 from roundgate.backends.python import modules
 from roundgate.backends.python.modules import Modules
+from roundgate.backends.python.pages import Pages, UnusablePage
 from roundgate.backends.signature import (
     Signature,
     ToolReturn,
@@ -102,6 +103,7 @@ class PythonBackend:
         prompts: list[Prompt] = []
         resources: list[Resource] = []
         problems: list[Problem] = []
+        pages = Pages(self._config.name)
         for function, declaration in declared_in(self._module):
             if faults := self._faults(function, declaration):
                 problems += faults
@@ -110,16 +112,22 @@ class PythonBackend:
                 callee = Callee(function, describe(function), self._threads)
                 match declaration.decorator:
                     case "tool":
-                        tools.append(_tool(callee, declaration.options))
+                        tools.append(_tool(callee, _with_page(declaration, pages)))
                     case "prompt":
                         prompts.append(_prompt(callee, declaration.options))
                     case "resource":
                         resources.append(_resource(callee, declaration))
+            except UnusablePage as error:
+                problems.append(
+                    _option_problem(function, declaration, "ui", str(error), error.remedy)
+                )
             except Exception as error:  # pydantic alone raises half a dozen types
                 problems.append(self._declaration_problem(function, error))
         if problems:
             raise ConfigError(problems)
-        return Offering(tools, prompts, resources)
+        return Offering(
+            tools, prompts, [*resources, *pages.resources], files=frozenset(pages.files)
+        )
 
     async def aclose(self) -> None: ...
 
@@ -153,15 +161,13 @@ class PythonBackend:
             }
         else:
             return []
-        name = getattr(function, "__name__", type(function).__name__)
-        file, line = declaration.place
         return [
-            Problem(
-                file,
-                f"{name}(): @{declaration.decorator}({option}=…)",
+            _option_problem(
+                function,
+                declaration,
+                option,
                 f"is {declaration.options[option]!r:.60}: {detail['msg']}",
                 _REMEDIES.get(detail["type"], "see `roundgate docs reference`, or leave it out"),
-                line,
             )
             for option, detail in faults.items()
         ]
@@ -174,6 +180,30 @@ class PythonBackend:
         if code is None:  # not a function
             return self._origin.problem(f"{name}: {message}", remedy)
         return Problem(code.co_filename, f"{name}()", message, remedy, code.co_firstlineno)
+
+
+def _option_problem(
+    function: Callable[..., Any], declaration: Declaration, option: str, message: str, remedy: str
+) -> Problem:
+    """Return a problem with an option, at the line of the decorator."""
+    name = getattr(function, "__name__", type(function).__name__)
+    file, line = declaration.place
+    place = f"{name}(): @{declaration.decorator}({option}=…)"
+    return Problem(file, place, message, remedy, line)
+
+
+def _with_page(declaration: Declaration, pages: Pages) -> Mapping[str, Any]:
+    """Return the options of a tool; if it has a page, `meta` names the page.
+
+    Raises:
+        UnusablePage: the page cannot be served.
+    """
+    options = declaration.options
+    if (declared := options.get("ui")) is None:
+        return options
+    folder = Path(declaration.place[0]).absolute().parent
+    meta = options.get("meta") or {}
+    return {**options, "meta": {**meta, "ui": pages.tool_meta(declared, folder)}}
 
 
 def declared_in(module: ModuleType) -> Iterator[tuple[Callable[..., Any], Declaration]]:

@@ -1,0 +1,264 @@
+"""A folder of skills, read whole: a snapshot of its files, so that what is served later has the
+digests that the entries say.
+
+    FOLDER/refunds/SKILL.md            skill://NAME/refunds/SKILL.md
+    FOLDER/refunds/examples/email.md   skill://NAME/refunds/examples/email.md
+
+Nothing outside of the folder is read: symbolic links are refused. Files outside of any skill, and
+names that begin with a dot, are not served.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from roundgate.backends.skills.frontmatter import frontmatter
+from roundgate.protocol.skills import (
+    MARKDOWN,
+    MAX_BYTES,
+    MAX_FILES,
+    SCHEME,
+    SKILL_FILE,
+    directories_of,
+    media_type,
+)
+
+MAX_ENTRIES: Final = 20_000
+"""The most files and folders that are looked at."""
+MAX_TOTAL: Final = 64 * 1024 * 1024
+"""The most bytes of all skills of a folder, which stay in memory."""
+MAX_DEPTH: Final = 32
+"""The most folders in each other."""
+_SKIPPED: Final = frozenset({"__pycache__"})
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of a skill."""
+
+    uri: str
+    name: str
+    content: bytes
+    frontmatter: Mapping[str, Any] | None = None
+    """The frontmatter of a SKILL.md."""
+
+    @property
+    def text(self) -> str | None:
+        """The content as text; `None` if it is not UTF-8, or has a zero byte."""
+        try:
+            return None if b"\0" in self.content else self.content.decode()
+        except UnicodeDecodeError:
+            return None
+
+    @property
+    def media_type(self) -> str:
+        """The media type."""
+        if self.frontmatter is not None:
+            return MARKDOWN
+        return media_type(self.name, is_text=self.text is not None)
+
+    def definition(self) -> dict[str, Any]:
+        """Return the schema's `Resource`."""
+        described = self.frontmatter or {}
+        named = {"name": described.get("name", self.name)}
+        if described:
+            named["description"] = described["description"]
+        return {
+            "uri": self.uri,
+            **named,
+            "mimeType": self.media_type,
+            "size": len(self.content),
+        }
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the schema's `SkillResource`."""
+        digest = f"sha256:{hashlib.sha256(self.content).hexdigest()}"
+        return {"uri": self.uri, "digest": digest, "size": len(self.content)}
+
+
+@dataclass(frozen=True, slots=True)
+class Skills:
+    """The skills of a folder, by their URIs."""
+
+    entries: Mapping[str, Mapping[str, Any]]
+    """The entry of each skill, by the URI of its SKILL.md."""
+    files: Mapping[str, File]
+    directories: Mapping[str, Sequence[Mapping[str, Any]]]
+    """The children of each directory, by its URI, as the schema's `Resource`."""
+    paths: frozenset[Path]
+    """The files and folders that were read."""
+
+
+class Unusable(ValueError):
+    """A part of the folder that cannot be served, with its path and the remedy."""
+
+    def __init__(self, path: Path, message: str, remedy: str) -> None:
+        super().__init__(message)
+        self.path = path
+        self.remedy = remedy
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads a folder once."""
+
+    root: Path
+    uri: str
+    problems: list[Unusable] = field(default_factory=list)
+    files: dict[Path, File] = field(default_factory=dict)
+    folders: list[Path] = field(default_factory=list)
+    skill_folders: list[Path] = field(default_factory=list)
+    looked_at: int = 0
+    total: int = 0
+
+    def folder(self, folder: Path, *, is_in_skill: bool, depth: int) -> None:
+        """Read a folder and those in it, in the order of their names."""
+        if depth > MAX_DEPTH:
+            raise Unusable(folder, f"lies in more than {MAX_DEPTH} folders", "move it up")
+        self.folders.append(folder)
+        names = {entry.name: entry for entry in self._entries(folder)}
+        is_in_skill = is_in_skill or SKILL_FILE in names
+        if SKILL_FILE in names:
+            self.skill_folders.append(folder)
+        for name in sorted(names):
+            try:
+                self._entry(folder / name, names[name], is_in_skill, depth)
+            except Unusable as error:
+                if self.total > MAX_TOTAL or self.looked_at > MAX_ENTRIES:
+                    raise
+                self.problems.append(error)
+
+    def _entries(self, folder: Path) -> Iterator[os.DirEntry[str]]:
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    self.looked_at += 1
+                    if self.looked_at > MAX_ENTRIES:
+                        raise Unusable(
+                            self.root,
+                            f"has more than {MAX_ENTRIES:,} files and folders",
+                            "let path name the folder that has the skills and nothing else",
+                        )
+                    if not entry.name.startswith(".") and entry.name not in _SKIPPED:
+                        yield entry
+        except OSError as error:
+            raise Unusable(
+                folder,
+                f"cannot be read: {error.strerror or error}",
+                "correct the path, or the permissions",
+            ) from None
+
+    def _entry(self, path: Path, entry: os.DirEntry[str], is_in_skill: bool, depth: int) -> None:
+        if entry.is_symlink():
+            raise Unusable(
+                path, "is a symbolic link", "copy the file here; links could lead out of the folder"
+            )
+        if entry.is_dir(follow_symlinks=False):
+            self.folder(path, is_in_skill=is_in_skill, depth=depth + 1)
+        elif is_in_skill:
+            self.files[path] = self._file(path)
+
+    def _file(self, path: Path) -> File:
+        try:
+            relative = path.relative_to(self.root).as_posix()
+            uri = f"{self.uri}/{quote(relative)}"
+        except UnicodeEncodeError:
+            raise Unusable(
+                path.parent, f"has a file {path.name!r:.100}, whose name is not UTF-8", "rename it"
+            ) from None
+        content = self._content(path)
+        if path.name != SKILL_FILE:
+            return File(uri, path.name, content)
+        try:
+            described = frontmatter(content.decode())
+            _check_name(described["name"], path.parent, uri)
+        except UnicodeDecodeError:
+            raise Unusable(path, "is not UTF-8", "save it as UTF-8") from None
+        except ValueError as error:
+            raise Unusable(path, str(error), "see https://agentskills.io/specification") from None
+        return File(uri, path.name, content, described)
+
+    def _content(self, path: Path) -> bytes:
+        """Return the bytes of a regular file. A file that became a link meanwhile is not read."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with open(descriptor, "rb") as file:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise Unusable(path, "is no regular file", "remove it")
+                content = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise Unusable(
+                path, f"cannot be read: {error.strerror or error}", "correct its permissions"
+            ) from None
+        if len(content) > MAX_BYTES:
+            raise Unusable(path, f"has more than {MAX_BYTES:,} bytes", "make it smaller")
+        self.total += len(content)
+        if self.total > MAX_TOTAL:
+            raise Unusable(
+                self.root,
+                f"has skills with more than {MAX_TOTAL:,} bytes in all",
+                "divide them into several folders, each a back end, or make them smaller",
+            )
+        return content
+
+
+def read_skills(root: Path, name: str) -> tuple[Skills, list[Unusable]]:
+    """Return the skills of a folder, and what cannot be served.
+
+    Args:
+        root: the folder.
+        name: the name of the back end, which is in front of every path.
+    """
+    reader = _Reader(root, SCHEME + name)
+    try:
+        reader.folder(root, is_in_skill=False, depth=0)
+    except Unusable as error:
+        reader.problems.append(error)
+    entries: dict[str, Mapping[str, Any]] = {}
+    for folder in reader.skill_folders:
+        if (described := reader.files.get(folder / SKILL_FILE)) is None:
+            continue  # its problem is known
+        manifest = [
+            file.manifest() for path, file in reader.files.items() if path.is_relative_to(folder)
+        ]
+        if problem := _excess(folder, manifest):
+            reader.problems.append(problem)
+        entries[described.uri] = {
+            "uri": described.uri,
+            "frontmatter": described.frontmatter,
+            "resources": manifest,
+        }
+    if not reader.skill_folders and not reader.problems:
+        remedy = f"add a folder with a {SKILL_FILE}, or correct the path"
+        reader.problems.append(Unusable(root, f"has no folder with a {SKILL_FILE}", remedy))
+    files = {file.uri: file for file in reader.files.values()}
+    paths = frozenset({*reader.folders, *reader.files})
+    return Skills(
+        entries, files, directories_of(file.definition() for file in files.values()), paths
+    ), reader.problems
+
+
+def _check_name(name: str, folder: Path, uri: str) -> None:
+    """Raise ValueError unless a skill has the name of its folder, which is in its URI."""
+    segment = uri.removesuffix(f"/{SKILL_FILE}").rpartition("/")[2]
+    if name != segment:
+        raise ValueError(f"has the name {name!r}, and its folder is called {segment!r}")
+
+
+def _excess(folder: Path, manifest: Sequence[Mapping[str, Any]]) -> Unusable | None:
+    """Return the problem of a skill that hosts need not load."""
+    size = sum(file["size"] for file in manifest)
+    if len(manifest) <= MAX_FILES and size <= MAX_BYTES:
+        return None
+    message = (
+        f"is a skill with {len(manifest):,} files and {size:,} bytes; hosts load {MAX_FILES} files"
+        f" and {MAX_BYTES:,} bytes"
+    )
+    return Unusable(folder, message, "divide the skill, or make its files smaller")

@@ -1,0 +1,149 @@
+"""Skills (SEP-2640): skills/list, skills/get and resources/directory/read. The files of skills are
+read with resources/read.
+
+The skills of all back ends are one list. A request for a skill or directory goes to the back end
+that its URI names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+from roundgate.backends import Catalog
+from roundgate.backends.base import SkillSource
+from roundgate.errors import InternalError, InvalidParams
+from roundgate.methods.parts import Extension, Kit, Listing, Method, list_hint
+from roundgate.methods.rounds import Reply, RequestContext
+from roundgate.protocol import ListParams, Params, Route, Uri, skills, without_none
+from roundgate.replay import Journal, Restarted, Run, Suspended, engine
+from roundgate.tasks import log_failure
+
+T = TypeVar("T")
+
+_ROUTE: Final = Route("skills")
+_SHOWN: Final = 200
+"""The most characters of a URI in an error."""
+
+
+class GetSkillParams(Params):
+    """The params of skills/get."""
+
+    uri: Uri
+
+
+class ReadDirectoryParams(ListParams):
+    """The params of resources/directory/read."""
+
+    uri: Uri
+
+
+class SkillsExtension(Extension):
+    """Skills of folders and of servers."""
+
+    name = skills.EXTENSION
+    feature = "skills"
+    routes = MappingProxyType(
+        {"skills/list": _ROUTE, "skills/get": _ROUTE, "resources/directory/read": _ROUTE}
+    )
+
+    def is_served(self, catalog: Catalog) -> bool:
+        """Return whether a back end has skills, or may have some."""
+        return bool(catalog.skill_sources)
+
+    def settings(self) -> dict[str, Any]:
+        """Return that directories can be read."""
+        return {"directoryRead": True}
+
+    def methods(self, kit: Kit) -> Mapping[str, Method[Any]]:
+        """Return the rows of the three methods."""
+        methods = SkillMethods(kit)
+        return {
+            "skills/list": Method(methods.list, ListParams),
+            "skills/get": Method(methods.get, GetSkillParams),
+            "resources/directory/read": Method(methods.read_directory, ReadDirectoryParams),
+        }
+
+
+class SkillMethods:
+    """The methods of skills."""
+
+    def __init__(self, kit: Kit) -> None:
+        self._catalog = kit.catalog
+        self._calls = kit.calls
+        self._results = kit.results
+        self._clock = kit.parts.clock
+        self._scopes = kit.scopes
+        sources = kit.catalog.skill_sources.values()
+        is_personal = kit.config.auth != "none" and any(source.scopes for source in sources)
+        self._cache = list_hint(
+            kit.config.caching.resources,
+            is_personal=is_personal,
+            is_changing=bool(kit.catalog.missing),
+        )
+        self._is_personal = is_personal
+        self._list = Listing("skills", self._cache, kit.results)
+
+    async def list(self, context: RequestContext, params: ListParams) -> Reply:
+        """Serve skills/list."""
+        pages = self._catalog.skill_pages
+        if self._is_personal:
+            pages = self._catalog.skill_pages_for(context.principal.scopes)
+        return self._list.reply(pages, params.cursor)
+
+    async def get(self, context: RequestContext, params: GetSkillParams) -> Reply:
+        """Serve skills/get.
+
+        Raises:
+            InvalidParams: there is no such skill.
+        """
+        uri = params.uri
+        entry = await self._asked(context, uri, lambda source: source.get(uri))
+        if entry is None:
+            raise InvalidParams(
+                f"No skill is served at {uri[:_SHOWN]}; skills/list has the URIs of SKILL.md files"
+            )
+        return self._results.reply({"skill": dict(entry)}, self._cache)
+
+    async def read_directory(self, context: RequestContext, params: ReadDirectoryParams) -> Reply:
+        """Serve resources/directory/read.
+
+        Raises:
+            InvalidParams: there is no such directory.
+        """
+        uri, cursor = params.uri, params.cursor
+        page = await self._asked(context, uri, lambda source: source.directory(uri, cursor))
+        if page is None:
+            raise InvalidParams(
+                f"{uri[:_SHOWN]} is not a directory resource; URIs of directories have no slash at "
+                "the end, and cursors are those of the last page"
+            )
+        children = [dict(child) for child in page.children]
+        members = {"resources": children, **without_none(nextCursor=page.next_cursor)}
+        return self._results.reply(members)
+
+    async def _asked(
+        self,
+        context: RequestContext,
+        uri: str,
+        ask: Callable[[SkillSource], Awaitable[T | None]],
+    ) -> T | None:
+        """Return the answer of the back end that a URI names; `None` if there is no such back end.
+
+        Raises:
+            InsufficientScope: the skills need scopes that the token lacks.
+            Unavailable: a server cannot be asked now.
+        """
+        source = self._catalog.skill_source(uri)
+        if source is None:
+            return None
+        subject = f"skill {uri[:_SHOWN]}"
+        self._scopes.require(subject, source.scopes, context.principal)
+        call = self._calls.call(context)
+        outcome = await engine.run_handler(lambda: ask(source), Run(call, Journal()))
+        if isinstance(outcome, (Suspended, Restarted)):  # a source has no context to ask with
+            raise InternalError(
+                log_failure(subject, RuntimeError("it asked something"), self._clock)
+            )
+        return self._calls.value(outcome, subject)

@@ -1,0 +1,1 @@
+"""Pages of tools in a browser, through a gateway (`scripts/apps`)."""

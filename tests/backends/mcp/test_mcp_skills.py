@@ -1,0 +1,309 @@
+"""The skills of servers (SEP-2640) through the gateway, beside those of folders."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundgate.backends.mcp import backend as mcp_backend
+from roundgate.settings import Settings
+from tests.support.asgi import STATE_KEY, Client, built, client, stoppable
+from tests.support.issuer import PUBLIC_URL, bearer, guarded, jwks, token
+from tests.support.scripted import Asked, Scripted, error, result, scripted
+from tests.support.services import answer as reply
+from tests.support.services import service
+from tests.support.upstreams import Upstream, gateway_of, health, until
+
+EXTENSION = "io.modelcontextprotocol/skills"
+DIGEST = "sha256:" + "a1" * 32
+TEXT = "---\nname: refunds\ndescription: Refund.\n---\n"
+
+
+def skill(path: str, scheme: str = "skill", **members: Any) -> dict[str, Any]:
+    """An entry of skills/list, as a server sends it."""
+    uri = f"{scheme}://{path}/SKILL.md"
+    files = [{"uri": uri, "digest": DIGEST, "size": len(TEXT)}]
+    files += [{"uri": f"{scheme}://{path}/a/b.md", "digest": DIGEST, "size": 7, "x": 1}]
+    described = {"name": path.rpartition("/")[2], "description": "Refund.", "license": "MIT"}
+    return {"uri": uri, "frontmatter": described, "resources": files, **members}
+
+
+class Server(Upstream):
+    """A server with skills, all of which it lists but one."""
+
+    def __init__(self, *skills: Any, more: Any = (), **members: Any) -> None:
+        super().__init__(**members)
+        self.settings = {"directoryRead": True}
+        self.skills, self.more = list(skills), list(more)
+        self.unlisted = skill("hidden/one")
+
+    def __call__(self, asked: Asked) -> Any:
+        uri = asked.params.get("uri") if asked.body else None
+        known = {
+            one["uri"]: one for one in (*self.skills, *self.more, self.unlisted) if "uri" in one
+        }
+        match asked.rpc:
+            case "server/discover":
+                about = {"tools": {}, "resources": {}, "extensions": {EXTENSION: self.settings}}
+                versions = {"supportedVersions": ["2026-07-28"], "capabilities": about}
+                return result(asked, versions)
+            case "resources/list" | "resources/templates/list":
+                member = "resources" if asked.rpc == "resources/list" else "resourceTemplates"
+                return result(asked, {member: []})
+            case "skills/list" if asked.params.get("cursor") == "2":
+                return result(asked, {"skills": self.more})
+            case "skills/list":
+                cursor = {"nextCursor": "2"} if self.more else {}
+                return result(asked, {"skills": self.skills, "ttlMs": 50, **cursor})
+            case "skills/get" if uri in known:
+                return result(asked, {"skill": known[uri]})
+            case "resources/read" if str(uri).endswith(".md"):
+                return result(asked, {"contents": [{"uri": uri, "text": TEXT}]})
+            case "resources/directory/read" if str(uri).endswith("refunds"):
+                children = [{"uri": f"{uri}/SKILL.md", "name": "refunds", "x": 1}]
+                cursor = {} if "cursor" in asked.params else {"nextCursor": "c"}
+                return result(asked, {"resources": children, **cursor})
+            case "skills/get" | "resources/read" | "resources/directory/read":
+                return error(asked, -32602, f"nothing at {uri}")
+        return super().__call__(asked)
+
+
+def entry(server: Scripted, **settings: Any) -> dict[str, Any]:
+    return {"kind": "mcp", "name": "up", "url": server.url, **settings}
+
+
+async def answer(mcp: Client, method: str, **params: Any) -> dict[str, Any]:
+    response = await mcp.post(method, params)
+    assert response.status_code == 200, response.text
+    value: dict[str, Any] = response.json()["result"]
+    return value
+
+
+async def code(mcp: Client, method: str, **params: Any) -> int:
+    value: int = (await mcp.post(method, params)).json()["error"]["code"]
+    return value
+
+
+async def uris(mcp: Client) -> list[str]:
+    return [one["uri"] for one in (await answer(mcp, "skills/list"))["skills"]]
+
+
+async def test_an_entry_passes_with_the_name_of_the_back_end_in_its_uris() -> None:
+    extra: dict[str, Any] = {
+        "com.example": 1,
+        "_meta": {"com.example/a": 1, "io.modelcontextprotocol/b": 2},
+    }
+    async with (
+        scripted(Server(skill("acme/refunds", **extra))) as server,
+        gateway_of(entry(server)) as mcp,
+    ):
+        (listed,) = (await answer(mcp, "skills/list"))["skills"]
+        start = "skill://up/acme/refunds"
+        assert listed == {
+            "uri": f"{start}/SKILL.md",
+            "frontmatter": {"name": "refunds", "description": "Refund.", "license": "MIT"},
+            "resources": [
+                {"uri": f"{start}/SKILL.md", "digest": DIGEST, "size": len(TEXT)},
+                {"uri": f"{start}/a/b.md", "digest": DIGEST, "size": 7, "x": 1},
+            ],
+            "com.example": 1,
+            "_meta": {"com.example/a": 1},
+        }
+        assert (await answer(mcp, "skills/get", uri=listed["uri"]))["skill"] == listed
+        for file in listed["resources"]:
+            (part,) = (await answer(mcp, "resources/read", uri=file["uri"]))["contents"]
+            assert part == {"uri": file["uri"], "text": TEXT}
+        capabilities = (await answer(mcp, "server/discover"))["capabilities"]
+        assert capabilities["extensions"] == {EXTENSION: {"directoryRead": True}}
+
+
+async def test_skills_of_servers_and_folders_are_one_list(tmp_path: Path) -> None:
+    file = tmp_path / "skills/own/SKILL.md"
+    file.parent.mkdir(parents=True)
+    file.write_text(TEXT.replace("refunds", "own"))
+    folder = {"kind": "skills", "name": "team", "path": str(tmp_path / "skills")}
+    one, two = Server(skill("refunds")), Server(skill("refunds"), more=[skill("x")])
+    async with (
+        scripted(one) as server,
+        scripted(two) as other,
+        gateway_of(
+            folder, entry(server), entry(other, name="other"), limits={"page_size": 3}
+        ) as mcp,
+    ):
+        page = await answer(mcp, "skills/list")
+        assert [each["uri"] for each in page["skills"]] == [
+            "skill://team/own/SKILL.md",
+            "skill://up/refunds/SKILL.md",
+            "skill://other/refunds/SKILL.md",
+        ]
+        rest = await answer(mcp, "skills/list", cursor=page["nextCursor"])
+        assert [each["uri"] for each in rest["skills"]] == ["skill://other/x/SKILL.md"]
+
+
+async def test_a_skill_that_is_in_no_list_can_be_got_and_read() -> None:
+    async with scripted(Server()) as server, gateway_of(entry(server)) as mcp:
+        assert await uris(mcp) == []
+        uri = "skill://up/hidden/one/SKILL.md"
+        assert (await answer(mcp, "skills/get", uri=uri))["skill"]["uri"] == uri
+        assert (await answer(mcp, "resources/read", uri=uri))["contents"]
+
+
+@pytest.mark.parametrize("uri", ["skill://up/x/SKILL.md", "skill://down/x", "skill://up", "up", ""])
+async def test_what_no_server_has_is_invalid(uri: str) -> None:
+    async with scripted(Server(skill("refunds"))) as server, gateway_of(entry(server)) as mcp:
+        for method in ("skills/get", "resources/directory/read"):
+            assert await code(mcp, method, uri=uri) == -32602
+
+
+async def test_a_directory_is_asked_for_at_the_server() -> None:
+    async with scripted(Server(skill("refunds"))) as server, gateway_of(entry(server)) as mcp:
+        uri = "skill://up/refunds"
+        first = await answer(mcp, "resources/directory/read", uri=uri)
+        assert first["resources"] == [{"uri": f"{uri}/SKILL.md", "name": "refunds", "x": 1}]
+        second = await answer(mcp, "resources/directory/read", uri=uri, cursor=first["nextCursor"])
+        assert "nextCursor" not in second
+        asked = [one.params for one in server.asked if one.rpc == "resources/directory/read"]
+        assert [one["uri"] for one in asked] == ["skill://refunds"] * 2
+
+
+async def test_a_server_without_directories_has_those_of_its_manifests() -> None:
+    upstream = Server(skill("refunds"), skill("daily", resources="dynamic"))
+    upstream.settings = {}
+    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+
+        async def children(uri: str) -> list[tuple[str, str]]:
+            listed = (await answer(mcp, "resources/directory/read", uri=uri))["resources"]
+            return [(one["name"], one["mimeType"]) for one in listed]
+
+        folder = "inode/directory"
+        assert await children("skill://up") == [("refunds", folder), ("daily", folder)]
+        expected = [("SKILL.md", "text/markdown"), ("a", folder)]
+        assert await children("skill://up/refunds") == expected
+        assert (
+            await code(mcp, "resources/directory/read", uri="skill://up/refunds/a/b.md") == -32602
+        )
+        assert "resources/directory/read" not in server.methods()
+
+
+async def test_a_scheme_of_the_server_is_kept() -> None:
+    uri = "github://up/acme/refunds/SKILL.md"
+    upstream = Server(skill("acme/refunds", scheme="github"))
+    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+        assert await uris(mcp) == [uri]
+        assert (await answer(mcp, "skills/get", uri=uri))["skill"]["uri"] == uri
+        assert (await answer(mcp, "resources/read", uri=uri))["contents"][0]["uri"] == uri
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"uri": 5}, "its uri is no text"),
+        ({"uri": "skill://x/README.md"}, "is not that of a SKILL.md"),
+        ({"uri": "SKILL.md"}, "is not that of a SKILL.md"),
+        ({"frontmatter": None}, "no name and description"),
+        ({"frontmatter": {"name": "x"}}, "no name and description"),
+        ({"resources": "all"}, "neither a list"),
+        ({"resources": None}, "neither a list"),
+        ({"resources": [5]}, "neither a list"),
+        ({"resources": [{"uri": "skill://x/SKILL.md"}]}, "no digest and size"),
+        ({"resources": [{"uri": "u", "digest": DIGEST, "size": "7"}]}, "no digest and size"),
+        ({"resources": [{"digest": DIGEST, "size": 7}]}, "its uri is no text"),
+    ],
+)
+async def test_an_entry_that_hosts_would_refuse_is_left_out_with_the_reason(
+    change: dict[str, Any], reason: str
+) -> None:
+    bad = {**skill("x"), **change}
+    async with (
+        scripted(Server(bad, skill("refunds"), skill("refunds"))) as server,
+        gateway_of(entry(server)) as mcp,
+    ):
+        assert await uris(mcp) == ["skill://up/refunds/SKILL.md"]
+        assert (await mcp.result("tools/list"))["tools"]
+        left_out = (await health(mcp))["left_out"]
+        assert any(reason in each for each in left_out.values()), left_out
+        assert "another skill" in left_out["skill://refunds/SKILL.md"]
+
+
+@pytest.mark.parametrize("skills", [None, 5, [5]])
+async def test_a_list_that_is_none_takes_no_tools_away(skills: Any) -> None:
+    class Broken(Server):
+        def __call__(self, asked: Asked) -> Any:
+            if asked.rpc == "skills/list":
+                return result(asked, {"skills": skills})
+            return super().__call__(asked)
+
+    async with scripted(Broken()) as server, gateway_of(entry(server)) as mcp:
+        assert await uris(mcp) == []
+        assert (await mcp.result("tools/list"))["tools"]
+        assert "skills/list" in (await health(mcp))["left_out"]
+
+
+@pytest.mark.parametrize("entry_of_get", [None, {}, skill("other"), {**skill("x"), "resources": 1}])
+async def test_an_answer_that_is_no_such_skill_is_an_error(entry_of_get: Any) -> None:
+    class Broken(Server):
+        def __call__(self, asked: Asked) -> Any:
+            if asked.rpc == "skills/get":
+                return result(asked, {"skill": entry_of_get})
+            if asked.rpc == "resources/directory/read":
+                return result(asked, {"resources": [{"name": "x"}]})
+            return super().__call__(asked)
+
+    async with scripted(Broken(skill("x"))) as server, gateway_of(entry(server)) as mcp:
+        assert await code(mcp, "skills/get", uri="skill://up/x/SKILL.md") == -32602
+        assert await code(mcp, "resources/directory/read", uri="skill://up/x") == -32602
+
+
+async def test_a_server_without_the_extension_has_no_skills() -> None:
+    async with scripted(Upstream()) as server, gateway_of(entry(server)) as mcp:
+        assert await code(mcp, "skills/list") == -32601
+        assert "skills/list" not in server.methods()
+
+
+async def test_excluded_skills_are_neither_listed_nor_got_nor_read() -> None:
+    settings = {"resources": {"exclude": ["skill://refunds*"]}}
+    async with (
+        scripted(Server(skill("refunds"), skill("x"))) as server,
+        gateway_of(entry(server, **settings)) as mcp,
+    ):
+        assert await uris(mcp) == ["skill://up/x/SKILL.md"]
+        for method in ("skills/get", "resources/read"):
+            assert await code(mcp, method, uri="skill://up/refunds/SKILL.md") == -32602
+        assert await code(mcp, "resources/directory/read", uri="skill://up/refunds") == -32602
+
+
+async def test_skills_need_the_scopes_of_the_resources_of_their_server() -> None:
+    upstream = Server(skill("refunds"))
+    async with scripted(upstream) as server, service(reply(jwks("ec"))) as keys:
+        backends = [entry(server, resources={"scopes": ["read"]})]
+        file = guarded(f"{keys.url}/jwks", auth={"scopes": []}, backends=backends)
+        using = Settings(public_url=PUBLIC_URL, state_keys=STATE_KEY)
+        app = await asyncio.to_thread(built, file, using)
+        async with stoppable(app), client(app) as mcp:
+            uri = "skill://up/refunds/SKILL.md"
+            for scope, count, status in (("other", 0, 403), ("read", 1, 200)):
+                who: Any = {"headers": bearer(token(scope=scope))}
+                listed = (await mcp.post("skills/list", **who)).json()["result"]
+                assert (len(listed["skills"]), listed["cacheScope"]) == (count, "private")
+                for method in ("skills/get", "resources/read"):
+                    assert (await mcp.post(method, {"uri": uri}, **who)).status_code == status
+                directory = {"uri": "skill://up/refunds"}
+                read = await mcp.post("resources/directory/read", directory, **who)
+                assert read.status_code == status
+
+
+async def test_a_change_at_the_server_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_backend, "LEAST_PAUSE_S", 0.05)
+    monkeypatch.setattr(mcp_backend, "LEAST_TTL_S", 0.05)
+    upstream = Server(skill("refunds"), ttl_ms=50)
+    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+        assert len(await uris(mcp)) == 1
+        upstream.skills.append(skill("x"))
+        await until(2, lambda: _count(mcp))
+
+
+async def _count(mcp: Client) -> int:
+    return len(await uris(mcp))
