@@ -126,7 +126,7 @@ REPEATED = b'{"jsonrpc":"2.0","id":3,"id":3,"result":{}}'
         (replies({"resultType": "input_required", "inputRequests": [FORM]}), BadAnswer, "no object"),
         (replies({"resultType": "input_required", "inputRequests": {"q": 5}}), BadAnswer, "no request"),
         (replies(asking({"method": "tools/call"})), BadAnswer, "unknown method"),
-        (replies(asking(VISIT)), BadAnswer, "no page to send a user to"),
+        (replies(asking(VISIT)), BadAnswer, "not a page to send a user to"),
         (replies(asking(FORM, count=200)), BadAnswer, "max_questions"),
         (replies(asking(form({"type": "object", "allOf": [False]}))), AnswerInvalid, "q"),
         (replies(asking(form({"$ref": "https://evil.example/schema"}))), BadAnswer, "cannot be used"),
