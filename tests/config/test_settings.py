@@ -46,7 +46,12 @@ from roundgate.backends.http.config import (
 )
 from roundgate.backends.http.credential_config import CREDENTIALS, CredentialConfig
 from roundgate.backends.http.tls import TlsConfig
-from roundgate.backends.mcp.config import McpBackendConfig, PartConfig
+from roundgate.backends.mcp.config import (
+    JobToolConfig,
+    McpBackendConfig,
+    McpJobConfig,
+    PartConfig,
+)
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.backend import PythonBackendConfig
 from roundgate.backends.skills.config import SkillsBackendConfig
@@ -256,6 +261,8 @@ PLACES: dict[type[Model], str] = {
     ServiceConfig: "### `kind: http`",
     OpenApiBackendConfig: "### `kind: openapi`",
     McpBackendConfig: "### `kind: mcp`",
+    McpJobConfig: "| setting of a server's job",
+    JobToolConfig: "| setting of a server's job",
     PartConfig: "| setting of `prompts` and `resources`",
     SkillsBackendConfig: "### `kind: skills`",
     LambdaBackendConfig: "### `kind: lambda`",

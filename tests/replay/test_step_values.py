@@ -21,6 +21,7 @@ from typing_extensions import TypedDict
 
 from roundgate import Context, tool
 from roundgate.errors import NondeterminismError, NotJson
+from roundgate.replay.steps import check_return
 from roundgate.replay.values import find_conversion
 from roundgate.testing import Gateway, fake_context
 
@@ -185,3 +186,25 @@ def test_what_a_function_closes_over_is_not_kept_when_its_call_is_over() -> None
     gone = call()
     gc.collect()
     assert gone() is None
+
+
+async def test_functions_that_share_their_code_keep_their_own_annotations() -> None:
+    def made(annotation: Any) -> Any:
+        async def function() -> Any:
+            return {"name": "Ada"}
+
+        function.__annotations__["return"] = annotation
+        return function
+
+    held: list[Any] = [dict[str, str], None, "dict[str, str]", "dict[str, int]", "Any"]
+    opaque: list[Any] = [Opaque, "Opaque"]
+    for annotation in held:
+        check_return(made(annotation), "step")
+    for annotation in opaque:
+        with pytest.raises(NotJson, match="Opaque"):
+            check_return(made(annotation), "step")
+    check_return(made("Any"), "step")
+
+
+class Opaque:
+    """A class that JSON cannot hold."""

@@ -30,6 +30,7 @@ from roundgate.errors import (
     JobLeft,
     NoAnswer,
     NotCancelled,
+    OutcomeUnknown,
     ParseError,
 )
 from roundgate.json import at_pointer
@@ -168,13 +169,15 @@ class Job(Protocol):
         """
 
 
-async def follow(job: Job, context: Context) -> Kept:
+async def follow(job: Job, context: Context, *, at_most_once: bool = False) -> Kept:
     """Start the job, poll until it ends, and return the answer that holds its result.
 
     A task continues to follow the job after a restart of the process. An ordinary call ends with
-    its timeout, and can be shed.
+    its timeout, and can be shed. With `at_most_once`, a worker that dies while the job starts
+    leaves an unknown outcome, and the job is not started again.
 
     Raises:
+        OutcomeUnknown: an `at_most_once` start was begun by a worker that died.
         BackendError: the job could not be started, or failed.
         JobLeft: the job may still be running, but is no longer followed.
         CleanedUp, NotCancelled: this run was started to cancel the job.
@@ -182,7 +185,8 @@ async def follow(job: Job, context: Context) -> Kept:
     run = run_of(context)
     if (cleanup := run.call.cleanup) is not None:
         await _cancel(job, context, cleanup)
-    values = _good(await context.step("start", lambda: _begin(run, job)))["values"]
+    started = await context.step("start", lambda: _begin(run, job), at_most_once=at_most_once)
+    values = _good(started)["values"]
     # steps without arguments: a credential or an endpoint may change while the job runs
     over = await context.poll("poll", lambda: _poll(job, values), every_s=job.config.every_s)
     answer: Kept = _good(over)["answer"]
@@ -215,7 +219,10 @@ async def _cancel(job: Job, context: Context, cleanup: Cleanup) -> NoReturn:
         CleanedUp: the job is cancelled, has ended, was never started, or cannot be cancelled.
         NotCancelled: the cancel failed.
     """
-    started = await context.step("start", lambda: _unknown_start(cleanup))
+    try:
+        started = await context.step("start", lambda: _unknown_start(cleanup))
+    except OutcomeUnknown:  # of an `at_most_once` start
+        started = await _unknown_start(Cleanup.IN_DOUBT)
     over = await context.poll("poll", lambda: _not_over(), every_s=job.config.every_s)
     if not started.get("is_left", True):
         raise CleanedUp("no job had been started")

@@ -17,8 +17,8 @@ import logging
 import os
 import signal
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -53,6 +53,8 @@ stopped."""
 MAX_LINE_OF_STDERR: Final = 16_000
 """The limit on the bytes of a line that `on_line` receives. It exceeds the limit of the log, so
 secrets in the line are complete and can be redacted."""
+MAX_ANSWERING: Final = 32
+"""The limit on the requests of an older server that are answered at once."""
 MAX_WAITING: Final = 1_000
 """The limit on the notifications that wait for the reader of a stream; further ones are dropped."""
 MAX_UNWRITTEN: Final = 16 * 1024 * 1024
@@ -143,6 +145,7 @@ class StdioLink:
         self._waiting: dict[int, _Pending] = {}
         self._streams: dict[int, asyncio.Queue[Json | None]] = {}
         self._failure: ClientError | None = None
+        self._answering: set[asyncio.Task[None]] = set()
         self._noise = 0
         self.ended = asyncio.Event()
         """An event set once the process has ended or was stopped."""
@@ -250,9 +253,10 @@ class StdioLink:
         await self._stop_reading()
 
     async def _stop_reading(self) -> None:
-        for task in self._reading:
+        tasks = [*self._reading, *self._answering]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._reading, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._reading.clear()
 
     # -- writing -----------------------------------------------------------------------------------
@@ -361,7 +365,7 @@ class StdioLink:
         if "method" not in message:
             self._take_response(message)
         elif "id" in message:
-            await self._take_request(message)
+            self._take_request(message)
         else:
             self._take_notification(message)
 
@@ -391,21 +395,40 @@ class StdioLink:
                 with suppress(asyncio.QueueFull):
                     tap.put_nowait(message)
 
-    async def _take_request(self, message: Json) -> None:
-        """Answer a request of an older server. Newer revisions forbid such requests, so ignore
-        them."""
+    def _take_request(self, message: Json) -> None:
+        """Answer a request of an older server in the background, because a person may have to
+        think. Newer revisions forbid such requests, so ignore them.
+
+        Raises:
+            BadAnswer: the server has too many open requests.
+        """
         if self.version is not None and is_modern(self.version):
             return
+        if len(self._answering) >= MAX_ANSWERING:
+            raise BadAnswer(f"The server asks more than {MAX_ANSWERING} questions at once")
+        task = asyncio.create_task(self._answer(message))
+        self._answering.add(task)
+        task.add_done_callback(self._answered)
+
+    async def _answer(self, message: Json) -> None:
         params, request_id = message.get("params", {}), message["id"]
         answer: Json = {"error": {"code": -32601, "message": "Method not found"}}
         if message["method"] == "ping":
             answer = {"result": {}}
         elif isinstance(params, dict):
-            handlers = [pending.listener.on_request for pending in self._waiting.values()]
-            newest = next((handler for handler in reversed(handlers) if handler), None)
-            if newest is not None:
-                answer = await newest(request_id, str(message["method"]), params)
+            asked = [each for each in self._waiting.values() if each.listener.on_request]
+            if asked:
+                with asked[-1].suspended():
+                    answer = await asked[-1].ask(request_id, str(message["method"]), params)
         await self._write({"jsonrpc": "2.0", "id": request_id, **answer})
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        self._answering.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.debug("a server's request could not be answered", exc_info=error)
+        if isinstance(error, ClientError):
+            self._fail(error)
 
     def _fail(self, error: ClientError) -> None:
         """End all requests and streams with an error, unless an earlier error ended them."""
@@ -430,6 +453,8 @@ class _Pending:
     def __init__(self, listener: Listener, limit_s: float) -> None:
         self.listener = listener
         self._limit_s = limit_s
+        self._timeout: asyncio.Timeout | None = None
+        self._questions = 0
         self._received: asyncio.Queue[Json | ClientError] = asyncio.Queue()
 
     def has_token(self, token: Any) -> bool:
@@ -443,6 +468,28 @@ class _Pending:
         if self._received.qsize() < MAX_WAITING:
             self._received.put_nowait(message)
 
+    async def ask(self, request_id: Any, method: str, params: Json) -> Json:
+        """Return the listener's answer to a request of the server."""
+        assert self.listener.on_request is not None
+        return await self.listener.on_request(request_id, method, params)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Suspend the time limit while a question is open."""
+        self._questions += 1
+        self._reschedule(None)
+        try:
+            yield
+        finally:
+            self._questions -= 1
+            if not self._questions:
+                self._reschedule(asyncio.get_running_loop().time() + self._limit_s)
+
+    def _reschedule(self, when: float | None) -> None:
+        if self._timeout is not None:
+            with suppress(RuntimeError):  # it has ended
+                self._timeout.reschedule(when)
+
     async def answer(self) -> Json:
         """Return the response; pass progress notifications to the listener.
 
@@ -451,7 +498,8 @@ class _Pending:
             ClientError: the process has ended.
         """
         while True:
-            async with asyncio.timeout(self._limit_s):
+            limit_s = None if self._questions else self._limit_s
+            async with asyncio.timeout(limit_s) as self._timeout:
                 received = await self._received.get()
             if isinstance(received, ClientError):
                 raise received

@@ -11,6 +11,7 @@ import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 from urllib.parse import urlsplit
 
@@ -300,7 +301,7 @@ class HttpxTransport:
         # Build the request without the httpx client, which would add default headers and cookies.
         built = httpx.Request(
             request.method,
-            str(request.url),
+            _httpx_url(str(request.url)),
             headers=[(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers],
             content=request.body,
             extensions={
@@ -330,6 +331,14 @@ class HttpxTransport:
         if self._is_own and self._http is not None:
             await self._http.aclose()
             self._http = None
+
+
+@lru_cache(maxsize=64)
+def _httpx_url(url: str) -> httpx.URL:
+    """Return a parsed URL: a client sends nearly all requests to one."""
+    import httpx
+
+    return httpx.URL(url)
 
 
 class _HttpxResponse:

@@ -54,6 +54,7 @@ from roundgate.replay import (
     Publish,
     Read,
     Restarted,
+    RowsOf,
     Run,
     Suspended,
     Texts,
@@ -193,6 +194,7 @@ class Calls:
         timeout_ms: milliseconds that a call may take.
         publish: a function that publishes the changes that a handler reports.
         texts: the store for the rest of long results.
+        rows_of: a function that returns the rows of a caller, for back ends.
         read: a function that reads resources of the catalog.
         shows_errors: whether callers see the text of unexpected exceptions.
     """
@@ -207,6 +209,7 @@ class Calls:
         timeout_ms: float,
         publish: Publish,
         texts: Texts | None,
+        rows_of: RowsOf,
         read: Read | None,
         shows_errors: bool,
     ) -> None:
@@ -217,6 +220,7 @@ class Calls:
         self._timeout_ms = timeout_ms
         self._publish = publish
         self._texts = texts
+        self._rows_of = rows_of
         self._read = read
         self._shows_errors = shows_errors
 
@@ -294,6 +298,7 @@ class Calls:
             takes_unasked=served is not None and served.tool.unasked_answers,
             round=round_,
             texts=self._texts,
+            rows_of=self._rows_of,
             read=self._read,
         )
 

@@ -54,6 +54,7 @@ def make_methods(
             timeout_ms=config.limits.call_timeout_s * 1000,
             publish=parts.changes.publish,
             texts=texts,
+            rows_of=parts.rows_of,
             read=catalog.read_resource,
             shows_errors=parts.shows_errors,
         ),

@@ -19,7 +19,7 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -138,6 +138,43 @@ class Texts(Protocol):
         """
 
 
+class Row(Protocol):
+    """A stored value with its version."""
+
+    @property
+    def value(self) -> bytes: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def forget_ms(self) -> int: ...
+
+
+class Rows(Protocol):
+    """Expiring values of one caller that any process can read; `roundgate.storage.SessionStore`
+    has their contract."""
+
+    async def put_new(self, key: str, value: bytes, forget_ms: int) -> bool:
+        """Store a value if the key has none; return whether it was stored."""
+
+    async def replace(self, key: str, value: bytes, version: int, forget_ms: int) -> bool:
+        """Replace the value if its version is still `version`; return whether it was replaced."""
+
+    async def put(self, key: str, value: bytes, forget_ms: int) -> int:
+        """Store a value and return its version."""
+
+    async def read(self, key: str) -> Row | None:
+        """Return the row of a key, or `None` if there is none."""
+
+    async def read_values(self, keys: Sequence[str]) -> Mapping[str, bytes]:
+        """Return the values of the keys that have one."""
+
+
+RowsOf: TypeAlias = Callable[[Principal], Rows]
+"""Returns the rows of a caller."""
+
+
 class ExternalEvents(Protocol):
     """The external events of one task."""
 
@@ -195,6 +232,8 @@ class Call:
     """This round of an ordinary call."""
     texts: Texts | None = None
     """The store for the remainder of results that are too long."""
+    rows_of: RowsOf | None = None
+    """Returns the rows in which a back end leaves data for other processes."""
     read: Read | None = None
     """Reads resources that the gateway serves beside the handler."""
     external: ExternalEvents | None = None

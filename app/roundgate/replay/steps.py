@@ -53,7 +53,7 @@ from roundgate.replay.recording import (
     write_values,
 )
 from roundgate.replay.run import Run
-from roundgate.replay.values import find_conversion, identity, is_converted
+from roundgate.replay.values import find_conversion, identity, is_converted, returned
 from roundgate.replay.waiting import SHED_MARGIN_MS, wait_until, within_scopes
 
 log = logging.getLogger("roundgate.replay")
@@ -416,12 +416,12 @@ def check_return(function: Callable[..., Any], name: str) -> None:
     if find_conversion(function) is not None:
         return
     try:
-        returned = _unheld(function)
-    except TypeError:  # the function cannot be hashed
-        returned = None
-    if returned is not None:
+        unheld = _unheld(returned(function))
+    except TypeError:  # the function or its annotation cannot be hashed
+        unheld = None
+    if unheld is not None:
         raise NotJson(
-            f"step {name!r} would return {returned}, which JSON cannot represent: let its function return dict, "
+            f"step {name!r} would return {unheld}, which JSON cannot represent: let its function return dict, "
             "list, str, int, float, bool, None, a pydantic model, a dataclass, "
             "or one of the types in `roundgate docs handlers`"
         )
@@ -431,12 +431,10 @@ _HELD: Final = (dict, list, tuple, str, int, float, bool, type(None))
 
 
 @lru_cache(maxsize=512)
-def _unheld(function: Callable[..., Any]) -> str | None:
-    """Return the name of the annotated return class if JSON can represent none of its values."""
-    try:
-        hint = typing.get_type_hints(function).get("return")
-    except Exception:  # not a function, or its annotation has unknown names
-        return None
+def _unheld(hint: Any) -> str | None:
+    """Return the name of an annotated return class if JSON can represent none of its values."""
+    if typing.get_origin(hint) is typing.Annotated:
+        hint = typing.get_args(hint)[0]
     if (
         type(hint) is types.GenericAlias
         or not isinstance(hint, type)

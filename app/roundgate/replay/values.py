@@ -173,7 +173,7 @@ class Conversion:
 def find_conversion(function: Callable[..., Any]) -> Conversion | None:
     """Return the conversion of a function's results; `None` for plain JSON."""
     try:
-        return _conversion(_returned(function))
+        return _conversion(returned(function))
     except (
         TypeError,
         NameError,
@@ -186,19 +186,33 @@ def is_converted(value: Any) -> bool:
     return _has_converted_type(type(value))
 
 
-_known: Final[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
-"""The return annotations of functions, with weak references, because a step is often a `lambda`
-that holds its call."""
+_known: Final[WeakKeyDictionary[Any, dict[Any, Any]]] = WeakKeyDictionary()
+"""The return annotations of functions, by what `_kept_by` returns. References are weak: a step is
+often a `lambda` that holds its call."""
 
 
-def _returned(function: Any) -> Any:
-    """Return a function's return annotation without `Awaitable`, or `None`."""
+def returned(function: Any) -> Any:
+    """Return a function's return annotation, without `Awaitable`; `None` if there is none."""
     while isinstance(function, functools.partial):
         function = function.func
-    function = getattr(function, "__func__", function)  # each access makes a new bound method
-    if function not in _known:
-        _known[function] = _read_from(function)
-    return _known[function]
+    function = getattr(function, "__func__", function)  # a bound method is made anew each time
+    kept_by, key = _kept_by(function)
+    hints = _known.setdefault(kept_by, {})
+    if key not in hints:
+        hints[key] = _read_from(function)
+    return hints[key]
+
+
+def _kept_by(function: Any) -> tuple[Any, Any]:
+    """Return the two keys of a function's annotation. A function that is defined anew in each call
+    has the code, the module and the text of the annotation in common with the earlier ones."""
+    code = getattr(function, "__code__", None)
+    if code is None or hasattr(function, "__wrapped__"):
+        return function, None
+    annotation = function.__annotations__.get("return")
+    if annotation is not None and not isinstance(annotation, str):
+        return function, None
+    return code, (function.__module__, annotation)
 
 
 def _read_from(function: Any) -> Any:

@@ -141,6 +141,7 @@ class Core:
             tracing=tracing.set_up(),
             metrics=stores.metrics,
             texts=lambda view: self.texts(config, clock, view),
+            rows_of=self.rows_of,
             shows_errors=self.shows_errors,
             trust=trust,
             external=lambda record: self.event_source(config, clock).of_task(record),

@@ -201,7 +201,7 @@ class Carrier:
 
     def news(self) -> list[bytes] | None:
         """Return the whole journal if it has unwritten entries; otherwise `None`."""
-        entries = self.run.journal.entries()
+        entries = list(self.run.journal.entries())
         if all(self._saved.get(_place(entry)) == entry for entry in entries):
             return None
         return [encode(row(entry)) for entry in entries]

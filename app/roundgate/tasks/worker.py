@@ -59,6 +59,7 @@ from roundgate.replay import (
     ExternalEvents,
     Failed,
     Publish,
+    RowsOf,
     Run,
     Suspended,
     Texts,
@@ -109,6 +110,7 @@ class Worker:
         tracing: Tracing | None = None,
         metrics: Metrics | None = None,
         texts: Callable[[str], Texts] | None = None,
+        rows_of: Callable[[str], RowsOf] | None = None,
         shows_errors: bool = False,
         trust: ClockTrust | None = None,
         external: Callable[[TaskRecord], ExternalEvents] | None = None,
@@ -126,11 +128,13 @@ class Worker:
             tracing: the tracer of turns.
             metrics: counts turns.
             texts: returns the store of long texts of a view.
+            rows_of: returns the rows of a view's callers, for back ends.
             shows_errors: whether callers see the messages of unexpected exceptions.
             trust: the `ClockTrust` of the process, if it has a sweep.
             external: opens the external events of a task.
         """
         self._texts = texts
+        self._rows_of = rows_of
         self._external = external
         self._catalogs = catalogs
         self._store = store
@@ -332,6 +336,7 @@ class Worker:
             publish=self._publish,
             task_id=task_call.continues or record.ref.id,
             texts=None if self._texts is None else self._texts(task_call.view),
+            rows_of=None if self._rows_of is None else self._rows_of(task_call.view),
             read=None if offered is None else offered.read_resource,
             external=None if self._external is None or cleanup else self._external(record),
             cleanup=cleanup,

@@ -373,9 +373,12 @@ async def test_a_session_that_is_refused_with_400_is_opened_again() -> None:
         assert await mcp.text("up__t") == "done"
 
 
-async def test_an_older_server_gets_no_meta_of_this_revision_and_no_capabilities_of_a_client() -> (
-    None
-):
+def declared(server: Scripted) -> list[Any]:
+    """The capabilities of the sessions of an older server."""
+    return [one.params["capabilities"] for one in server.asked if one.rpc == "initialize"]
+
+
+async def test_an_older_server_gets_no_meta_of_this_revision_and_the_calls_capabilities() -> None:
     async with scripted(Upstream(session="s1")) as server, gateway_of(entry(server)) as mcp:
         meta: dict[str, Any] = {
             "clientCapabilities": {"elicitation": {"form": {}}},
@@ -383,8 +386,10 @@ async def test_an_older_server_gets_no_meta_of_this_revision_and_no_capabilities
         }
         await mcp.call("up__t", **meta)
         assert sent(server).params["_meta"] == {"com.example/x": 1}
-        opened = next(one for one in server.asked if one.rpc == "initialize")
-        assert opened.params["capabilities"] == DECLARED
+        assert {**DECLARED, "elicitation": {"form": {}}} in declared(server)
+        assert DECLARED not in declared(server)
+        await mcp.call("up__t")
+        assert DECLARED in declared(server)
 
 
 async def test_an_older_server_that_asks_all_the_same_is_told_why_not() -> None:

@@ -346,7 +346,9 @@ async def test_a_reload_keeps_the_session_and_takes_new_settings(tmp_path: Path)
         path.write_text(text_of(server.url, ""))
         app = await asyncio.to_thread(built, configuration.load(path), Settings(reload=True))
         async with stoppable(app), client(app) as mcp:
-            await until(2, lambda: _count(server, "initialize"))  # the start, and the gateway
+            await until(2, lambda: _count(server, "initialize"))  # the start, and the list
+            assert await mcp.text("up__t") == "done"
+            assert server.methods().count("initialize") == 3  # the calls
             path.write_text(text_of(server.url, "") + "server: {version: '2'}\n")
 
             async def version() -> Any:
@@ -354,7 +356,7 @@ async def test_a_reload_keeps_the_session_and_takes_new_settings(tmp_path: Path)
 
             await until("2", version)
             assert await mcp.text("up__t") == "done"
-            assert server.methods().count("initialize") == 2
+            assert server.methods().count("initialize") == 3
             assert server.methods().count("DELETE") == 1
             path.write_text(text_of(server.url, ", prefix: p"))
             await until(["p__t"], lambda: names(mcp))

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -29,6 +29,8 @@ from roundgate.backends.http.tls import Certificates
 from roundgate.backends.mcp.apps import has_pages
 from roundgate.backends.mcp.calls import ToolCalls
 from roundgate.backends.mcp.config import McpBackendConfig
+from roundgate.backends.mcp.held import HeldCalls
+from roundgate.backends.mcp.jobs import JobCalls, job_problems
 from roundgate.backends.mcp.listening import Listening
 from roundgate.backends.mcp.lists import Lists, read_lists
 from roundgate.backends.mcp.lock import KINDS as PINNED
@@ -42,7 +44,9 @@ from roundgate.backends.mcp.tasks import ServerTasks
 from roundgate.backends.mcp.tools import LeftOut, UsableTool, usable_tools
 from roundgate.backends.mcp.uris import Uris
 from roundgate.backends.python.modules import Modules
-from roundgate.client import HttpxTransport, Limits, ServerInfo, Url
+from roundgate.client import Answers, HttpxTransport, Limits, ServerInfo, Url
+from roundgate.client.connection import Connection
+from roundgate.client.flows import LEGACY
 from roundgate.client.link import Link
 from roundgate.client.stdio import Program, StdioLink
 from roundgate.client.types import Json
@@ -112,6 +116,11 @@ class _Tools:
         return self.info.is_modern and self.info.has_tasks
 
     @property
+    def by_name(self) -> dict[str, UsableTool]:
+        """The tools that can be served."""
+        return {tool.name: tool for tool in self.usable}
+
+    @property
     def pinned(self) -> Mapping[str, Sequence[Json]]:
         """The definitions that a lock file pins, by kind."""
         return {
@@ -126,6 +135,7 @@ class _Tools:
             other is not None
             and self.definitions == other.definitions
             and self.has_tasks == other.has_tasks
+            and self.info.is_modern == other.info.is_modern
             and self.lists.offers_as(other.lists)
             and self.skills == other.skills
         )
@@ -173,9 +183,19 @@ class McpBackend:
         of_process = Redactor(self._secrets_of_process)
         self._redact = (of_process if config.command else self._accesses.redactor).of_bytes
         self._lines = _Lines(config.name, self._clock, self._redact)
-        self._server = self._make_server()
+        # each session has a stream of its own and one for its call, and sends answers
+        connections = max(self._limits.max_connections, 3 * config.max_held_calls)
+        self._held_transport = self._transport(replace(self._limits, max_connections=connections))
+        may_ask = config.questions if config.questions is not None else config.url is not None
+        # AWS Lambda freezes a process between two calls, so nothing could hold a stream
+        self._held = self._make_held() if may_ask and not shared.is_cold else None
+        # some servers list less to clients that cannot be asked, so the session of the list declares
+        # everything; calls of clients that cannot be asked have a session that declares nothing
+        self._server = self._make_server(_CAPABILITIES if self._held else {})
+        self._quiet = self._make_server({}) if self._held else self._server
         self._uris = Uris(config.name, is_named=config.uris == "named")
         self._requests = Requests(self._server, self._limits, self._wake)
+        self._older_requests = Requests(self._quiet, self._limits, self._wake)
         self._listening = Listening(self._server, self._uris, self._clock)
         self._lock: Lock | None = None
         self._compared: _Tools | None = None
@@ -223,17 +243,19 @@ class McpBackend:
             return Offering(files=files, missing=missing)
         has_tasks, lists = self._tools.has_tasks, self._tools.lists
         differing, held = self._differences(lock, self._tools)
+        usable, without_job = self._tools.by_name, self._without_job()
         tools = [
-            self._tool(tool, has_tasks)
-            for tool in self._tools.usable
-            if tool.name not in held["tools"]
+            self._job(tool, usable) if name in self._config.jobs else self._tool(tool, has_tasks)
+            for name, tool in usable.items()
+            if name not in held["tools"] and name not in without_job
         ]
+        requests = self._requests if self._tools.info.is_modern else self._older_requests
         prompts, other_prompts = prompts_of(
-            lists, self._requests, self._config.prompts, self._uris, self._clock
+            lists, requests, self._config.prompts, self._uris, self._clock
         )
         resources, other_resources = resources_of(
             lists,
-            self._requests,
+            requests,
             self._config.resources,
             self._uris,
             self._listening,
@@ -257,6 +279,7 @@ class McpBackend:
         self._other_left_out = refused | unaccepted
         groups = (
             ({f"tool {tool.name!r}": tool.reason for tool in self._tools.left_out}, _MENDED),
+            ({f"job {name!r}": reason for name, reason in without_job.items()}, _MENDED),
             ({repr(name): reason for name, reason in refused.items()}, _MENDED),
             ({repr(name): reason for name, reason in unaccepted.items()}, _ACCEPTED),
         )
@@ -387,7 +410,7 @@ class McpBackend:
 
     async def _ask_once(self) -> None:
         """Read the list through a connection of its own, which is closed afterwards."""
-        server = self._make_server(is_for_one_look=True)
+        server = self._make_server(_CAPABILITIES if self._held else {}, is_for_one_look=True)
         limit_s = CHECK_S if self._shared.fetches else START_S
         if self._shared.is_cold:
             limit_s = COLD_S
@@ -427,15 +450,17 @@ class McpBackend:
         return _Tools(listing.items, info, usable, left_out, ttl_ms, lists, skills)
 
     def _tool(self, tool: UsableTool, has_tasks: bool) -> Tool:
+        is_older = self._tools is not None and not self._tools.info.is_modern
         call = ToolCalls(
             self._config,
-            self._server,
+            self._quiet if is_older else self._server,
             tool,
             self._limits,
             has_tasks,
             self._wake,
             self._uris,
             self._require_accepted,
+            self._held if is_older else None,
         )
         schema = tool.definition["inputSchema"]
         return Tool(
@@ -443,6 +468,23 @@ class McpBackend:
             call,
             is_described_remotely=True,
             compiled=(schema, tool.arguments),
+        )
+
+    def _without_job(self) -> dict[str, str]:
+        """Return the tools whose job cannot be followed, with the reason."""
+        tools = {} if self._tools is None else self._tools.by_name
+        return job_problems(self._config.jobs, tools) if tools else {}
+
+    def _job(self, tool: UsableTool, tools: Mapping[str, UsableTool]) -> Tool:
+        job = self._config.jobs[tool.name]
+        return replace(
+            self._tool(tool, has_tasks=False),
+            call=JobCalls(
+                *(self._config, job, self._server, tool, tools),
+                *(self._uris, self._require_accepted),
+            ),
+            task=job.task,
+            cleans_up=job.cancel is not None,
         )
 
     def _missing(self) -> Problem:
@@ -481,7 +523,8 @@ class McpBackend:
             0 if tools is None else len(tools.usable),
             *self._others,
             self._other_left_out
-            | ({} if tools is None else {tool.name: tool.reason for tool in tools.left_out}),
+            | ({} if tools is None else {tool.name: tool.reason for tool in tools.left_out})
+            | self._without_job(),
             condition.error,
             self._differing,
         )
@@ -493,6 +536,10 @@ class McpBackend:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._held is not None:
+            await self._held.aclose()
+        await self._held_transport.close()
+        await self._quiet.aclose()
         await self._listening.aclose()
         await self._server.aclose()
         await self._accesses.aclose()
@@ -582,7 +629,8 @@ class McpBackend:
 
     # -- the parts of a connection -----------------------------------------------------------------
 
-    def _make_server(self, *, is_for_one_look: bool = False) -> Server:
+    def _make_server(self, capabilities: Json, *, is_for_one_look: bool = False) -> Server:
+        """Return a connection; the session of an older server declares `capabilities`."""
         make_link = self._process if self._config.command else self._http
         return Server(
             self._config,
@@ -590,14 +638,45 @@ class McpBackend:
             self._gate,
             self._clock,
             listens=not is_for_one_look,
+            capabilities=capabilities,
         )
 
-    async def _http(self, is_for_one_look: bool) -> Link:
+    def _make_held(self) -> HeldCalls:
+        config = self._config
+        return HeldCalls(
+            config.name,
+            self._asking_connection,
+            lambda error: self._server.backend_error(error),
+            self._clock,
+            most=config.max_held_calls,
+            held_s=config.held_s,
+        )
+
+    async def _asking_connection(self, capabilities: Json) -> Connection:
+        """Return a session, or a process, of its own that declares these capabilities."""
+        if self._config.command:
+            link: Link | StdioLink = await self._process(is_for_one_look=False)
+        else:
+            link = self._link(self._held_transport)
+        return Connection(
+            link,
+            info=INFO,
+            capabilities={**DECLARED, **capabilities},
+            versions=LEGACY,
+            answers=Answers.of(None),
+            clock=self._clock,
+        )
+
+    def _transport(self, limits: Limits) -> HttpxTransport:
         send = partial(authenticated, access=self._access)
-        transport = HttpxTransport(self._limits, tls=self._certificates.context, send=send)
-        url = Url.parse(str(self._config.url))
+        return HttpxTransport(limits, tls=self._certificates.context, send=send)
+
+    async def _http(self, is_for_one_look: bool) -> Link:
+        return self._link(self._transport(self._limits))
+
+    def _link(self, transport: HttpxTransport) -> Link:
         return Link(
-            url,
+            Url.parse(str(self._config.url)),
             transport,
             info=INFO,
             capabilities=_CAPABILITIES,

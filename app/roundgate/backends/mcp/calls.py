@@ -19,6 +19,7 @@ from typing import Any, Final
 from roundgate.backends.base import Returned, check_request, may_hand_over
 from roundgate.backends.mcp.apps import declared_by
 from roundgate.backends.mcp.config import McpBackendConfig
+from roundgate.backends.mcp.held import HeldCalls, is_possible
 from roundgate.backends.mcp.server import CARRIED, Server
 from roundgate.backends.mcp.tasks import view_from_wire
 from roundgate.backends.mcp.tools import UsableTool, own_meta, result_from_wire
@@ -62,39 +63,55 @@ class ToolCalls:
     """The gateway's URIs for the server's resources."""
     require_accepted: Callable[[str], Awaitable[None]]
     """Raises `BackendError` if the server's definition of the tool is quarantined."""
+    held: HeldCalls | None = None
+    """Makes the calls of an older server that may ask; `None` if it may not, or is not older."""
 
     async def __call__(self, context: Context, arguments: dict[str, Any]) -> Returned:
         await context.continue_as_task()
         params: Json = {"name": self.tool.name, "arguments": arguments}
         answering: Json = {}
+        asked: Json = {}
         for number in count(1):
             if number > MAX_EXCHANGES:
                 raise UnexpectedAnswer(f"{self.config.name} asks for input without end")
-            kept = await context.step(
-                "call",
-                self._exchange(context, {**params, **answering}),
-                at_most_once=context.task_id is not None and not self.tool.listed.may_be_repeated,
-            )
+            if "held" in asked:
+                kept = await context.step("call", self._answer(context, asked, answering))
+            else:
+                kept = await context.step(
+                    "call",
+                    self._exchange(context, {**params, **answering}),
+                    at_most_once=context.task_id is not None
+                    and not self.tool.listed.may_be_repeated,
+                )
             if "result" in kept:
                 return result_from_wire(self.uris.in_result(kept["result"]), self.config.name)
             if "task" in kept:
                 return view_from_wire(kept["task"], self.uris)
-            answering = await answers_to(kept, context)
+            answering, asked = await answers_to(kept, context), kept
         raise AssertionError("the loop returns or raises")
 
     def _exchange(self, context: Context, params: Json) -> Callable[[], Awaitable[Json]]:
         async def exchange() -> Json:
             relay = Relay(context, self.config.name)
             await self.require_accepted(self.tool.name)
+            listener = relay.listener(
+                of_arguments(self.tool.listed, params["arguments"]),
+                REQUIRED if self._may_be_task(context) else {},
+            )
+            sent = with_meta(params, context)
+            if (held := self._held_for(context, listener)) is not None:
+                kept = await self.server.limited(
+                    lambda: held.begin(context, sent, listener),
+                    context.deadline,
+                    is_repeatable=self.tool.listed.may_be_repeated,
+                )
+                return self._kept(kept["result"], context) if "result" in kept else kept
             if (level := relay.log_level) is not None:
                 await self._set_log_level(level)
             raw = await self.server.request(
                 "tools/call",
-                with_meta(params, context),
-                relay.listener(
-                    of_arguments(self.tool.listed, params["arguments"]),
-                    REQUIRED if self._may_be_task(context) else {},
-                ),
+                sent,
+                listener,
                 context.deadline,
                 is_repeatable=self.tool.listed.may_be_repeated,
             )
@@ -109,6 +126,24 @@ class ToolCalls:
                 raise
 
         return noting_unknown
+
+    def _held_for(self, context: Context, listener: Listener) -> HeldCalls | None:
+        """Return the part that makes a call during which an older server may ask: the client can
+        answer something, and the answers can reach this process. Otherwise return `None`."""
+        may_be_asked = not CARRIED.keys().isdisjoint(listener.capabilities or {})
+        return self.held if may_be_asked and is_possible(context) else None
+
+    def _answer(
+        self, context: Context, asked: Json, answering: Json
+    ) -> Callable[[], Awaitable[Json]]:
+        async def answer() -> Json:
+            assert self.held is not None
+            notified = Relay(context, self.config.name).notified
+            answers = answering["inputResponses"]
+            kept = await self.held.answer(context, asked, answers, notified)
+            return self._kept(kept["result"], context) if "result" in kept else kept
+
+        return answer
 
     def _may_be_task(self, context: Context) -> bool:
         """Return whether the server may make a task of the call: a call that the gateway itself
@@ -228,9 +263,10 @@ class Relay:
         capabilities = merged([carried_capabilities(self._context), extensions])
         if shown := declared_by(self._context):
             capabilities["extensions"] = {**capabilities.get("extensions", {}), **shown}
-        return Listener(self._notified, _refuse, meta or None, headers, capabilities)
+        return Listener(self.notified, refuse, meta or None, headers, capabilities)
 
-    async def _notified(self, method: str, params: Json) -> None:
+    async def notified(self, method: str, params: Json) -> None:
+        """Relay a notification of the server."""
         self._notices += 1
         if self._notices > MAX_NOTICES:
             raise BadAnswer("The server sends notifications without end")
@@ -251,7 +287,7 @@ class Relay:
             await self._context.progress(progress, total, text)
 
 
-async def _refuse(request_id: Any, method: str, params: Json) -> Json:
+async def refuse(request_id: Any, method: str, params: Json) -> Json:
     """Answer a request of an older server. The session declares no capability, so the server should
     not ask; a ping is answered."""
     if method == "ping":

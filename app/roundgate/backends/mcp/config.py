@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
+from roundgate.backends.config import JobConfig
 from roundgate.backends.http.config import BaseUrl, RemoteConfig
-from roundgate.settings import Model, Secret
+from roundgate.settings import Model, Secret, TaskMode
 
 Argument: TypeAlias = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 Variable: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -23,6 +24,37 @@ _OF_URL: Final[Sequence[str]] = (
 )
 """Settings of HTTP, which a process has no use for."""
 _OF_COMMAND: Final[Sequence[str]] = ("env", "cwd")
+
+
+class JobToolConfig(Model):
+    """A call of another tool of the server about a job."""
+
+    tool: str = Field(description="Name of the tool at the server.", min_length=1)
+    arguments: dict[str, Any] = Field(
+        description='Its arguments, such as {"build": "{id}"}; {name} stands for a variable or an argument.'
+    )
+
+
+class McpJobConfig(JobConfig):
+    """A job that a tool starts and other tools of the server follow."""
+
+    task: TaskMode = Field("optional", description="Whether a call becomes a task.")
+    poll: JobToolConfig = Field(description="The call that tells how the job is.")
+    fetch: JobToolConfig | None = Field(
+        None,
+        description="The call that returns the result. Unset: the last poll's answer is the result.",
+    )
+    cancel: JobToolConfig | None = Field(
+        None,
+        description="The call that is made when the task is cancelled, or has taken too long. Unset: the job goes"
+        " on.",
+    )
+
+    @property
+    def requests(self) -> Mapping[str, JobToolConfig]:
+        """The calls that follow the start, by their setting."""
+        calls = {"poll": self.poll, "fetch": self.fetch, "cancel": self.cancel}
+        return {part: call for part, call in calls.items() if call is not None}
 
 
 class PartConfig(Model):
@@ -94,6 +126,23 @@ class McpBackendConfig(RemoteConfig):
     )
     check_arguments: bool = Field(
         True, description="Whether arguments are checked against the tool's schema before a call."
+    )
+
+    questions: bool | None = Field(
+        None,
+        description="Whether a server before 2026-07-28 may ask the user: each caller then has sessions, or processes,"
+        " of its own. Unset: a server with a url may.",
+    )
+    max_held_calls: int = Field(
+        100,
+        description="Calls of such a server that wait for their users at once, in one process; a caller has a fifth.",
+        ge=1,
+    )
+    held_s: float = Field(
+        600, description="Seconds for which such a call waits for answers, in all.", gt=0, le=86_400
+    )
+    jobs: dict[str, McpJobConfig] = Field(
+        {}, description="Tools that start a job which other tools of the server follow, by name."
     )
 
     changes: Literal["take", "announce", "quarantine"] = Field(

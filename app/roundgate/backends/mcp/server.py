@@ -106,9 +106,11 @@ class Server:
         clock: Clock,
         *,
         listens: bool = True,
+        capabilities: Json,
     ) -> None:
-        """Store the parts; send nothing. `listens` opens the stream of an older server's
-        session."""
+        """Store the parts; send nothing. `listens` opens the stream of an older server's session,
+        which declares `capabilities`."""
+        self._capabilities = capabilities
         self.name = config.name
         self._make_link = make_link
         self._has_credentials = config.credential is not None or bool(config.headers)
@@ -165,7 +167,7 @@ class Server:
         return Connection(
             await self._make_link(),
             info=INFO,
-            capabilities=dict(DECLARED),
+            capabilities={**DECLARED, **self._capabilities},
             versions=self._versions,
             answers=Answers.of(None),
             clock=self._clock,
@@ -204,28 +206,38 @@ class Server:
             BackendError: the server refused the request or broke the protocol, its breaker is
                 open, or it is busy.
         """
+        return await self.limited(
+            lambda: self._exchange(method, params, listener), deadline, is_repeatable=is_repeatable
+        )
+
+    async def _exchange(self, method: str, params: Json, listener: Listener) -> Json:
+        connection = await self.connection()
+        server = await connection.connect()
+        try:
+            return await connection.exchange(method, params, listener, may_repeat=False)
+        except (HttpRefused, RpcError) as error:
+            is_process = isinstance(connection.link, StdioLink)
+            if not is_process and _is_of_another_era(error, server):
+                await connection.negotiate_again(server)
+            raise
+
+    async def limited(
+        self, exchange: Callable[[], Awaitable[Json]], deadline: Deadline, *, is_repeatable: bool
+    ) -> Json:
+        """Return the result of a request, sent by `exchange`, within the back end's limits. Raise as
+        `request`; `exchange` raises `ClientError` and `BackendError`."""
         answer = await self._retries.send(
             _Request(is_repeatable),
-            lambda: self._gate.through(lambda: self._once(method, params, listener), deadline),
+            lambda: self._gate.through(lambda: self._once(exchange), deadline),
             deadline,
         )
         if answer.refusal is not None:
             self._raise(answer.refusal)
         return answer.result
 
-    async def _once(self, method: str, params: Json, listener: Listener) -> _Answer:
+    async def _once(self, exchange: Callable[[], Awaitable[Json]]) -> _Answer:
         try:
-            connection = await self.connection()
-            server = await connection.connect()
-            try:
-                return _Answer(
-                    await connection.exchange(method, params, listener, may_repeat=False)
-                )
-            except (HttpRefused, RpcError) as error:
-                is_process = isinstance(connection.link, StdioLink)
-                if not is_process and _is_of_another_era(error, server):
-                    await connection.negotiate_again(server)
-                raise
+            return _Answer(await exchange())
         except AuthorizationFailed as error:
             self._raise(error)
         except HttpRefused as error:

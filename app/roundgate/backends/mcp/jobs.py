@@ -1,0 +1,219 @@
+"""Jobs of an MCP server: ordinary tools that start, poll, fetch and cancel, as one tool.
+
+    call ──▶ the tool that starts ──▶ variables     poll: … (no worker is held) … ──▶ ended     fetch ──▶ the result
+                                                    └ the task ends early: cancel
+
+A tool's answer is its `structuredContent`, or else its text, parsed if it is JSON. `exchange.follow`
+carries the job, as it does for services over HTTP and for functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from roundgate.backends.base import Returned
+from roundgate.backends.exchange import Kept, NotNow, follow, is_in_doubt, is_passing
+from roundgate.backends.http.bodies import Template
+from roundgate.backends.mcp.calls import refuse, with_meta
+from roundgate.backends.mcp.config import JobToolConfig, McpBackendConfig, McpJobConfig
+from roundgate.backends.mcp.server import Server
+from roundgate.backends.mcp.tools import UsableTool, result_from_wire
+from roundgate.backends.mcp.uris import Uris
+from roundgate.client.messages import Listener, of_arguments
+from roundgate.client.types import Json
+from roundgate.errors import BackendError, NoAnswer, ParseError, UnexpectedAnswer
+from roundgate.json import decode
+from roundgate.replay import Context
+
+_INTERNAL_ERROR: Final = "error -32603"
+_REASON_CHARS: Final = 500
+_DECODED: Final = frozenset({"integer", "number", "boolean"})
+"""Types of arguments to which the text of a variable is converted."""
+
+
+def job_problems(
+    jobs: Mapping[str, McpJobConfig], tools: Mapping[str, UsableTool]
+) -> dict[str, str]:
+    """Return the reason why a job cannot be followed, by the name of the tool that starts it."""
+    problems = {name: _problem(name, job, tools) for name, job in jobs.items()}
+    return {name: problem for name, problem in problems.items() if problem is not None}
+
+
+def _problem(name: str, job: McpJobConfig, tools: Mapping[str, UsableTool]) -> str | None:
+    if name not in tools:
+        return "the server lists no such tool"
+    known = job.variables.keys() | _properties(tools[name]).keys()
+    for part, request in job.requests.items():
+        if (tool := tools.get(request.tool)) is None:
+            return f"{part} names the tool {request.tool!r}, which the server does not list"
+        if unknown := sorted(Template(request.arguments).names - known):
+            return (
+                f"{part} needs {', '.join(unknown)}, which neither job.variables nor the tool's "
+                "arguments have"
+            )
+        required = tool.definition["inputSchema"].get("required", [])
+        if missing := [each for each in required if each not in request.arguments]:
+            return f"{part} lacks the argument {', '.join(missing)} of {request.tool}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class JobCalls:
+    """The calls of a tool that starts a job."""
+
+    backend: McpBackendConfig
+    config: McpJobConfig
+    server: Server
+    tool: UsableTool
+    tools: Mapping[str, UsableTool]
+    uris: Uris
+    """The gateway's URIs for the server's resources."""
+    require_accepted: Callable[[str], Awaitable[None]]
+    """Raises `BackendError` if the server's definition of a tool is quarantined."""
+
+    async def __call__(self, context: Context, arguments: dict[str, Any]) -> Returned:
+        await context.continue_as_task()
+        job = _ToolJob(self, context, arguments)
+        # a worker that dies while the job starts must not start it again
+        at_most_once = context.task_id is not None and not job.starts_once
+        kept = await follow(job, context, at_most_once=at_most_once)
+        return result_from_wire(self.uris.in_result(kept["result"]), self.backend.name)
+
+
+@dataclass(frozen=True, slots=True)
+class _ToolJob:
+    """The job of one call; a `Job`."""
+
+    calls: JobCalls
+    context: Context
+    arguments: Mapping[str, Any]
+
+    @property
+    def config(self) -> McpJobConfig:
+        return self.calls.config
+
+    @property
+    def has_result(self) -> bool:
+        return self.config.fetch is not None
+
+    @property
+    def is_cancellable(self) -> bool:
+        return self.config.cancel is not None
+
+    @property
+    def starts_once(self) -> bool:
+        return self.calls.tool.listed.may_be_repeated
+
+    async def start(self) -> Any:
+        try:
+            raw = await self._call(self.calls.tool, dict(self.arguments))
+        except UnexpectedAnswer:
+            raise
+        except NoAnswer as error:
+            if error.reached:
+                raise NotNow(str(error)) from None
+            raise
+        except BackendError as error:
+            if _is_status(error, is_in_doubt):
+                raise NotNow(str(error)) from None
+            raise
+        return _value(_good(raw, self.calls.tool.name))
+
+    async def poll(self, values: Mapping[str, str]) -> tuple[Any, Kept]:
+        raw = await self._ask(self.config.poll, values)
+        return _value(_good(raw, self.config.poll.tool)), {"result": raw}
+
+    async def fetch(self, values: Mapping[str, str]) -> Kept:
+        assert self.config.fetch is not None, "only a result that is elsewhere is fetched"
+        return {"result": await self._ask(self.config.fetch, values)}
+
+    async def cancel(self, values: Mapping[str, str]) -> bool:
+        assert self.config.cancel is not None, "only what is cancellable is cancelled"
+        raw = await self._ask(self.config.cancel, values)
+        # a tool has no status that says "there is no such job", so the job is polled to learn it
+        return raw.get("isError") is not True
+
+    async def _ask(self, request: JobToolConfig, values: Mapping[str, str]) -> Json:
+        """Return a tool's result; raise NotNow if a later attempt may succeed."""
+        tool = self.calls.tools[request.tool]
+        arguments = Template(request.arguments).filled({**self.arguments, **values})
+        try:
+            return await self._call(tool, _typed(arguments, tool))
+        except UnexpectedAnswer:
+            raise
+        except NoAnswer as error:
+            raise NotNow(str(error)) from None
+        except BackendError as error:
+            if _is_status(error, is_passing) or error.reason == _INTERNAL_ERROR:
+                raise NotNow(str(error)) from None
+            raise
+
+    async def _call(self, tool: UsableTool, arguments: Json) -> Json:
+        """Return a tool's result as it came. The server gets no capability, so it cannot ask."""
+        await self.calls.require_accepted(tool.name)
+        headers = of_arguments(tool.listed, arguments)
+        raw = await self.calls.server.request(
+            "tools/call",
+            with_meta({"name": tool.name, "arguments": arguments}, self.context),
+            Listener(None, refuse, None, headers, {}),
+            self.context.deadline,
+            is_repeatable=tool.listed.may_be_repeated,
+        )
+        if raw.get("resultType", "complete") != "complete":
+            raise UnexpectedAnswer(
+                f"{self.calls.backend.name} answered to {tool.name} with no result; a tool of a job "
+                "may neither ask nor become a task"
+            )
+        result_from_wire(raw, self.calls.backend.name)
+        return raw
+
+
+def _good(raw: Json, tool: str) -> Json:
+    """Return a result; raise BackendError if it is a tool error."""
+    if raw.get("isError") is True:
+        raise BackendError(f"{tool} failed: {_text_of(raw)[:_REASON_CHARS]}", reason="tool error")
+    return raw
+
+
+def _value(raw: Json) -> Any:
+    """Return a tool's answer as JSON."""
+    if "structuredContent" in raw:
+        return raw["structuredContent"]
+    text = _text_of(raw)
+    try:
+        return decode(text.encode())
+    except ParseError:
+        return text
+
+
+def _text_of(raw: Json) -> str:
+    blocks = raw.get("content", [])
+    texts = [block["text"] for block in blocks if isinstance(block.get("text"), str)]
+    return "\n".join(texts)
+
+
+def _typed(arguments: Json, tool: UsableTool) -> Json:
+    """Return arguments whose texts are numbers where the tool wants numbers: the variables of a job
+    are kept as text."""
+    properties = _properties(tool)
+    typed = dict(arguments)
+    for name, value in arguments.items():
+        schema = properties.get(name)
+        if isinstance(value, str) and isinstance(schema, dict) and schema.get("type") in _DECODED:
+            try:
+                typed[name] = decode(value.encode())
+            except ParseError:
+                continue  # the server says what is wrong with it
+    return typed
+
+
+def _properties(tool: UsableTool) -> Mapping[str, Any]:
+    properties = tool.definition["inputSchema"].get("properties")
+    return properties if isinstance(properties, dict) else {}
+
+
+def _is_status(error: BackendError, test: Any) -> bool:
+    word, _, number = (error.reason or "").partition(" ")
+    return word == "status" and number.isdigit() and bool(test(int(number)))

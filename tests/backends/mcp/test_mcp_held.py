@@ -1,0 +1,442 @@
+"""Older servers that ask, on the official Python SDK 1.x and 2.x: every kind of question, answered
+at any replica, and every way in which it may go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from roundgate.backends.mcp import held
+from roundgate.client import DECLINE, VERSIONS, Client
+from roundgate.main import build_app
+from tests.support.asgi import STATE_KEY, client, config_of, stoppable
+from tests.support.asgi import Client as Mcp
+from tests.support.issuer import ISSUER, PUBLIC_URL, bearer, jwks, token
+from tests.support.round_robin import RoundRobin
+from tests.support.scripted import scripted
+from tests.support.sdk_servers import (
+    NEW,
+    OLDER,
+    SdkServer,
+    needs_older,
+    over_http,
+    over_stdio,
+)
+from tests.support.server import Server, running
+from tests.support.services import answer, service
+from tests.support.task_client import TaskClient, task_settings
+from tests.support.upstreams import Upstream, names, until
+
+CAPABLE: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
+ADA = {"action": "accept", "content": {"name": "Ada"}}
+BOB = {"action": "accept", "content": {"name": "Bob"}}
+SAMPLE = {"role": "assistant", "content": {"type": "text", "text": "Carpe"}, "model": "m"}
+
+
+def older_server(
+    folder: Path, kind: str = "2.x", **settings: Any
+) -> AbstractAsyncContextManager[SdkServer]:
+    """A server that is asked by its older revisions."""
+    interpreter = NEW if kind == "2.x" else OLDER
+    return over_http(interpreter, folder, "older", **settings)
+
+
+KINDS = ["2.x", pytest.param("1.x", marks=needs_older)]
+
+
+@asynccontextmanager
+async def replica(folder: Path, entry: dict[str, Any], **settings: Any) -> AsyncIterator[FastAPI]:
+    """One of several gateways over the store of a folder, whose server has been read."""
+    tasks = {"poll_interval_ms": 100, "sweep_every_s": 0.1}
+    file = config_of({"backends": [entry], "tasks": tasks})
+    app = await asyncio.to_thread(build_app, file, task_settings(folder, **settings))
+    async with stoppable(app), client(app) as mcp:
+
+        async def is_listed() -> bool:
+            return bool(await names(mcp))
+
+        await until(True, is_listed)
+        yield app
+
+
+async def call(mcp: Mcp, tool: str, arguments: Any = None, **more: Any) -> dict[str, Any]:
+    """The body of a call by a client that can be asked."""
+    params = {"name": f"up__{tool}", "arguments": arguments or {}, **more}
+    response = await mcp.post("tools/call", params, clientCapabilities=CAPABLE)
+    body: dict[str, Any] = response.json()
+    return body
+
+
+def said(body: dict[str, Any]) -> str:
+    return str(body["result"]["content"][0]["text"])
+
+
+async def again(
+    mcp: Mcp, tool: str, asked: dict[str, Any], *answers: Any, arguments: Any = None
+) -> dict[str, Any]:
+    """The next round, with answers in the order of the questions."""
+    result = asked["result"]
+    responses = dict(zip(result["inputRequests"], answers, strict=True))
+    return await call(
+        mcp, tool, arguments, inputResponses=responses, requestState=result["requestState"]
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", ["here", "elsewhere"])
+async def test_each_kind_of_question_is_answered_at_any_replica(
+    kind: str, place: str, tmp_path: Path
+) -> None:
+    async with (
+        older_server(tmp_path, kind) as up,
+        replica(tmp_path, up.entry) as a,
+        replica(tmp_path, up.entry) as b,
+        client(a) as one,
+        client(b if place == "elsewhere" else a) as other,
+    ):
+        hi = {"greeting": "Hi"}
+        asked = await call(one, "greet", hi)
+        assert [each["method"] for each in asked["result"]["inputRequests"].values()] == [
+            "elicitation/create"
+        ]
+        assert said(await again(other, "greet", asked, ADA, arguments=hi)) == "Hi, Ada"
+        declined = await again(other, "greet", await call(one, "greet"), {"action": "decline"})
+        assert said(declined) == "decline"
+        asked = await call(one, "both")
+        assert len(asked["result"]["inputRequests"]) == 2
+        assert said(await again(other, "both", asked, ADA, BOB)) == "Ada and Bob"
+        asked = await again(other, "twice", await call(one, "twice"), ADA)
+        assert list(asked["result"]["inputRequests"]) == ["question-2"]
+        assert said(await again(one, "twice", asked, BOB)) == "Ada and Bob"
+        asked = await call(one, "motto")
+        assert said(await again(other, "motto", asked, SAMPLE)) == "sampled: Carpe"
+        asked = await call(one, "where")
+        roots = {"roots": [{"uri": "file:///home/ada"}]}
+        assert said(await again(other, "where", asked, roots)) == "file:///home/ada"
+        assert said(await call(one, "plain")) == "done"
+        assert up.noted() == ["greet", "greeted", "greet", "greeted", "plain"]
+
+
+def answer_to(question: Any) -> Any:
+    """The answer of a client's user."""
+    if question.kind == "sampling":
+        return "Carpe"
+    if question.kind == "roots":
+        return ["file:///home/ada"]
+    return {"name": "Bob" if "second" in question.message else "Ada"}
+
+
+@contextmanager
+def gateways(folder: Path, entry: dict[str, Any], count: int = 2) -> Iterator[list[Server]]:
+    """Gateways in processes of their own over one store, which list the server's tools."""
+    settings = {
+        "GATEWAY_STORE": f"sqlite:///{folder / 'store.sqlite3'}",
+        "GATEWAY_STATE_KEYS": STATE_KEY,
+    }
+    with ExitStack() as stack:
+        servers = []
+        for number in range(count):
+            (folder / str(number)).mkdir()
+            config = folder / str(number) / "gateway.json"
+            config.write_text(json.dumps({"backends": [entry]}))
+            servers.append(stack.enter_context(running(config, settings)))
+        for server in servers:
+            until_s = time.monotonic() + 60
+            while httpx.get(f"{server.url}/healthz").json()["upstreams"][0]["status"] != "up":
+                assert time.monotonic() < until_s
+                time.sleep(0.05)
+        yield servers
+
+
+async def test_clients_of_every_revision_answer_at_replicas_in_turn(tmp_path: Path) -> None:
+    async with older_server(tmp_path) as up:
+        with (
+            gateways(tmp_path, up.entry) as servers,
+            RoundRobin([each.url for each in servers]) as balancer,
+        ):
+            for version in VERSIONS[:3]:
+                async with Client(balancer.url, versions=[version], answers=answer_to) as ann:
+                    assert (await ann.call("up__greet")).text == "Hello, Ada"
+                    assert (await ann.call("up__both")).text == "Ada and Bob"
+                    assert (await ann.call("up__twice")).text == "Ada and Bob"
+                    assert (await ann.call("up__motto")).text == "sampled: Carpe"
+                    assert (await ann.call("up__where")).text == "file:///home/ada"
+                    declined = await ann.call("up__greet", answers=lambda _: DECLINE)
+                    assert declined.text == "decline"
+    assert up.noted() == ["greet", "greeted"] * 6
+
+
+async def test_a_killed_holder_ends_the_call_with_an_honest_error(tmp_path: Path) -> None:
+    async with older_server(tmp_path) as up:
+        with gateways(tmp_path, up.entry) as (holder, other):
+            async with httpx.AsyncClient(timeout=60) as http:
+                one, two = Mcp(http, f"{holder.url}/mcp"), Mcp(http, f"{other.url}/mcp")
+                asked = await call(one, "greet")
+                holder.stop(signal.SIGKILL)
+                ended = await again(two, "greet", asked, ADA)
+                assert ended["result"]["isError"] is True
+                assert "may have taken effect" in said(ended)
+    assert up.noted().count("greet") == 1
+
+
+async def test_a_stopped_holder_says_so_at_once(tmp_path: Path) -> None:
+    async with older_server(tmp_path) as up, replica(tmp_path, up.entry) as b:
+        async with replica(tmp_path, up.entry) as a, client(a) as one:
+            asked = await call(one, "greet")
+        async with client(b) as two:
+            ended = await again(two, "greet", asked, ADA)
+    assert ended["result"]["isError"] is True
+    assert "was stopped" in said(ended)
+    assert up.noted() == ["greet"]
+
+
+async def test_a_server_that_dies_while_its_user_thinks_is_an_honest_error(
+    tmp_path: Path,
+) -> None:
+    async with (
+        older_server(tmp_path) as up,
+        replica(tmp_path, up.entry) as a,
+        replica(tmp_path, up.entry) as b,
+        client(a) as one,
+        client(b) as two,
+    ):
+        asked = await call(one, "greet")
+        assert up.process is not None
+        up.process.kill()
+        await up.process.wait()
+        ended = await again(two, "greet", asked, ADA)
+    assert ended["result"]["isError"] is True
+    assert "may have taken effect" in said(ended)
+
+
+async def test_answers_that_never_come_are_cancelled_at_the_server(tmp_path: Path) -> None:
+    async with (
+        older_server(tmp_path, held_s=0.5) as up,
+        replica(tmp_path, up.entry) as a,
+        client(a) as mcp,
+    ):
+        asked = await call(mcp, "greet")
+
+        async def noted() -> list[str]:
+            return up.noted()
+
+        await until(["greet", "greeted"], noted)  # with the answer "cancel"
+        late = await again(mcp, "greet", asked, ADA)
+        assert late["result"]["isError"] is True
+        assert "too late" in said(late)
+        assert said(await call(mcp, "plain")) == "done"
+
+
+async def test_a_repeated_round_gets_the_same_outcome_and_other_answers_are_refused(
+    tmp_path: Path,
+) -> None:
+    async with (
+        older_server(tmp_path) as up,
+        replica(tmp_path, up.entry) as a,
+        replica(tmp_path, up.entry) as b,
+        client(a) as one,
+        client(b) as two,
+    ):
+        asked = await call(one, "greet")
+        first, second = await asyncio.gather(
+            again(one, "greet", asked, ADA), again(two, "greet", asked, ADA)
+        )
+        assert said(first) == said(second) == said(await again(two, "greet", asked, ADA))
+        other = await again(two, "greet", asked, BOB)
+        assert other["result"]["isError"] is True
+        assert "answered before" in said(other)
+    assert up.noted() == ["greet", "greeted"]
+
+
+async def test_a_large_result_reaches_another_replica_whole(tmp_path: Path) -> None:
+    large = {"greeting": "ä" * 200_000}
+    async with (
+        older_server(tmp_path) as up,
+        replica(tmp_path, up.entry) as a,
+        replica(tmp_path, up.entry) as b,
+        client(a) as one,
+        client(b) as two,
+    ):
+        asked = await call(one, "greet", large)
+        done = await again(two, "greet", asked, ADA, arguments=large)
+    assert said(done) == f"{large['greeting']}, Ada"
+
+
+async def test_sessions_are_reused_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "IDLE_MS", 1_500)
+    async with (
+        scripted(Upstream(session="s1")) as server,
+        replica(tmp_path, {"kind": "mcp", "name": "up", "url": server.url}) as a,
+        client(a) as mcp,
+    ):
+
+        async def sessions() -> int:
+            return server.methods().count("initialize")
+
+        await until(2, sessions)  # the start, and the list
+        for _ in range(3):
+            assert said(await call(mcp, "t")) == "done"
+        assert await sessions() == 3
+        ends = server.methods().count("DELETE")
+
+        async def ended() -> int:
+            return server.methods().count("DELETE") - ends
+
+        await until(1, ended)
+        assert said(await call(mcp, "t")) == "done"
+        assert await sessions() == 4
+
+
+async def test_tampered_moved_and_foreign_state_is_refused(tmp_path: Path) -> None:
+    async with (
+        older_server(tmp_path) as up,
+        replica(tmp_path, up.entry) as a,
+        client(a) as mcp,
+    ):
+        asked = await call(mcp, "greet", {"greeting": "Hi"})
+        state = asked["result"]["requestState"]
+        answers = {"inputResponses": {"question-1": ADA}}
+        for wrong in (
+            {"name": "up__greet", "arguments": {"greeting": "Ho"}, "requestState": state},
+            {"name": "up__twice", "arguments": {"greeting": "Hi"}, "requestState": state},
+            {
+                "name": "up__greet",
+                "arguments": {"greeting": "Hi"},
+                "requestState": state[:-2] + "AA",
+            },
+            {"name": "up__greet", "arguments": {"greeting": "Hi"}, "requestState": "question-1"},
+        ):
+            _, refused = await mcp.error(
+                "tools/call", {**wrong, **answers}, clientCapabilities=CAPABLE
+            )
+            assert refused["code"] == -32602
+        assert up.noted() == ["greet"]
+        done = await again(mcp, "greet", asked, ADA, arguments={"greeting": "Hi"})
+        assert said(done) == "Hi, Ada"
+
+
+async def test_another_caller_cannot_answer(tmp_path: Path) -> None:
+    async with older_server(tmp_path) as up, service(answer(jwks("ec"))) as keys:
+        auth = {"issuer": ISSUER, "jwks_url": f"{keys.url}/jwks"}
+        file = config_of({"backends": [up.entry], "auth": auth})
+        using = task_settings(tmp_path, public_url=PUBLIC_URL)
+        app = await asyncio.to_thread(build_app, file, using)
+        async with stoppable(app), client(app) as mcp:
+
+            async def post(subject: str, **more: Any) -> Any:
+                params = {"name": "up__greet", "arguments": {}, **more}
+                headers = bearer(token(sub=subject))
+                return await mcp.post(
+                    "tools/call", params, headers=headers, clientCapabilities=CAPABLE
+                )
+
+            async def state() -> Any:
+                return (await post("ann")).json().get("result", {}).get("requestState")
+
+            async with asyncio.timeout(60):
+                while (asked := await state()) is None:  # noqa: ASYNC110 - until it is listed
+                    await asyncio.sleep(0.05)
+            answers = {"requestState": asked, "inputResponses": {"question-1": ADA}}
+            refused = (await post("eve", **answers)).json()
+            assert refused["error"]["code"] == -32602
+            assert said((await post("ann", **answers)).json()) == "Hello, Ada"
+    assert up.noted().count("greeted") == 1
+
+
+async def test_a_server_sees_what_this_request_declares_and_no_more(tmp_path: Path) -> None:
+    async with (
+        older_server(tmp_path) as up,
+        replica(tmp_path, up.entry) as a,
+        client(a) as mcp,
+    ):
+
+        async def failed(tool: str, capabilities: dict[str, Any]) -> str:
+            params = {"name": f"up__{tool}", "arguments": {}}
+            body = (await mcp.post("tools/call", params, clientCapabilities=capabilities)).json()
+            assert body["result"]["isError"] is True
+            return said(body)
+
+        assert await failed("greet", {})
+        assert await failed("motto", {"elicitation": {"form": {}}})
+        assert await failed("greet", {"sampling": {}})
+
+
+async def test_a_task_asks_its_user_and_any_worker_continues(tmp_path: Path) -> None:
+    async with (
+        older_server(tmp_path, override={"twice": {"task": "required"}}) as up,
+        replica(tmp_path, up.entry, worker="on") as a,
+        replica(tmp_path, up.entry, worker="on") as b,
+        client(a) as one,
+        client(b) as two,
+    ):
+        ann, bob = TaskClient(one), TaskClient(two)
+        task_id = await ann.begin("up__twice")
+        (first,) = await ann.asked(task_id)
+        await bob.answer(task_id, {first: ADA})
+
+        async def asks() -> list[str]:
+            return list((await bob.get(task_id)).get("inputRequests", {}))
+
+        await until(["question-2"], asks)
+        await ann.answer(task_id, {"question-2": BOB})
+        done = await bob.over(task_id)
+    assert done["result"]["content"][0]["text"] == "Ada and Bob"
+
+
+async def test_calls_beyond_the_limit_are_told_so(tmp_path: Path) -> None:
+    async with (
+        older_server(tmp_path, max_held_calls=1) as up,
+        replica(tmp_path, up.entry) as a,
+        client(a) as mcp,
+    ):
+        asked = await call(mcp, "greet")
+        busy = await call(mcp, "greet")
+        assert busy["result"]["isError"] is True
+        assert "max_held_calls" in said(busy)
+        assert said(await again(mcp, "greet", asked, ADA)) == "Hello, Ada"
+        assert "inputRequests" in (await call(mcp, "greet"))["result"]
+
+
+@needs_older
+async def test_a_process_asks_if_it_may(tmp_path: Path) -> None:
+    for questions in (True, False):
+        up = over_stdio(OLDER, tmp_path, questions=questions)
+        up.entry["timeout_s"] = 10
+        async with (
+            replica(tmp_path, up.entry) as a,
+            replica(tmp_path, up.entry) as b,
+            client(a) as one,
+            client(b) as two,
+        ):
+            asked = await call(one, "greet")
+            if not questions:
+                assert asked["result"]["isError"] is True
+                continue
+            assert said(await again(two, "greet", asked, ADA)) == "Hello, Ada"
+            asked = await call(one, "both")
+            assert said(await again(two, "both", asked, ADA, BOB)) == "Ada and Bob"
+            asked = await call(one, "motto")
+            assert said(await again(one, "motto", asked, SAMPLE)) == "sampled: Carpe"
+            asked = await call(one, "where")
+            roots = {"roots": [{"uri": "file:///home/ada"}]}
+            assert said(await again(one, "where", asked, roots)) == "file:///home/ada"
+            assert said(await call(one, "plain")) == "done"
+
+
+async def test_questions_can_be_turned_off(tmp_path: Path) -> None:
+    async with (
+        older_server(tmp_path, questions=False) as up,
+        replica(tmp_path, up.entry) as a,
+        client(a) as mcp,
+    ):
+        assert (await call(mcp, "greet"))["result"]["isError"] is True

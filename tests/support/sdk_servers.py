@@ -1,0 +1,79 @@
+"""Servers on the official Python SDK for tests: `sdk_program.py` under one of its versions."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("sdk_program.py")
+NEW = sys.executable
+"""The interpreter with the SDK 2.x, whose servers speak 2026-07-28."""
+OLDER = ROOT / ".cache" / "servers" / "sdk-1.30" / "bin" / "python"
+"""The interpreter with the SDK 1.30, if `scripts/servers` has installed it."""
+needs_older = pytest.mark.skipif(
+    not OLDER.exists(), reason="the Python SDK 1.30 is not installed; scripts/servers installs it"
+)
+
+
+@dataclass
+class SdkServer:
+    """A server, as a back end and by its effects."""
+
+    entry: dict[str, Any]
+    """The entry of `backends`, with the name `up`."""
+    notes: Path
+    process: asyncio.subprocess.Process | None = None
+
+    def noted(self) -> list[str]:
+        """Return the effects in the order in which they happened."""
+        return self.notes.read_text().splitlines() if self.notes.exists() else []
+
+
+def over_stdio(interpreter: Path | str, folder: Path, **settings: Any) -> SdkServer:
+    """Return a server that each gateway starts."""
+    notes = folder / "notes.txt"
+    command = [str(interpreter), str(PROGRAM), "stdio", str(notes)]
+    return SdkServer({"kind": "mcp", "name": "up", "command": command, **settings}, notes)
+
+
+@asynccontextmanager
+async def over_http(
+    interpreter: Path | str, folder: Path, *options: str, **settings: Any
+) -> AsyncIterator[SdkServer]:
+    """Serve over Streamable HTTP; `options` are arguments of `sdk_program.py`."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    notes = folder / "notes.txt"
+    process = await asyncio.create_subprocess_exec(
+        *(str(interpreter), str(PROGRAM), str(port), str(notes), *options),
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(60):
+            while not await _listens(port):  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.05)
+        entry = {"kind": "mcp", "name": "up", "url": f"http://127.0.0.1:{port}/mcp", **settings}
+        yield SdkServer(entry, notes, process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def _listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
