@@ -70,10 +70,8 @@ def _holds_without_status(record: TaskRecord, fence: int) -> bool:
     return record.fence == fence
 
 
-def _number_without_doubt(self: Any, entries: Any) -> int:
-    self.number += 1
-    number: int = self.number
-    return number
+def _learn_nothing(self: Any, record: Any, own: int) -> None:
+    self.in_doubt.clear()
 
 
 _work = sqlite_tasks._work
@@ -140,7 +138,7 @@ MUTANTS = {
         machine, "holds", _holds_without_status, "cancels", "is over and was changed"
     ),
     "doubtful writes are written again": Mutant(
-        stored._Held, "number_of", _number_without_doubt, "answers", "is remembered twice"
+        stored._Held, "learn", _learn_nothing, "answers", "is remembered twice"
     ),
     "the tail of the journal is not looked at": Mutant(
         sqlite_tasks,

@@ -215,7 +215,7 @@ async def test_a_task_that_needs_a_version_which_is_gone_is_parked_until_it_is_s
     await go_on(old, ref)
     assert await go_on(new, ref) == [Turn.PARKED]
     message = (await new.shown(ref))["statusMessage"]
-    assert "its handler does not support version 1 any more, at 'version:change'" in message, (
+    assert "the handler does not support version 1 any more, at 'version:change'" in message, (
         message
     )
     both = shared.workshop(tool=changed(2))

@@ -226,8 +226,9 @@ class HeldCalls:
                 outcome = await held.outcome(number + 1)
             finally:
                 held.attach(None)
-        if "error" in outcome:
-            raise ToolError(outcome["error"])
+        message = outcome.get("error")
+        if message is not None:
+            raise ToolError(message)
         return outcome
 
     async def aclose(self) -> None:
