@@ -187,12 +187,14 @@ def _check_revision(arguments: argparse.Namespace) -> None:
     if arguments.revision not in VERSIONS:
         raise UsageError(f"--revision {arguments.revision}: use one of {', '.join(VERSIONS)}")
     if arguments.update or arguments.fault or len(arguments.urls) > 1:
-        raise UsageError("--revision accepts one URL, and neither --update nor --fault")
+        raise UsageError(
+            "--revision accepts one URL, and cannot be combined with --update or --fault"
+        )
 
 
 def _recorder(arguments: argparse.Namespace, cassette: Cassette) -> Recorder:
     if len(arguments.urls) > 1 or arguments.fault:
-        raise UsageError("--update accepts one URL, and no --fault")
+        raise UsageError("--update accepts one URL, and cannot be combined with --fault")
     secrets = {name: os.environ.get(name, "") for name in secret_names(cassette)}
     return Recorder(
         None,

@@ -319,7 +319,7 @@ class TaskState:
         `notifications/tasks`. Raise `BadAnswer` if it is malformed or its id is not `task_id`."""
         own_id: str = member(raw, "taskId", str, "a task")
         if not 0 < len(own_id) <= _LONGEST_TASK_ID or task_id not in (None, own_id):
-            raise BadAnswer("The server answered with another task than the requested one")
+            raise BadAnswer("The server answered with a task other than the requested one")
         status: str = member(raw, "status", str, "a task")
         if status not in _TASK_STATUSES:
             raise BadAnswer(f"The server sent a task with the unknown status {status[:40]!r}")

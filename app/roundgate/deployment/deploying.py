@@ -151,7 +151,7 @@ def _check_domain(says: Mapping[str, str]) -> None:
     if name and url.removeprefix("https://").startswith(f"{name}/"):
         raise UsageError(
             f"PublicUrl={url} has a path, but the API is mapped to the root of {name}.\n"
-            f'Leave it empty (PublicUrl=""), or map another domain to the path yourself.'
+            f'Set it to the empty text (PublicUrl=""), or map another domain to the path yourself.'
         )
 
 
