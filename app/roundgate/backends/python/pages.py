@@ -9,6 +9,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from roundgate.backends.base import Resource
+from roundgate.errors import Inside
 from roundgate.protocol import ResourceContents, TextResourceContents
 from roundgate.protocol.apps import HTML, SCHEME, App
 from roundgate.replay import Context
@@ -17,7 +18,7 @@ MAX_BYTES: Final = 4_000_000
 """The most bytes of a page: an answer of AWS Lambda has 6 MB, in which quotes are escaped."""
 
 
-class UnusablePage(ValueError):
+class UnusablePage(Inside):
     """A page that cannot be served, with the remedy."""
 
     def __init__(self, message: str, remedy: str) -> None:

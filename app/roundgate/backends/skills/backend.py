@@ -9,7 +9,7 @@ from typing import Any
 
 from roundgate.backends.base import Directory, Offering, Resource, Shared
 from roundgate.backends.skills.config import SkillsBackendConfig
-from roundgate.backends.skills.folder import File, Skills, Unusable, read_skills
+from roundgate.backends.skills.folder import File, Skills, UnusableSkill, read_skills
 from roundgate.errors import ConfigError, Problem, ResourceNotFound
 from roundgate.protocol import BlobResourceContents, ResourceContents, TextResourceContents
 from roundgate.protocol.skills import SCHEME
@@ -39,7 +39,7 @@ class SkillsBackend:
 
     async def aclose(self) -> None: ...
 
-    def _problem(self, problem: Unusable) -> Problem:
+    def _problem(self, problem: UnusableSkill) -> Problem:
         message = f"{problem.path} {problem}"
         return self._origin.at("path").problem(message, problem.remedy)
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from roundgate.backends.skills.frontmatter import frontmatter
+from roundgate.errors import Inside
 from roundgate.protocol.skills import (
     MARKDOWN,
     MAX_BYTES,
@@ -96,7 +97,7 @@ class Skills:
     """The files and folders that were read."""
 
 
-class Unusable(ValueError):
+class UnusableSkill(Inside):
     """A part of the folder that cannot be served, with its path and the remedy."""
 
     def __init__(self, path: Path, message: str, remedy: str) -> None:
@@ -111,7 +112,7 @@ class _Reader:
 
     root: Path
     uri: str
-    problems: list[Unusable] = field(default_factory=list)
+    problems: list[UnusableSkill] = field(default_factory=list)
     files: dict[Path, File] = field(default_factory=dict)
     folders: list[Path] = field(default_factory=list)
     skill_folders: list[Path] = field(default_factory=list)
@@ -121,7 +122,7 @@ class _Reader:
     def folder(self, folder: Path, *, is_in_skill: bool, depth: int) -> None:
         """Read a folder and those in it, in the order of their names."""
         if depth > MAX_DEPTH:
-            raise Unusable(folder, f"lies in more than {MAX_DEPTH} folders", "move it up")
+            raise UnusableSkill(folder, f"lies in more than {MAX_DEPTH} folders", "move it up")
         self.folders.append(folder)
         names = {entry.name: entry for entry in self._entries(folder)}
         is_in_skill = is_in_skill or SKILL_FILE in names
@@ -130,7 +131,7 @@ class _Reader:
         for name in sorted(names):
             try:
                 self._entry(folder / name, names[name], is_in_skill, depth)
-            except Unusable as error:
+            except UnusableSkill as error:
                 if self.total > MAX_TOTAL or self.looked_at > MAX_ENTRIES:
                     raise
                 self.problems.append(error)
@@ -141,7 +142,7 @@ class _Reader:
                 for entry in entries:
                     self.looked_at += 1
                     if self.looked_at > MAX_ENTRIES:
-                        raise Unusable(
+                        raise UnusableSkill(
                             self.root,
                             f"has more than {MAX_ENTRIES:,} files and folders",
                             "let path name the folder that has the skills and nothing else",
@@ -149,7 +150,7 @@ class _Reader:
                     if not entry.name.startswith(".") and entry.name not in _SKIPPED:
                         yield entry
         except OSError as error:
-            raise Unusable(
+            raise UnusableSkill(
                 folder,
                 f"cannot be read: {error.strerror or error}",
                 "correct the path, or the permissions",
@@ -157,7 +158,7 @@ class _Reader:
 
     def _entry(self, path: Path, entry: os.DirEntry[str], is_in_skill: bool, depth: int) -> None:
         if entry.is_symlink():
-            raise Unusable(
+            raise UnusableSkill(
                 path, "is a symbolic link", "copy the file here; links could lead out of the folder"
             )
         if entry.is_dir(follow_symlinks=False):
@@ -170,7 +171,7 @@ class _Reader:
             relative = path.relative_to(self.root).as_posix()
             uri = f"{self.uri}/{quote(relative)}"
         except UnicodeEncodeError:
-            raise Unusable(
+            raise UnusableSkill(
                 path.parent, f"has a file {path.name!r:.100}, whose name is not UTF-8", "rename it"
             ) from None
         content = self._content(path)
@@ -180,9 +181,11 @@ class _Reader:
             described = frontmatter(content.decode())
             _check_name(described["name"], path.parent, uri)
         except UnicodeDecodeError:
-            raise Unusable(path, "is not UTF-8", "save it as UTF-8") from None
+            raise UnusableSkill(path, "is not UTF-8", "save it as UTF-8") from None
         except ValueError as error:
-            raise Unusable(path, str(error), "see https://agentskills.io/specification") from None
+            raise UnusableSkill(
+                path, str(error), "see https://agentskills.io/specification"
+            ) from None
         return File(uri, path.name, content, described)
 
     def _content(self, path: Path) -> bytes:
@@ -191,17 +194,17 @@ class _Reader:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with open(descriptor, "rb") as file:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise Unusable(path, "is no regular file", "remove it")
+                    raise UnusableSkill(path, "is no regular file", "remove it")
                 content = file.read(MAX_BYTES + 1)
         except OSError as error:
-            raise Unusable(
+            raise UnusableSkill(
                 path, f"cannot be read: {error.strerror or error}", "correct its permissions"
             ) from None
         if len(content) > MAX_BYTES:
-            raise Unusable(path, f"has more than {MAX_BYTES:,} bytes", "make it smaller")
+            raise UnusableSkill(path, f"has more than {MAX_BYTES:,} bytes", "make it smaller")
         self.total += len(content)
         if self.total > MAX_TOTAL:
-            raise Unusable(
+            raise UnusableSkill(
                 self.root,
                 f"has skills with more than {MAX_TOTAL:,} bytes in all",
                 "divide them into several folders, each a back end, or make them smaller",
@@ -209,7 +212,7 @@ class _Reader:
         return content
 
 
-def read_skills(root: Path, name: str) -> tuple[Skills, list[Unusable]]:
+def read_skills(root: Path, name: str) -> tuple[Skills, list[UnusableSkill]]:
     """Return the skills of a folder, and what cannot be served.
 
     Args:
@@ -219,7 +222,7 @@ def read_skills(root: Path, name: str) -> tuple[Skills, list[Unusable]]:
     reader = _Reader(root, SCHEME + name)
     try:
         reader.folder(root, is_in_skill=False, depth=0)
-    except Unusable as error:
+    except UnusableSkill as error:
         reader.problems.append(error)
     entries: dict[str, Mapping[str, Any]] = {}
     for folder in reader.skill_folders:
@@ -237,7 +240,7 @@ def read_skills(root: Path, name: str) -> tuple[Skills, list[Unusable]]:
         }
     if not reader.skill_folders and not reader.problems:
         remedy = f"add a folder with a {SKILL_FILE}, or correct the path"
-        reader.problems.append(Unusable(root, f"has no folder with a {SKILL_FILE}", remedy))
+        reader.problems.append(UnusableSkill(root, f"has no folder with a {SKILL_FILE}", remedy))
     files = {file.uri: file for file in reader.files.values()}
     paths = frozenset({*reader.folders, *reader.files})
     return Skills(
@@ -252,7 +255,7 @@ def _check_name(name: str, folder: Path, uri: str) -> None:
         raise ValueError(f"has the name {name!r}, and its folder is called {segment!r}")
 
 
-def _excess(folder: Path, manifest: Sequence[Mapping[str, Any]]) -> Unusable | None:
+def _excess(folder: Path, manifest: Sequence[Mapping[str, Any]]) -> UnusableSkill | None:
     """Return the problem of a skill that hosts need not load."""
     size = sum(file["size"] for file in manifest)
     if len(manifest) <= MAX_FILES and size <= MAX_BYTES:
@@ -261,4 +264,4 @@ def _excess(folder: Path, manifest: Sequence[Mapping[str, Any]]) -> Unusable | N
         f"is a skill with {len(manifest):,} files and {size:,} bytes; hosts load {MAX_FILES} files"
         f" and {MAX_BYTES:,} bytes"
     )
-    return Unusable(folder, message, "divide the skill, or make its files smaller")
+    return UnusableSkill(folder, message, "divide the skill, or make its files smaller")
