@@ -205,7 +205,9 @@ def test_a_store_in_postgresql_needs_a_shared_key_and_is_not_connected_to(gatewa
     }
     ran = roundgate("check", directory=gateway.parent, **environment)
     assert ran.status == 1
-    assert ran.err.startswith("1 problem(s):\nenvironment: GATEWAY_STATE_KEYS: is not set, and replicas need a")
+    assert ran.err.startswith(
+        "1 problem(s):\nenvironment: GATEWAY_STATE_KEYS: is not set, and replicas need a"
+    )
     assert "s3cr3t" not in ran.err
     key = roundgate("keys", "new").out.strip()
     ran = roundgate("check", directory=gateway.parent, **environment, GATEWAY_STATE_KEYS=key)
