@@ -127,12 +127,26 @@ def locked() -> set[str]:
 NAMES = pytest.mark.parametrize("name", ["gateway", "worker"])
 
 
+def test_only_functions_with_skills_have_a_reader_of_yaml(tmp_path: Path) -> None:
+    if machine.interpreter() is None:
+        pytest.skip(f"the functions need Python {machine.PYTHON}")
+    config = tmp_path / "served" / "gateway.yaml"
+    (config.parent / "skills" / "pay").mkdir(parents=True)
+    (config.parent / "skills" / "pay" / "SKILL.md").write_text(
+        "---\nname: pay\ndescription: How to pay.\n---\nPay.\n"
+    )
+    config.write_text("backends:\n  - {kind: skills, name: skills, path: skills}\n")
+    build(config, tmp_path / "zips")
+    for function in package.FUNCTIONS:
+        assert "pyyaml" in Zip(tmp_path / "zips" / f"{function.name}.zip").packages
+
+
 @NAMES
 def test_nothing_is_in_it_but_the_app_the_locked_packages_and_the_configuration(
     zips: Mapping[str, Zip], name: str
 ) -> None:
     made, (function,) = zips[name], [one for one in package.FUNCTIONS if one.name == name]
-    assert made.packages == locked() - function.does_without
+    assert made.packages == locked() - function.does_without - {"pyyaml"}
     own = {"roundgate", "gateway.json", "tools.py"}
     theirs = {entry for entry in made.top - own if not entry.endswith(".dist-info")}
     installed = {top for wheel in wheels(made) for top in wheel_tops(wheel)}

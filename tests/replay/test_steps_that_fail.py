@@ -353,7 +353,7 @@ async def test_of_a_step_at_most_once_that_was_begun_nobody_knows_the_outcome(
     assert value_of(await fresh.run(handler)) == "charge"
     assert [type(entry) for entry in fresh.written] == [Began, type(fresh.written[-1])]
     task.journal.add(fresh.written[0])  # the worker died right after this
-    assert "not known whether it took effect" in (await twice(task, handler))[1]
+    assert "its outcome is unknown" in (await twice(task, handler))[1]
     assert effects.seen == ["charge"]
 
 

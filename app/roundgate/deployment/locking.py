@@ -183,11 +183,8 @@ def _unusable(file: Path, message: str, remedy: str) -> ConfigError:
 # The lock
 
 NAME: Final = "lambda.lock"
-_NOT_IN_FUNCTIONS: Final = frozenset(
-    {"roundgate", "click", "httptools", "uvicorn", "uvloop", "pyyaml"}
-)
-"""The requirements of roundgate that no function needs: for serving without AWS Lambda, or for
-reading YAML."""
+_NOT_IN_FUNCTIONS: Final = frozenset({"roundgate", "click", "httptools", "uvicorn", "uvloop"})
+"""The requirements of roundgate that no function needs, because they serve without AWS Lambda."""
 _EXTRAS: Final = frozenset({"otel"})
 """The extras of roundgate that a function can use, besides `lambda`."""
 _LINE: Final = re.compile(r"^(?P<name>[a-z0-9-]+)==(?P<version>\S+)(?P<hashes>.*)$")

@@ -5,7 +5,7 @@
 
 Both contain the files of the repository, the modules of roundgate that they can import (`contents`)
 and the packages of the repository (`locking`). gateway.yaml becomes gateway.json, so a cold start
-parses no YAML and the zip needs no PyYAML. The runtime provides boto3. Everything is compiled to
+parses no YAML; only `kind: skills` needs PyYAML. The runtime provides boto3. Everything is compiled to
 the runtime's byte code, because a function cannot write byte code and would compile all its imports
 in each cold start.
 
@@ -69,6 +69,8 @@ FUNCTIONS: Final = (
     Function("worker", "roundgate.lambda_worker", GATEWAYS_NEED),
 )
 
+_NEEDED_BY_KIND: Final = {"pyyaml": "skills"}
+"""The packages that functions need only for back ends of a kind, with the kind."""
 PLACEHOLDER: Final = "unset-while-packaging"
 """The value of variables that are not set here, because packaging needs no secrets."""
 Say = Callable[[str], None]
@@ -227,7 +229,9 @@ def _select_wheels(function: Function, planned: Plan, wheels: Mapping[str, Path]
         if name in wheels and name not in required:
             required.add(name)
             queue.extend(_requirements(wheels[name]))
-    left_out = function.does_without - required
+    kinds = {backend.kind for backend in planned.file.backends}
+    unused = {package for package, kind in _NEEDED_BY_KIND.items() if kind not in kinds}
+    left_out = (function.does_without | unused) - required
     return [wheel for name, wheel in wheels.items() if name not in left_out]
 
 

@@ -25,6 +25,7 @@ from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
 from pathlib import PurePath
+from types import FunctionType
 from typing import Annotated, Any, Final
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -206,13 +207,12 @@ def returned(function: Any) -> Any:
 def _kept_by(function: Any) -> tuple[Any, Any]:
     """Return the two keys of a function's annotation. A function that is defined anew in each call
     has the code, the module and the text of the annotation in common with the earlier ones."""
-    code = getattr(function, "__code__", None)
-    if code is None or hasattr(function, "__wrapped__"):
+    if not isinstance(function, FunctionType) or hasattr(function, "__wrapped__"):
         return function, None
     annotation = function.__annotations__.get("return")
     if annotation is not None and not isinstance(annotation, str):
         return function, None
-    return code, (function.__module__, annotation)
+    return function.__code__, (function.__module__, annotation)
 
 
 def _read_from(function: Any) -> Any:

@@ -33,7 +33,7 @@ from roundgate.testing.replays import (
 Moment: TypeAlias = Literal["begins", "has run", "is remembered"]
 Crash: TypeAlias = Literal["everywhere"] | tuple[str, Moment]
 
-_UNKNOWN: Final = ("ended without a known outcome", "it is not known whether it took effect")
+_UNKNOWN: Final = ("ended without a known outcome", "began, but its outcome is unknown")
 """Parts of error messages that report an unknown outcome, of a `once` tool and an `at_most_once`
 step."""
 MAX_MOMENTS: Final = 1_000

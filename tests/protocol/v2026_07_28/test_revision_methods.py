@@ -13,13 +13,15 @@ from roundgate.protocol.v2026_07_28.requests import METHODS, PROTOCOL_VERSION, S
 THIS_REVISION = {method for method, version in CLIENT_REQUESTS if version == PROTOCOL_VERSION}
 TASKS = {"tasks/get", "tasks/update", "tasks/cancel"}
 """The methods of the tasks extension, which are not the revision's own."""
+SKILLS = {"skills/list", "skills/get", "resources/directory/read"}
+"""The methods of the skills extension."""
 EARLIER_REVISIONS = {method for method, version in CLIENT_REQUESTS if version < PROTOCOL_VERSION}
 
 
 def test_the_table_has_the_methods_of_the_revision_and_extensions_have_none_of_them() -> None:
     assert set(METHODS) == THIS_REVISION
-    assert set(ROUTES) == TASKS
-    assert not THIS_REVISION & TASKS
+    assert set(ROUTES) == TASKS | SKILLS
+    assert not THIS_REVISION & set(ROUTES)
 
 
 def test_mcp_name_mirrors_what_the_official_client_mirrors() -> None:
