@@ -4,7 +4,7 @@ file has changed.
     trigger ──▶ gateway.yaml ──▶ modules ──▶ offers ──▶ swap         running calls keep the old catalog
                      └───────────────┴──────────┴─▶ a problem        logged; the old catalog stays served
 
-The reloader polls the files every `POLL_S` (docs/decisions/0020). The sections in `RESTART` cannot
+The reloader polls the files every `POLL_S`. The sections in `RESTART` cannot
 change while a process runs; the reloader logs and ignores changes of them.
 
 A half-written file may be valid and protect less, because approvals, scopes or limits at its end
