@@ -423,6 +423,27 @@ async def test_a_selection_by_the_servers_own_names() -> None:
         assert await read(view, "r:up/1") == "read r:1"
 
 
+async def test_a_template_has_no_uri_that_is_excluded() -> None:
+    shelf = Shelf([], [resource("r:secret")], [template("r:{+x}")])
+    settings = {"exclude": ["r:secret"]}
+    async with scripted(shelf) as server, gateway_of(entry(server, resources=settings)) as mcp:
+        assert await read(mcp, "r:2") == "read r:2"
+        for uri in ("r:secret", "r:%73ecret", "r:a/../secret", "r:a%2f..%2Fsecret", "r:./secret"):
+            response = await mcp.post("resources/read", {"uri": uri})
+            assert response.json()["error"]["code"] == -32602
+        assert server.methods().count("resources/read") == 1
+
+
+@pytest.mark.parametrize("text", ["{+any}", "ui{+rest}", "u{a}{+b}"])
+async def test_a_template_has_no_uri_of_another_back_end(text: str) -> None:
+    shelf = Shelf([], [], [template(text)])
+    async with scripted(shelf) as server, gateway_of(entry(server, "one")) as mcp:
+        for uri in ("ui://two/page.html", "skill://two/a/SKILL.md"):
+            response = await mcp.post("resources/read", {"uri": uri})
+            assert response.json()["error"]["code"] == -32602
+    assert "resources/read" not in server.methods()
+
+
 # -- faults and changes ----------------------------------------------------------------------------
 
 

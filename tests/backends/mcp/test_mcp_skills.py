@@ -273,6 +273,23 @@ async def test_excluded_skills_are_neither_listed_nor_got_nor_read() -> None:
         for method in ("skills/get", "resources/read"):
             assert await code(mcp, method, uri="skill://up/refunds/SKILL.md") == -32602
         assert await code(mcp, "resources/directory/read", uri="skill://up/refunds") == -32602
+        for path in ("x/../refunds", "%72efunds", "x%2f..%2Frefunds"):
+            for method in ("skills/get", "resources/read"):
+                assert await code(mcp, method, uri=f"skill://up/{path}/SKILL.md") == -32602
+    assert not {"skills/get", "resources/read"} & {*server.methods()}
+
+
+async def test_dot_segments_do_not_lead_out_of_a_view() -> None:
+    views = [{"name": "some", "resources": ["skill://up/billing/*"]}]
+    listed = Server(skill("billing/x"), skill("refunds"))
+    async with scripted(listed) as server, gateway_of(entry(server), views=views) as mcp:
+        mcp.path = "/some/mcp"
+        for path in ("billing/../refunds", "billing/%2e%2E/refunds", "billing/x%2F..%2F../refunds"):
+            for method in ("skills/get", "resources/read"):
+                assert await code(mcp, method, uri=f"skill://up/{path}/SKILL.md") == -32602
+        assert await code(mcp, "resources/directory/read", uri="skill://up/billing/../refunds")
+        assert await answer(mcp, "resources/read", uri="skill://up/billing/x/SKILL.md")
+    assert server.methods().count("resources/read") == 1
 
 
 async def test_skills_need_the_scopes_of_the_resources_of_their_server() -> None:

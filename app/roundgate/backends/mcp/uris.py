@@ -67,6 +67,12 @@ class Uris:
             return uri
         return scheme + uri.removeprefix(self.start(scheme))
 
+    def may_have(self, uri: str) -> bool:
+        """Return whether the server may have one of the gateway's URIs: it has no name of a back
+        end, or that of this one."""
+        scheme = self._scheme(uri)
+        return scheme is None or uri.startswith(self.start(scheme))
+
     def _scheme(self, uri: str) -> str | None:
         """Return the scheme of a URI that has the name of the back end in the gateway."""
         scheme = SCHEME.match(uri)
