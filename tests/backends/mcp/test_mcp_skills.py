@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,22 @@ async def test_a_server_without_directories_has_those_of_its_manifests() -> None
         assert "resources/directory/read" not in server.methods()
 
 
+async def test_a_directory_of_deep_paths_takes_little_memory() -> None:
+    deep = [f"skill://deep/{number}/{'a/' * 2_000}x" for number in range(20)]
+    files = [{"uri": uri, "digest": DIGEST, "size": 1} for uri in deep]
+    upstream = Server(skill("deep", resources=files))
+    upstream.settings = {}
+    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+        tracemalloc.start()
+        try:
+            listed = await answer(mcp, "resources/directory/read", uri="skill://up/deep")
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert [one["name"] for one in listed["resources"]] == [str(n) for n in range(20)]
+        assert peak < 10_000_000
+
+
 async def test_a_scheme_of_the_server_is_kept() -> None:
     uri = "github://up/acme/refunds/SKILL.md"
     upstream = Server(skill("acme/refunds", scheme="github"))
@@ -203,6 +220,8 @@ async def test_a_scheme_of_the_server_is_kept() -> None:
         ({"uri": 5}, "its uri is no text"),
         ({"uri": "skill://x/README.md"}, "is not that of a SKILL.md"),
         ({"uri": "SKILL.md"}, "is not that of a SKILL.md"),
+        ({"uri": "1://team/x/SKILL.md"}, "is not that of a SKILL.md"),
+        ({"uri": "a:skill://team/x/SKILL.md"}, "is not that of a SKILL.md"),
         ({"frontmatter": None}, "no name and description"),
         ({"frontmatter": {"name": "x"}}, "no name and description"),
         ({"resources": "all"}, "neither a list"),
@@ -211,6 +230,7 @@ async def test_a_scheme_of_the_server_is_kept() -> None:
         ({"resources": [{"uri": "skill://x/SKILL.md"}]}, "no digest and size"),
         ({"resources": [{"uri": "u", "digest": DIGEST, "size": "7"}]}, "no digest and size"),
         ({"resources": [{"digest": DIGEST, "size": 7}]}, "its uri is no text"),
+        ({"resources": [{"uri": "u", "digest": DIGEST, "size": 7}]}, "uri without scheme"),
     ],
 )
 async def test_an_entry_that_hosts_would_refuse_is_left_out_with_the_reason(
