@@ -299,6 +299,13 @@ async def test_excluded_skills_are_neither_listed_nor_got_nor_read() -> None:
     assert not {"skills/get", "resources/read"} & {*server.methods()}
 
 
+async def test_a_directory_does_not_show_what_is_excluded() -> None:
+    settings = {"resources": {"exclude": ["skill://refunds/*"]}}
+    async with scripted(Server()) as server, gateway_of(entry(server, **settings)) as mcp:
+        page = await answer(mcp, "resources/directory/read", uri="skill://up/refunds")
+        assert page["resources"] == []
+
+
 async def test_dot_segments_do_not_lead_out_of_a_view() -> None:
     views = [{"name": "some", "resources": ["skill://up/billing/*"]}]
     listed = Server(skill("billing/x"), skill("refunds"))

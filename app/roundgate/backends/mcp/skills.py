@@ -157,7 +157,11 @@ class ServerSkills:
         resources, next_cursor = result.get("resources"), result.get("nextCursor")
         if not is_object_list(resources) or not isinstance(next_cursor, (str, type(None))):
             raise UnexpectedAnswer(f"{self.server.name} answered without the files of a directory")
-        return Directory([self._child(child) for child in resources or ()], next_cursor)
+        children = [self._child(child) for child in resources or ()]
+        served = [
+            each for each in children if not self.config.excludes(self.uris.theirs(each["uri"]))
+        ]
+        return Directory(served, next_cursor)
 
     def _child(self, raw: Json) -> Mapping[str, Any]:
         uri = raw.get("uri")
