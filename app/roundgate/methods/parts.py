@@ -161,7 +161,11 @@ class Scopes:
         """Whether callers may see different tools."""
         self.any_prompt = are_checked and any(item.scopes for item in catalog.prompts.values())
         """Whether callers may see different prompts."""
-        resources = (*catalog.resources.values(), *(item.resource for item in catalog.templates))
+        resources = (
+            *catalog.resources.values(),
+            *(item.resource for item in catalog.templates),
+            *catalog.unlisted.values(),
+        )
         self.any_resource = are_checked and any(item.scopes for item in resources)
         """Whether callers may see different resources."""
         self.any_task = any(

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from roundgate.auth import Principal
 from roundgate.backends.mcp import backend as mcp_backend
+from roundgate.methods.parts import Scopes
+from roundgate.runtime import loading
 from roundgate.settings import Settings
 from tests.support.asgi import STATE_KEY, Client, built, client, stoppable
 from tests.support.issuer import PUBLIC_URL, bearer, guarded, jwks, token
@@ -337,6 +340,11 @@ async def test_skills_need_the_scopes_of_the_resources_of_their_server() -> None
                 directory = {"uri": "skill://up/refunds"}
                 read = await mcp.post("resources/directory/read", directory, **who)
                 assert read.status_code == status
+        snapshot = await asyncio.to_thread(loading.load, file)
+        scopes = Scopes(snapshot.catalog, are_checked=True)
+        for granted in (frozenset[str](), frozenset({"read"})):
+            caller = Principal("issuer", "subject", scopes=granted)
+            assert scopes.may_subscribe(uri, caller, "") is bool(granted)
 
 
 async def test_a_change_at_the_server_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
