@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from roundgate.backends.mcp import backend as mcp_backend
+from roundgate.backends.mcp import lists as mcp_lists
 from roundgate.backends.mcp import server as mcp_server
 from roundgate.errors import ConfigError
 from roundgate.runtime import loading
@@ -239,6 +240,36 @@ async def test_a_server_without_templates_or_with_a_broken_list_serves_the_rest(
         left_out = (await health(mcp))["left_out"]
         assert left_out.keys() == {"prompts/list"}
         assert "it broke" in left_out["prompts/list"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [(http(500, b"oops", "text/plain"), "500"), (asyncio.Event, "within 0.2 s")],
+)
+async def test_a_list_without_an_answer_takes_no_other_away(
+    fault: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_lists, "LIST_S", 0.2)
+
+    class Broken(Shelf):
+        def __call__(self, asked: Asked) -> Any:
+            if asked.rpc in ("prompts/list", "skills/list"):
+                return fault if isinstance(fault, bytes) else fault().wait()
+            if asked.rpc == "server/discover":
+                skills = {"extensions": {"io.modelcontextprotocol/skills": {}}}
+                capabilities = {"tools": {}, "prompts": {}, "resources": {}, **skills}
+                about = {"supportedVersions": ["2026-07-28"], "capabilities": capabilities}
+                return result(asked, about)
+            return super().__call__(asked)
+
+    async with (
+        scripted(Broken(resources=[resource("r:1")])) as server,
+        gateway_of(entry(server)) as mcp,
+    ):
+        assert await uris(mcp) == ["r:1"]
+        left_out = (await health(mcp))["left_out"]
+        assert left_out.keys() == {"prompts/list", "skills/list"}
+        assert all(reason in each for each in left_out.values()), left_out
 
 
 async def test_a_list_that_is_not_declared_is_not_asked_for() -> None:

@@ -18,19 +18,19 @@ from urllib.parse import unquote
 
 from roundgate.backends.base import Directory
 from roundgate.backends.mcp.config import PartConfig
-from roundgate.backends.mcp.lists import checked_text, left_out
+from roundgate.backends.mcp.lists import checked_text, left_out, read_list
 from roundgate.backends.mcp.server import Server
 from roundgate.backends.mcp.tools import MAX_REASON, LeftOut, without_hop
 from roundgate.backends.mcp.uris import MAX_URI, SCHEME, Uris
 from roundgate.client import ServerInfo
 from roundgate.client.connection import Connection
-from roundgate.client.flows import whole_list
 from roundgate.client.messages import Listener
 from roundgate.client.types import Json, is_object_list
 from roundgate.clock import Clock
 from roundgate.errors import (
     BackendError,
     BadAnswer,
+    HttpRefused,
     NoAnswer,
     RpcError,
     Unavailable,
@@ -73,8 +73,8 @@ async def read_skill_list(
     has_directories = settings.get("directoryRead") is True
     connection.cache.clear("skills/list")
     try:
-        listing = await connection.drive(whole_list("skills/list", "skills", connection.limits))
-    except (RpcError, BadAnswer) as error:
+        listing = await read_list(connection, "skills/list", "skills")
+    except (RpcError, BadAnswer, HttpRefused) as error:
         reason = str(error.args[0])[:MAX_REASON]
         return SkillList(known.entries, True, has_directories, reason)
     return SkillList(listing.items, True, has_directories)
