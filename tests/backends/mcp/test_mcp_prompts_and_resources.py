@@ -6,7 +6,7 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -651,10 +651,32 @@ async def test_a_reload_that_takes_scopes_away_is_a_loss_of_protection() -> None
             snapshot = await asyncio.to_thread(loading.load, file)
             policies.append(effective_policy(file, snapshot.catalog))
         assert losses(*policies) == [
+            "back end up: prompts no longer need the scope a",
+            "back end up: resources no longer need the scope a",
             "prompt up__p no longer needs the scope a",
             "resource r:1 no longer needs the scope a",
             "resource t:{x} no longer needs the scope a",
         ]
+
+
+async def test_what_a_server_that_is_down_loses_is_known_from_its_settings() -> None:
+    policies = []
+    url = "http://127.0.0.1:1/mcp"
+    for part in (
+        {"scopes": ["a"], "exclude": ["r:secret"], "include": ["r:*"]},
+        {"include": ["r:*", "s:*"]},
+    ):
+        file = config_of({"backends": [entry(url, resources=part)]})
+        snapshot = await asyncio.to_thread(loading.load, file, may_be_missing=["up"])
+        policies.append(effective_policy(file, snapshot.catalog))
+    assert losses(*policies) == [
+        "back end up: resources no longer need the scope a",
+        "back end up: resources no longer exclude 'r:secret'",
+        "back end up: resources now include 's:*'",
+    ]
+    assert losses(*reversed(policies)) == []
+    removed = replace(policies[0], backends={})
+    assert losses(policies[0], removed) == ["back end up is removed, with its protection"]
 
 
 async def test_a_file_argument_may_be_a_resource_of_a_server() -> None:
