@@ -256,7 +256,7 @@ async def test_a_list_without_an_answer_takes_no_other_away(
             if asked.rpc in ("prompts/list", "skills/list"):
                 return fault if isinstance(fault, bytes) else fault().wait()
             if asked.rpc == "server/discover":
-                skills = {"extensions": {"io.modelcontextprotocol/skills": {}}}
+                skills: dict[str, Any] = {"extensions": {"io.modelcontextprotocol/skills": {}}}
                 capabilities = {"tools": {}, "prompts": {}, "resources": {}, **skills}
                 about = {"supportedVersions": ["2026-07-28"], "capabilities": capabilities}
                 return result(asked, about)
