@@ -319,6 +319,11 @@ class Methods:
         """Return whether the caller may learn of changes at a URI."""
         return self._scopes.may_subscribe(uri, principal, self._view)
 
+    def may_learn(self, uri: str, principal: Principal) -> bool:
+        """Return whether the caller may still learn of changes at a URI of its stream; the resource
+        or its scopes may be newer than the stream."""
+        return self._scopes.may_subscribe(uri, principal, view="")
+
     def has_output_schema(self, tool: str) -> bool:
         """Return whether clients expect a structured result of a tool."""
         served = self._catalog.tools.get(tool)
