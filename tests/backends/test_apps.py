@@ -209,3 +209,37 @@ async def test_a_view_has_the_pages_of_its_tools_and_no_others(tmp_path: Path) -
         response = await mcp.post("resources/read", {"uri": "ui://own/p.html"})
         assert response.json()["error"]["code"] in (-32601, -32602)
         assert "extensions" not in (await mcp.result("server/discover"))["capabilities"]
+
+
+async def test_a_page_without_a_path_opens_no_view(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(
+        TOOLS.replace("{options}", 'meta={"ui": {"resourceUri": "ui://chart"}}')
+    )
+    for path in ("billing/refunds", "secret"):
+        (tmp_path / "skills" / path).mkdir(parents=True)
+        name = path.rpartition("/")[2]
+        text = f"---\nname: {name}\ndescription: A skill.\n---\n"
+        (tmp_path / "skills" / path / "SKILL.md").write_text(text)
+    backends = [
+        {"kind": "python", "name": "own", "path": "tools.py"},
+        {"kind": "skills", "name": "team", "path": "skills"},
+    ]
+    views = [{"name": "some", "resources": ["skill://team/billing/*"]}]
+    app = built(config_of({"backends": backends, "views": views}, tmp_path))
+    async with client(app) as mcp:
+        mcp.path = "/some/mcp"
+        inside = {"uri": "skill://team/billing/refunds/SKILL.md"}
+        assert (await mcp.result("resources/read", inside))["contents"]
+        for method in ("resources/read", "skills/get"):
+            response = await mcp.post(method, {"uri": "skill://team/secret/SKILL.md"})
+            assert response.json()["error"]["code"] == -32602
+
+
+async def test_two_folders_cannot_have_pages_of_one_name(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "odd_pages_package"):
+        folder.mkdir(exist_ok=True)
+        (folder / "chart.html").write_text(f"{PAGE}{folder.name}")
+    source = TOOLS.replace("{options}", 'ui="chart.html"')
+    (tmp_path / "odd_pages_package/plots.py").write_text(source.replace("chart()", "plot()"))
+    with pytest.raises(ConfigError, match=r"has the URI of .*odd_pages_package/chart\.html"):
+        served(tmp_path, f"from odd_pages_package.plots import plot\n{source}")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from roundgate.cli import main
-from tests.support.scripted import scripted
+from tests.support.scripted import Asked, error, result, scripted
 from tests.support.sdk_server import library, sdk_served
 from tests.support.upstreams import Upstream, tool
 
@@ -91,3 +91,38 @@ def test_a_configuration_with_mistakes_is_refused(
 ) -> None:
     assert main(["upstreams", write(tmp_path, {"kind": "mcp", "name": "x"})]) == 1
     assert "give either url or command" in capsys.readouterr().err
+
+
+async def test_the_text_of_a_server_does_not_act_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Acting(Upstream):
+        def __call__(self, asked: Asked) -> Any:
+            if asked.rpc == "server/discover":
+                about = {"supportedVersions": ["2026-07-28"]}
+                return result(asked, {**about, "capabilities": {"tools": {}, "prompts": {}}})
+            if asked.rpc == "prompts/list" and self.is_broken:
+                return error(asked, -32603, "broken \x1b[2J \x9b2J")
+            if asked.rpc == "prompts/list":
+                return result(asked, {"prompts": []})
+            return super().__call__(asked)
+
+        is_broken = False
+
+    server = Acting(tools=[tool("t")])
+    async with scripted(server) as at:
+        backend = {"kind": "mcp", "name": "up", "url": at.url, "changes": "announce"}
+        path = write(tmp_path, backend)
+        assert await asyncio.to_thread(main, ["compile", path]) == 0
+        server.tools.append(tool("a\x1b[2J\nb"))
+        assert await asyncio.to_thread(main, ["compile", path]) == 0
+        assert "added: tools a\\u001b[2J\\u000ab" in capsys.readouterr().out
+        server.tools.pop()
+        server.is_broken = True
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        assert await upstreams(path, "--json") == 0
+        for command in ("check", "compile", "upstreams"):
+            await asyncio.to_thread(main, [command, path])
+        shown = "".join(capsys.readouterr())
+        assert shown.count("broken \\u001b[2J \\u009b2J") == 4
+        assert not {"\x1b", "\x9b"} & {*shown}

@@ -47,6 +47,7 @@ from roundgate.protocol import (
     Schema,
     UriTemplate,
 )
+from roundgate.protocol.uri_template import has_dot_segments
 from roundgate.replay import Context
 from roundgate.settings import Origin
 
@@ -325,7 +326,9 @@ class Catalog:
 
     def _is_part(self, uri: str) -> bool:
         """Return whether the catalog has a URI, if a back end has it."""
-        return any(fnmatchcase(uri, pattern) for pattern in self.unlisted_patterns)
+        return not has_dot_segments(uri) and any(
+            fnmatchcase(uri, pattern) for pattern in self.unlisted_patterns
+        )
 
     def skill_source(self, uri: str) -> SkillSource | None:
         """Return the source of the skill or directory with this URI, if there is one."""

@@ -169,7 +169,8 @@ def _others(everything: Catalog, config: ViewConfig, chosen: Mapping[str, Served
     pages = {
         uri for served in chosen.values() for uri in page_uris(meta_of(served.tool.definition))
     }
-    starts = {uri[: uri.find("/", len(SCHEME)) + 1] for uri in pages}
+    ends = {uri: uri.find("/", len(SCHEME)) + 1 for uri in pages}
+    starts = {uri[:end] for uri, end in ends.items() if end}  # without end: "ui://page"
     return Catalog(
         tools={},
         tool_pages=Pages((), everything.tool_pages.size),

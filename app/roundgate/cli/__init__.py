@@ -33,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = command.run(arguments)
         sys.stdout.flush()
     except ConfigError as error:
-        print(f"{len(error.problems)} problem(s):", *error.problems, sep="\n", file=sys.stderr)
+        lines = "\n".join(map(str, error.problems)).split("\n")  # may quote a server
+        print(f"{len(error.problems)} problem(s):", *map(escaped, lines), sep="\n", file=sys.stderr)
         return 1
     except UsageError as error:
         print(f"roundgate {arguments.command}: {escaped(str(error))}", file=sys.stderr)

@@ -13,7 +13,7 @@ from typing import Final
 from roundgate import config
 from roundgate.backends import Catalog, Fallback, Snapshot, Tool, kind_of
 from roundgate.cli.arguments import configuration_file
-from roundgate.cli.output import show_table
+from roundgate.cli.output import escaped_lines, show_table
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem, UsageError
 from roundgate.runtime import loading
@@ -69,7 +69,8 @@ def _print_served(file: ConfigFile, snapshot: Snapshot, fetched: dict[str, bytes
         print(f"view {view.name} at {view.effective_path}")
         _print_catalog(served.of_view(view.name))
     if served.left_out:
-        print(f"left out ({len(served.left_out)})", *served.left_out, sep="\n")
+        lines = map(escaped_lines, map(str, served.left_out))  # may quote a server
+        print(f"left out ({len(served.left_out)})", *lines, sep="\n")
     remarks = [
         *_unasked_scopes(file, served),
         *_backend_remarks(file, fetched),

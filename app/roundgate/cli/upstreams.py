@@ -7,14 +7,13 @@ in `roundgate check`. /healthz shows the state as a running gateway has it.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from roundgate import config
 from roundgate.backends.base import ServerState
 from roundgate.cli.arguments import configuration_file
-from roundgate.cli.output import say, show_table
+from roundgate.cli.output import say, show_json, show_table
 from roundgate.runtime import loading
 
 
@@ -29,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     states = loading.load(file, fetches=True, may_be_missing=names).servers()
     if arguments.json:
         for state in states:
-            print(json.dumps(_members(state), ensure_ascii=False))
+            show_json(_members(state))
     elif states:
         show_table([_row(state) for state in states])
         for state in states:

@@ -166,7 +166,11 @@ class McpEndpoint:
                     406,
                     "subscriptions/listen answers with a stream: the Accept header must list text/event-stream",
                 )
-            async for message in stream.subscription.messages(self._keep_alive_s):
+            caller = stream.subscription.caller
+            messages = stream.subscription.messages(
+                self._keep_alive_s, lambda uri: methods.now.may_learn(uri, caller)
+            )
+            async for message in messages:
                 await responder.event(message)
             await responder.result(stream.subscription.id, stream.closing_result)
         finally:

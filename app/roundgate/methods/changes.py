@@ -129,13 +129,21 @@ class Subscription:
         self._closing = True
         self._wake.set()
 
-    async def messages(self, keep_alive_s: float) -> AsyncGenerator[bytes | None, None]:
+    async def messages(
+        self, keep_alive_s: float, may_learn: Callable[[str], bool] = lambda uri: True
+    ) -> AsyncGenerator[bytes | None, None]:
         """Yield the acknowledgement, then each change; `None` after `keep_alive_s` seconds without
-        a change. End on `close`."""
+        a change. End on `close`. `may_learn` returns whether the caller may learn now of changes at
+        a URI."""
         yield self._tell(notifications.ACKNOWLEDGED, notifications=self.acknowledged)
         async with aclosing(self.changes(keep_alive_s)) as changes:
             async for change in changes:
-                yield None if change is None else self._message(*change)
+                if change is None:
+                    yield None
+                elif change[0][0] != notifications.RESOURCE_UPDATED or may_learn(
+                    change[0][1] or ""
+                ):
+                    yield self._message(*change)
 
     async def changes(
         self, keep_alive_s: float

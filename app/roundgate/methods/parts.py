@@ -161,7 +161,11 @@ class Scopes:
         """Whether callers may see different tools."""
         self.any_prompt = are_checked and any(item.scopes for item in catalog.prompts.values())
         """Whether callers may see different prompts."""
-        resources = (*catalog.resources.values(), *(item.resource for item in catalog.templates))
+        resources = (
+            *catalog.resources.values(),
+            *(item.resource for item in catalog.templates),
+            *catalog.unlisted.values(),
+        )
         self.any_resource = are_checked and any(item.scopes for item in resources)
         """Whether callers may see different resources."""
         self.any_task = any(
@@ -314,6 +318,11 @@ class Methods:
     def may_subscribe(self, uri: str, principal: Principal) -> bool:
         """Return whether the caller may learn of changes at a URI."""
         return self._scopes.may_subscribe(uri, principal, self._view)
+
+    def may_learn(self, uri: str, principal: Principal) -> bool:
+        """Return whether the caller may still learn of changes at a URI of its stream; the resource
+        or its scopes may be newer than the stream."""
+        return self._scopes.may_subscribe(uri, principal, view="")
 
     def has_output_schema(self, tool: str) -> bool:
         """Return whether clients expect a structured result of a tool."""

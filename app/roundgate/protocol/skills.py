@@ -62,5 +62,20 @@ def directories_of(resources: Iterable[Mapping[str, Any]]) -> dict[str, list[Map
     return {uri: list(children.values()) for uri, children in directories.items()}
 
 
+def children_of(
+    directory: str, resources: Iterable[Mapping[str, Any]]
+) -> list[Mapping[str, Any]] | None:
+    """Return the children of one directory, as `directories_of` does; `None` if it has none."""
+    start, children = f"{directory}/", dict[str, Mapping[str, Any]]()
+    if directory.count("/") < _SLASHES_OF_AUTHORITY:
+        return None
+    for resource in resources:
+        if resource["uri"].startswith(start):
+            name, slash, _ = resource["uri"].removeprefix(start).partition("/")
+            folder = {"uri": start + name, "name": unquote(name), "mimeType": DIRECTORY}
+            children.setdefault(start + name, folder if slash else resource)
+    return list(children.values()) or None
+
+
 _SLASHES_OF_AUTHORITY: Final = SCHEME.count("/")
 """The slashes of the topmost directory, `skill://NAME`."""

@@ -31,6 +31,13 @@ _NAME: Final = re.compile(rf"(?:\w|{_TRIPLET})+(?:\.(?:\w|{_TRIPLET})+)*", re.AS
 _PART: Final = re.compile(r"\{(?P<body>[^{}]*)\}|(?P<literal>[^{}]+)|(?P<stray>[{}])")
 # Section 2.1, and lone surrogates, which have no UTF-8; "'" is allowed since erratum 6937.
 _NOT_LITERAL: Final = re.compile(rf'[\x00-\x20\x7f-\x9f"<>\\^`|\ud800-\udfff]|(?!{_TRIPLET})%')
+_DOT_SEGMENT: Final = re.compile(r"(?:\A|[/\\:?#])\.\.?(?:[/\\?#]|\Z)")
+
+
+def has_dot_segments(uri: str) -> bool:
+    """Return whether a URI has a segment `.` or `..`, encoded or not. A server may read such a URI
+    as another one, so its text does not say which resource it names."""
+    return _DOT_SEGMENT.search(unquote(uri)) is not None
 
 
 @dataclass(frozen=True, slots=True)

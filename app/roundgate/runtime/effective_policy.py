@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from roundgate.backends import BackendConfig, Catalog, Selector, ServedTool, ToolOverride
@@ -17,10 +17,14 @@ from roundgate.backends.http.secrets import SECRET_NAME
 from roundgate.backends.shaping import HINTS
 from roundgate.config import ConfigFile
 
+if TYPE_CHECKING:  # few configurations have MCP servers
+    from roundgate.backends.mcp.config import PartConfig
+
 _APPROVE: Final = ("never", "destructive", "always")
 """The values of a back end's `approve`, from weakest to strongest."""
 _CHANGES: Final = ("take", "announce", "quarantine")
 """The values of an MCP server's `changes`, from weakest to strongest."""
+_PARTS: Final = ("prompts", "resources")
 _NO_OVERRIDE: Final = ToolOverride.model_construct(_fields_set=set())
 
 
@@ -54,6 +58,8 @@ class BackendPolicy:
     bounds: Mapping[str, float] = field(default_factory=dict)
     changes: str = "take"
     """The treatment of definitions of an MCP server that differ from its lock file."""
+    parts: Mapping[str, PartConfig] = field(default_factory=dict)
+    """The selection and scopes of an MCP server's prompts and resources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,7 @@ def effective_policy(file: ConfigFile, catalog: Catalog) -> EffectivePolicy:
                 _trusted(backend),
                 _backend_bounds(backend),
                 getattr(backend, "changes", "take") if backend.kind == "mcp" else "take",
+                {part: getattr(backend, part) for part in _PARTS} if backend.kind == "mcp" else {},
             )
             for backend in file.backends
         },
@@ -142,11 +149,17 @@ def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
 
 
 def _is_protected(backend: str, policy: EffectivePolicy) -> bool:
-    """Return whether a back end has approvals, scopes, withheld arguments or a selection."""
+    """Return whether a back end has approvals, scopes, withheld arguments, a selection or a lock
+    file."""
     policy_of_backend = policy.backends[backend]
     return (
         policy_of_backend.approve != "never"
         or bool(policy_of_backend.selection)
+        or policy_of_backend.changes != "take"
+        or any(
+            part.scopes or part.exclude or "*" not in part.include
+            for part in policy_of_backend.parts.values()
+        )
         or any(
             tool.asks_first or tool.scopes or tool.withheld
             for (_, name, _), tool in policy.tools.items()
@@ -262,7 +275,20 @@ def _backend_losses(place: str, before: BackendPolicy, after: BackendPolicy) -> 
         yield f"{place}: changes is {after.changes}; it was {before.changes}"
     for origin in sorted(after.trusted - before.trusted if before.trusted else ()):
         yield f"{place}: its credentials may go to {origin}"
+    for part, was in before.parts.items():
+        if (now := after.parts.get(part)) is not None:
+            yield from (f"{place}: {part} {loss}" for loss in _part_losses(was, now))
     yield from _loosened(place, before.bounds, after.bounds)
+
+
+def _part_losses(before: PartConfig, after: PartConfig) -> Iterator[str]:
+    for scope in sorted(set(before.scopes) - set(after.scopes)):
+        yield f"no longer need the scope {scope}"
+    for pattern in sorted(set(before.exclude) - set(after.exclude)):
+        yield f"no longer exclude {pattern!r}"
+    if "*" not in before.include:
+        for pattern in sorted(set(after.include) - set(before.include)):
+            yield f"now include {pattern!r}"
 
 
 def _auth_losses(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:

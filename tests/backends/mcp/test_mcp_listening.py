@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,11 @@ from roundgate.methods.changes import Hub
 from roundgate.runtime import resource_changes
 from roundgate.settings import Settings
 from tests.support import wire
-from tests.support.asgi import Exchange, built, client, stoppable
+from tests.support.asgi import STATE_KEY, Exchange, built, client, stoppable
+from tests.support.issuer import PUBLIC_URL, bearer, guarded, jwks, token
 from tests.support.scripted import STREAM_HEAD, Asked, event, result, scripted
 from tests.support.sdk_server import Subscribed, library, sdk_served
+from tests.support.services import answer, service
 from tests.support.upstreams import app_of, until
 
 UPDATED = "notifications/resources/updated"
@@ -42,10 +44,12 @@ def entry(url: str, name: str, **settings: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def listening(app: FastAPI, **wanted: Any) -> AsyncIterator[Exchange]:
+async def listening(
+    app: FastAPI, headers: Mapping[str, Any] | None = None, **wanted: Any
+) -> AsyncIterator[Exchange]:
     """An open stream that has been acknowledged, once, with all that was asked for."""
     asked = wire.message("subscriptions/listen", {"notifications": wanted})
-    async with Exchange(app, asked) as stream:
+    async with Exchange(app, asked, more_headers=[*(headers or {}).items()]) as stream:
         first = await stream.event()
         assert first is not None
         assert first["method"] == "notifications/subscriptions/acknowledged"
@@ -345,3 +349,31 @@ async def test_a_reload_moves_what_is_listened_to_and_a_server_may_come_later(
             assert await said(stream) == (UPDATED, "r:a")
             path.write_text(text_of(at.url, ", resources: {include: []}"))
             await until(0, opened)
+
+
+async def test_scopes_hold_for_a_stream_that_is_older_than_its_resource() -> None:
+    server = Changing()
+    server.is_down = True
+    uris = ["r:a"]
+
+    async def opened() -> int:
+        return server.open
+
+    async with scripted(server) as at, service(answer(jwks("ec"))) as keys:
+        backends = [entry(at.url, "up", resources={"scopes": ["read"]})]
+        file = guarded(f"{keys.url}/jwks", auth={"scopes": []}, backends=backends)
+        using = Settings(public_url=PUBLIC_URL, state_keys=STATE_KEY)
+        app = await asyncio.to_thread(built, file, using)
+        reader, other = (bearer(token(scope=scope)) for scope in ("read", "other"))
+        async with (
+            stoppable(app),
+            listening(app, reader, resourceSubscriptions=uris) as allowed,
+            listening(app, other, resourceSubscriptions=uris) as refused,
+        ):
+            server.is_down = False
+            await until(1, opened)
+            server.streams[-1].put_nowait({"uri": "r:a"})
+            assert await said(allowed) == (UPDATED, "r:a")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await said(refused)

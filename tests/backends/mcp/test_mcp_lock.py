@@ -13,6 +13,7 @@ from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.backends.mcp import server as mcp_server
 from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.lock import Lock, digest_of
+from roundgate.backends.mcp.tools import MAX_NAME
 from roundgate.cli import main
 from roundgate.deployment import contents, packaging
 from roundgate.errors import ConfigError
@@ -118,6 +119,21 @@ async def test_what_differs_is_announced_and_served(
 
 async def _changed(mcp: Any) -> Any:
     return (await health(mcp)).get("changed")
+
+
+async def test_a_long_name_is_cut_in_the_log_and_the_state(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Pinned()
+    async with scripted(server) as at:
+        path = write(tmp_path, at, changes="quarantine")
+        assert await compiled(path) == 0
+        server.tools.append(tool("n" * 100_000))
+        app = await asyncio.to_thread(built, file_of(path))
+        async with stoppable(app), client(app) as mcp:
+            assert (await health(mcp))["changed"] == ["n" * MAX_NAME]
+            assert len(str(await health(mcp))) < 2_000
+            assert "n" * (MAX_NAME + 1) not in str([vars(record) for record in caplog.records])
 
 
 async def test_a_tool_that_changes_after_it_was_listed_is_not_called(

@@ -6,12 +6,13 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from roundgate.backends.mcp import backend as mcp_backend
+from roundgate.backends.mcp import lists as mcp_lists
 from roundgate.backends.mcp import server as mcp_server
 from roundgate.errors import ConfigError
 from roundgate.runtime import loading
@@ -241,6 +242,36 @@ async def test_a_server_without_templates_or_with_a_broken_list_serves_the_rest(
         assert "it broke" in left_out["prompts/list"]
 
 
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [(http(500, b"oops", "text/plain"), "500"), (asyncio.Event, "within 0.2 s")],
+)
+async def test_a_list_without_an_answer_takes_no_other_away(
+    fault: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_lists, "LIST_S", 0.2)
+
+    class Broken(Shelf):
+        def __call__(self, asked: Asked) -> Any:
+            if asked.rpc in ("prompts/list", "skills/list"):
+                return fault if isinstance(fault, bytes) else fault().wait()
+            if asked.rpc == "server/discover":
+                skills: dict[str, Any] = {"extensions": {"io.modelcontextprotocol/skills": {}}}
+                capabilities = {"tools": {}, "prompts": {}, "resources": {}, **skills}
+                about = {"supportedVersions": ["2026-07-28"], "capabilities": capabilities}
+                return result(asked, about)
+            return super().__call__(asked)
+
+    async with (
+        scripted(Broken(resources=[resource("r:1")])) as server,
+        gateway_of(entry(server)) as mcp,
+    ):
+        assert await uris(mcp) == ["r:1"]
+        left_out = (await health(mcp))["left_out"]
+        assert left_out.keys() == {"prompts/list", "skills/list"}
+        assert all(reason in each for each in left_out.values()), left_out
+
+
 async def test_a_list_that_is_not_declared_is_not_asked_for() -> None:
     async with (
         scripted(Shelf(capabilities=("tools",))) as server,
@@ -423,6 +454,27 @@ async def test_a_selection_by_the_servers_own_names() -> None:
         assert await read(view, "r:up/1") == "read r:1"
 
 
+async def test_a_template_has_no_uri_that_is_excluded() -> None:
+    shelf = Shelf([], [resource("r:secret")], [template("r:{+x}")])
+    settings = {"exclude": ["r:secret"]}
+    async with scripted(shelf) as server, gateway_of(entry(server, resources=settings)) as mcp:
+        assert await read(mcp, "r:2") == "read r:2"
+        for uri in ("r:secret", "r:%73ecret", "r:a/../secret", "r:a%2f..%2Fsecret", "r:./secret"):
+            response = await mcp.post("resources/read", {"uri": uri})
+            assert response.json()["error"]["code"] == -32602
+        assert server.methods().count("resources/read") == 1
+
+
+@pytest.mark.parametrize("text", ["{+any}", "ui{+rest}", "u{a}{+b}"])
+async def test_a_template_has_no_uri_of_another_back_end(text: str) -> None:
+    shelf = Shelf([], [], [template(text)])
+    async with scripted(shelf) as server, gateway_of(entry(server, "one")) as mcp:
+        for uri in ("ui://two/page.html", "skill://two/a/SKILL.md"):
+            response = await mcp.post("resources/read", {"uri": uri})
+            assert response.json()["error"]["code"] == -32602
+    assert "resources/read" not in server.methods()
+
+
 # -- faults and changes ----------------------------------------------------------------------------
 
 
@@ -599,10 +651,32 @@ async def test_a_reload_that_takes_scopes_away_is_a_loss_of_protection() -> None
             snapshot = await asyncio.to_thread(loading.load, file)
             policies.append(effective_policy(file, snapshot.catalog))
         assert losses(*policies) == [
+            "back end up: prompts no longer need the scope a",
+            "back end up: resources no longer need the scope a",
             "prompt up__p no longer needs the scope a",
             "resource r:1 no longer needs the scope a",
             "resource t:{x} no longer needs the scope a",
         ]
+
+
+async def test_what_a_server_that_is_down_loses_is_known_from_its_settings() -> None:
+    policies = []
+    url = "http://127.0.0.1:1/mcp"
+    for part in (
+        {"scopes": ["a"], "exclude": ["r:secret"], "include": ["r:*"]},
+        {"include": ["r:*", "s:*"]},
+    ):
+        file = config_of({"backends": [entry(url, resources=part)]})
+        snapshot = await asyncio.to_thread(loading.load, file, may_be_missing=["up"])
+        policies.append(effective_policy(file, snapshot.catalog))
+    assert losses(*policies) == [
+        "back end up: resources no longer need the scope a",
+        "back end up: resources no longer exclude 'r:secret'",
+        "back end up: resources now include 's:*'",
+    ]
+    assert losses(*reversed(policies)) == []
+    removed = replace(policies[0], backends={})
+    assert losses(policies[0], removed) == ["back end up is removed, with its protection"]
 
 
 async def test_a_file_argument_may_be_a_resource_of_a_server() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from roundgate.auth import Principal
 from roundgate.backends.mcp import backend as mcp_backend
+from roundgate.methods.parts import Scopes
+from roundgate.runtime import loading
 from roundgate.settings import Settings
 from tests.support.asgi import STATE_KEY, Client, built, client, stoppable
 from tests.support.issuer import PUBLIC_URL, bearer, guarded, jwks, token
@@ -188,6 +192,22 @@ async def test_a_server_without_directories_has_those_of_its_manifests() -> None
         assert "resources/directory/read" not in server.methods()
 
 
+async def test_a_directory_of_deep_paths_takes_little_memory() -> None:
+    deep = [f"skill://deep/{number}/{'a/' * 2_000}x" for number in range(20)]
+    files = [{"uri": uri, "digest": DIGEST, "size": 1} for uri in deep]
+    upstream = Server(skill("deep", resources=files))
+    upstream.settings = {}
+    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+        tracemalloc.start()
+        try:
+            listed = await answer(mcp, "resources/directory/read", uri="skill://up/deep")
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert [one["name"] for one in listed["resources"]] == [str(n) for n in range(20)]
+        assert peak < 10_000_000
+
+
 async def test_a_scheme_of_the_server_is_kept() -> None:
     uri = "github://up/acme/refunds/SKILL.md"
     upstream = Server(skill("acme/refunds", scheme="github"))
@@ -203,6 +223,8 @@ async def test_a_scheme_of_the_server_is_kept() -> None:
         ({"uri": 5}, "its uri is no text"),
         ({"uri": "skill://x/README.md"}, "is not that of a SKILL.md"),
         ({"uri": "SKILL.md"}, "is not that of a SKILL.md"),
+        ({"uri": "1://team/x/SKILL.md"}, "is not that of a SKILL.md"),
+        ({"uri": "a:skill://team/x/SKILL.md"}, "is not that of a SKILL.md"),
         ({"frontmatter": None}, "no name and description"),
         ({"frontmatter": {"name": "x"}}, "no name and description"),
         ({"resources": "all"}, "neither a list"),
@@ -211,6 +233,7 @@ async def test_a_scheme_of_the_server_is_kept() -> None:
         ({"resources": [{"uri": "skill://x/SKILL.md"}]}, "no digest and size"),
         ({"resources": [{"uri": "u", "digest": DIGEST, "size": "7"}]}, "no digest and size"),
         ({"resources": [{"digest": DIGEST, "size": 7}]}, "its uri is no text"),
+        ({"resources": [{"uri": "u", "digest": DIGEST, "size": 7}]}, "uri without scheme"),
     ],
 )
 async def test_an_entry_that_hosts_would_refuse_is_left_out_with_the_reason(
@@ -273,6 +296,30 @@ async def test_excluded_skills_are_neither_listed_nor_got_nor_read() -> None:
         for method in ("skills/get", "resources/read"):
             assert await code(mcp, method, uri="skill://up/refunds/SKILL.md") == -32602
         assert await code(mcp, "resources/directory/read", uri="skill://up/refunds") == -32602
+        for path in ("x/../refunds", "%72efunds", "x%2f..%2Frefunds"):
+            for method in ("skills/get", "resources/read"):
+                assert await code(mcp, method, uri=f"skill://up/{path}/SKILL.md") == -32602
+    assert not {"skills/get", "resources/read"} & {*server.methods()}
+
+
+async def test_a_directory_does_not_show_what_is_excluded() -> None:
+    settings = {"resources": {"exclude": ["skill://refunds/*"]}}
+    async with scripted(Server()) as server, gateway_of(entry(server, **settings)) as mcp:
+        page = await answer(mcp, "resources/directory/read", uri="skill://up/refunds")
+        assert page["resources"] == []
+
+
+async def test_dot_segments_do_not_lead_out_of_a_view() -> None:
+    views = [{"name": "some", "resources": ["skill://up/billing/*"]}]
+    listed = Server(skill("billing/x"), skill("refunds"))
+    async with scripted(listed) as server, gateway_of(entry(server), views=views) as mcp:
+        mcp.path = "/some/mcp"
+        for path in ("billing/../refunds", "billing/%2e%2E/refunds", "billing/x%2F..%2F../refunds"):
+            for method in ("skills/get", "resources/read"):
+                assert await code(mcp, method, uri=f"skill://up/{path}/SKILL.md") == -32602
+        assert await code(mcp, "resources/directory/read", uri="skill://up/billing/../refunds")
+        assert await answer(mcp, "resources/read", uri="skill://up/billing/x/SKILL.md")
+    assert server.methods().count("resources/read") == 1
 
 
 async def test_skills_need_the_scopes_of_the_resources_of_their_server() -> None:
@@ -293,6 +340,11 @@ async def test_skills_need_the_scopes_of_the_resources_of_their_server() -> None
                 directory = {"uri": "skill://up/refunds"}
                 read = await mcp.post("resources/directory/read", directory, **who)
                 assert read.status_code == status
+        snapshot = await asyncio.to_thread(loading.load, file)
+        scopes = Scopes(snapshot.catalog, are_checked=True)
+        for granted in (frozenset[str](), frozenset({"read"})):
+            caller = Principal("issuer", "subject", scopes=granted)
+            assert scopes.may_subscribe(uri, caller, "") is bool(granted)
 
 
 async def test_a_change_at_the_server_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:

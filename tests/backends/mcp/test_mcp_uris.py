@@ -83,6 +83,13 @@ def test_any_text_is_a_pattern_or_refused(template: str) -> None:
     assert all(pattern.variables)
 
 
+def test_a_template_with_too_many_variables_is_refused() -> None:
+    names = [f"a{number}" for number in range(101)]
+    assert Pattern.parse(f"t:{{{','.join(names[:100])}}}").variables == names[:100]
+    with pytest.raises(ValueError, match="more than 100 variables"):
+        Pattern.parse(f"t:{{{','.join(names)}}}")
+
+
 def test_the_longest_template_matches_the_longest_uri_in_reasonable_time() -> None:
     """Generous, because machines differ: it takes some 50 ms."""
     pattern = Pattern.parse("a" + "{+x}a{y}" * (MAX_EXPRESSIONS // 2) + "b")

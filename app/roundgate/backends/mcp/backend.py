@@ -41,7 +41,7 @@ from roundgate.backends.mcp.resources import resources_of, unlisted_resource
 from roundgate.backends.mcp.server import CARRIED, INFO, Server, pause_s
 from roundgate.backends.mcp.skills import ServerSkills, SkillList, read_skill_list
 from roundgate.backends.mcp.tasks import ServerTasks
-from roundgate.backends.mcp.tools import LeftOut, UsableTool, usable_tools
+from roundgate.backends.mcp.tools import MAX_NAME, LeftOut, UsableTool, usable_tools
 from roundgate.backends.mcp.uris import Uris
 from roundgate.backends.python.modules import Modules
 from roundgate.client import Answers, HttpxTransport, Limits, ServerInfo, Url
@@ -275,7 +275,9 @@ class McpBackend:
             **without_none(**{"skills/list": self._tools.skills.fault}),
             **{entry.name: entry.reason for entry in others},
         }
-        unaccepted = {name: reason for some in held.values() for name, reason in some.items()}
+        unaccepted = {
+            name[:MAX_NAME]: reason for some in held.values() for name, reason in some.items()
+        }
         self._other_left_out = refused | unaccepted
         groups = (
             ({f"tool {tool.name!r}": tool.reason for tool in self._tools.left_out}, _MENDED),
@@ -342,7 +344,7 @@ class McpBackend:
         if lock is not None:
             for kind, definitions in look.pinned.items():
                 differences[kind] = lock.differences(kind, definitions)
-        names = sorted({name for some in differences.values() for name in some})
+        names = sorted({name[:MAX_NAME] for some in differences.values() for name in some})
         is_held = self._config.changes == "quarantine"
         if names and names != self._differing:
             fields = {"backend": self.name, "n": len(names), "names": names[:MAX_NAMED]}

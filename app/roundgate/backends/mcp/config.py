@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, Literal, TypeAlias
+from urllib.parse import unquote
 
 from pydantic import Field, model_validator
 
 from roundgate.backends.config import JobConfig
 from roundgate.backends.http.config import BaseUrl, RemoteConfig
+from roundgate.protocol.uri_template import has_dot_segments
 from roundgate.settings import Model, Secret, TaskMode
 
 Argument: TypeAlias = Annotated[str, Field(pattern=r"^[^\x00]*$")]
@@ -71,8 +73,13 @@ class PartConfig(Model):
         return any(fnmatchcase(name, each) for each in self.include) and not self.excludes(name)
 
     def excludes(self, name: str) -> bool:
-        """Return whether a prompt, URI or template is not to be served, listed or not."""
-        return any(fnmatchcase(name, each) for each in self.exclude)
+        """Return whether a prompt, URI or template is not to be served, listed or not. A server
+        may decode a URI and remove its dot segments, so neither leads past `exclude`."""
+        if not self.exclude:
+            return False
+        forms = {name, unquote(name)}
+        is_named = any(fnmatchcase(form, each) for form in forms for each in self.exclude)
+        return is_named or has_dot_segments(name)
 
 
 class McpBackendConfig(RemoteConfig):

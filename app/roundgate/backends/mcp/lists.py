@@ -14,9 +14,9 @@ from typing import Any, Final
 from roundgate.backends.mcp.tools import MAX_NAME, MAX_REASON, LeftOut
 from roundgate.client import ServerInfo
 from roundgate.client.connection import Connection
-from roundgate.client.flows import whole_list
+from roundgate.client.flows import Listing, whole_list
 from roundgate.client.types import Json, is_object_list
-from roundgate.errors import BadAnswer, RpcError
+from roundgate.errors import BadAnswer, HttpRefused, RpcError
 
 LISTS: Final[Mapping[str, tuple[str, str]]] = {
     "prompts/list": ("prompts", "prompts"),
@@ -24,6 +24,8 @@ LISTS: Final[Mapping[str, tuple[str, str]]] = {
     "resources/templates/list": ("resources", "resourceTemplates"),
 }
 """The capability that a list needs, and the member of its pages, by its method."""
+LIST_S: Final = 20.0
+"""Seconds within which a server must return a list besides that of its tools."""
 _NOT_FOUND: Final = -32601
 _TYPES: Final[Mapping[str, tuple[type, str]]] = {
     "title": (str, "text"),
@@ -92,12 +94,26 @@ async def _read(
 ) -> tuple[Sequence[Json], str | None, int | None]:
     """Return the entries of a list, the reason if it could not be read, and its time to live."""
     try:
-        listing = await connection.drive(whole_list(method, LISTS[method][1], connection.limits))
-    except (RpcError, BadAnswer) as error:
+        listing = await read_list(connection, method, LISTS[method][1])
+    except (RpcError, BadAnswer, HttpRefused) as error:
         if isinstance(error, RpcError) and error.code == _NOT_FOUND:
             return [], None, None
         return known.of(method), str(error.args[0])[:MAX_REASON], None
     return listing.items, None, listing.ttl_ms
+
+
+async def read_list(connection: Connection, method: str, member: str) -> Listing:
+    """Return a list.
+
+    Raises:
+        RpcError, BadAnswer, HttpRefused: the list is not served, or takes more than `LIST_S`.
+        ClientError: the server cannot be asked any more.
+    """
+    try:
+        async with asyncio.timeout(LIST_S):
+            return await connection.drive(whole_list(method, member, connection.limits))
+    except TimeoutError:
+        raise BadAnswer(f"The server did not answer {method} within {LIST_S:g} s") from None
 
 
 def check_entry(raw: Json) -> None:

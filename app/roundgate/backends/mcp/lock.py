@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from roundgate.backends.mcp.tools import without_hop
 from roundgate.client.types import Json
+from roundgate.observability import escaped
 
 VERSION: Final = 1
 KINDS: Final[Mapping[str, str]] = {
@@ -83,11 +84,11 @@ class Lock:
             now = other.digests[kind]
             for name in sorted(accepted.keys() | now.keys()):
                 if name not in now:
-                    lines.append(f"  removed: {kind} {name}")
+                    lines.append(f"  removed: {kind} {escaped(name)}")
                 elif name not in accepted:
-                    lines.append(f"  added: {kind} {name}")
+                    lines.append(f"  added: {kind} {escaped(name)}")
                 elif now[name] != accepted[name]:
-                    lines.append(f"  changed: {kind} {name}")
+                    lines.append(f"  changed: {kind} {escaped(name)}")
         return lines
 
     def differences(self, kind: str, definitions: Iterable[Mapping[str, Any]]) -> dict[str, str]:

@@ -4,7 +4,7 @@ They pass as they came, but for what belongs to one hop and their URIs (`mcp.uri
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -74,8 +74,25 @@ def _resource(
         partial(_read, requests, uris),
         {},
         frozenset(config.scopes),
-        Pattern.parse(uris.ours(raw[member])) if member == "uriTemplate" else None,
+        _Selected(Pattern.parse(uris.ours(raw[member])), config, uris)
+        if member == "uriTemplate"
+        else None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Selected:
+    """The URIs of a template, without those that `exclude` names and those of other back ends."""
+
+    pattern: Pattern
+    config: PartConfig
+    uris: Uris
+
+    def match(self, uri: str) -> Mapping[str, Any] | None:
+        """See `Pattern.match`."""
+        if not self.uris.may_have(uri) or self.config.excludes(self.uris.theirs(uri)):
+            return None
+        return self.pattern.match(uri)
 
 
 def _completed(

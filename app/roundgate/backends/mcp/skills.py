@@ -11,33 +11,33 @@ so a host that found a file changed learns the new digest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
 from roundgate.backends.base import Directory
 from roundgate.backends.mcp.config import PartConfig
-from roundgate.backends.mcp.lists import checked_text, left_out
+from roundgate.backends.mcp.lists import checked_text, left_out, read_list
 from roundgate.backends.mcp.server import Server
 from roundgate.backends.mcp.tools import MAX_REASON, LeftOut, without_hop
 from roundgate.backends.mcp.uris import MAX_URI, SCHEME, Uris
 from roundgate.client import ServerInfo
 from roundgate.client.connection import Connection
-from roundgate.client.flows import whole_list
 from roundgate.client.messages import Listener
 from roundgate.client.types import Json, is_object_list
 from roundgate.clock import Clock
 from roundgate.errors import (
     BackendError,
     BadAnswer,
+    HttpRefused,
     NoAnswer,
     RpcError,
     Unavailable,
     UnexpectedAnswer,
 )
 from roundgate.protocol import skills
-from roundgate.protocol.skills import DYNAMIC, EXTENSION, SKILL_FILE, directories_of, media_type
+from roundgate.protocol.skills import DYNAMIC, EXTENSION, SKILL_FILE, children_of, media_type
 
 LIMIT_S: Final = 10.0
 """Seconds within which a server must answer about a skill or directory."""
@@ -73,8 +73,8 @@ async def read_skill_list(
     has_directories = settings.get("directoryRead") is True
     connection.cache.clear("skills/list")
     try:
-        listing = await connection.drive(whole_list("skills/list", "skills", connection.limits))
-    except (RpcError, BadAnswer) as error:
+        listing = await read_list(connection, "skills/list", "skills")
+    except (RpcError, BadAnswer, HttpRefused) as error:
         reason = str(error.args[0])[:MAX_REASON]
         return SkillList(known.entries, True, has_directories, reason)
     return SkillList(listing.items, True, has_directories)
@@ -145,7 +145,7 @@ class ServerSkills:
         """See `SkillSource`. For a server that lists no directories, the files of the listed skills
         say what a directory has."""
         if not self.has_directories:
-            children = directories_of(self._listed_files()).get(uri)
+            children = children_of(uri, self._listed_files())
             return None if children is None or cursor is not None else Directory(children)
         own = self.uris.theirs(uri)
         if self.config.excludes(own):
@@ -157,7 +157,11 @@ class ServerSkills:
         resources, next_cursor = result.get("resources"), result.get("nextCursor")
         if not is_object_list(resources) or not isinstance(next_cursor, (str, type(None))):
             raise UnexpectedAnswer(f"{self.server.name} answered without the files of a directory")
-        return Directory([self._child(child) for child in resources or ()], next_cursor)
+        children = [self._child(child) for child in resources or ()]
+        served = [
+            each for each in children if not self.config.excludes(self.uris.theirs(each["uri"]))
+        ]
+        return Directory(served, next_cursor)
 
     def _child(self, raw: Json) -> Mapping[str, Any]:
         uri = raw.get("uri")
@@ -165,16 +169,14 @@ class ServerSkills:
             raise UnexpectedAnswer(f"{self.server.name} lists a file without a URI")
         return {**without_hop(raw), "uri": self.uris.ours(uri)}
 
-    def _listed_files(self) -> list[Mapping[str, Any]]:
-        files: dict[str, Mapping[str, Any]] = {}
+    def _listed_files(self) -> Iterator[Mapping[str, Any]]:
         for entry in self.entries:
             listed = entry["resources"]
             for file in [{"uri": entry["uri"]}] if listed == DYNAMIC else listed:
                 name = unquote(file["uri"].rpartition("/")[2])
                 kind = media_type(name, is_text=False)
                 size = {"size": file["size"]} if "size" in file else {}
-                files[file["uri"]] = {"uri": file["uri"], "name": name, "mimeType": kind, **size}
-        return list(files.values())
+                yield {"uri": file["uri"], "name": name, "mimeType": kind, **size}
 
     async def _ask(self, method: str, params: Json) -> Json | None:
         """Return the result of a request; `None` if the server does not know the URI.
@@ -204,7 +206,7 @@ def entry_from_wire(raw: Any, uris: Uris) -> Mapping[str, Any]:
     if not isinstance(raw, dict):
         raise ValueError("it is no object")
     uri = checked_text(raw, "uri", MAX_URI)
-    if "://" not in uri or not uri.endswith(f"/{SKILL_FILE}"):
+    if not _has_authority(uri) or not uri.endswith(f"/{SKILL_FILE}"):
         raise ValueError(f"its uri is not that of a {SKILL_FILE}")
     described, files = raw.get("frontmatter"), raw.get("resources")
     if not isinstance(described, dict) or not all(
@@ -214,6 +216,12 @@ def entry_from_wire(raw: Any, uris: Uris) -> Mapping[str, Any]:
     if files != DYNAMIC:
         files = [_file(file, uris) for file in _objects(files)]
     return {**without_hop(raw), "uri": uris.ours(uri), "resources": files}
+
+
+def _has_authority(uri: str) -> bool:
+    """Return whether a URI has the form SCHEME://…, so that the gateway can put a name in front."""
+    scheme = SCHEME.match(uri)
+    return scheme is not None and scheme[0].endswith("://")
 
 
 def _objects(files: Any) -> Sequence[Json]:
@@ -228,4 +236,6 @@ def _file(raw: Json, uris: Uris) -> Json:
     uri, size = checked_text(raw, "uri", MAX_URI), raw.get("size")
     if not isinstance(raw.get("digest"), str) or not isinstance(size, int) or size < 0:
         raise ValueError("one of its resources has no digest and size")
+    if not _has_authority(uri):
+        raise ValueError(f"one of its resources has a uri without scheme and authority: {uri[:80]}")
     return {**raw, "uri": uris.ours(uri)}

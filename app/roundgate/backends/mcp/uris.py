@@ -31,6 +31,8 @@ MAX_URI: Final = 4_096
 MAX_EXPRESSIONS: Final = 20
 """The most expressions of a template: matching a URI takes time that grows with their number."""
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?://)?")
+MAX_VARIABLES: Final = 100
+"""The most variables of a template: each has a completion of its own."""
 ALWAYS_NAMED: Final = frozenset({apps.SCHEME, skills.SCHEME})
 """The schemes whose URIs always have the name of the back end."""
 _EXPRESSION: Final = re.compile(r"\{([^{}]*)\}")
@@ -66,6 +68,12 @@ class Uris:
         if scheme is None or not uri.startswith(self.start(scheme)):
             return uri
         return scheme + uri.removeprefix(self.start(scheme))
+
+    def may_have(self, uri: str) -> bool:
+        """Return whether the server may have one of the gateway's URIs: it has no name of a back
+        end, or that of this one."""
+        scheme = self._scheme(uri)
+        return scheme is None or uri.startswith(self.start(scheme))
 
     def _scheme(self, uri: str) -> str | None:
         """Return the scheme of a URI that has the name of the back end in the gateway."""
@@ -122,6 +130,8 @@ class Pattern:
             raise ValueError("its uriTemplate has a brace without a partner")
         if len(parts) > MAX_EXPRESSIONS + 1:
             raise ValueError(f"its uriTemplate has more than {MAX_EXPRESSIONS} expressions")
+        if sum(part.count(",") + 1 for _, part in parts if part) > MAX_VARIABLES:
+            raise ValueError(f"its uriTemplate has more than {MAX_VARIABLES} variables")
         return cls(parts)
 
     @property

@@ -31,7 +31,7 @@ class Pages:
 
     def __init__(self, backend: str) -> None:
         self._backend = backend
-        self._apps: dict[str, App] = {}
+        self._apps: dict[str, tuple[App, Path]] = {}
         self.resources: list[Resource] = []
         self.files: set[Path] = set()
 
@@ -54,8 +54,12 @@ class Pages:
         if known is None:
             self.files.add(path)
             self.resources.append(_resource(uri, app, _read(path)))
-            self._apps[uri] = app
-        elif known.page_meta() != app.page_meta():
+            self._apps[uri] = app, path
+        elif known[1] != path:
+            raise UnusablePage(
+                f"{path} has the URI of {known[1]}, {uri}", "give one of the files another name"
+            )
+        elif known[0].page_meta() != app.page_meta():
             raise UnusablePage(
                 f"{app.file} is the page of another tool, with other options",
                 "give both tools the same csp, permissions, domain and prefers_border",

@@ -3,6 +3,7 @@ subscribed to."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Final
 
@@ -11,6 +12,7 @@ from roundgate.http.exchange import Responder
 from roundgate.http.older.caller import Caller
 from roundgate.http.older.sessions import Sessions
 from roundgate.methods import Changes, Subscription
+from roundgate.methods.parts import CurrentMethods
 from roundgate.protocol import RESOURCE_UPDATED, SubscriptionFilter, jsonrpc
 
 LOOK_S: Final = 5.0
@@ -27,16 +29,25 @@ class ChangeStreams:
         changes: the changes at all replicas.
         sessions: the subscriptions of sessions.
         clock: the clock of the process.
+        methods: the methods of each revision, by version.
         keep_alive_s: seconds between comments on a quiet stream.
         view: the name of the view; empty for the endpoint of all tools.
     """
 
     def __init__(
-        self, changes: Changes, sessions: Sessions, clock: Clock, *, keep_alive_s: float, view: str
+        self,
+        changes: Changes,
+        sessions: Sessions,
+        clock: Clock,
+        methods: Mapping[str, CurrentMethods],
+        *,
+        keep_alive_s: float,
+        view: str,
     ) -> None:
         self._changes = changes
         self._sessions = sessions
         self._clock = clock
+        self._methods = methods
         self._keep_alive_s = keep_alive_s
         self._view = view
 
@@ -88,7 +99,9 @@ class ChangeStreams:
     async def _look(self, subscription: Subscription, caller: Caller) -> None:
         state = await self._sessions.state(caller.session, caller.principal)
         lists = {topic for topic in subscription.topics if topic[1] is None}
-        uris = {(RESOURCE_UPDATED, uri) for uri in state.uris}
+        methods = self._methods[caller.session.revision].now
+        may_learn = [uri for uri in state.uris if methods.may_learn(uri, caller.principal)]
+        uris = {(RESOURCE_UPDATED, uri) for uri in may_learn}
         subscription.listen_to(frozenset(lists | uris))
 
     def _is_over(self, caller: Caller) -> bool:

@@ -108,7 +108,7 @@ class OlderEndpoint:
         self._own = OwnRequests(methods, sessions)
         self._max_batch_answer_bytes = max_batch_answer_bytes
         self._changes = ChangeStreams(
-            changes, sessions, clock, keep_alive_s=keep_alive_s, view=view
+            changes, sessions, clock, methods, keep_alive_s=keep_alive_s, view=view
         )
         self._describe = describe
         self._clock = clock
