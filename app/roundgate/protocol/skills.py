@@ -33,7 +33,7 @@ NAME: Final = re.compile(r"(?!.*--)[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
 
 
 def media_type(name: str, *, is_text: bool) -> str:
-    """Return the media type of a file by the end of its name."""
+    """Return the media type of a file, by the extension of its name."""
     default = "text/plain" if is_text else "application/octet-stream"
     return _types().guess_type(name.lower())[0] or default
 
