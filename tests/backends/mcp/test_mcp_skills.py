@@ -200,17 +200,17 @@ async def test_a_scheme_of_the_server_is_kept() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"uri": 5}, "its uri is no text"),
-        ({"uri": "skill://x/README.md"}, "is not that of a SKILL.md"),
-        ({"uri": "SKILL.md"}, "is not that of a SKILL.md"),
+        ({"uri": 5}, "its uri is not text"),
+        ({"uri": "skill://x/README.md"}, "does not end with /SKILL.md"),
+        ({"uri": "SKILL.md"}, "does not end with /SKILL.md"),
         ({"frontmatter": None}, "no name and description"),
         ({"frontmatter": {"name": "x"}}, "no name and description"),
         ({"resources": "all"}, "neither a list"),
         ({"resources": None}, "neither a list"),
         ({"resources": [5]}, "neither a list"),
-        ({"resources": [{"uri": "skill://x/SKILL.md"}]}, "no digest and size"),
-        ({"resources": [{"uri": "u", "digest": DIGEST, "size": "7"}]}, "no digest and size"),
-        ({"resources": [{"digest": DIGEST, "size": 7}]}, "its uri is no text"),
+        ({"resources": [{"uri": "skill://x/SKILL.md"}]}, "lacks a digest or size"),
+        ({"resources": [{"uri": "u", "digest": DIGEST, "size": "7"}]}, "lacks a digest or size"),
+        ({"resources": [{"digest": DIGEST, "size": 7}]}, "its uri is not text"),
     ],
 )
 async def test_an_entry_that_hosts_would_refuse_is_left_out_with_the_reason(
