@@ -90,4 +90,4 @@ def test_a_configuration_with_mistakes_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["upstreams", write(tmp_path, {"kind": "mcp", "name": "x"})]) == 1
-    assert "give either url or command" in capsys.readouterr().err
+    assert "set either url or command" in capsys.readouterr().err

@@ -445,17 +445,23 @@ class McpBackend:
             ClientError, BackendError: the server is unavailable, or its list of tools is unusable.
         """
         info, listing = await server.tools()
-        known = self._snapshot
+        previous = self._snapshot
         lists = await read_lists(
-            await server.connection(), info, None if known is None else known.lists
+            await server.connection(), info, None if previous is None else previous.lists
         )
         skills = await read_skill_list(
-            await server.connection(), info, SkillList() if known is None else known.skills
+            await server.connection(), info, SkillList() if previous is None else previous.skills
         )
         ttl_ms = min((ms for ms in (listing.ttl_ms, lists.ttl_ms) if ms is not None), default=None)
-        if known is not None and known.definitions == listing.items:
+        if previous is not None and previous.definitions == listing.items:
             return _Snapshot(
-                known.definitions, info, known.usable, known.left_out, ttl_ms, lists, skills
+                previous.definitions,
+                info,
+                previous.usable,
+                previous.left_out,
+                ttl_ms,
+                lists,
+                skills,
             )
         usable, left_out = await asyncio.to_thread(
             usable_tools, listing.items, check_arguments=self._config.check_arguments

@@ -63,7 +63,7 @@ class ToolCalls:
     """The gateway's URIs for the server's resources."""
     require_accepted: Callable[[str], Awaitable[None]]
     """Raises `BackendError` if the server's definition of the tool is quarantined."""
-    held: HeldCalls | None = None
+    held_calls: HeldCalls | None = None
     """Makes the calls of an older server that may ask questions; otherwise `None`."""
 
     async def __call__(self, context: Context, arguments: dict[str, Any]) -> Returned:
@@ -99,7 +99,7 @@ class ToolCalls:
                 REQUIRED if self._may_be_task(context) else {},
             )
             full_params = with_meta(params, context)
-            if (held_calls := self._held_calls(context, listener)) is not None:
+            if (held_calls := self._calls_with_questions(context, listener)) is not None:
                 outcome = await self.server.limited(
                     lambda: held_calls.begin(context, full_params, listener),
                     context.deadline,
@@ -127,20 +127,20 @@ class ToolCalls:
 
         return reporting_unknown
 
-    def _held_calls(self, context: Context, listener: Listener) -> HeldCalls | None:
+    def _calls_with_questions(self, context: Context, listener: Listener) -> HeldCalls | None:
         """Return the object that makes a call during which an older server may ask. Return `None`
         if the client cannot answer questions, or answers cannot reach this process."""
         may_be_asked = not CARRIED.keys().isdisjoint(listener.capabilities or {})
-        return self.held if may_be_asked and can_hold(context) else None
+        return self.held_calls if may_be_asked and can_hold(context) else None
 
     def _answer(
         self, context: Context, questions: Json, answering: Json
     ) -> Callable[[], Awaitable[Json]]:
         async def answer() -> Json:
-            assert self.held is not None
+            assert self.held_calls is not None
             notify = Relay(context, self.config.name).notify
             answers = answering["inputResponses"]
-            outcome = await self.held.answer(context, questions, answers, notify)
+            outcome = await self.held_calls.answer(context, questions, answers, notify)
             return self._outcome(outcome["result"], context) if "result" in outcome else outcome
 
         return answer

@@ -397,7 +397,7 @@ class _HeldCall:
     """The open questions and their answers, by key."""
     _unasked: list[str] = field(default_factory=list)
     """The keys of questions that are not yet in an outcome."""
-    _asked: asyncio.Event = field(default_factory=asyncio.Event)
+    _has_asked: asyncio.Event = field(default_factory=asyncio.Event)
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a round in this process has stored answers."""
     _outcomes: dict[int, asyncio.Future[Json]] = field(default_factory=dict)
@@ -482,7 +482,7 @@ class _HeldCall:
 
     async def _next_outcome(self, exchange: asyncio.Future[Json], number: int) -> Json:
         """Return the next outcome: the result, an error, or questions."""
-        question = asyncio.ensure_future(self._asked.wait())
+        question = asyncio.ensure_future(self._has_asked.wait())
         heartbeats = asyncio.ensure_future(self._send_heartbeats()) if number else None
         limit_s = LONGEST_WORK_S if number else None
         try:
@@ -494,7 +494,7 @@ class _HeldCall:
             question.cancel()
             if heartbeats is not None:
                 heartbeats.cancel()
-        self._asked.clear()
+        self._has_asked.clear()
         if exchange.done():
             return self._final_outcome(exchange)
         if not self._unasked:
@@ -608,7 +608,7 @@ class _HeldCall:
         future: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         self._open[key] = request, future
         self._unasked.append(key)
-        self._asked.set()
+        self._has_asked.set()
         try:
             return await future
         finally:

@@ -44,11 +44,11 @@ def job_problems(
 def _problem(name: str, job: McpJobConfig, tools: Mapping[str, UsableTool]) -> str | None:
     if name not in tools:
         return "the server does not list this tool"
-    known = job.variables.keys() | _properties(tools[name]).keys()
+    available = job.variables.keys() | _properties(tools[name]).keys()
     for part, request in job.requests.items():
         if (tool := tools.get(request.tool)) is None:
             return f"{part} names the tool {request.tool!r}, which the server does not list"
-        if unknown := sorted(Template(request.arguments).names - known):
+        if unknown := sorted(Template(request.arguments).names - available):
             return (
                 f"{part} needs {', '.join(unknown)}, which neither job.variables nor the tool's "
                 "arguments have"

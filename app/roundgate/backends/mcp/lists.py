@@ -62,22 +62,22 @@ class Lists:
         return any(self.get(method) == [] for method, entries in other.entries.items() if entries)
 
 
-async def read_lists(connection: Connection, server: ServerInfo, known: Lists | None) -> Lists:
+async def read_lists(connection: Connection, server: ServerInfo, previous: Lists | None) -> Lists:
     """Return the lists that a server declares.
 
     Args:
         connection: the connection to the server.
         server: the server's description of itself.
-        known: the lists of the previous poll.
+        previous: the lists of the previous poll.
 
     Raises:
         ClientError: the connection failed.
     """
-    known = known or Lists()
+    previous = previous or Lists()
     declared = frozenset({"prompts", "resources", "completions"} & server.capabilities.keys())
     methods = [method for method, (capability, _) in LISTS.items() if capability in declared]
     connection.cache.clear(*methods)
-    results = await asyncio.gather(*(_read(connection, method, known) for method in methods))
+    results = await asyncio.gather(*(_read(connection, method, previous) for method in methods))
     ttls = [ttl_ms for _, _, ttl_ms in results if ttl_ms is not None]
     return Lists(
         {method: items for method, (items, _, _) in zip(methods, results, strict=True)},
@@ -88,7 +88,7 @@ async def read_lists(connection: Connection, server: ServerInfo, known: Lists | 
 
 
 async def _read(
-    connection: Connection, method: str, known: Lists
+    connection: Connection, method: str, previous: Lists
 ) -> tuple[Sequence[Json], str | None, int | None]:
     """Return the entries of a list, the reason for a failure to read it, and its time to live."""
     try:
@@ -96,7 +96,7 @@ async def _read(
     except (RpcError, BadAnswer) as error:
         if isinstance(error, RpcError) and error.code == _NOT_FOUND:
             return [], None, None
-        return known.get(method), str(error.args[0])[:MAX_REASON], None
+        return previous.get(method), str(error.args[0])[:MAX_REASON], None
     return listing.items, None, listing.ttl_ms
 
 

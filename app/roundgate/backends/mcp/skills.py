@@ -59,7 +59,7 @@ class SkillList:
 
 
 async def read_skill_list(
-    connection: Connection, server: ServerInfo, known: SkillList
+    connection: Connection, server: ServerInfo, previous: SkillList
 ) -> SkillList:
     """Return the skills that a server lists. If the list is unusable, return the previous entries.
 
@@ -76,7 +76,7 @@ async def read_skill_list(
         listing = await connection.drive(whole_list("skills/list", "skills", connection.limits))
     except (RpcError, BadAnswer) as error:
         reason = str(error.args[0])[:MAX_REASON]
-        return SkillList(known.entries, True, has_directories, reason)
+        return SkillList(previous.entries, True, has_directories, reason)
     return SkillList(listing.items, True, has_directories)
 
 
