@@ -1,4 +1,4 @@
-"""The `mcp` back end: a server's tools, kept up to date while the gateway runs.
+"""The `mcp` back end: a server's lists, which the gateway keeps up to date while it runs.
 
     offer ──▶ a separate connection, within START_S ──▶ the list, or "missing now"
     follow ─▶ the shared connection ──▶ poll ──▶ wait for: the list's expiry, a change, the end of the process
@@ -439,7 +439,7 @@ class McpBackend:
             await server.aclose()
 
     async def _poll(self, server: Server) -> _Snapshot:
-        """Read a server's lists.
+        """Return a snapshot of a server's lists.
 
         Raises:
             ClientError, BackendError: the server is unavailable, or its list of tools is unusable.

@@ -107,9 +107,8 @@ class _CallRows:
         if len(chunks) > MAX_CHUNKS:
             outcome = {"error": "The result is too large to pass it to another process"}
             return await self.put_outcome(number, outcome)
-        for place, chunk in reversed(
-            list(enumerate(chunks))
-        ):  # the first row marks the outcome as complete
+        # the first row marks the outcome as complete, so write it last
+        for place, chunk in reversed(list(enumerate(chunks))):
             head = b"%d\n" % len(chunks) if place == 0 else b""
             await self.rows.put(self.key(f"{number}.{place}"), head + chunk, self.forget_ms)
         return None
@@ -137,12 +136,12 @@ class _CallRows:
 
 
 def can_hold(context: Context) -> bool:
-    """Return whether any process could answer the questions of a call, because it has rows."""
+    """Return whether a call has rows, through which any process can answer its questions."""
     return run_of(context).call.rows_of is not None
 
 
 class HeldCalls:
-    """The calls of one older server that may ask, held by this process.
+    """The calls of one older server that may ask questions, with this process as their holder.
 
     Args:
         server: the server's name for error texts.

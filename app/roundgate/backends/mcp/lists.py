@@ -67,7 +67,7 @@ async def read_lists(connection: Connection, server: ServerInfo, previous: Lists
 
     Args:
         connection: the connection to the server.
-        server: the server's description of itself.
+        server: the server's information.
         previous: the lists of the previous poll.
 
     Raises:

@@ -288,7 +288,7 @@ class Server:
     # -- lists -------------------------------------------------------------------------------------
 
     async def tools(self) -> tuple[ServerInfo, Listing]:
-        """Return the server's description of itself, and its tools.
+        """Return the server's information and its list of tools.
 
         Raises:
             ClientError, BackendError: the server is unavailable, or its list is unusable.
@@ -328,7 +328,7 @@ def _reports_changes(server: ServerInfo, name: str) -> bool:
 
 
 async def _listen(connection: Connection, wanted: Json, changed: Callable[[], None]) -> None:
-    """Report changes until the stream ends, or immediately return if the server has no stream."""
+    """Report changes until the stream ends. Return immediately if the server has no stream."""
     try:
         async with Subscription(connection, wanted, on_reopened=changed) as changes:
             async for change in changes:
