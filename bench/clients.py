@@ -1,9 +1,9 @@
 """`scripts/tools bench-clients`: `roundgate.client` compared with the official Python client,
 against the same server.
 
-    scripts/tools bench-clients                 10,000 sequential calls of each, three rounds in
-    turn scripts/tools bench-clients 2000            another number of calls scripts/tools
-    bench-clients --commands      see `bench.commands`
+    scripts/tools bench-clients                 10,000 sequential calls each, three rounds in turn
+    scripts/tools bench-clients 2000            another number of calls
+    scripts/tools bench-clients --commands      see `bench.commands`
 
 The server is the gateway of `bench/gateway.yaml` on its own core; each client is a new process on
 the other core. A call is a `tools/call` of `add`, each with different numbers; every answer is

@@ -1,4 +1,5 @@
-"""FastMCP's tools of documents. Runs in an environment that `bench/openapi.py` makes.
+"""The cost of FastMCP's import of OpenAPI documents. Runs in an environment that
+`bench/openapi.py` makes.
 
     .cache/openapi/fastmcp/bin/python bench/openapi_fastmcp.py SECONDS GIGABYTES DOCUMENT.json …
 

@@ -161,7 +161,7 @@ def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
             time.sleep(0.01)
         else:
             return
-    raise ServerFailedError("the service that is called did not come up")
+    raise ServerFailedError("the service behind the gateway did not start")
 
 
 def spawn(

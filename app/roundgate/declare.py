@@ -191,7 +191,7 @@ def tool(function: F | None = None, /, **options: Unpack[ToolOptions]) -> F | Ca
     """
     if options.get("unasked_answers") and options.get("once"):
         raise ValueError(
-            "unasked_answers and once exclude each other: a tool that runs once must ask its questions first"
+            "unasked_answers and once cannot be combined: a tool that runs once must ask its questions first"
         )
     attach: Callable[[F], F] = _attaching("tool", options)
     return attach if function is None else attach(function)

@@ -75,13 +75,13 @@ class Shop:
         """Return the entries of the ledger, which has one for each action, in order."""
         return (self.folder / "ledger").read_text().splitlines()
 
-    def close(self, what: str) -> None:
-        """Start the fault that a file in the shop's folder stands for."""
-        (self.folder / what).touch()
+    def start_fault(self, name: str) -> None:
+        """Start a fault, such as "carrier-closed", by creating its file in the shop's folder."""
+        (self.folder / name).touch()
 
-    def open(self, what: str) -> None:
-        """End a fault."""
-        (self.folder / what).unlink()
+    def end_fault(self, name: str) -> None:
+        """End a fault by deleting its file."""
+        (self.folder / name).unlink()
 
 
 class Replica:
@@ -174,8 +174,8 @@ def say(who: str, what: str) -> None:
 
 async def play(shop: Shop, both: Sequence[Replica]) -> None:
     """Play the story. Raise an error if it does not go as expected."""
-    shop.close("packer-at-lunch")
-    shop.close("carrier-closed")
+    shop.start_fault("packer-at-lunch")
+    shop.start_fault("carrier-closed")
     async with Client(both[0].url) as client:
         task = await client.start("order", item="teapot", answers=ANSWERS)
         say("customer", "orders two teapots to Lisbon: two questions, then a task")
@@ -191,7 +191,7 @@ async def play(shop: Shop, both: Sequence[Replica]) -> None:
     assert packer == victim.process.pid, "neither replica packs"
     victim.kill()
     say("kill -9", f"replica {victim.name}, while it packs")
-    shop.open("packer-at-lunch")
+    shop.end_fault("packer-at-lunch")
 
     async with Client(survivor.url) as client:
         task = client.resume(f"{survivor.url}#task={task.id}")
@@ -207,7 +207,7 @@ async def play(shop: Shop, both: Sequence[Replica]) -> None:
         )
         check_log(survivor, failed_task["task"])
 
-        shop.open("carrier-closed")
+        shop.end_fault("carrier-closed")
         goes_on = shop.tasks("retry", failed_task["task"], "--json")
         going_on = json.loads(goes_on)["text"].partition("continues as ")[2].partition(":")[0]
         say("operator", "has the carrier open again, and retries")

@@ -24,7 +24,8 @@ MANAGED: Final = {
     name: f"arn:aws:iam::aws:policy/service-role/{name}"
     for name in ("AWSLambdaBasicExecutionRole", "AWSLambdaSQSQueueExecutionRole")
 }
-"""The policies that the translator may attach to a role. At AWS, it requests them from IAM."""
+"""The managed policies that the translator may attach to a role, by name. On AWS, the translator
+looks them up in IAM."""
 
 
 def expand(path: Path, parameters: Mapping[str, str]) -> dict[str, Any]:

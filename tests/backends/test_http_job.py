@@ -764,7 +764,7 @@ backends:
         ),
         (
             "job: {poll: '/jobs/{id}', succeeded: [ok]}, interactive: true",
-            "interactive and job exclude each other",
+            "interactive and job cannot be combined",
         ),
         (
             "job: {poll: '/jobs/{id}', succeeded: [ok], cancel: {path: '/x/{y}'}}",
@@ -780,7 +780,7 @@ backends:
         ),
         (
             "job: {poll: '/{id}', succeeded: [ok], cancel: {path: '/x', body: {}, form: {}}}",
-            "body and form exclude each other; choose one",
+            "body and form cannot be combined; choose one",
         ),
         (
             "job: {poll: '/{id}', succeeded: [ok], cancel: {path: x}}",

@@ -612,7 +612,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
 OF_TOOLS: dict[str, tuple[dict[str, Any], str]] = {
     "two ways": (
         {"interactive": True, "durable": {}},
-        "interactive and durable exclude each other",
+        "interactive and durable cannot be combined",
     ),
     "a result of nothing": ({"asynchronous": True, "result": "/a"}, "asynchronous has no result"),
     "http with a payload": (

@@ -90,7 +90,7 @@ def test_a_configuration_with_mistakes_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["upstreams", write(tmp_path, {"kind": "mcp", "name": "x"})]) == 1
-    assert "give either url or command" in capsys.readouterr().err
+    assert "set either url or command" in capsys.readouterr().err
 
 
 async def test_the_text_of_a_server_does_not_act_on_the_terminal(

@@ -322,7 +322,7 @@ class SkillSource(Protocol):
     """The skills of one back end (SEP-2640). The authority of each URI is the name of the back end:
     `skill://NAME/refunds/SKILL.md`.
 
-    The methods may raise `BackendError` if a server cannot be asked.
+    The methods may raise `BackendError` if a server is unavailable.
     """
 
     @property
@@ -364,7 +364,7 @@ class TaskSource(Protocol):
         tools/call ──▶ tool ──▶ service: "task 17"     the client gets an id that is 17, sealed
         tasks/get {our id} ──▶ source.get("17")        on any replica
 
-    Each method may raise `TaskNotFound`, `Unavailable` (the service cannot be asked now) and
+    Each method may raise `TaskNotFound`, `Unavailable` (the service does not answer) and
     `BackendError` (the service's answer is invalid). The gateway cancels a method that takes more
     than some seconds.
     """

@@ -116,7 +116,7 @@ class ToolOverride(Model):
     @model_validator(mode="after")
     def _one_projection(self) -> ToolOverride:
         if self.result is not None and self.fields:
-            raise ValueError("result and fields exclude each other; choose one")
+            raise ValueError("result and fields cannot be combined; choose one")
         return self
 
 

@@ -97,7 +97,7 @@ async def serving(answer: Answerer, host: str, port: int) -> AsyncGenerator[int,
 
 
 class _Server:
-    """The open connections, and the answers to their requests."""
+    """An HTTP server that answers requests with `answer`, and tracks its open connections."""
 
     def __init__(self, answer: Answerer, *, is_local: bool) -> None:
         self._answer = answer

@@ -44,7 +44,7 @@ T = TypeVar("T")
 PROBE_S: Final = 10.0
 """The seconds within which a server must answer `server/discover`; otherwise it counts as older."""
 STOP_S: Final = 2.0
-"""The seconds that a process gets to end after its input was closed, and again after SIGTERM."""
+"""The seconds that a process has to exit after its input is closed, and again after SIGTERM."""
 EXIT_POLL_S: Final = 0.2
 """The seconds between two checks whether a process has ended."""
 MAX_NOISE: Final = 1_000
@@ -54,9 +54,9 @@ MAX_LINE_OF_STDERR: Final = 16_000
 """The limit on the bytes of a line that `on_line` receives. It exceeds the limit of the log, so
 secrets in the line are complete and can be redacted."""
 MAX_ANSWERING: Final = 32
-"""The limit on the requests of an older server that are answered at once."""
+"""The limit on the concurrent requests of an older server."""
 MAX_WAITING: Final = 1_000
-"""The limit on the notifications that wait for the reader of a stream; further ones are dropped."""
+"""The limit on the queued notifications of a stream; further notifications are dropped."""
 MAX_UNWRITTEN: Final = 16 * 1024 * 1024
 """The limit on the bytes that wait for a process to read its input."""
 INHERITED: Final = (
@@ -176,8 +176,8 @@ class StdioLink:
             BadAnswer: the server violated the protocol.
             ConnectionLost, TimedOut: no answer arrived.
         """
-        spoken = self._version() if version is None else version
-        message = self._speaker.message(method, params, next(self._ids), spoken, listener)
+        revision = self._version() if version is None else version
+        message = self._speaker.message(method, params, next(self._ids), revision, listener)
         limit_s = PROBE_S if method == "server/discover" and version else self.limits.idle_s
         pending = _Pending(listener, limit_s)
         try:
@@ -312,7 +312,7 @@ class StdioLink:
             while line := await process.stdout.readline():
                 await self._take(line)
             self._fail(_ended(await process.wait()))
-        except ValueError:  # raised by `readline`
+        except ValueError:  # `readline`: the line exceeds the limit
             limit = self.limits.max_message
             self._fail(
                 BadAnswer(f"The server sent a line of more than {limit} bytes (limit max_message)")
@@ -396,8 +396,8 @@ class StdioLink:
                     tap.put_nowait(message)
 
     def _take_request(self, message: Json) -> None:
-        """Answer a request of an older server in the background, because a person may have to
-        think. Newer revisions forbid such requests, so ignore them.
+        """Answer a request of an older server in the background, because the answer may need a
+        person. Newer revisions forbid such requests, so ignore them.
 
         Raises:
             BadAnswer: the server has too many open requests.
@@ -408,7 +408,7 @@ class StdioLink:
             raise BadAnswer(f"The server asks more than {MAX_ANSWERING} questions at once")
         task = asyncio.create_task(self._answer(message))
         self._answering.add(task)
-        task.add_done_callback(self._answered)
+        task.add_done_callback(self._finish_answer)
 
     async def _answer(self, message: Json) -> None:
         params, request_id = message.get("params", {}), message["id"]
@@ -416,13 +416,14 @@ class StdioLink:
         if message["method"] == "ping":
             answer = {"result": {}}
         elif isinstance(params, dict):
-            asked = [each for each in self._waiting.values() if each.listener.on_request]
-            if asked:
-                with asked[-1].suspended():
-                    answer = await asked[-1].ask(request_id, str(message["method"]), params)
+            askable = [pending for pending in self._waiting.values() if pending.listener.on_request]
+            if askable:
+                newest = askable[-1]
+                with newest.suspended():
+                    answer = await newest.ask(request_id, str(message["method"]), params)
         await self._write({"jsonrpc": "2.0", "id": request_id, **answer})
 
-    def _answered(self, task: asyncio.Task[None]) -> None:
+    def _finish_answer(self, task: asyncio.Task[None]) -> None:
         self._answering.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return
@@ -487,7 +488,7 @@ class _Pending:
 
     def _reschedule(self, when: float | None) -> None:
         if self._timeout is not None:
-            with suppress(RuntimeError):  # it has ended
+            with suppress(RuntimeError):  # the timeout has ended
                 self._timeout.reschedule(when)
 
     async def answer(self) -> Json:

@@ -335,7 +335,7 @@ class HttpxTransport:
 
 @lru_cache(maxsize=64)
 def _httpx_url(url: str) -> httpx.URL:
-    """Return a parsed URL: a client sends nearly all requests to one."""
+    """Parse a URL. The result is cached, because a client sends nearly all requests to one URL."""
     import httpx
 
     return httpx.URL(url)

@@ -14,7 +14,7 @@ roundgate itself is left out: the functions get the roundgate that packs them. A
 requirements of its own gets roundgate's lock. Otherwise lambda.lock, which belongs in the
 repository, is written, and written again when the requirements change.
 
-    python -m roundgate.deployment.locking     writes infra/lambda.lock anew, in a checkout
+    python -m roundgate.deployment.locking     rewrites infra/lambda.lock, in a checkout
 """
 
 from __future__ import annotations
@@ -480,7 +480,7 @@ def _problem(file: Path, message: str, remedy: str) -> Problem:
 
 
 def main() -> int:
-    """Write roundgate's own lock anew; return the exit status."""
+    """Rewrite Roundgate's own lock file; return the exit status."""
     try:
         lock = of_roundgate(machine.PACKAGE.parents[1])
     except ConfigError as error:

@@ -259,7 +259,7 @@ def _install_sam(directory: Path) -> None:
 
 
 def _installed(name: str, want: str, install: Callable[[Path], None]) -> Path:
-    """Return a folder of the cache; install it anew unless its stamp equals `want`. Only one of
+    """Return a folder of the cache; reinstall it unless its stamp equals `want`. Only one of
     several concurrent processes installs it."""
     directory = cache() / name
     stamp = directory / ".stamp"

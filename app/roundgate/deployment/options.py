@@ -229,7 +229,7 @@ def _text(value: Any) -> str:
 _FOUND_BY_DEPLOY: Final = frozenset(
     {"FunctionArns", "DurableFunctionArns", "SecretArns", "ParameterArns", "Release"}
 )
-"""The parameters that `roundgate deploy` sets by itself."""
+"""The parameters that `roundgate deploy` sets automatically."""
 
 
 def commented() -> str:

@@ -117,7 +117,7 @@ def pin_definitions(file: ConfigFile, say: Say = print) -> None:
     """Write the lock files of back ends: what their servers offer now is accepted.
 
     Raises:
-        ConfigError: a server cannot be asked, or a file cannot be written.
+        ConfigError: a server is unavailable, or a file cannot be written.
     """
     for index, backend in enumerate(file.backends):
         pin_with = kind_of(backend).pin_with()

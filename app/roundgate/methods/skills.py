@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 _ROUTE: Final = Route("skills")
 _SHOWN: Final = 200
-"""The most characters of a URI in an error."""
+"""The maximum length of a URI in an error message, in characters."""
 
 
 class GetSkillParams(Params):
@@ -133,7 +133,7 @@ class SkillMethods:
 
         Raises:
             InsufficientScope: the skills need scopes that the token lacks.
-            Unavailable: a server cannot be asked now.
+            Unavailable: a server does not answer.
         """
         source = self._catalog.skill_source(uri)
         if source is None:

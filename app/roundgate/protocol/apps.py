@@ -1,4 +1,4 @@
-"""MCP Apps (SEP-1865): HTML pages that a host shows for the results of tools. Pure functions.
+"""MCP Apps (SEP-1865): HTML pages with which a host shows the results of tools. Pure functions.
 
 A tool names its page by a `ui://` URI in `_meta.ui.resourceUri`; hosts read the page with
 resources/read. `visibility` without "model" means a tool that only pages call.
@@ -24,7 +24,7 @@ DECLARED: Final[Mapping[str, Any]] = {"extensions": {EXTENSION: SETTINGS}}
 """The capability of a client that shows pages. Without it, servers leave pages out of their
 lists."""
 FLAT_KEYS: Final = ("ui/resourceUri", "openai/outputTemplate")
-"""Members of `_meta` that name a page, too: the deprecated form, and that of OpenAI's Apps SDK."""
+"""Other members of `_meta` that name a page: the deprecated form, and the form of OpenAI's Apps SDK."""
 
 
 class Csp(TypedDict, total=False):
@@ -44,7 +44,7 @@ class Csp(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """The page of a tool: an HTML file, and the options by which a host shows the page."""
+    """The page of a tool: an HTML file, and options for the host that shows the page."""
 
     file: str | None = None
     """Path of the HTML file, relative to the folder of the function's module. Without a file, the
@@ -52,9 +52,9 @@ class App:
     csp: Csp | None = None
     """The origins that the page needs; by default none."""
     permissions: Sequence[Literal["camera", "microphone", "geolocation", "clipboardWrite"]] = ()
-    """The browser's permissions that the page asks for."""
+    """The browser permissions that the page requests."""
     domain: str | None = None
-    """The page's own origin, in the form that the host wants."""
+    """The page's own origin, in the format of the host."""
     prefers_border: bool | None = None
     """Whether the host draws a border; by default the host decides."""
     visibility: Sequence[Literal["model", "app"]] | None = None
@@ -71,16 +71,16 @@ class App:
         )
 
     def tool_meta(self, uri: str | None) -> dict[str, Any]:
-        """Return the `_meta.ui` of the tool; `uri` is that of its page."""
+        """Return the `_meta.ui` of the tool; `uri` is the URI of its page, if any."""
         visibility = None if self.visibility is None else list(self.visibility)
         return without_none(resourceUri=uri, visibility=visibility)
 
 
 def page_uris(meta: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the URIs of pages in a `_meta`, in each form."""
+    """Yield the URIs of pages that a `_meta` names, in all forms."""
     ui = meta.get("ui")
-    named = ui.get("resourceUri") if isinstance(ui, Mapping) else None
-    for uri in (named, *(meta.get(key) for key in FLAT_KEYS)):
+    page = ui.get("resourceUri") if isinstance(ui, Mapping) else None
+    for uri in (page, *(meta.get(key) for key in FLAT_KEYS)):
         if isinstance(uri, str) and uri.startswith(SCHEME):
             yield uri
 

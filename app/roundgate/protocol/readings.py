@@ -365,7 +365,7 @@ class Readings:
             yield from schema.get(word, {}).values()
 
     def _referred(self, reference: str) -> Any:
-        """Return the subschema that a reference names, or the whole schema if there is none."""
+        """Return the subschema that a reference names, or the whole schema if it names none."""
         name = reference.partition("#")[2]
         if name.startswith("/"):
             try:

@@ -25,33 +25,33 @@ DYNAMIC: Final = "dynamic"
 DIRECTORY: Final = "inode/directory"
 MARKDOWN: Final = "text/markdown"
 MAX_FILES: Final = 512
-"""The most files of one skill (Limits)."""
+"""The maximum number of files of a skill (SEP-2640, "Limits")."""
 MAX_BYTES: Final = 16 * 1024 * 1024
-"""The most bytes of all files of one skill (Limits)."""
+"""The maximum total size of the files of a skill, in bytes (SEP-2640, "Limits")."""
 NAME: Final = re.compile(r"(?!.*--)[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
-"""The names of skills (Agent Skills, "name field")."""
+"""The valid names of skills (Agent Skills specification, "name field")."""
 
 
 def media_type(name: str, *, is_text: bool) -> str:
-    """Return the media type of a file by the end of its name."""
+    """Return the media type of a file, by the extension of its name."""
     default = "text/plain" if is_text else "application/octet-stream"
     return _types().guess_type(name.lower())[0] or default
 
 
 @cache
 def _types() -> mimetypes.MimeTypes:
-    """Return Python's own table: that of the machine differs between replicas."""
+    """Return Python's built-in table, because the system's table may differ between replicas."""
     types = mimetypes.MimeTypes()
     types.add_type(MARKDOWN, ".md")
     return types
 
 
-def directories_of(resources: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the children of each directory above some resources, by the directory's URI, as the
-    schema's `Resource`."""
+def list_directories(resources: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the children of each directory that contains resources, by the directory's URI. A child
+    has the form of the schema's `Resource`."""
     directories: dict[str, dict[str, Mapping[str, Any]]] = {}
     for child in resources:
-        while (parent := child["uri"].rpartition("/")[0]).count("/") >= _SLASHES_OF_AUTHORITY:
+        while (parent := child["uri"].rpartition("/")[0]).count("/") >= _ROOT_SLASHES:
             siblings = directories.setdefault(parent, {})
             is_known = child["uri"] in siblings
             siblings.setdefault(child["uri"], child)
@@ -65,9 +65,9 @@ def directories_of(resources: Iterable[Mapping[str, Any]]) -> dict[str, list[Map
 def children_of(
     directory: str, resources: Iterable[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]] | None:
-    """Return the children of one directory, as `directories_of` does; `None` if it has none."""
+    """Return the children of one directory, as `list_directories` does; `None` if it has none."""
     start, children = f"{directory}/", dict[str, Mapping[str, Any]]()
-    if directory.count("/") < _SLASHES_OF_AUTHORITY:
+    if directory.count("/") < _ROOT_SLASHES:
         return None
     for resource in resources:
         if resource["uri"].startswith(start):
@@ -77,5 +77,5 @@ def children_of(
     return list(children.values()) or None
 
 
-_SLASHES_OF_AUTHORITY: Final = SCHEME.count("/")
-"""The slashes of the topmost directory, `skill://NAME`."""
+_ROOT_SLASHES: Final = SCHEME.count("/")
+"""The number of slashes in the URI of a topmost directory, `skill://NAME`."""

@@ -272,7 +272,7 @@ class Journal:
     arguments: dict[str, Any] | None = None
     """The arguments of the last restart."""
     generation: int = 1
-    """The number of restarts plus one; the questions of each generation have other keys."""
+    """The number of restarts plus one; each generation uses different keys for its questions."""
     unasked: Mapping[str, Any] = field(default_factory=dict)
     """Responses that came without a state. Not stored."""
     received: set[str] = field(default_factory=set)

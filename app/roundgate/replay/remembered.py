@@ -62,7 +62,7 @@ def now(run: Run, name: str) -> datetime:
 
 
 def random(run: Run, name: str) -> Random:
-    """Return a generator for a place, in the same state in every run."""
+    """Return a random number generator for a place, seeded identically in every run."""
     return Random(_bytes(run, "random", name))  # noqa: S311  # `Context.random` warns of this
 
 

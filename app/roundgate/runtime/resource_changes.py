@@ -1,9 +1,9 @@
-"""Changes of resources that servers behind the gateway have, for the streams of this process.
+"""Changes of the resources of servers behind the gateway, for the streams of this process.
 
-    streams ──▶ Hub: the URIs that they listen to ──▶ the server of each ──▶ its changes ──▶ streams
+    streams ──▶ Hub: the subscribed URIs ──▶ the server of each URI ──▶ its changes ──▶ streams
 
-Each process asks for the URIs of its own streams, so a change is published here alone. URIs are
-grouped once for all streams that begin or end within `SETTLE_S`.
+Each process subscribes to the URIs of its own streams, so it publishes a change only locally. URIs
+are grouped once for all streams that begin or end within `SETTLE_S`.
 """
 
 from __future__ import annotations
@@ -19,65 +19,65 @@ from roundgate.methods.changes import Hub
 from roundgate.protocol import notifications
 
 MAX_URIS: Final = 5_000
-"""The most URIs of one process for which servers are asked."""
+"""The maximum number of URIs for which a process asks servers to report changes."""
 SETTLE_S: Final = 0.05
-"""Seconds for which streams may begin and end before servers are told."""
+"""Seconds for which changed subscriptions are collected before servers are notified."""
 
 
 class ResourceChanges:
-    """Tells the servers behind the gateway which of their resources streams listen to."""
+    """Subscribes to resources of the servers behind the gateway, for the streams of this process."""
 
     def __init__(self, hub: Hub, serving: Serving) -> None:
         self._hub = hub
         self._serving = serving
         self._timer: asyncio.TimerHandle | None = None
-        self._known: dict[str, ChangeReporter | None] = {}
-        """The server of each URI, as the current catalog has it."""
-        self._asked: dict[int, ChangeReporter] = {}
-        """The servers that report changes, by identity."""
-        hub.on_uris = self._soon
+        self._reporters: dict[str, ChangeReporter | None] = {}
+        """The reporter of each URI in the current catalog; `None` if its server reports no changes."""
+        self._active: dict[int, ChangeReporter] = {}
+        """The reporters with subscribed URIs, by identity."""
+        hub.on_uris = self._schedule
 
     def renew(self) -> None:
-        """Find the server of each URI anew: the catalog has changed."""
-        self._known.clear()
-        self._soon()
+        """Find the server of each URI again, because the catalog has changed."""
+        self._reporters.clear()
+        self._schedule()
 
-    def _soon(self) -> None:
+    def _schedule(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SETTLE_S, self._tell)
+            self._timer = asyncio.get_running_loop().call_later(SETTLE_S, self._report_uris)
 
     def close(self) -> None:
-        """Tell the servers nothing more."""
+        """Stop updating the subscriptions."""
         if self._timer is not None:
             self._timer.cancel()
-        self._hub.on_uris = _nothing
+        self._hub.on_uris = _ignore
 
-    def _tell(self) -> None:
+    def _report_uris(self) -> None:
         self._timer = None
-        wanted: dict[int, set[str]] = {key: set() for key in self._asked}
-        reporters = dict(self._asked)
+        wanted: dict[int, set[str]] = {key: set() for key in self._active}
+        reporters = dict(self._active)
         uris = list(islice(self._hub.uris, MAX_URIS))
-        self._known = {uri: self._reporter_of(uri) for uri in uris}
-        for uri, reporter in self._known.items():
+        self._reporters = {uri: self._find_reporter(uri) for uri in uris}
+        for uri, reporter in self._reporters.items():
             if reporter is not None:
                 reporters[id(reporter)] = reporter
                 wanted.setdefault(id(reporter), set()).add(uri)
         for key, wanted_uris in wanted.items():
-            reporters[key].report(frozenset(wanted_uris), self._changed)
-        self._asked = {key: reporters[key] for key, some in wanted.items() if some}
+            reporters[key].report(frozenset(wanted_uris), self._publish)
+        self._active = {key: reporters[key] for key, wanted_uris in wanted.items() if wanted_uris}
 
-    def _changed(self, uri: str) -> None:
+    def _publish(self, uri: str) -> None:
         self._hub.publish(notifications.RESOURCE_UPDATED, uri)
 
-    def _reporter_of(self, uri: str) -> ChangeReporter | None:
+    def _find_reporter(self, uri: str) -> ChangeReporter | None:
         """Return the reporter of changes of a resource, or `None`."""
-        if uri in self._known:
-            return self._known[uri]
+        if uri in self._reporters:
+            return self._reporters[uri]
         try:
             return self._serving.catalog.resource(uri)[0].reporter
         except (ResourceNotFound, Unavailable):
             return None
 
 
-def _nothing() -> None:
+def _ignore() -> None:
     """Do nothing."""

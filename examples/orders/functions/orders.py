@@ -76,8 +76,8 @@ def find(arguments: Any, context: Any) -> Any:
 
 
 def cancel(arguments: Any, context: Any) -> Any:
-    """Cancel an order. The client context has the caller, and a key that is the same if the call is
-    repeated."""
+    """Cancel an order. The client context has the caller and an idempotency key, which a repeated
+    call repeats."""
     caller = context.client_context.custom["roundgate"]
     return {"cancelled": arguments["order"], "by": caller["subject"], "receipt": caller["key"]}
 

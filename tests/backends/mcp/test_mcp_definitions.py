@@ -83,7 +83,7 @@ def test_the_reason_is_short_whatever_the_server_lists() -> None:
 def test_a_second_tool_of_the_same_name_is_left_out() -> None:
     usable, (second,) = usable_tools([tool("a"), tool("a"), tool("b")], check_arguments=True)
     assert [one.name for one in usable] == ["a", "b"]
-    assert "another tool of this name" in second.reason
+    assert "another tool with this name" in second.reason
 
 
 def test_a_result_passes_as_it_came_but_for_what_belongs_to_one_hop() -> None:

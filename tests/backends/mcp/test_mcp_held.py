@@ -254,7 +254,7 @@ async def test_a_repeated_round_gets_the_same_outcome_and_other_answers_are_refu
         assert said(first) == said(second) == said(await again(two, "greet", asked, ADA))
         other = await again(two, "greet", asked, BOB)
         assert other["result"]["isError"] is True
-        assert "answered before" in said(other)
+        assert "already answered" in said(other)
     assert up.noted() == ["greet", "greeted"]
 
 

@@ -36,7 +36,7 @@ def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_server, "FIRST_PAUSE_S", 0.1)
     monkeypatch.setattr(mcp_server, "LONGEST_PAUSE_S", 0.1)
     monkeypatch.setattr(mcp_backend, "LEAST_PAUSE_S", 0.05)
-    monkeypatch.setattr(mcp_listening, "LOOK_S", 0.1)
+    monkeypatch.setattr(mcp_listening, "SESSION_CHECK_S", 0.1)
 
 
 def entry(url: str, name: str, **settings: Any) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_server, "LONGEST_PAUSE_S", 0.1)
     monkeypatch.setattr(mcp_backend, "LEAST_PAUSE_S", 0.05)
     monkeypatch.setattr(mcp_backend, "LEAST_TTL_S", 0.05)
-    monkeypatch.setattr(mcp_backend, "EMPTY_LOOKS_S", (0.1, 0.1))
+    monkeypatch.setattr(mcp_backend, "EMPTY_POLL_PAUSES_S", (0.1, 0.1))
 
 
 def entry(server: Scripted, name: str = "up", **settings: Any) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def test_strict_and_check_refuse_a_server_that_is_down() -> None:
     backends = [nowhere(), nowhere("other")]
     with pytest.raises(ConfigError) as caught:
         built(config_of({"backends": backends, "limits": {"strict": True}}))
-    assert "the server cannot be asked" in str(caught.value.problems[0])
+    assert "the server is unavailable" in str(caught.value.problems[0])
     with pytest.raises(ConfigError):
         loading.load(config_of({"backends": backends}))
 

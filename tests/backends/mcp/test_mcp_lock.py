@@ -12,7 +12,7 @@ import pytest
 from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.backends.mcp import server as mcp_server
 from roundgate.backends.mcp.config import McpBackendConfig
-from roundgate.backends.mcp.lock import Lock, digest_of
+from roundgate.backends.mcp.lock import Lock, definition_digest
 from roundgate.backends.mcp.tools import MAX_NAME
 from roundgate.cli import main
 from roundgate.deployment import contents, packaging
@@ -113,7 +113,7 @@ async def test_what_differs_is_announced_and_served(
             server.tools[0]["description"] = "Another."
             await until(["a"], lambda: _changed(mcp))
             assert await mcp.text("up__a") == "done"
-        (line,) = [one for one in caplog.records if "not those accepted" in one.message]
+        (line,) = [one for one in caplog.records if "differ from its lock file" in one.message]
         assert line.fields == {"backend": "up", "n": 1, "names": ["a"], "are_served": True}  # type: ignore[attr-defined]
 
 
@@ -214,7 +214,7 @@ async def test_compile_writes_nothing_while_the_server_or_a_list_fails(
         assert "prompts/list" in capsys.readouterr().err
         server.is_down = True
         assert await compiled(path) != 0
-        assert "the server cannot be asked" in capsys.readouterr().err
+        assert "the server is unavailable" in capsys.readouterr().err
         assert not (tmp_path / "up.lock").exists()
 
 
@@ -255,8 +255,10 @@ async def test_weaker_treatment_of_changes_is_a_loss_of_protection(tmp_path: Pat
 
 def test_a_digest_ignores_the_order_of_members_and_what_belongs_to_one_hop() -> None:
     hop = {"_meta": {"io.modelcontextprotocol/serverInfo": {"version": "2"}}}
-    assert digest_of({"a": 1, "b": "\ud800"}) == digest_of({"b": "\ud800", **hop, "a": 1})
-    assert digest_of({"a": 1}) != digest_of({"a": 2})
-    lock = Lock.of({"tools": [{"name": "a"}, {"name": 5}]})
+    assert definition_digest({"a": 1, "b": "\ud800"}) == definition_digest(
+        {"b": "\ud800", **hop, "a": 1}
+    )
+    assert definition_digest({"a": 1}) != definition_digest({"a": 2})
+    lock = Lock.from_definitions({"tools": [{"name": "a"}, {"name": 5}]})
     assert lock.differences("tools", [{"name": "a"}, {"name": 5}]) == {}
     assert McpBackendConfig(kind="mcp", name="n", url="http://h").packed_files == ()

@@ -128,7 +128,7 @@ async def test_its_standard_error_is_in_the_log(caplog: pytest.LogCaptureFixture
         await mcp.call("up__complain")
 
         async def lines() -> list[Any]:
-            said = [one for one in caplog.records if one.msg == "a server says"]
+            said = [one for one in caplog.records if one.msg == "standard error of a server"]
             return [one.__dict__["fields"] for one in said]
 
         await until([{"backend": "up", "line": "something is wrong"}], lines)
@@ -145,10 +145,14 @@ async def test_no_part_of_a_secret_at_the_end_of_a_long_line_is_in_the_log(
         await mcp.call("up__complain", {"line": line})
 
         async def is_logged() -> bool:
-            return any(one.msg == "a server says" for one in caplog.records)
+            return any(one.msg == "standard error of a server" for one in caplog.records)
 
         await until(True, is_logged)
-    lines = [one.__dict__["fields"]["line"] for one in caplog.records if one.msg == "a server says"]
+    lines = [
+        one.__dict__["fields"]["line"]
+        for one in caplog.records
+        if one.msg == "standard error of a server"
+    ]
     assert all(secret[:5] not in one for one in lines)
 
 
@@ -221,7 +225,7 @@ async def test_a_process_that_asks_is_told_why_not() -> None:
         await until(True, listed(mcp))
         answer = await mcp.call("up__ask", clientCapabilities={"elicitation": {}})
         assert answer["isError"]
-        assert "elicitation/create is not possible here" in answer["content"][0]["text"]
+        assert "elicitation/create is not supported" in answer["content"][0]["text"]
 
 
 @pytest.mark.parametrize("how", [["stubborn"], []])
@@ -307,18 +311,18 @@ async def test_a_process_that_does_not_read_holds_no_call_for_ever() -> None:
 
 
 async def test_a_process_that_hangs_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_backend, "LOOK_S", 0.2)
+    monkeypatch.setattr(mcp_backend, "POLL_S", 0.2)
     monkeypatch.setattr(mcp_backend, "LEAST_PAUSE_S", 0.05)
     async with app_of(process(timeout_s=1)) as app, client(app) as mcp:
-        monkeypatch.setattr(mcp_backend, "LOOK_S", 60)
+        monkeypatch.setattr(mcp_backend, "POLL_S", 60)
         await until(True, listed(mcp))
         pid = int(await mcp.text("up__pid"))
         os.kill(pid, signal.SIGSTOP)
-        monkeypatch.setattr(mcp_backend, "LOOK_S", 0.2)
+        monkeypatch.setattr(mcp_backend, "POLL_S", 0.2)
         (backend,) = app.state.core.serving.now.backends
         backend.core._wake()
         await ended(pid)
-        monkeypatch.setattr(mcp_backend, "LOOK_S", 60)
+        monkeypatch.setattr(mcp_backend, "POLL_S", 60)
 
         async def other() -> bool:
             answer = await mcp.call("up__pid")

@@ -35,7 +35,7 @@ def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_server, "LONGEST_PAUSE_S", 0.1)
     monkeypatch.setattr(mcp_backend, "LEAST_PAUSE_S", 0.05)
     monkeypatch.setattr(mcp_backend, "LEAST_TTL_S", 0.05)
-    monkeypatch.setattr(mcp_backend, "EMPTY_LOOKS_S", (0.1, 0.1))
+    monkeypatch.setattr(mcp_backend, "EMPTY_POLL_PAUSES_S", (0.1, 0.1))
 
 
 def entry(server: Scripted | str, name: str = "up", **settings: Any) -> dict[str, Any]:
@@ -505,7 +505,7 @@ async def test_a_server_that_is_down_is_named_and_heals() -> None:
 async def test_an_empty_list_after_a_full_one_is_read_again_before_it_is_believed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mcp_backend, "EMPTY_LOOKS_S", (0.2, 0.2, 60.0))
+    monkeypatch.setattr(mcp_backend, "EMPTY_POLL_PAUSES_S", (0.2, 0.2, 60.0))
     shelf = Shelf(resources=[resource("r:1")])
     async with scripted(shelf) as server, gateway_of(entry(server)) as mcp:
         shelf.resources = []
@@ -535,10 +535,10 @@ async def test_lists_that_change_are_served_and_an_unknown_resource_has_them_rea
     [
         ("resources/read", {"contents": "x"}, "without contents"),
         ("resources/read", {"contents": [{"uri": "r:1"}]}, "neither text nor blob"),
-        ("resources/read", {"resultType": "task", "taskId": "1"}, "type that is not known"),
-        ("prompts/get", {"messages": {}}, "no prompt"),
-        ("prompts/get", {}, "no prompt"),
-        ("completion/complete", {"completion": {"values": [1]}}, "something else than texts"),
+        ("resources/read", {"resultType": "task", "taskId": "1"}, "unknown type"),
+        ("prompts/get", {"messages": {}}, "malformed prompt"),
+        ("prompts/get", {}, "malformed prompt"),
+        ("completion/complete", {"completion": {"values": [1]}}, "suggestions that are not text"),
     ],
 )
 async def test_an_answer_of_another_form_is_one_error(

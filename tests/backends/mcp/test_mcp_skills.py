@@ -220,7 +220,7 @@ async def test_a_scheme_of_the_server_is_kept() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"uri": 5}, "its uri is no text"),
+        ({"uri": 5}, "its uri is not text"),
         ({"uri": "skill://x/README.md"}, "is not that of a SKILL.md"),
         ({"uri": "SKILL.md"}, "is not that of a SKILL.md"),
         ({"uri": "1://team/x/SKILL.md"}, "is not that of a SKILL.md"),
@@ -230,9 +230,9 @@ async def test_a_scheme_of_the_server_is_kept() -> None:
         ({"resources": "all"}, "neither a list"),
         ({"resources": None}, "neither a list"),
         ({"resources": [5]}, "neither a list"),
-        ({"resources": [{"uri": "skill://x/SKILL.md"}]}, "no digest and size"),
-        ({"resources": [{"uri": "u", "digest": DIGEST, "size": "7"}]}, "no digest and size"),
-        ({"resources": [{"digest": DIGEST, "size": 7}]}, "its uri is no text"),
+        ({"resources": [{"uri": "skill://x/SKILL.md"}]}, "lacks a digest or size"),
+        ({"resources": [{"uri": "u", "digest": DIGEST, "size": "7"}]}, "lacks a digest or size"),
+        ({"resources": [{"digest": DIGEST, "size": 7}]}, "its uri is not text"),
         ({"resources": [{"uri": "u", "digest": DIGEST, "size": 7}]}, "uri without scheme"),
     ],
 )

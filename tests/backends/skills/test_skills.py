@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from roundgate.backends.skills import folder as skills_folder
 from roundgate.backends.skills.folder import read_skills
-from roundgate.backends.skills.frontmatter import frontmatter
+from roundgate.backends.skills.frontmatter import parse_frontmatter
 from roundgate.errors import ConfigError
 from roundgate.protocol.skills import MAX_BYTES, MAX_FILES
 from tests.support.asgi import Client, built, client, config_of
@@ -303,14 +303,14 @@ def bytes_mark(root: Path) -> None:
     [
         (outside_link, "link.txt is a symbolic link"),
         (folder_link, "loop is a symbolic link"),
-        (pipe, "pipe is no regular file"),
-        (other_name, "has the name 'right', and its folder is called 'wrong'"),
+        (pipe, "pipe is not a regular file"),
+        (other_name, "has the name 'right', but its folder has the name 'wrong'"),
         (not_text, "is not UTF-8"),
         (name_that_is_not_text, "whose name is not UTF-8"),
         (large_file, "has more than 16,777,216 bytes"),
         (large_skill, "is a skill with 3 files and 16,777,"),
         (many_files, "is a skill with 513 files"),
-        (deep, "lies in more than 32 folders"),
+        (deep, "is nested more than 32 folders deep"),
         (bytes_mark, "byte order mark"),
     ],
 )
@@ -375,7 +375,7 @@ def test_a_folder_that_is_far_too_large_is_not_read_to_its_end(
     monkeypatch.undo()
     monkeypatch.setattr(skills_folder, "MAX_TOTAL", 100)
     _, problems = read_skills(root, "team")
-    assert "has skills with more than 100 bytes" in str(problems[-1])
+    assert "a total of more than 100 bytes" in str(problems[-1])
 
 
 # -- frontmatter ---------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ def test_frontmatter_is_read_as_hosts_read_it() -> None:
         "a: yes\nb: 2026-01-31\nc: [1, 0o17, 0x1F, 007, 1.5, .5, 1e3, null, ~, true]\n"
         'd: "1"\ne:\nf: |\n  x\n  y\ng: 12:30:45\nh: 1_000\ni: {j: k}\n"<<": x\n'
     )
-    assert frontmatter(text_of("s", more)) == {
+    assert parse_frontmatter(text_of("s", more)) == {
         "name": "s",
         "description": "What s does.",
         "a": "yes",
@@ -403,7 +403,7 @@ def test_frontmatter_is_read_as_hosts_read_it() -> None:
 
 
 def test_frontmatter_with_windows_line_ends() -> None:
-    assert frontmatter(text_of("s").replace("\n", "\r\n"))["name"] == "s"
+    assert parse_frontmatter(text_of("s").replace("\n", "\r\n"))["name"] == "s"
 
 
 @pytest.mark.parametrize(
@@ -413,8 +413,8 @@ def test_frontmatter_with_windows_line_ends() -> None:
         ("# Title\n", "does not begin with frontmatter"),
         ("---\nname: s\ndescription: d\n", "does not begin with frontmatter"),
         ("\n" + text_of("s"), "does not begin with frontmatter"),
-        ("---\n- a\n---\n", "is no mapping"),
-        ("---\n\n---\n", "is no mapping"),
+        ("---\n- a\n---\n", "is not a mapping"),
+        ("---\n\n---\n", "is not a mapping"),
         ("---\nname: s\n---\n", "has no description"),
         ("---\nname: s\ndescription: ' '\n---\n", "has no description"),
         ("---\nname: s\ndescription: " + "x" * 1025 + "\n---\n", "has no description"),
@@ -424,8 +424,8 @@ def test_frontmatter_with_windows_line_ends() -> None:
         (text_of("s", "a: &x [b]\nc: *x\n"), "alias"),
         (text_of("s", "a: !!python/object:os.system x\n"), "the tag"),
         (text_of("s", "a: !!binary aGk=\n"), "the tag"),
-        (text_of("s", "a: .nan\n"), "JSON does not have"),
-        (text_of("s", "a: -.inf\n"), "JSON does not have"),
+        (text_of("s", "a: .nan\n"), "has no JSON form"),
+        (text_of("s", "a: -.inf\n"), "has no JSON form"),
         (text_of("s", "a: 1e999\n"), "too large"),
         (text_of("s", "1: x\n"), "put it in quotes"),
         (text_of("s", "[a]: x\n"), "put it in quotes"),
@@ -439,13 +439,13 @@ def test_frontmatter_with_windows_line_ends() -> None:
 )
 def test_frontmatter_that_hosts_could_not_use_is_refused(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        frontmatter(text)
+        parse_frontmatter(text)
 
 
 @given(st.text())
 def test_any_text_is_frontmatter_or_a_value_error(text: str) -> None:
     for whole in (text, text_of("s", text + "\n")):
         try:
-            assert isinstance(frontmatter(whole), dict)
+            assert isinstance(parse_frontmatter(whole), dict)
         except ValueError:
             continue

@@ -155,7 +155,7 @@ class LambdaCallConfig(Model):
             if getattr(self, name) not in (None, False)
         ]
         if len(ways) > 1:
-            raise ValueError(f"{' and '.join(ways)} exclude each other; choose one")
+            raise ValueError(f"{' and '.join(ways)} cannot be combined; choose one")
         if self.asynchronous and self.result:
             raise ValueError("asynchronous has no result; remove `result`")
         return self

@@ -237,7 +237,7 @@ class HttpCancelConfig(Model):
     @model_validator(mode="after")
     def _one_body(self) -> HttpCancelConfig:
         if self.body is not None and self.form is not None:
-            raise ValueError("body and form exclude each other; choose one")
+            raise ValueError("body and form cannot be combined; choose one")
         return self
 
 
@@ -366,7 +366,7 @@ class HttpToolConfig(Model):
                 "interactive needs a method with a JSON body (POST, PUT or PATCH, without whole_body)"
             )
         if self.interactive and self.job is not None:
-            raise ValueError("interactive and job exclude each other; choose one")
+            raise ValueError("interactive and job cannot be combined; choose one")
         return self
 
 

@@ -1,12 +1,12 @@
-"""The `mcp` back end: a server's tools, kept up to date while the gateway runs.
+"""The `mcp` back end: a server's lists, which the gateway keeps up to date while it runs.
 
-    offer ──▶ a connection of its own, within START_S ──▶ the list, or "missing now"
-    follow ─▶ the shared connection ──▶ look ──▶ wait for: the time the server gave, a change, the end of its process
-                                          └─ failed: look again after a growing pause; the last list stays
+    offer ──▶ a separate connection, within START_S ──▶ the list, or "missing now"
+    follow ─▶ the shared connection ──▶ poll ──▶ wait for: the list's expiry, a change, the end of the process
+                                          └─ failed: poll again after a growing pause; the last list stays
 
-`offer` may run in another event loop than the calls, so it opens a connection of its own. An empty
-list after a full one is believed only if the server repeats it: servers often list nothing while
-they start.
+`offer` may run in another event loop than the calls, so it opens its own connection. An empty list
+replaces a list with entries only if the server repeats it: servers often list nothing while they
+start.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from roundgate.backends.mcp.listening import Listening
 from roundgate.backends.mcp.lists import Lists, read_lists
 from roundgate.backends.mcp.lock import KINDS as PINNED
 from roundgate.backends.mcp.lock import Lock
-from roundgate.backends.mcp.prompts import prompts_of
+from roundgate.backends.mcp.prompts import make_prompts
 from roundgate.backends.mcp.requests import Requests
-from roundgate.backends.mcp.resources import resources_of, unlisted_resource
+from roundgate.backends.mcp.resources import make_resources, unlisted_resource
 from roundgate.backends.mcp.server import CARRIED, INFO, Server, pause_s
 from roundgate.backends.mcp.skills import ServerSkills, SkillList, read_skill_list
 from roundgate.backends.mcp.tasks import ServerTasks
@@ -57,35 +57,36 @@ from roundgate.protocol.apps import DECLARED, SCHEME
 from roundgate.settings import Origin
 
 START_S: Final = 1.0
-"""Seconds that a start waits for a server. One that takes longer is served once it has answered."""
+"""Seconds that a start waits for a server. A slower server is served once it has answered."""
 COLD_S: Final = 5.0
-"""Seconds that a function of AWS Lambda waits while it starts: it does not ask again."""
+"""Seconds that an AWS Lambda function waits for a server in its init phase; it does not try again."""
 CHECK_S: Final = 20.0
 """Seconds that a command, such as `roundgate check`, waits for a server."""
-LOOK_S: Final = 60.0
-"""Seconds within which a running gateway must have read a server's lists."""
-STUCK_LOOKS: Final = 3
-"""Looks in a row without an answer, after which a process is ended and started anew. A process that
-works on one long call may miss one or two."""
+POLL_S: Final = 60.0
+"""The timeout of a poll of a running gateway, in seconds."""
+STUCK_POLLS: Final = 3
+"""Consecutive polls without an answer after which a process is restarted. A process that is busy with
+one long call may miss one or two."""
 LEAST_PAUSE_S: Final = 1.0
-"""Seconds between two looks, however often the server reports a change."""
-EMPTY_LOOKS_S: Final = (1.0, 5.0, 15.0)
-"""Seconds after which an empty list is read again, before it replaces one with tools."""
+"""The shortest pause between two polls in seconds, however often the server reports changes."""
+EMPTY_POLL_PAUSES_S: Final = (1.0, 5.0, 15.0)
+"""Seconds before each repeated poll of an empty list, until it replaces a list with entries."""
 LEAST_TTL_S: Final = 5.0
 LONGEST_TTL_S: Final = 3_600.0
-"""The bounds of the time for which a list is believed, whatever the server says."""
+"""The bounds on the time to live of a list, in seconds, whatever the server says."""
 COMPARED_S: Final = 10.0
-"""Seconds for which a comparison with the lock file holds for calls: a list costs the server more than
+"""Seconds for which calls reuse a comparison with the lock file: a list costs the server more than
 most calls do."""
-MAX_NAMED: Final = 20
-"""The most names in one line of the log."""
+MAX_LOGGED_NAMES: Final = 20
+"""The maximum number of names in one log record."""
 MAX_PAGES: Final = 200
 MAX_LINES: Final = 100
-"""Lines of a process's standard error that are logged in `LINES_S` seconds; more are counted."""
+"""The maximum number of lines of a process's standard error that are logged in `LINES_S` seconds;
+further lines are counted."""
 LINES_S: Final = 10.0
 _STDERR_CHARS: Final = 2_000
-_MENDED: Final = "have the server mend it"
-_ACCEPTED: Final = "look at it; `roundgate compile` accepts what the server offers now"
+_SERVER_FIX: Final = "correct it at the server"
+_ACCEPT: Final = "review the change, and run `roundgate compile` to accept it"
 _CAPABILITIES: Final[Json] = {
     **{name: {part: {} for part in parts} for name, parts in CARRIED.items()},
     **DECLARED,
@@ -95,20 +96,19 @@ log = logging.getLogger("roundgate.backends")
 
 
 @dataclass(frozen=True, slots=True)
-class _Tools:
-    """The tools of one look at a server."""
+class _Snapshot:
+    """The lists of a server, as one poll read them."""
 
     definitions: Sequence[Json]
-    """The list as the server sent it."""
+    """The definitions of the tools, as the server sent them."""
     info: ServerInfo
     usable: Sequence[UsableTool]
     left_out: Sequence[LeftOut]
     ttl_ms: int | None
-    """For how long the server says that the list holds."""
+    """The shortest time to live of the lists, as the server declares it."""
     lists: Lists
-    """Its other lists."""
+    """The prompts, resources and resource templates."""
     skills: SkillList
-    """The skills that it lists."""
 
     @property
     def has_tasks(self) -> bool:
@@ -117,7 +117,7 @@ class _Tools:
 
     @property
     def by_name(self) -> dict[str, UsableTool]:
-        """The tools that can be served."""
+        """The tools that can be served, by name."""
         return {tool.name: tool for tool in self.usable}
 
     @property
@@ -125,30 +125,30 @@ class _Tools:
         """The definitions that a lock file pins, by kind."""
         return {
             "tools": self.definitions,
-            "prompts": self.lists.of("prompts/list"),
-            "templates": self.lists.of("resources/templates/list"),
+            "prompts": self.lists.get("prompts/list"),
+            "templates": self.lists.get("resources/templates/list"),
         }
 
-    def offers_as(self, other: _Tools | None) -> bool:
-        """Return whether the same is offered as in another look."""
+    def offers_the_same_as(self, other: _Snapshot | None) -> bool:
+        """Return whether the server offers the same as in another snapshot."""
         return (
             other is not None
             and self.definitions == other.definitions
             and self.has_tasks == other.has_tasks
             and self.info.is_modern == other.info.is_modern
-            and self.lists.offers_as(other.lists)
+            and self.lists.offers_the_same_as(other.lists)
             and self.skills == other.skills
         )
 
-    def lacks_a_list_of(self, other: _Tools) -> bool:
-        """Return whether a list is empty that had entries in another look."""
+    def has_emptied_list_of(self, other: _Snapshot) -> bool:
+        """Return whether a list that had entries in another snapshot is now empty."""
         is_emptied = bool(other.definitions) and not self.definitions
-        return is_emptied or self.lists.lacks_a_list_of(other.lists)
+        return is_emptied or self.lists.has_emptied_list_of(other.lists)
 
 
 @dataclass(slots=True)
 class _Condition:
-    """The outcome of the last request to the server, with the reason if it failed."""
+    """The outcome of the last poll, with the reason if it failed."""
 
     info: ServerInfo | None = None
     failures: int = 0
@@ -156,16 +156,16 @@ class _Condition:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _FollowState:
     """The state of `follow`."""
 
-    empty_looks: int = 0
-    attending: asyncio.Task[None] | None = None
+    empty_polls: int = 0
+    listening: asyncio.Task[None] | None = None
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class McpBackend:
-    """A back end of the kind mcp: one server and its tools."""
+    """A back end of the kind `mcp`: one server."""
 
     def __init__(self, config: McpBackendConfig, origin: Origin, shared: Shared) -> None:
         self.name = config.name
@@ -175,22 +175,22 @@ class McpBackend:
         self._clock = Clock()
         if config.command and (shared.is_cold or not shared.asks_servers):
             raise ConfigError([_no_process_on_lambda(origin)])
-        self._limits = _limits_of(config)
+        self._limits = _limits_from_config(config)
         self._accesses = Accesses(config, origin, shared)
         self._access = self._accesses.general()
         self._certificates = Certificates(config.tls, origin.at("tls"))
         self._gate: Gate = Hosts(config, self._clock).gate(config.url or "http://process")
-        of_process = Redactor(self._secrets_of_process)
-        self._redact = (of_process if config.command else self._accesses.redactor).of_bytes
+        process_redactor = Redactor(self._secrets_of_process)
+        self._redact = (process_redactor if config.command else self._accesses.redactor).of_bytes
         self._lines = _Lines(config.name, self._clock, self._redact)
-        # each session has a stream of its own and one for its call, and sends answers
+        # each held session needs three: its stream, its call, and an answer
         connections = max(self._limits.max_connections, 3 * config.max_held_calls)
         self._held_transport = self._transport(replace(self._limits, max_connections=connections))
         may_ask = config.questions if config.questions is not None else config.url is not None
-        # AWS Lambda freezes a process between two calls, so nothing could hold a stream
+        # AWS Lambda freezes a process between two calls, so it cannot hold a stream
         self._held = self._make_held() if may_ask and not shared.is_cold else None
-        # some servers list less to clients that cannot be asked, so the session of the list declares
-        # everything; calls of clients that cannot be asked have a session that declares nothing
+        # some servers list less to clients without these capabilities, so the session that lists
+        # declares all of them; calls of clients without them use a session that declares none
         self._server = self._make_server(_CAPABILITIES if self._held else {})
         self._quiet = self._make_server({}) if self._held else self._server
         self._uris = Uris(config.name, is_named=config.uris == "named")
@@ -198,22 +198,22 @@ class McpBackend:
         self._older_requests = Requests(self._quiet, self._limits, self._wake)
         self._listening = Listening(self._server, self._uris, self._clock)
         self._lock: Lock | None = None
-        self._compared: _Tools | None = None
-        """The last look with which a call was compared."""
-        self._compared_ms = 0.0
+        self._comparison: _Snapshot | None = None
+        """The last snapshot with which a call was compared."""
+        self._comparison_ms = 0.0
         self._comparing = asyncio.Lock()
         self._differing: Sequence[str] = ()
         """The names of definitions that differ from the lock file."""
-        self._others = 0, 0
-        """The numbers of prompts and of resources."""
+        self._other_counts = 0, 0
+        """The numbers of served prompts and resources."""
         self._other_left_out: dict[str, str] = {}
         """The reasons why prompts, resources and lists are not served, by name."""
-        self._tools: _Tools | None = None
-        self._offered: _Tools | None = None
+        self._snapshot: _Snapshot | None = None
+        self._offered: _Snapshot | None = None
         self._condition = _Condition()
-        self._seen = _Seen()
+        self._state = _FollowState()
         self._following: asyncio.Task[None] | None = None
-        self._changed: Callable[[], None] = _nothing
+        self._changed: Callable[[], None] = _ignore
 
     @property
     def files(self) -> frozenset[Path]:
@@ -224,36 +224,36 @@ class McpBackend:
     # -- the offer ---------------------------------------------------------------------------------
 
     async def offer(self) -> Offering:
-        """Return the server's tools as they are known, or as the server lists them now.
+        """Return what the server offers, from the last poll or from a first one.
 
-        A server that cannot be asked is missing now; `follow` asks again.
+        A server that does not answer is reported as missing; `follow` polls it again.
 
         Raises:
             ConfigError: a certificate, a secret or the lock file is unavailable.
         """
         if problems := await self._accesses.problems(self._certificates):
             raise ConfigError(problems)
-        if self._tools is None and self._following is None and self._shared.asks_servers:
-            await self._ask_once()
-        self._offered = self._tools
+        if self._snapshot is None and self._following is None and self._shared.asks_servers:
+            await self._poll_once()
+        self._offered = self._snapshot
         files = self.files
         lock = self._lock = self._read_lock()
-        if self._tools is None:
-            missing = [self._missing()] if self._shared.asks_servers else []
+        if self._snapshot is None:
+            missing = [self._missing_problem()] if self._shared.asks_servers else []
             return Offering(files=files, missing=missing)
-        has_tasks, lists = self._tools.has_tasks, self._tools.lists
-        differing, held = self._differences(lock, self._tools)
-        usable, without_job = self._tools.by_name, self._without_job()
+        has_tasks, lists = self._snapshot.has_tasks, self._snapshot.lists
+        differing, quarantined = self._differences(lock, self._snapshot)
+        usable, invalid_jobs = self._snapshot.by_name, self._job_problems()
         tools = [
             self._job(tool, usable) if name in self._config.jobs else self._tool(tool, has_tasks)
             for name, tool in usable.items()
-            if name not in held["tools"] and name not in without_job
+            if name not in quarantined["tools"] and name not in invalid_jobs
         ]
-        requests = self._requests if self._tools.info.is_modern else self._older_requests
-        prompts, other_prompts = prompts_of(
+        requests = self._requests if self._snapshot.info.is_modern else self._older_requests
+        prompts, other_prompts = make_prompts(
             lists, requests, self._config.prompts, self._uris, self._clock
         )
-        resources, other_resources = resources_of(
+        resources, other_resources = make_resources(
             lists,
             requests,
             self._config.resources,
@@ -261,29 +261,37 @@ class McpBackend:
             self._listening,
             self._clock,
         )
-        prompts = [one for one in prompts if one.definition["name"] not in held["prompts"]]
-        templates = {self._uris.ours(template) for template in held["templates"]}
-        resources = [one for one in resources if one.definition.get("uriTemplate") not in templates]
-        skills, other_skills = ServerSkills.of(
-            self._tools.skills, self._server, self._clock, self._config.resources
+        prompts = [
+            prompt for prompt in prompts if prompt.definition["name"] not in quarantined["prompts"]
+        ]
+        templates = {self._uris.ours(template) for template in quarantined["templates"]}
+        resources = [
+            resource
+            for resource in resources
+            if resource.definition.get("uriTemplate") not in templates
+        ]
+        skills, other_skills = ServerSkills.from_list(
+            self._snapshot.skills, self._server, self._clock, self._config.resources
         )
         others = (*other_prompts, *other_resources, *other_skills)
-        self._others = len(prompts), len(resources)
+        self._other_counts = len(prompts), len(resources)
         self._differing = differing
         refused = {
             **lists.faults,
-            **without_none(**{"skills/list": self._tools.skills.fault}),
+            **without_none(**{"skills/list": self._snapshot.skills.fault}),
             **{entry.name: entry.reason for entry in others},
         }
         unaccepted = {
-            name[:MAX_NAME]: reason for some in held.values() for name, reason in some.items()
+            name[:MAX_NAME]: reason
+            for reasons in quarantined.values()
+            for name, reason in reasons.items()
         }
         self._other_left_out = refused | unaccepted
         groups = (
-            ({f"tool {tool.name!r}": tool.reason for tool in self._tools.left_out}, _MENDED),
-            ({f"job {name!r}": reason for name, reason in without_job.items()}, _MENDED),
-            ({repr(name): reason for name, reason in refused.items()}, _MENDED),
-            ({repr(name): reason for name, reason in unaccepted.items()}, _ACCEPTED),
+            ({f"tool {tool.name!r}": tool.reason for tool in self._snapshot.left_out}, _SERVER_FIX),
+            ({f"job {name!r}": reason for name, reason in invalid_jobs.items()}, _SERVER_FIX),
+            ({repr(name): reason for name, reason in refused.items()}, _SERVER_FIX),
+            ({repr(name): reason for name, reason in unaccepted.items()}, _ACCEPT),
         )
         left_out = [
             self._origin.problem(f"{name}: {reason}", remedy)
@@ -294,19 +302,20 @@ class McpBackend:
             tools,
             prompts,
             resources,
-            unlisted=self._unlisted(self._tools, skills),
-            skill_source=skills if self._tools.skills.is_declared else None,
+            unlisted=self._unlisted(self._snapshot, skills),
+            skill_source=skills if self._snapshot.skills.is_declared else None,
             task_source=ServerTasks(self._server, self._clock, self._uris) if has_tasks else None,
             files=files,
             left_out=left_out,
             may_list=lists.declared & {"prompts", "resources"},
         )
 
-    def _unlisted(self, tools: _Tools, skills: ServerSkills) -> dict[str, Resource]:
-        """Return readers of pages and of files of skills, which the server need not list."""
+    def _unlisted(self, snapshot: _Snapshot, skills: ServerSkills) -> dict[str, Resource]:
+        """Return resources that read pages and the files of skills, which the server need not
+        list, by the beginning of their URIs."""
         uris = Uris(self.name, is_named=True)
-        starts = {uris.start(SCHEME)} if has_pages(tools.info, tools.usable) else set()
-        if tools.skills.is_declared:
+        starts = {uris.start(SCHEME)} if has_pages(snapshot.info, snapshot.usable) else set()
+        if snapshot.skills.is_declared:
             starts |= skills.starts
         part = self._config.resources
         return {start: unlisted_resource(start, self._requests, part, uris) for start in starts}
@@ -318,10 +327,10 @@ class McpBackend:
         return self._origin.base_dir / self._config.lock_file
 
     def _read_lock(self) -> Lock | None:
-        """Return the lock file; `None` if changes are taken.
+        """Return the lock file, or `None` if every change is accepted (`changes: take`).
 
         Raises:
-            ConfigError: it cannot be read.
+            ConfigError: the file cannot be read.
         """
         if self._config.changes == "take" or not self._shared.asks_servers:
             return None
@@ -329,32 +338,34 @@ class McpBackend:
             return Lock.read(self._lock_path)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
-            remedy = "run `roundgate compile`, look at what it pins, and keep the file"
+            remedy = "run `roundgate compile`, review the pinned definitions, and commit the file"
             place = self._origin.at("lock" if self._config.lock else "changes")
             raise ConfigError(
                 [place.problem(f"the lock file {self._lock_path}: {reason}", remedy)]
             ) from None
 
     def _differences(
-        self, lock: Lock | None, look: _Tools
+        self, lock: Lock | None, snapshot: _Snapshot
     ) -> tuple[Sequence[str], Mapping[str, Mapping[str, str]]]:
-        """Return the names of definitions that differ from the lock file, and by kind the reasons
-        why some are not served; log new differences."""
+        """Return the names of definitions that differ from the lock file, and the reasons for the
+        quarantined ones by kind and name. Log new differences."""
         differences: dict[str, dict[str, str]] = {kind: {} for kind in PINNED}
         if lock is not None:
-            for kind, definitions in look.pinned.items():
+            for kind, definitions in snapshot.pinned.items():
                 differences[kind] = lock.differences(kind, definitions)
-        names = sorted({name[:MAX_NAME] for some in differences.values() for name in some})
-        is_held = self._config.changes == "quarantine"
+        names = sorted({name[:MAX_NAME] for reasons in differences.values() for name in reasons})
+        quarantines = self._config.changes == "quarantine"
         if names and names != self._differing:
-            fields = {"backend": self.name, "n": len(names), "names": names[:MAX_NAMED]}
-            fields["are_served"] = not is_held
-            log.warning("definitions of a server are not those accepted", extra={"fields": fields})
-        return names, differences if is_held else {kind: {} for kind in PINNED}
+            fields = {"backend": self.name, "n": len(names), "names": names[:MAX_LOGGED_NAMES]}
+            fields["are_served"] = not quarantines
+            log.warning(
+                "definitions of a server differ from its lock file", extra={"fields": fields}
+            )
+        return names, differences if quarantines else {kind: {} for kind in PINNED}
 
     async def _require_accepted(self, name: str) -> None:
-        """Compare the definition that the server has now of a tool with the lock file, before a
-        call: a server could list one tool and run another.
+        """Compare the server's current definition of a tool with the lock file before a call,
+        because a server could list one tool and run another.
 
         Raises:
             BackendError: the definition is quarantined, or the server does not list the tool.
@@ -363,39 +374,41 @@ class McpBackend:
             return
         async with self._comparing:
             now_ms = self._clock.monotonic_ms()
-            if self._compared is None or now_ms - self._compared_ms > COMPARED_S * 1000:
+            if self._comparison is None or now_ms - self._comparison_ms > COMPARED_S * 1000:
                 try:
-                    self._compared = await self._look(self._server)
+                    self._comparison = await self._poll(self._server)
                 except ClientError as error:
                     raise self._server.backend_error(error) from None
-                self._compared_ms = now_ms
-                if not self._compared.offers_as(self._tools):
+                self._comparison_ms = now_ms
+                if not self._comparison.offers_the_same_as(self._snapshot):
                     self._wake()
-            look = self._compared
-        listed = [raw for raw in look.definitions if raw.get("name") == name]
+            snapshot = self._comparison
+        listed = [raw for raw in snapshot.definitions if raw.get("name") == name]
         if not listed or self._lock.differences("tools", listed):
             raise BackendError(
-                f"{self.name} has changed the definition of {name}; it is not called until an "
-                "operator accepts the change with `roundgate compile`",
+                f"{self.name} has changed the definition of {name}; the gateway does not call the "
+                "tool until an operator accepts the change with `roundgate compile`",
                 reason="quarantined",
             )
 
     async def pin(self) -> str:
-        """Write the lock file with the definitions that the server has now; return a summary.
+        """Write the server's current definitions to the lock file; return a summary.
 
         Raises:
-            ConfigError: the server cannot be asked, or the file cannot be written.
+            ConfigError: the server is unavailable, or the file cannot be written.
         """
         if problems := await self._accesses.problems(self._certificates):
             raise ConfigError(problems)
-        await self._ask_once()
-        if self._tools is None:
-            raise ConfigError([self._missing()])
-        if self._tools.lists.faults:
-            method, reason = next(iter(self._tools.lists.faults.items()))
-            remedy = "have the server mend it: definitions that are not pinned would be quarantined"
+        await self._poll_once()
+        if self._snapshot is None:
+            raise ConfigError([self._missing_problem()])
+        if self._snapshot.lists.faults:
+            method, reason = next(iter(self._snapshot.lists.faults.items()))
+            remedy = (
+                "correct it at the server; definitions that are not pinned would be quarantined"
+            )
             raise ConfigError([self._origin.problem(f"{method}: {reason}", remedy)])
-        lock, path = Lock.of(self._tools.pinned), self._lock_path
+        lock, path = Lock.from_definitions(self._snapshot.pinned), self._lock_path
         before: Lock | None = None
         with suppress(OSError, ValueError):
             before = Lock.read(path)
@@ -403,23 +416,23 @@ class McpBackend:
             lock.write(path)
         except OSError as error:
             place = self._origin.at("lock" if self._config.lock else "changes")
-            remedy = "choose a file in a directory that can be written"
+            remedy = "choose a file in a writable directory"
             problem = place.problem(f"{path} cannot be written: {error.strerror}", remedy)
             raise ConfigError([problem]) from None
         counts = ", ".join(f"{len(names)} {kind}" for kind, names in lock.digests.items())
         lines = [] if before is None else before.changes_to(lock)
         return "\n".join([*lines, f"{self.name}: {counts} pinned: {path}"])
 
-    async def _ask_once(self) -> None:
-        """Read the list through a connection of its own, which is closed afterwards."""
-        server = self._make_server(_CAPABILITIES if self._held else {}, is_for_one_look=True)
+    async def _poll_once(self) -> None:
+        """Poll the server through a temporary connection."""
+        server = self._make_server(_CAPABILITIES if self._held else {}, is_for_one_poll=True)
         limit_s = CHECK_S if self._shared.fetches else START_S
         if self._shared.is_cold:
             limit_s = COLD_S
         try:
             async with asyncio.timeout(limit_s):
-                self._tools = await self._look(server)
-            self._condition = _Condition(self._tools.info)
+                self._snapshot = await self._poll(server)
+            self._condition = _Condition(self._snapshot.info)
         except TimeoutError:
             self._condition = _Condition(None, 1, f"it did not answer within {limit_s:g} s")
         except GatewayError as error:
@@ -427,32 +440,38 @@ class McpBackend:
         finally:
             await server.aclose()
 
-    async def _look(self, server: Server) -> _Tools:
-        """Read the list of a server's tools.
+    async def _poll(self, server: Server) -> _Snapshot:
+        """Return a snapshot of a server's lists.
 
         Raises:
-            ClientError, BackendError: the server cannot be asked, or its list is unusable.
+            ClientError, BackendError: the server is unavailable, or its list of tools is unusable.
         """
         info, listing = await server.tools()
-        known = self._tools
+        previous = self._snapshot
         lists = await read_lists(
-            await server.connection(), info, None if known is None else known.lists
+            await server.connection(), info, None if previous is None else previous.lists
         )
         skills = await read_skill_list(
-            await server.connection(), info, SkillList() if known is None else known.skills
+            await server.connection(), info, SkillList() if previous is None else previous.skills
         )
         ttl_ms = min((ms for ms in (listing.ttl_ms, lists.ttl_ms) if ms is not None), default=None)
-        if known is not None and known.definitions == listing.items:
-            return _Tools(
-                known.definitions, info, known.usable, known.left_out, ttl_ms, lists, skills
+        if previous is not None and previous.definitions == listing.items:
+            return _Snapshot(
+                previous.definitions,
+                info,
+                previous.usable,
+                previous.left_out,
+                ttl_ms,
+                lists,
+                skills,
             )
         usable, left_out = await asyncio.to_thread(
             usable_tools, listing.items, check_arguments=self._config.check_arguments
         )
-        return _Tools(listing.items, info, usable, left_out, ttl_ms, lists, skills)
+        return _Snapshot(listing.items, info, usable, left_out, ttl_ms, lists, skills)
 
     def _tool(self, tool: UsableTool, has_tasks: bool) -> Tool:
-        is_older = self._tools is not None and not self._tools.info.is_modern
+        is_older = self._snapshot is not None and not self._snapshot.info.is_modern
         call = ToolCalls(
             self._config,
             self._quiet if is_older else self._server,
@@ -472,9 +491,9 @@ class McpBackend:
             compiled=(schema, tool.arguments),
         )
 
-    def _without_job(self) -> dict[str, str]:
-        """Return the tools whose job cannot be followed, with the reason."""
-        tools = {} if self._tools is None else self._tools.by_name
+    def _job_problems(self) -> dict[str, str]:
+        """Return the reasons why jobs cannot be followed, by the name of the tool that starts them."""
+        tools = {} if self._snapshot is None else self._snapshot.by_name
         return job_problems(self._config.jobs, tools) if tools else {}
 
     def _job(self, tool: UsableTool, tools: Mapping[str, UsableTool]) -> Tool:
@@ -489,11 +508,11 @@ class McpBackend:
             cleans_up=job.cancel is not None,
         )
 
-    def _missing(self) -> Problem:
+    def _missing_problem(self) -> Problem:
         where = "command" if self._config.command else "url"
-        reason = self._condition.error or "it was not asked"
-        remedy = f"start it, or correct its {where}; a running gateway asks again by itself"
-        return self._origin.at(where).problem(f"the server cannot be asked: {reason}", remedy)
+        reason = self._condition.error or "it was not contacted"
+        remedy = f"start it, or correct its {where}; a running gateway tries again automatically"
+        return self._origin.at(where).problem(f"the server is unavailable: {reason}", remedy)
 
     def _reason(self, error: GatewayError) -> str:
         if isinstance(error, ClientError):
@@ -503,19 +522,19 @@ class McpBackend:
     # -- while the gateway runs --------------------------------------------------------------------
 
     def follow(self, changed: Callable[[], None]) -> None:
-        """Keep the list up to date in this event loop, until `aclose`; call `changed` whenever
-        `offer` would return other tools than it did."""
+        """Keep the lists up to date in this event loop until `aclose`. Call `changed` whenever
+        `offer` would return something new."""
         self._changed = changed
         if self._following is None:
             self._following = asyncio.create_task(self._follow())
-        elif self._tools is not self._offered:
+        elif self._snapshot is not self._offered:
             changed()
         if self._condition.failures:
             self._wake()
 
     def state(self) -> ServerState:
-        """Return whether the last request to the server succeeded, and the tools that it offers."""
-        condition, tools = self._condition, self._tools
+        """Return the state of the server: whether the last poll succeeded, and what it offers."""
+        condition, tools = self._condition, self._snapshot
         info = condition.info
         return ServerState(
             self.name,
@@ -523,17 +542,17 @@ class McpBackend:
             None if info is None else info.protocol_version,
             None if info is None else f"{info.name} {info.version}",
             0 if tools is None else len(tools.usable),
-            *self._others,
+            *self._other_counts,
             self._other_left_out
             | ({} if tools is None else {tool.name: tool.reason for tool in tools.left_out})
-            | self._without_job(),
+            | self._job_problems(),
             condition.error,
             self._differing,
         )
 
     async def aclose(self) -> None:
-        """Stop to follow the server; end the session or the process."""
-        tasks = [task for task in (self._following, self._seen.attending) if task is not None]
+        """Stop following the server; end its sessions and processes."""
+        tasks = [task for task in (self._following, self._state.listening) if task is not None]
         self._following = None
         for task in tasks:
             task.cancel()
@@ -547,83 +566,88 @@ class McpBackend:
         await self._accesses.aclose()
 
     def _wake(self) -> None:
-        """Look at the server soon."""
-        self._seen.wake.set()
+        """Poll the server soon."""
+        self._state.wake.set()
 
     async def _follow(self) -> None:
         while True:
-            self._seen.wake.clear()
-            wait_s = await self._look_again()
+            self._state.wake.clear()
+            wait_s = await self._poll_and_apply()
             await asyncio.sleep(min(wait_s, LEAST_PAUSE_S))
             try:
                 async with asyncio.timeout(max(0.0, wait_s - LEAST_PAUSE_S)):
-                    await self._seen.wake.wait()
+                    await self._state.wake.wait()
             except TimeoutError:
                 continue
 
-    async def _look_again(self) -> float:
-        """Look at the server; return the seconds until the next look."""
+    async def _poll_and_apply(self) -> float:
+        """Poll the server, and apply the result; return the seconds until the next poll."""
         try:
-            async with asyncio.timeout(LOOK_S):
-                look = await self._look(self._server)
+            async with asyncio.timeout(POLL_S):
+                snapshot = await self._poll(self._server)
         except TimeoutError:
-            if self._config.command and self._condition.failures >= STUCK_LOOKS - 1:
-                await self._server.aclose()  # the next look starts the process anew
-            return self._failed(f"it did not answer within {LOOK_S:g} s")
+            if self._config.command and self._condition.failures >= STUCK_POLLS - 1:
+                await self._server.aclose()  # the next poll restarts the process
+            return self._record_failure(f"it did not answer within {POLL_S:g} s")
         except GatewayError as error:
-            return self._failed(self._reason(error))
+            return self._record_failure(self._reason(error))
         except Exception as error:
             fields = {"backend": self.name}
             log.error(
-                "the tools of a server could not be read", exc_info=error, extra={"fields": fields}
+                "the lists of a server cannot be read", exc_info=error, extra={"fields": fields}
             )
-            return self._failed(type(error).__name__)
-        self._attend()
-        return self._taken(look)
+            return self._record_failure(type(error).__name__)
+        self._ensure_listening()
+        return self._apply(snapshot)
 
-    def _failed(self, reason: str) -> float:
+    def _record_failure(self, reason: str) -> float:
         condition = self._condition
         condition.failures, condition.error = condition.failures + 1, reason
         if condition.failures == 1:
             fields = {"backend": self.name, "error": reason}
-            log.warning("a server cannot be asked", extra={"fields": fields})
+            log.warning("a server is unavailable", extra={"fields": fields})
         return pause_s(condition.failures, self._clock)
 
-    def _taken(self, look: _Tools) -> float:
-        """Take the tools of a look, unless an empty list may be a mistake."""
+    def _apply(self, snapshot: _Snapshot) -> float:
+        """Replace the snapshot, unless an empty list may be temporary. Return the seconds until the
+        next poll."""
         if self._condition.failures:
-            log.info("a server answers again", extra={"fields": {"backend": self.name}})
-        self._condition = _Condition(look.info)
-        looks = self._seen.empty_looks
-        self._seen.empty_looks = 0
-        may_be_early = looks < len(EMPTY_LOOKS_S)
-        if may_be_early and self._tools is not None and look.lacks_a_list_of(self._tools):
-            self._seen.empty_looks = looks + 1
-            return EMPTY_LOOKS_S[looks]
-        if may_be_early and not look.definitions:
-            self._seen.empty_looks = looks + 1
-        if not look.offers_as(self._tools):
-            self._tools = look
-            self._tell_left_out(look)
+            log.info("a server is available again", extra={"fields": {"backend": self.name}})
+        self._condition = _Condition(snapshot.info)
+        polls = self._state.empty_polls
+        self._state.empty_polls = 0
+        may_be_early = polls < len(EMPTY_POLL_PAUSES_S)
+        if (
+            may_be_early
+            and self._snapshot is not None
+            and snapshot.has_emptied_list_of(self._snapshot)
+        ):
+            self._state.empty_polls = polls + 1
+            return EMPTY_POLL_PAUSES_S[polls]
+        if may_be_early and not snapshot.definitions:
+            self._state.empty_polls = polls + 1
+        if not snapshot.offers_the_same_as(self._snapshot):
+            self._snapshot = snapshot
+            self._log_left_out(snapshot)
             self._changed()
-        if may_be_early and not look.definitions:
-            return EMPTY_LOOKS_S[looks]
-        ttl_s = (look.ttl_ms or 0) / 1000
+        if may_be_early and not snapshot.definitions:
+            return EMPTY_POLL_PAUSES_S[polls]
+        ttl_s = (snapshot.ttl_ms or 0) / 1000
         return min(max(ttl_s, LEAST_TTL_S), LONGEST_TTL_S) if ttl_s else self._config.refresh_s
 
-    def _tell_left_out(self, look: _Tools) -> None:
-        if look.left_out:
-            shown = {tool.name: tool.reason for tool in look.left_out[:20]}
-            fields = {"backend": self.name, "n": len(look.left_out), "tools": shown}
+    def _log_left_out(self, snapshot: _Snapshot) -> None:
+        if snapshot.left_out:
+            reasons = {tool.name: tool.reason for tool in snapshot.left_out[:MAX_LOGGED_NAMES]}
+            fields = {"backend": self.name, "n": len(snapshot.left_out), "tools": reasons}
             log.warning("tools of a server are left out", extra={"fields": fields})
 
-    def _attend(self) -> None:
-        """Listen to the server's changes, if nothing does."""
-        attending = self._seen.attending
-        if attending is None or attending.done():
-            self._seen.attending = asyncio.create_task(self._attended())
+    def _ensure_listening(self) -> None:
+        """Listen for changes that the server reports, unless a task already does."""
+        listening = self._state.listening
+        if listening is None or listening.done():
+            self._state.listening = asyncio.create_task(self._listen())
 
-    async def _attended(self) -> None:
+    async def _listen(self) -> None:
         try:
             await self._server.follow(self._wake)
         except GatewayError as error:
@@ -631,15 +655,15 @@ class McpBackend:
 
     # -- the parts of a connection -----------------------------------------------------------------
 
-    def _make_server(self, capabilities: Json, *, is_for_one_look: bool = False) -> Server:
-        """Return a connection; the session of an older server declares `capabilities`."""
+    def _make_server(self, capabilities: Json, *, is_for_one_poll: bool = False) -> Server:
+        """Return a connection. The session of an older server declares `capabilities`."""
         make_link = self._process if self._config.command else self._http
         return Server(
             self._config,
-            partial(make_link, is_for_one_look),
+            partial(make_link, is_for_one_poll),
             self._gate,
             self._clock,
-            listens=not is_for_one_look,
+            listens=not is_for_one_poll,
             capabilities=capabilities,
         )
 
@@ -650,14 +674,14 @@ class McpBackend:
             self._asking_connection,
             lambda error: self._server.backend_error(error),
             self._clock,
-            most=config.max_held_calls,
+            max_calls=config.max_held_calls,
             held_s=config.held_s,
         )
 
     async def _asking_connection(self, capabilities: Json) -> Connection:
-        """Return a session, or a process, of its own that declares these capabilities."""
+        """Return a connection with its own session or process, which declares `capabilities`."""
         if self._config.command:
-            link: Link | StdioLink = await self._process(is_for_one_look=False)
+            link: Link | StdioLink = await self._process(is_for_one_poll=False)
         else:
             link = self._link(self._held_transport)
         return Connection(
@@ -673,7 +697,7 @@ class McpBackend:
         send = partial(authenticated, access=self._access)
         return HttpxTransport(limits, tls=self._certificates.context, send=send)
 
-    async def _http(self, is_for_one_look: bool) -> Link:
+    async def _http(self, is_for_one_poll: bool) -> Link:
         return self._link(self._transport(self._limits))
 
     def _link(self, transport: HttpxTransport) -> Link:
@@ -686,7 +710,7 @@ class McpBackend:
             redact=self._redact,
         )
 
-    async def _process(self, is_for_one_look: bool) -> StdioLink:
+    async def _process(self, is_for_one_poll: bool) -> StdioLink:
         config, secrets = self._config, self._shared.secrets
         env = {name: await secrets.text(value) for name, value in config.env.items()}
         cwd = self._origin.base_dir / (config.cwd or "")
@@ -697,8 +721,8 @@ class McpBackend:
             capabilities=_CAPABILITIES,
             limits=self._limits,
             redact=self._redact,
-            on_line=self._lines.take,
-            is_patient=not is_for_one_look,
+            on_line=self._lines.write,
+            is_patient=not is_for_one_poll,
         )
 
     def _secrets_of_process(self) -> frozenset[str]:
@@ -711,7 +735,7 @@ class McpBackend:
 
 
 class _Lines:
-    """Logs the standard error of a process, within a rate."""
+    """Logs the standard error of a process, at a limited rate."""
 
     def __init__(self, name: str, clock: Clock, redact: Callable[[bytes], bytes]) -> None:
         self._name = name
@@ -720,21 +744,24 @@ class _Lines:
         self._since_ms = 0.0
         self._lines = 0
 
-    def take(self, line: str) -> None:
-        """Log a line, unless there are too many."""
+    def write(self, line: str) -> None:
+        """Log a line, unless the rate is exceeded."""
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._since_ms > LINES_S * 1000:
             if self._lines > MAX_LINES:
-                left_out = {"backend": self._name, "n": self._lines - MAX_LINES}
-                log.warning("lines of a server are left out", extra={"fields": left_out})
+                fields = {"backend": self._name, "n": self._lines - MAX_LINES}
+                log.warning("lines of a server are left out", extra={"fields": fields})
             self._since_ms, self._lines = now_ms, 0
         self._lines += 1
         if self._lines <= MAX_LINES and line.strip():
             text = self._redact(line.encode()).decode("utf-8", "replace")[:_STDERR_CHARS]
-            log.info("a server says", extra={"fields": {"backend": self._name, "line": text}})
+            log.info(
+                "standard error of a server",
+                extra={"fields": {"backend": self._name, "line": text}},
+            )
 
 
-def _limits_of(config: McpBackendConfig) -> Limits:
+def _limits_from_config(config: McpBackendConfig) -> Limits:
     timeouts = config.timeouts
     connect_s = None if timeouts is None else timeouts.connect_s
     read_s = None if timeouts is None else timeouts.read_s
@@ -753,11 +780,11 @@ def _limits_of(config: McpBackendConfig) -> Limits:
 def _no_process_on_lambda(origin: Origin) -> Problem:
     return origin.at("command").problem(
         "is a process, and AWS Lambda freezes and ends processes between two calls",
-        "run the server elsewhere and give its url; mcp-proxy serves such a program over HTTP",
+        "run the server elsewhere and set its url; mcp-proxy serves such a program over HTTP",
     )
 
 
-def _nothing() -> None:
+def _ignore() -> None:
     """Do nothing."""
 
 
@@ -765,10 +792,10 @@ def pin_to_file(config: McpBackendConfig, origin: Origin) -> str:
     """Write the lock file of a server for `roundgate compile`; return a report for the user.
 
     Raises:
-        ConfigError: the server cannot be asked, or the file cannot be written.
+        ConfigError: the server is unavailable, or the file cannot be written.
     """
     if config.changes == "take":
-        return f"{config.name}: changes of its definitions are taken, there is nothing to pin"
+        return f"{config.name}: nothing to pin, because every change is accepted (changes: take)"
 
     async def pin() -> str:
         backend = McpBackend(config, origin, Shared(Threads(1), Modules(), fetches=True))

@@ -1,11 +1,11 @@
-"""A call of a server's tool: what is sent, what is relayed meanwhile, and the rounds in between.
+"""A call of a server's tool: its requests, the relayed notifications, and the rounds in between.
 
     round 1   tools/call {arguments}                           ──▶ input_required {keys, requestState}
               our input_required: the same keys; the server's state inside our sealed journal
     round 2   tools/call {arguments, inputResponses, state}    ──▶ the result
 
-Each request is a step, so a later round or another worker does not repeat it. The server gets the
-capabilities that the request at hand declared and that the gateway can carry, and no others.
+Each request is a step, so a later round or another worker does not repeat it. The server receives
+only capabilities that the client's current request declares and the gateway can carry.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from itertools import count
 from typing import Any, Final
 
 from roundgate.backends.base import Returned, check_request, may_hand_over
-from roundgate.backends.mcp.apps import declared_by
+from roundgate.backends.mcp.apps import declared_extension
 from roundgate.backends.mcp.config import McpBackendConfig
-from roundgate.backends.mcp.held import HeldCalls, is_possible
+from roundgate.backends.mcp.held import HeldCalls, can_hold
 from roundgate.backends.mcp.server import CARRIED, Server
 from roundgate.backends.mcp.tasks import view_from_wire
 from roundgate.backends.mcp.tools import UsableTool, own_meta, result_from_wire
@@ -35,12 +35,12 @@ from roundgate.protocol import LOG_LEVELS, REQUIRED, merged
 from roundgate.replay import NAME, Context, Raw, run_of
 
 MAX_NOTICES: Final = 10_000
-"""The most progress and log messages of one request."""
+"""The maximum number of progress and log messages of one request."""
 MAX_EXCHANGES: Final = 100
-"""The most requests of one call: rounds, and states without a question."""
-_OF_ANOTHER_LIST: Final = ("error -32602", "error -32601", "error -32020")
-"""Refusals of a tool, or of headers that repeat arguments, that may mean that the list has
-changed."""
+"""The maximum number of requests of one call, including rounds that have only a state."""
+_LIST_CHANGED: Final = ("error -32602", "error -32601", "error -32020")
+"""Errors that may mean that the list of tools has changed: the server refuses the tool, or the
+headers that repeat arguments."""
 _OWN_MEMBERS: Final = frozenset({"progressToken", "roundgate/idempotencyKey", *tracing.KEYS})
 """Members of `_meta` that the gateway replaces."""
 
@@ -58,36 +58,36 @@ class ToolCalls:
     has_tasks: bool
     """Whether the server has the tasks extension, so that calls may become its tasks."""
     on_unknown: Callable[[], None]
-    """Called when the server does not know the tool any more."""
+    """Called when the server no longer knows the tool."""
     uris: Uris
     """The gateway's URIs for the server's resources."""
     require_accepted: Callable[[str], Awaitable[None]]
     """Raises `BackendError` if the server's definition of the tool is quarantined."""
-    held: HeldCalls | None = None
-    """Makes the calls of an older server that may ask; `None` if it may not, or is not older."""
+    held_calls: HeldCalls | None = None
+    """Makes the calls of an older server that may ask questions; otherwise `None`."""
 
     async def __call__(self, context: Context, arguments: dict[str, Any]) -> Returned:
         await context.continue_as_task()
         params: Json = {"name": self.tool.name, "arguments": arguments}
         answering: Json = {}
-        asked: Json = {}
+        questions: Json = {}
         for number in count(1):
             if number > MAX_EXCHANGES:
-                raise UnexpectedAnswer(f"{self.config.name} asks for input without end")
-            if "held" in asked:
-                kept = await context.step("call", self._answer(context, asked, answering))
+                raise UnexpectedAnswer(f"{self.config.name} asks for input endlessly")
+            if "held" in questions:
+                outcome = await context.step("call", self._answer(context, questions, answering))
             else:
-                kept = await context.step(
+                outcome = await context.step(
                     "call",
                     self._exchange(context, {**params, **answering}),
                     at_most_once=context.task_id is not None
                     and not self.tool.listed.may_be_repeated,
                 )
-            if "result" in kept:
-                return result_from_wire(self.uris.in_result(kept["result"]), self.config.name)
-            if "task" in kept:
-                return view_from_wire(kept["task"], self.uris)
-            answering, asked = await answers_to(kept, context), kept
+            if "result" in outcome:
+                return result_from_wire(self.uris.in_result(outcome["result"]), self.config.name)
+            if "task" in outcome:
+                return view_from_wire(outcome["task"], self.uris)
+            answering, questions = await answers_to(outcome, context), outcome
         raise AssertionError("the loop returns or raises")
 
     def _exchange(self, context: Context, params: Json) -> Callable[[], Awaitable[Json]]:
@@ -98,56 +98,56 @@ class ToolCalls:
                 of_arguments(self.tool.listed, params["arguments"]),
                 REQUIRED if self._may_be_task(context) else {},
             )
-            sent = with_meta(params, context)
-            if (held := self._held_for(context, listener)) is not None:
-                kept = await self.server.limited(
-                    lambda: held.begin(context, sent, listener),
+            full_params = with_meta(params, context)
+            if (held_calls := self._calls_with_questions(context, listener)) is not None:
+                outcome = await self.server.limited(
+                    lambda: held_calls.begin(context, full_params, listener),
                     context.deadline,
                     is_repeatable=self.tool.listed.may_be_repeated,
                 )
-                return self._kept(kept["result"], context) if "result" in kept else kept
+                return self._outcome(outcome["result"], context) if "result" in outcome else outcome
             if (level := relay.log_level) is not None:
                 await self._set_log_level(level)
             raw = await self.server.request(
                 "tools/call",
-                sent,
+                full_params,
                 listener,
                 context.deadline,
                 is_repeatable=self.tool.listed.may_be_repeated,
             )
-            return self._kept(raw, context)
+            return self._outcome(raw, context)
 
-        async def noting_unknown() -> Json:
+        async def reporting_unknown() -> Json:
             try:
                 return await exchange()
             except ToolError as error:
-                if getattr(error, "reason", None) in _OF_ANOTHER_LIST:
+                if getattr(error, "reason", None) in _LIST_CHANGED:
                     self.on_unknown()
                 raise
 
-        return noting_unknown
+        return reporting_unknown
 
-    def _held_for(self, context: Context, listener: Listener) -> HeldCalls | None:
-        """Return the part that makes a call during which an older server may ask: the client can
-        answer something, and the answers can reach this process. Otherwise return `None`."""
+    def _calls_with_questions(self, context: Context, listener: Listener) -> HeldCalls | None:
+        """Return the object that makes a call during which an older server may ask. Return `None`
+        if the client cannot answer questions, or answers cannot reach this process."""
         may_be_asked = not CARRIED.keys().isdisjoint(listener.capabilities or {})
-        return self.held if may_be_asked and is_possible(context) else None
+        return self.held_calls if may_be_asked and can_hold(context) else None
 
     def _answer(
-        self, context: Context, asked: Json, answering: Json
+        self, context: Context, questions: Json, answering: Json
     ) -> Callable[[], Awaitable[Json]]:
         async def answer() -> Json:
-            assert self.held is not None
-            notified = Relay(context, self.config.name).notified
+            assert self.held_calls is not None
+            notify = Relay(context, self.config.name).notify
             answers = answering["inputResponses"]
-            kept = await self.held.answer(context, asked, answers, notified)
-            return self._kept(kept["result"], context) if "result" in kept else kept
+            outcome = await self.held_calls.answer(context, questions, answers, notify)
+            return self._outcome(outcome["result"], context) if "result" in outcome else outcome
 
         return answer
 
     def _may_be_task(self, context: Context) -> bool:
-        """Return whether the server may make a task of the call: a call that the gateway itself
-        makes a task is none of the server's."""
+        """Return whether the call may become a task of the server. A call that is a task of the
+        gateway must not become one."""
         return self.has_tasks and may_hand_over(context)
 
     async def _set_log_level(self, level: str) -> None:
@@ -156,11 +156,11 @@ class ToolCalls:
         except ClientError as error:
             log.debug("a server did not take a log level", exc_info=error)
 
-    def _kept(self, raw: Json, context: Context) -> Json:
-        """Return a result, or the questions and the state in it, as the journal keeps them.
+    def _outcome(self, raw: Json, context: Context) -> Json:
+        """Return a result, or its questions and state, in the form of the journal.
 
         Raises:
-            UnexpectedAnswer: the server asks in a way that the gateway or the client cannot carry.
+            UnexpectedAnswer: the gateway or the client does not support a question.
         """
         name = self.config.name
         try:
@@ -173,18 +173,17 @@ class ToolCalls:
                 return {"task": raw}
             if kind != "complete":
                 raise UnexpectedAnswer(
-                    f"{name} answered with a result of the type {str(kind)[:40]!r}, which was not "
-                    "asked for"
+                    f"{name} answered with a result of the unexpected type {str(kind)[:40]!r}"
                 )
             return {"result": raw}
-        return kept_questions(required, name, context)
+        return questions_from_wire(required, name, context)
 
 
-def kept_questions(required: InputRequired, server: str, context: Context) -> Json:
-    """Return a server's questions and state, as the journal keeps them.
+def questions_from_wire(required: InputRequired, server: str, context: Context) -> Json:
+    """Return a server's questions and state, in the form of the journal.
 
     Raises:
-        UnexpectedAnswer: the server asks in a way that the gateway or the client cannot carry.
+        UnexpectedAnswer: the gateway or the client does not support a question.
     """
     for key, request in required.requests.items():
         try:
@@ -202,29 +201,29 @@ def kept_questions(required: InputRequired, server: str, context: Context) -> Js
     return {"inputRequests": dict(required.requests), "state": required.request_state}
 
 
-async def answers_to(kept: Json, context: Context) -> Json:
-    """Return the answers to a server's questions and its state, once they are known."""
+async def answers_to(questions: Json, context: Context) -> Json:
+    """Ask a server's questions. Return the answers and the server's state, as params of the next
+    request."""
     answering: Json = {}
-    if requests := kept["inputRequests"]:
-        questions = {key: Raw(request) for key, request in requests.items()}
-        answers = await context.ask(questions)
+    if requests := questions["inputRequests"]:
+        answers = await context.ask({key: Raw(request) for key, request in requests.items()})
         answering["inputResponses"] = {key: answer.value for key, answer in answers.items()}
-    if kept["state"] is not None:
-        answering["requestState"] = kept["state"]
+    if questions["state"] is not None:
+        answering["requestState"] = questions["state"]
     return answering
 
 
 def with_meta(params: Json, context: Context) -> Json:
-    """Return the params with the `_meta` that passes the gateway, and the trace context."""
+    """Return the params with the members of `_meta` that the gateway forwards, and the trace context."""
     raw = run_of(context).call.meta.raw
-    passed = {key: value for key, value in own_meta(raw).items() if key not in _OWN_MEMBERS}
-    meta = {**passed, **tracing.outgoing(raw)}
+    forwarded = {key: value for key, value in own_meta(raw).items() if key not in _OWN_MEMBERS}
+    meta = {**forwarded, **tracing.outgoing(raw)}
     return {**params, "_meta": meta} if meta else params
 
 
 def carried_capabilities(context: Context) -> Json:
-    """Return the capabilities that a call's request declared, or that the gateway replaces for its
-    client, as far as the gateway can carry their questions."""
+    """Return the capabilities whose questions the gateway can carry, and which the client declared
+    or the gateway substitutes for it."""
     capabilities = run_of(context).call.capabilities
     carried: Json = {
         name: {part: {} for part in declared if part in CARRIED[name]}
@@ -238,8 +237,8 @@ def carried_capabilities(context: Context) -> Json:
 
 
 class Relay:
-    """Relays one request's progress and log messages to the client, and refuses questions of an
-    older server."""
+    """Relays the progress and log messages of one request to the client, and refuses questions of
+    an older server."""
 
     def __init__(self, context: Context, server: str) -> None:
         meta = run_of(context).call.meta
@@ -249,35 +248,35 @@ class Relay:
         self._wants_progress = meta.progress_token is not None or context.task_id is not None
         self._token = run_of(context).clock.new_id()
         self.log_level = meta.log_level if context.task_id is None else None
-        """The lowest level of log messages that the client wants; `None` for none. A task has no
-        stream, and the gateway's log must not repeat the server."""
+        """The lowest level of log messages that the client requested; `None` for no messages, as in
+        a task, which has no stream."""
 
     def listener(self, headers: Headers, extensions: Mapping[str, Any]) -> Listener:
-        """Return the listener of the request; `headers` repeat arguments, `extensions` are declared
-        besides the capabilities that are carried."""
+        """Return the listener of the request. `headers` repeat arguments; `extensions` are declared
+        in addition to the carried capabilities."""
         meta: Json = {}
         if self._wants_progress:
             meta["progressToken"] = self._token
         if self.log_level is not None:
             meta[f"{META}logLevel"] = self.log_level
         capabilities = merged([carried_capabilities(self._context), extensions])
-        if shown := declared_by(self._context):
-            capabilities["extensions"] = {**capabilities.get("extensions", {}), **shown}
-        return Listener(self.notified, refuse, meta or None, headers, capabilities)
+        if pages := declared_extension(self._context):
+            capabilities["extensions"] = {**capabilities.get("extensions", {}), **pages}
+        return Listener(self.notify, refuse, meta or None, headers, capabilities)
 
-    async def notified(self, method: str, params: Json) -> None:
+    async def notify(self, method: str, params: Json) -> None:
         """Relay a notification of the server."""
         self._notices += 1
         if self._notices > MAX_NOTICES:
-            raise BadAnswer("The server sends notifications without end")
+            raise BadAnswer("The server sends notifications endlessly")
         if method == "notifications/progress" and params.get("progressToken") == self._token:
             await self._progress(params)
         elif self.log_level is None:
             return
         elif method == "notifications/message" and params.get("level") in LOG_LEVELS:
             logger = params.get("logger")
-            named = logger if isinstance(logger, str) else None
-            await self._context.log(params["level"], params.get("data"), named)
+            logger_name = logger if isinstance(logger, str) else None
+            await self._context.log(params["level"], params.get("data"), logger_name)
 
     async def _progress(self, params: Json) -> None:
         progress, total = _number(params.get("progress")), _number(params.get("total"))
@@ -288,12 +287,12 @@ class Relay:
 
 
 async def refuse(request_id: Any, method: str, params: Json) -> Json:
-    """Answer a request of an older server. The session declares no capability, so the server should
-    not ask; a ping is answered."""
+    """Answer a ping, and refuse all other requests of an older server: its session declares no
+    capability, so the server should not ask."""
     if method == "ping":
         return {"result": {}}
     message = (
-        f"{method} is not possible here: the client of this session declared no such capability"
+        f"{method} is not supported: the client of this session did not declare the capability"
     )
     return {"error": {"code": -32601, "message": message}}
 

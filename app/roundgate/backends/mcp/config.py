@@ -16,7 +16,7 @@ from roundgate.settings import Model, Secret, TaskMode
 
 Argument: TypeAlias = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 Variable: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-_OF_URL: Final[Sequence[str]] = (
+_URL_SETTINGS: Final[Sequence[str]] = (
     "headers",
     "credential",
     "tls",
@@ -24,16 +24,16 @@ _OF_URL: Final[Sequence[str]] = (
     "max_connections",
     "keep_alive_s",
 )
-"""Settings of HTTP, which a process has no use for."""
-_OF_COMMAND: Final[Sequence[str]] = ("env", "cwd")
+"""The settings that apply only to a server with a url."""
+_PROCESS_SETTINGS: Final[Sequence[str]] = ("env", "cwd")
 
 
 class JobToolConfig(Model):
-    """A call of another tool of the server about a job."""
+    """A call of another tool of the server for a job."""
 
-    tool: str = Field(description="Name of the tool at the server.", min_length=1)
+    tool: str = Field(description="The name of the tool at the server.", min_length=1)
     arguments: dict[str, Any] = Field(
-        description='Its arguments, such as {"build": "{id}"}; {name} stands for a variable or an argument.'
+        description='The arguments, such as {"build": "{id}"}; {name} stands for a variable or an argument.'
     )
 
 
@@ -41,15 +41,15 @@ class McpJobConfig(JobConfig):
     """A job that a tool starts and other tools of the server follow."""
 
     task: TaskMode = Field("optional", description="Whether a call becomes a task.")
-    poll: JobToolConfig = Field(description="The call that tells how the job is.")
+    poll: JobToolConfig = Field(description="The call that returns the state of the job.")
     fetch: JobToolConfig | None = Field(
         None,
         description="The call that returns the result. Unset: the last poll's answer is the result.",
     )
     cancel: JobToolConfig | None = Field(
         None,
-        description="The call that is made when the task is cancelled, or has taken too long. Unset: the job goes"
-        " on.",
+        description="The call that ends the job if the task is cancelled or exceeds its time limit. Unset: the job"
+        " continues.",
     )
 
     @property
@@ -65,7 +65,7 @@ class PartConfig(Model):
     include: list[str] = Field(
         ["*"], description='Names of prompts, or URIs and templates; "*" stands for any text.'
     )
-    exclude: list[str] = Field([], description="Those of them that are not served.")
+    exclude: list[str] = Field([], description="Exceptions from `include`.")
     scopes: list[str] = Field([], description="Scopes that the caller's token must grant.")
 
     def has(self, name: str) -> bool:
@@ -83,7 +83,7 @@ class PartConfig(Model):
 
 
 class McpBackendConfig(RemoteConfig):
-    """An MCP server, whose tools, prompts and resources the gateway serves as they are."""
+    """An MCP server, whose tools, prompts and resources the gateway serves unchanged."""
 
     kind: Literal["mcp"]
     url: BaseUrl | None = Field(
@@ -101,15 +101,17 @@ class McpBackendConfig(RemoteConfig):
     )
     cwd: str | None = Field(
         None,
-        description="Working directory of the process, relative to gateway.yaml. Unset: there.",
+        description="Working directory of the process, relative to gateway.yaml. Unset: the directory of gateway.yaml.",
     )
     timeout_s: float = Field(
         60,
-        description="Seconds within which the server must send something: an answer, or progress.",
+        description="Seconds within which the server must send an answer or progress.",
         gt=0,
     )
     max_response_bytes: int = Field(
-        10_000_000, description="Larger messages of the server are a tool error.", ge=1_000
+        10_000_000,
+        description="The maximum size of a message; a larger message is a tool error.",
+        ge=1_000,
     )
     max_tools: int = Field(
         2_000,
@@ -127,7 +129,7 @@ class McpBackendConfig(RemoteConfig):
     )
     refresh_s: float = Field(
         300,
-        description="Seconds after which lists are read again, unless the server says for how long they hold.",
+        description="Seconds after which lists are read again, unless the server declares their time to live.",
         ge=5,
         le=86_400,
     )
@@ -142,19 +144,23 @@ class McpBackendConfig(RemoteConfig):
     )
     max_held_calls: int = Field(
         100,
-        description="Calls of such a server that wait for their users at once, in one process; a caller has a fifth.",
+        description="The maximum number of such calls that wait for users in one process; each caller has a fifth.",
         ge=1,
     )
     held_s: float = Field(
-        600, description="Seconds for which such a call waits for answers, in all.", gt=0, le=86_400
+        600,
+        description="Seconds for which such a call waits for answers in total.",
+        gt=0,
+        le=86_400,
     )
     jobs: dict[str, McpJobConfig] = Field(
-        {}, description="Tools that start a job which other tools of the server follow, by name."
+        {},
+        description="Jobs, by the name of the tool that starts them; other tools of the server follow them.",
     )
 
     changes: Literal["take", "announce", "quarantine"] = Field(
         "take",
-        description="What happens to a tool, prompt or template that differs from the lock file.",
+        description="The treatment of a tool, prompt or template that differs from the lock file.",
     )
     lock: str | None = Field(
         None,
@@ -174,14 +180,20 @@ class McpBackendConfig(RemoteConfig):
     @model_validator(mode="after")
     def _is_somewhere(self) -> McpBackendConfig:
         if (self.url is None) == (not self.command):
-            raise ValueError("give either url or command")
+            raise ValueError("set either url or command")
         used = self.model_fields_set
-        if self.url is None and (foreign := [name for name in _OF_URL if name in used]):
-            raise ValueError(f"{', '.join(foreign)}: for a server with a url; this is a process")
-        if self.url is not None and (foreign := [name for name in _OF_COMMAND if name in used]):
-            raise ValueError(f"{', '.join(foreign)}: for a server with a command")
+        if self.url is None and (foreign := [name for name in _URL_SETTINGS if name in used]):
+            raise ValueError(
+                f"{', '.join(foreign)}: only for a server with a url; remove it, or replace command by url"
+            )
+        if self.url is not None and (
+            foreign := [name for name in _PROCESS_SETTINGS if name in used]
+        ):
+            raise ValueError(
+                f"{', '.join(foreign)}: only for a server with a command; remove it, or replace url by command"
+            )
         if "idempotency_key" in used:
-            raise ValueError("idempotency_key: MCP has no such header; leave it out")
+            raise ValueError("idempotency_key: MCP has no such header; remove the setting")
         if self.tls is not None and not str(self.url).startswith("https:"):
-            raise ValueError("tls is for a url with https")
+            raise ValueError("tls needs a url with https")
         return self

@@ -1,21 +1,20 @@
-"""Calls of older servers that ask their user, answered at any replica.
+"""Calls of older servers during which the server asks the user; any replica can take the answers.
 
-A server of a revision before 2026-07-28 asks on the stream of the call, and sends the result on that
-stream. The process that made the call holds the stream; any process can answer:
+A server of a revision before 2026-07-28 asks on the stream of the call, and sends the result on the
+same stream. The process that made the call, its holder, keeps the stream open:
 
-    round 1, here        tools/call ──▶ the server asks ──▶ outcome 0: the questions, in our sealed state
-    round 2, anywhere    row a0: the answers ──▶ the holder reads them, answers the server, beats
-                         row 1: outcome 1, the result or further questions ◀── the holder writes it
+    round 1, the holder     tools/call ──▶ the server asks ──▶ outcome 0: the questions, in the sealed state
+    round 2, any process    row a0: the answers ──▶ the holder reads them, answers the server, sends heartbeats
+                            row 1: outcome 1, the result or further questions ◀── the holder writes it
 
     rows of the caller, under the call's random id
-    a0, a1 …   answers; the first that is inserted counts, also if it says that nobody answered in time
-    1, 2 …     outcomes, so that a repeated round gets the same one
-    beat       changes every `BEAT_S` seconds while the server works on answers
+    a0, a1 …   answers; the first insert counts, even if it records that the wait has expired
+    1, 2 …     outcomes, so that a repeated round gets the same outcome
+    beat       changes every `HEARTBEAT_S` seconds while the server works on answers
 
-A row is written only once a call has asked. If the holder dies, its beat stops: the next round ends
-with an error that says that the call may have taken effect, and the call is never made again. A
-session belongs to one caller and has one call at a time, because nothing else says which call a
-question belongs to.
+A call writes rows only after a question. If the holder dies, its heartbeats stop: the next round ends
+with an error that says that the call may have taken effect, and the call is never repeated. A session
+belongs to one caller and has one call at a time, because a question does not identify its call.
 """
 
 from __future__ import annotations
@@ -45,51 +44,52 @@ from roundgate.errors import (
 from roundgate.replay import Context, Raw, Rows, run_of
 
 SETTLE_S: Final = 0.05
-"""Seconds after a question in which further ones join its round."""
-BEAT_S: Final = 2.0
-"""Seconds between two beats of a holder."""
+"""Seconds after a question in which further questions join its round."""
+HEARTBEAT_S: Final = 2.0
+"""Seconds between two heartbeats of a holder."""
 LOST_MS: Final = 10_000
-"""Milliseconds without a beat after which a holder counts as dead."""
+"""Milliseconds without a heartbeat after which a holder counts as dead."""
 FIRST_POLL_S: Final = 0.1
 LONGEST_POLL_S: Final = 1.0
-"""Seconds between two looks at a row: of the holder for answers, of a round for an outcome."""
+"""The bounds on the seconds between two polls: for answers by the holder, for an outcome by a round."""
 KEEP_MS: Final = 900_000
-"""Milliseconds for which rows are kept after the wait for answers, for rounds that are repeated."""
+"""Milliseconds for which rows stay after the wait for answers, so that a round can be repeated."""
 LONGEST_WORK_S: Final = 900.0
-"""Seconds that a server may work on answers before it asks again or ends; nobody may be waiting."""
+"""Seconds that a server may work on answers until its next question or result; the caller may have
+left."""
 CHUNK: Final = 250_000
-"""Bytes of an outcome in one row."""
+"""The maximum number of bytes of an outcome in one row."""
 MAX_CHUNKS: Final = 80
 MAX_IDLE: Final = 32
-"""Sessions that are kept for the next call of their caller."""
+"""The maximum number of idle sessions, which wait for the next call of their caller."""
 IDLE_MS: Final = 60_000
-"""Milliseconds for which they are kept, and at most twice that."""
+"""Milliseconds after which an idle session expires; it is closed at most as much later."""
 SHARE: Final = 5
-"""One caller may hold a fifth of the calls of a process, and at least one."""
+"""The divisor that limits one caller to a share of the held calls of a process; at least one call."""
 
 LOST: Final = (
-    "The process that held this call at {server} is gone, and so is the call's result. The call may "
-    "have taken effect; find out before you make it again"
+    "The process that held this call at {server} has died, and the call's result is lost. The call may "
+    "have taken effect; check before you repeat it"
 )
 STOPPED: Final = (
-    "The process that held this call at {server} was stopped. The call may have taken effect; find "
-    "out before you make it again"
+    "The process that held this call at {server} was stopped. The call may have taken effect; check "
+    "before you repeat it"
 )
 LATE: Final = (
-    "The questions of {server} were answered too late: they were open for longer than held_s. The "
-    "server was told that they were cancelled; what it did then is not known"
+    "The questions of {server} were answered too late: they were open for longer than held_s, and the "
+    "gateway cancelled them. The call may have taken effect; check before you repeat it"
 )
-ANSWERED: Final = "These questions of {server} have been answered before, with other answers"
-BUSY: Final = "Too many calls wait for their users now (max_held_calls); try again later"
+ANSWERED: Final = "These questions of {server} were already answered, with different answers"
+BUSY: Final = "Too many calls are waiting for their users (max_held_calls); try again later"
 
 log = logging.getLogger("roundgate.backends")
 
 MakeConnection: TypeAlias = Callable[[Json], Awaitable[Connection]]
-"""Makes a connection of its own that declares these capabilities. Raises BackendError."""
+"""Makes a separate connection that declares the capabilities. Raises BackendError."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Box:
+class _CallRows:
     """The rows of one held call."""
 
     rows: Rows
@@ -101,19 +101,21 @@ class _Box:
         return f"held.{self.id}.{name}"
 
     async def put_outcome(self, number: int, outcome: Json) -> None:
-        """Write an outcome. Raise Unavailable."""
+        """Write an outcome. Raise Unavailable if the store fails."""
         data = json.encode(outcome)
         chunks = [data[start : start + CHUNK] for start in range(0, len(data), CHUNK)]
         if len(chunks) > MAX_CHUNKS:
-            outcome = {"error": "The result is too large to be handed on to another process"}
+            outcome = {"error": "The result is too large to pass it to another process"}
             return await self.put_outcome(number, outcome)
-        for place, chunk in reversed(list(enumerate(chunks))):  # the first row says that all exist
+        # the first row marks the outcome as complete, so write it last
+        for place, chunk in reversed(list(enumerate(chunks))):
             head = b"%d\n" % len(chunks) if place == 0 else b""
             await self.rows.put(self.key(f"{number}.{place}"), head + chunk, self.forget_ms)
         return None
 
     async def read_outcome(self, number: int) -> tuple[Json | None, bytes | None]:
-        """Return an outcome, if it was written, and the last beat. Raise Unavailable."""
+        """Return an outcome, if it exists, and the last heartbeat. Raise Unavailable if the store
+        fails."""
         first, beat = self.key(f"{number}.0"), self.key("beat")
         values = await self.rows.read_values([first, beat])
         if (head := values.get(first)) is None:
@@ -124,8 +126,8 @@ class _Box:
         outcome: Json = json.decode(data + b"".join(others.get(key, b"") for key in keys))
         return outcome, None
 
-    async def beat(self, number: int) -> None:
-        """Write the next beat. Raise Unavailable."""
+    async def send_heartbeat(self, number: int) -> None:
+        """Write the next heartbeat. Raise Unavailable if the store fails."""
         value, key = b"%020d" % number, self.key("beat")
         if not await self.rows.put_new(key, value, self.forget_ms):
             row = await self.rows.read(key)
@@ -133,20 +135,20 @@ class _Box:
                 await self.rows.replace(key, value, row.version, row.forget_ms)
 
 
-def is_possible(context: Context) -> bool:
-    """Return whether other processes could answer the questions of a call."""
+def can_hold(context: Context) -> bool:
+    """Return whether a call has rows, through which any process can answer its questions."""
     return run_of(context).call.rows_of is not None
 
 
 class HeldCalls:
-    """The calls of one older server that may ask, held by this process.
+    """The calls of one older server that may ask questions, with this process as their holder.
 
     Args:
         server: the server's name for error texts.
         make_connection: makes a connection.
-        error_of: returns an error of the client library in the words of the gateway.
-        most: calls that wait for answers at once.
-        held_s: seconds for which a call waits for answers.
+        convert_error: returns an error of the client library as a `BackendError`.
+        max_calls: the maximum number of calls that wait for answers at once.
+        held_s: the seconds for which a call waits for answers.
         clock: the clock of the process.
     """
 
@@ -154,23 +156,23 @@ class HeldCalls:
         self,
         server: str,
         make_connection: MakeConnection,
-        error_of: Callable[[ClientError], BackendError],
+        convert_error: Callable[[ClientError], BackendError],
         clock: Clock,
         *,
-        most: int,
+        max_calls: int,
         held_s: float,
     ) -> None:
         self.server = server
-        self.error_of = error_of
+        self.convert_error = convert_error
         self.clock = clock
         self.held_s = held_s
         self._make_connection = make_connection
-        self._most = most
+        self._max_calls = max_calls
         self._held: dict[str, _HeldCall] = {}
         self._idle: OrderedDict[Connection, tuple[tuple[str, bytes], float]] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        """The next look at idle sessions."""
+        """The timer of the next search for expired sessions."""
 
     async def begin(self, context: Context, params: Json, listener: Listener) -> Json:
         """Make a call. Return `{"result": …}`, or the questions: `{"inputRequests": …, "state":
@@ -180,23 +182,25 @@ class HeldCalls:
             ClientError, BackendError: the call failed.
         """
         call = run_of(context).call
-        assert call.rows_of is not None, "the caller checks `is_possible`"
+        assert call.rows_of is not None, "callers check `can_hold`"
         owner = task_owner(call.principal)
         key = owner, json.encode(listener.capabilities or {})
-        connection = self._reused(key) or await self._opened(listener.capabilities or {})
+        connection = self._take_idle_session(key) or await self._open_session(
+            listener.capabilities or {}
+        )
         await _set_log_level(connection, (listener.meta or {}).get(f"{META}logLevel"))
         forget_ms = self.clock.now_ms() + int(self.held_s * 1000) + KEEP_MS
-        box = _Box(call.rows_of(call.principal), self.clock.new_id(), forget_ms)
-        held = _HeldCall(self, context, owner, connection, box, params, listener)
+        call_rows = _CallRows(call.rows_of(call.principal), self.clock.new_id(), forget_ms)
+        held_call = _HeldCall(self, context, owner, connection, call_rows, params, listener)
         try:
-            return await held.first_outcome()
+            return await held_call.first_outcome()
         finally:
-            held.attach(None)
+            held_call.attach(None)
 
     async def answer(
         self,
         context: Context,
-        asked: Json,
+        questions: Json,
         answers: Mapping[str, Any],
         notify: Callable[[str, Json], Any],
     ) -> Json:
@@ -204,84 +208,87 @@ class HeldCalls:
 
         Args:
             context: the context of this round.
-            asked: the questions, as `begin` or `answer` returned them.
+            questions: the questions, as `begin` or `answer` returned them.
             answers: the answers by key.
-            notify: takes the call's notifications, if this process holds it.
+            notify: receives the call's notifications, if this process is its holder.
 
         Raises:
-            ToolError: the call failed, its holder is gone, or its questions were answered before.
+            ToolError: the call failed, its holder has died, or its questions have other answers.
         """
         call = run_of(context).call
-        assert call.rows_of is not None, "a call that asked has rows"
+        assert call.rows_of is not None, "a held call has rows"
         forget_ms = self.clock.now_ms() + KEEP_MS
-        box = _Box(call.rows_of(call.principal), asked["held"], forget_ms)
-        number: int = asked["number"]
-        await self._put_answers(box, number, answers)
-        held = self._held.get(box.id)
-        if held is None:
-            outcome = await self._outcome_elsewhere(box, number + 1)
+        call_rows = _CallRows(call.rows_of(call.principal), questions["held"], forget_ms)
+        number: int = questions["number"]
+        await self._store_answers(call_rows, number, answers)
+        held_call = self._held.get(call_rows.id)
+        if held_call is None:
+            outcome = await self._wait_for_outcome(call_rows, number + 1)
         else:
-            held.attach(notify)
+            held_call.attach(notify)
             try:
-                outcome = await held.outcome(number + 1)
+                outcome = await held_call.outcome(number + 1)
             finally:
-                held.attach(None)
+                held_call.attach(None)
         message = outcome.get("error")
         if message is not None:
             raise ToolError(message)
         return outcome
 
     async def aclose(self) -> None:
-        """End the held calls, and tell those who wait for them; close the sessions."""
-        held = list(self._held.values())
-        for each in held:
-            each.stop()
-        await asyncio.gather(*(each.task for each in held), return_exceptions=True)
+        """End the held calls and publish their end; close the sessions."""
+        held_calls = list(self._held.values())
+        for held_call in held_calls:
+            held_call.stop()
+        tasks = [held_call.task for held_call in held_calls]
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._timer is not None:
             self._timer.cancel()
         idle = list(self._idle)
         self._idle.clear()
-        await asyncio.gather(*map(_closed, idle), *self._closing, return_exceptions=True)
+        await asyncio.gather(*map(_end_session, idle), *self._closing, return_exceptions=True)
 
     # -- answers and outcomes ----------------------------------------------------------------------
 
-    async def _put_answers(self, box: _Box, number: int, answers: Mapping[str, Any]) -> None:
-        """Insert the answers, unless the same ones were inserted before."""
-        key, value = box.key(f"a{number}"), json.encode(dict(answers))
+    async def _store_answers(
+        self, call_rows: _CallRows, number: int, answers: Mapping[str, Any]
+    ) -> None:
+        """Insert the answers, unless the same answers exist. Raise ToolError if other answers exist."""
+        key, value = call_rows.key(f"a{number}"), json.encode(dict(answers))
         while True:
             try:
-                if await box.rows.put_new(key, value, box.forget_ms):
+                if await call_rows.rows.put_new(key, value, call_rows.forget_ms):
                     return
-                row = await box.rows.read(key)
+                row = await call_rows.rows.read(key)
                 break
             except QuotaExceeded as error:
                 raise ToolError(str(error)) from None
-            except Unavailable:  # the call's deadline ends this; a repeated insert does no harm
+            except Unavailable:  # retry until the call's deadline; a repeated insert is harmless
                 await self.clock.sleep(LONGEST_POLL_S)
-        known = None if row is None else json.decode(row.value)
-        if known is None:
+        stored = None if row is None else json.decode(row.value)
+        if stored is None:
             raise ToolError(LATE.format(server=self.server))
-        if known != json.decode(value):
+        if stored != json.decode(value):
             raise ToolError(ANSWERED.format(server=self.server))
 
-    async def _outcome_elsewhere(self, box: _Box, number: int) -> Json:
-        """Return an outcome that another process writes.
+    async def _wait_for_outcome(self, call_rows: _CallRows, number: int) -> Json:
+        """Return an outcome once its holder, another process, has written it.
 
         Raises:
-            ToolError: the process is gone.
+            ToolError: the holder has died.
         """
-        poll_s, seen = FIRST_POLL_S, None
+        poll_s, last_beat = FIRST_POLL_S, None
         since_ms = self.clock.monotonic_ms()
         while True:
             try:
-                outcome, beat = await box.read_outcome(number)
-            except Unavailable:  # the holder cannot beat either
+                outcome, beat = await call_rows.read_outcome(number)
+            except Unavailable:  # the holder cannot send heartbeats either
                 since_ms = self.clock.monotonic_ms()
             else:
                 if outcome is not None:
                     return outcome
-                if beat != seen:
-                    seen, since_ms = beat, self.clock.monotonic_ms()
+                if beat != last_beat:
+                    last_beat, since_ms = beat, self.clock.monotonic_ms()
                 elif self.clock.monotonic_ms() - since_ms > LOST_MS:
                     raise ToolError(LOST.format(server=self.server))
             await self.clock.sleep(poll_s)
@@ -289,76 +296,77 @@ class HeldCalls:
 
     # -- held calls --------------------------------------------------------------------------------
 
-    def has_room(self, held: _HeldCall) -> bool:
-        """Return whether a call may begin to wait for answers."""
-        if held.box.id in self._held:
+    def has_room(self, call: _HeldCall) -> bool:
+        """Return whether a call may wait for answers, within the limits of the process and caller."""
+        if call.call_rows.id in self._held:
             return True
-        of_owner = sum(each.owner == held.owner for each in self._held.values())
-        return len(self._held) < self._most and of_owner < max(1, self._most // SHARE)
+        owned = sum(other.owner == call.owner for other in self._held.values())
+        return len(self._held) < self._max_calls and owned < max(1, self._max_calls // SHARE)
 
-    def hold(self, held: _HeldCall) -> None:
-        """Hold a call that has asked, until it has ended."""
-        self._held[held.box.id] = held
+    def hold(self, call: _HeldCall) -> None:
+        """Register a call that waits for answers, until its end."""
+        self._held[call.call_rows.id] = call
 
-    def forget(self, held: _HeldCall) -> None:
-        """Hold a call no longer."""
-        self._held.pop(held.box.id, None)
+    def forget(self, call: _HeldCall) -> None:
+        """Unregister a call."""
+        self._held.pop(call.call_rows.id, None)
 
-    def give_back(self, held: _HeldCall, *, is_clean: bool) -> None:
-        """Keep the session of a call for the next one, if nothing of the call is left in it."""
+    def return_session(self, call: _HeldCall, *, is_clean: bool) -> None:
+        """Keep the session of a call for the next call if it is clean; otherwise close it."""
         if not is_clean:
-            self._close(held.connection)
+            self._close(call.connection)
             return
-        key = held.owner, json.encode(held.listener.capabilities or {})
-        self._idle[held.connection] = key, self.clock.monotonic_ms()
+        key = call.owner, json.encode(call.listener.capabilities or {})
+        self._idle[call.connection] = key, self.clock.monotonic_ms()
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(IDLE_MS / 1000, self._look_at_idle)
+            self._timer = loop.call_later(IDLE_MS / 1000, self._close_expired_and_reschedule)
         if len(self._idle) > MAX_IDLE:
             self._close(self._idle.popitem(last=False)[0])
 
     # -- sessions ----------------------------------------------------------------------------------
 
-    def _reused(self, key: tuple[str, bytes]) -> Connection | None:
-        """Return a session of a caller with these capabilities that no call uses."""
-        self._close_old()
+    def _take_idle_session(self, key: tuple[str, bytes]) -> Connection | None:
+        """Remove and return an idle session of a caller and its capabilities, or return `None`."""
+        self._close_expired()
         for connection in reversed(self._idle):
             if self._idle[connection][0] == key:
                 del self._idle[connection]
                 return connection
         return None
 
-    async def _opened(self, capabilities: Json) -> Connection:
+    async def _open_session(self, capabilities: Json) -> Connection:
         connection = await self._make_connection(capabilities)
         try:
             await connection.connect()
         except BaseException:
-            await asyncio.shield(_closed(connection))
+            await asyncio.shield(_end_session(connection))
             raise
         return connection
 
-    def _look_at_idle(self) -> None:
-        """Close old sessions, and look again while there are others."""
+    def _close_expired_and_reschedule(self) -> None:
+        """Close expired sessions, and repeat this later while any are idle."""
         self._timer = None
-        self._close_old()
+        self._close_expired()
         if self._idle:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(IDLE_MS / 1000, self._look_at_idle)
+            self._timer = loop.call_later(IDLE_MS / 1000, self._close_expired_and_reschedule)
 
-    def _close_old(self) -> None:
+    def _close_expired(self) -> None:
         oldest_ms = self.clock.monotonic_ms() - IDLE_MS
-        for connection in [each for each, (_, ms) in self._idle.items() if ms < oldest_ms]:
+        expired = [session for session, (_, ms) in self._idle.items() if ms < oldest_ms]
+        for connection in expired:
             del self._idle[connection]
             self._close(connection)
 
     def _close(self, connection: Connection) -> None:
-        closing = asyncio.create_task(_closed(connection))
+        closing = asyncio.create_task(_end_session(connection))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
 
 async def _set_log_level(connection: Connection, level: str | None) -> None:
-    """Have the server send log messages of this level and above, if it can."""
+    """Set the minimum level of log messages, if the server supports it."""
     server = connection.server
     if level is None or server is None or "logging" not in server.capabilities:
         return
@@ -368,41 +376,41 @@ async def _set_log_level(connection: Connection, level: str | None) -> None:
         log.debug("a server did not take a log level", exc_info=error)
 
 
-async def _closed(connection: Connection) -> None:
+async def _end_session(connection: Connection) -> None:
     with suppress(ClientError):
         await connection.link.end_session()
 
 
 @dataclass(eq=False)
 class _HeldCall:
-    """One call, from its request to its result."""
+    """A call, from its request to its result."""
 
     calls: HeldCalls
     context: Context
     owner: str
     connection: Connection
-    box: _Box
+    call_rows: _CallRows
     params: Json
     listener: Listener
     _open: dict[str, tuple[Json, asyncio.Future[Json]]] = field(default_factory=dict)
-    """Questions without an answer, by key."""
+    """The open questions and their answers, by key."""
     _unasked: list[str] = field(default_factory=list)
-    """Keys of the questions that no outcome has yet."""
-    _asked: asyncio.Event = field(default_factory=asyncio.Event)
+    """The keys of questions that are not yet in an outcome."""
+    _has_asked: asyncio.Event = field(default_factory=asyncio.Event)
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when this process has written answers."""
+    """Set when a round in this process has stored answers."""
     _outcomes: dict[int, asyncio.Future[Json]] = field(default_factory=dict)
     _questions: int = 0
-    _beats: int = 0
+    _heartbeats: int = 0
     _is_stopped: bool = False
     _failure: ClientError | BackendError | None = None
 
     def __post_init__(self) -> None:
         self._notify = self.listener.on_notification
-        self.task = asyncio.create_task(self._conduct())
+        self.task = asyncio.create_task(self._run())
 
     async def first_outcome(self) -> Json:
-        """Return the first outcome; cancel the call if its caller is cancelled before."""
+        """Return the first outcome; cancel the call if the caller is cancelled before."""
         try:
             outcome = await self.outcome(0)
         except asyncio.CancelledError:
@@ -413,12 +421,12 @@ class _HeldCall:
         return outcome
 
     async def outcome(self, number: int) -> Json:
-        """Return an outcome once it is known here, and let the holder look for answers now."""
+        """Read stored answers immediately; return an outcome once it is available in this process."""
         self._woken.set()
         return await asyncio.shield(self._future(number))
 
     def attach(self, notify: Callable[[str, Json], Any] | None) -> None:
-        """Give the call's notifications to a round, or to none."""
+        """Send the call's notifications to a round; `None` drops them."""
         self._notify = notify
 
     def stop(self) -> None:
@@ -433,25 +441,25 @@ class _HeldCall:
 
     # -- the call ----------------------------------------------------------------------------------
 
-    async def _conduct(self) -> None:
-        """Run the call to its end: outcome, answers, outcome …"""
+    async def _run(self) -> None:
+        """Run the call to its end: publish outcomes, and wait for answers in between."""
         listener = replace(
-            self.listener, on_request=self._answer_request, on_notification=self._notified
+            self.listener, on_request=self._answer_request, on_notification=self._notify_round
         )
         exchange = asyncio.ensure_future(
             self.connection.exchange("tools/call", self.params, listener, may_repeat=False)
         )
-        number, is_given_back = 0, False
+        number, is_session_returned = 0, False
         until_ms = self.calls.clock.monotonic_ms() + self.calls.held_s * 1000
         try:
-            while "inputRequests" in (outcome := await self._next(exchange, number)):
+            while "inputRequests" in (outcome := await self._next_outcome(exchange, number)):
                 await self._publish(number, outcome)
-                answers = await self._answers(exchange, number, until_ms)
+                answers = await self._wait_for_answers(exchange, number, until_ms)
                 self._resolve(outcome["inputRequests"], answers)
                 number += 1
-            # before its caller learns the result, and calls again
-            self.calls.give_back(self, is_clean="result" in outcome and not self._open)
-            is_given_back = True
+            # before the caller gets the result and can call again
+            self.calls.return_session(self, is_clean="result" in outcome and not self._open)
+            is_session_returned = True
             await self._publish(number, outcome)
         except asyncio.CancelledError:
             if self._is_stopped:
@@ -460,56 +468,61 @@ class _HeldCall:
         finally:
             exchange.cancel()
             await asyncio.gather(exchange, return_exceptions=True)
-            if not is_given_back:
-                self.calls.give_back(self, is_clean=False)
+            if not is_session_returned:
+                self.calls.return_session(self, is_clean=False)
             self.calls.forget(self)
 
     async def _publish_stopped(self, number: int) -> None:
-        """Make known that the call has ended here, as the outcome that a round waits for."""
+        """Publish the end of the call as the outcome for which a round waits."""
         number += self._future(number).done()
         with suppress(TimeoutError):
-            async with asyncio.timeout(BEAT_S):
+            async with asyncio.timeout(HEARTBEAT_S):
                 await self._publish(number, {"error": STOPPED.format(server=self.calls.server)})
 
-    async def _next(self, exchange: asyncio.Future[Json], number: int) -> Json:
+    async def _next_outcome(self, exchange: asyncio.Future[Json], number: int) -> Json:
         """Return the next outcome: the result, an error, or questions."""
-        asked = asyncio.ensure_future(self._asked.wait())
-        beating = asyncio.ensure_future(self._beating()) if number else None
+        question = asyncio.ensure_future(self._has_asked.wait())
+        heartbeats = asyncio.ensure_future(self._send_heartbeats()) if number else None
         limit_s = LONGEST_WORK_S if number else None
         try:
-            waited: set[asyncio.Future[Any]] = {exchange, asked}
+            waited: set[asyncio.Future[Any]] = {exchange, question}
             await asyncio.wait(waited, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if not exchange.done():
                 await asyncio.wait({exchange}, timeout=SETTLE_S)
         finally:
-            asked.cancel()
-            if beating is not None:
-                beating.cancel()
-        self._asked.clear()
+            question.cancel()
+            if heartbeats is not None:
+                heartbeats.cancel()
+        self._has_asked.clear()
         if exchange.done():
-            return self._ended(exchange)
+            return self._final_outcome(exchange)
         if not self._unasked:
-            return {"error": f"{self.calls.server} did not end within {LONGEST_WORK_S:g} s"}
+            return {"error": f"{self.calls.server} did not finish within {LONGEST_WORK_S:g} s"}
         keys, self._unasked = self._unasked, []
         requests = {key: self._open[key][0] for key in keys}
         self.calls.hold(self)
-        return {"inputRequests": requests, "state": None, "held": self.box.id, "number": number}
+        return {
+            "inputRequests": requests,
+            "state": None,
+            "held": self.call_rows.id,
+            "number": number,
+        }
 
-    def _ended(self, exchange: asyncio.Future[Json]) -> Json:
+    def _final_outcome(self, exchange: asyncio.Future[Json]) -> Json:
         try:
             return {"result": exchange.result()}
         except ClientError as error:
             self._failure = error
-            return {"error": str(self.calls.error_of(error))}
+            return {"error": str(self.calls.convert_error(error))}
         except BackendError as error:
             self._failure = error
             return {"error": str(error)}
 
     async def _publish(self, number: int, outcome: Json) -> None:
-        """Make an outcome known: the first here, later ones everywhere."""
+        """Complete an outcome in this process; write every outcome but the first to its rows."""
         if number:
             try:
-                await self.box.put_outcome(number, outcome)
+                await self.call_rows.put_outcome(number, outcome)
             except Unavailable as error:
                 fields = {"backend": self.calls.server, "error": str(error)}
                 log.warning(
@@ -519,26 +532,28 @@ class _HeldCall:
         if not future.done():
             future.set_result(outcome)
 
-    async def _beating(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
-            self._beats += 1
+            self._heartbeats += 1
             with suppress(Unavailable):
-                await self.box.beat(self._beats)
-            await asyncio.sleep(BEAT_S)
+                await self.call_rows.send_heartbeat(self._heartbeats)
+            await asyncio.sleep(HEARTBEAT_S)
 
-    async def _answers(
+    async def _wait_for_answers(
         self, exchange: asyncio.Future[Json], number: int, until_ms: float
     ) -> Mapping[str, Any] | None:
-        """Return the answers to the questions of an outcome, once some process has inserted them;
-        `None` if the wait is over, or the call."""
-        clock, key = self.calls.clock, self.box.key(f"a{number}")
+        """Return the answers to the questions of an outcome, once a process has stored them. Return
+        `None` if the wait has expired or the call has ended."""
+        clock, key = self.calls.clock, self.call_rows.key(f"a{number}")
         poll_s = FIRST_POLL_S
         while not exchange.done():
             is_late = clock.monotonic_ms() >= until_ms
             try:
-                if is_late and await self.box.rows.put_new(key, b"null", self.box.forget_ms):
+                if is_late and await self.call_rows.rows.put_new(
+                    key, b"null", self.call_rows.forget_ms
+                ):
                     return None
-                if (row := await self.box.rows.read(key)) is not None:
+                if (row := await self.call_rows.rows.read(key)) is not None:
                     answers: Mapping[str, Any] | None = json.decode(row.value)
                     return answers
             except Unavailable:
@@ -557,23 +572,24 @@ class _HeldCall:
     def _resolve(self, requests: Json, answers: Mapping[str, Any] | None) -> None:
         """Answer questions; without answers, cancel them."""
         for key, request in requests.items():
-            if (known := self._open.pop(key, None)) is None or known[1].done():
+            _, future = self._open.pop(key, (None, None))
+            if future is None or future.done():
                 continue
             if answers is not None and key in answers:
-                known[1].set_result({"result": answers[key]})
+                future.set_result({"result": answers[key]})
             elif request["method"] == "elicitation/create":
-                known[1].set_result({"result": {"action": "cancel"}})
+                future.set_result({"result": {"action": "cancel"}})
             else:
-                known[1].set_result(_error(-1, "The user did not answer in time"))
+                future.set_result(_error(-1, "The user did not answer in time"))
 
     # -- from the server ---------------------------------------------------------------------------
 
-    async def _notified(self, method: str, params: Json) -> None:
+    async def _notify_round(self, method: str, params: Json) -> None:
         if self._notify is not None:
             await self._notify(method, params)
 
     async def _answer_request(self, request_id: Any, method: str, params: Json) -> Json:
-        """Return the answer to a request of the server: a question waits for its user."""
+        """Return the answer to a request of the server. A question waits for the user."""
         if method == "ping":
             return {"result": {}}
         request = _question(method, params)
@@ -581,7 +597,7 @@ class _HeldCall:
             check_request(request)
             is_supported = self.context.supports(Raw(request))
         except (ValueError, KeyError, TypeError, AttributeError):
-            return _error(-32602, f"{method[:40]} is not possible in this form")
+            return _error(-32602, f"{method[:40]} is not supported in this form")
         if not is_supported:
             return _error(-32601, f"The client did not declare that it can answer {method}")
         if not self.calls.has_room(self):
@@ -591,7 +607,7 @@ class _HeldCall:
         future: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         self._open[key] = request, future
         self._unasked.append(key)
-        self._asked.set()
+        self._has_asked.set()
         try:
             return await future
         finally:
@@ -601,8 +617,8 @@ class _HeldCall:
 def _question(method: str, params: Json) -> Json:
     """Return a request of an older server as an input request."""
     left_out = ("_meta", "task", "elicitationId")
-    kept = {name: value for name, value in params.items() if name not in left_out}
-    return {"method": method, "params": kept} if kept else {"method": method}
+    members = {name: value for name, value in params.items() if name not in left_out}
+    return {"method": method, "params": members} if members else {"method": method}
 
 
 def _error(code: int, message: str) -> Json:

@@ -1,10 +1,10 @@
-"""Jobs of an MCP server: ordinary tools that start, poll, fetch and cancel, as one tool.
+"""Jobs of an MCP server: several tools that start, poll, fetch and cancel, offered as one tool.
 
-    call ──▶ the tool that starts ──▶ variables     poll: … (no worker is held) … ──▶ ended     fetch ──▶ the result
+    call ──▶ the tool that starts ──▶ variables     poll: … (without a worker) … ──▶ ended     fetch ──▶ the result
                                                     └ the task ends early: cancel
 
-A tool's answer is its `structuredContent`, or else its text, parsed if it is JSON. `exchange.follow`
-carries the job, as it does for services over HTTP and for functions.
+The value of a tool's answer is its `structuredContent`, or else its text, parsed if it is JSON.
+`exchange.follow` follows the job, as for services over HTTP and functions.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from roundgate.replay import Context
 _INTERNAL_ERROR: Final = "error -32603"
 _REASON_CHARS: Final = 500
 _DECODED: Final = frozenset({"integer", "number", "boolean"})
-"""Types of arguments to which the text of a variable is converted."""
+"""The types of arguments for which the text of a variable is decoded."""
 
 
 def job_problems(
     jobs: Mapping[str, McpJobConfig], tools: Mapping[str, UsableTool]
 ) -> dict[str, str]:
-    """Return the reason why a job cannot be followed, by the name of the tool that starts it."""
+    """Return the reasons why jobs cannot be followed, by the name of the tool that starts them."""
     problems = {name: _problem(name, job, tools) for name, job in jobs.items()}
     return {name: problem for name, problem in problems.items() if problem is not None}
 
 
 def _problem(name: str, job: McpJobConfig, tools: Mapping[str, UsableTool]) -> str | None:
     if name not in tools:
-        return "the server lists no such tool"
-    known = job.variables.keys() | _properties(tools[name]).keys()
+        return "the server does not list this tool"
+    available = job.variables.keys() | _properties(tools[name]).keys()
     for part, request in job.requests.items():
         if (tool := tools.get(request.tool)) is None:
             return f"{part} names the tool {request.tool!r}, which the server does not list"
-        if unknown := sorted(Template(request.arguments).names - known):
+        if unknown := sorted(Template(request.arguments).names - available):
             return (
                 f"{part} needs {', '.join(unknown)}, which neither job.variables nor the tool's "
                 "arguments have"
@@ -78,13 +78,13 @@ class JobCalls:
         job = _ToolJob(self, context, arguments)
         # a worker that dies while the job starts must not start it again
         at_most_once = context.task_id is not None and not job.starts_once
-        kept = await follow(job, context, at_most_once=at_most_once)
-        return result_from_wire(self.uris.in_result(kept["result"]), self.backend.name)
+        outcome = await follow(job, context, at_most_once=at_most_once)
+        return result_from_wire(self.uris.in_result(outcome["result"]), self.backend.name)
 
 
 @dataclass(frozen=True, slots=True)
 class _ToolJob:
-    """The job of one call; a `Job`."""
+    """The job of one call (`Job`)."""
 
     calls: JobCalls
     context: Context
@@ -119,20 +119,20 @@ class _ToolJob:
             if _is_status(error, is_in_doubt):
                 raise NotNow(str(error)) from None
             raise
-        return _value(_good(raw, self.calls.tool.name))
+        return _value(_checked_result(raw, self.calls.tool.name))
 
     async def poll(self, values: Mapping[str, str]) -> tuple[Any, Kept]:
         raw = await self._ask(self.config.poll, values)
-        return _value(_good(raw, self.config.poll.tool)), {"result": raw}
+        return _value(_checked_result(raw, self.config.poll.tool)), {"result": raw}
 
     async def fetch(self, values: Mapping[str, str]) -> Kept:
-        assert self.config.fetch is not None, "only a result that is elsewhere is fetched"
+        assert self.config.fetch is not None, "`follow` checks `has_result`"
         return {"result": await self._ask(self.config.fetch, values)}
 
     async def cancel(self, values: Mapping[str, str]) -> bool:
-        assert self.config.cancel is not None, "only what is cancellable is cancelled"
+        assert self.config.cancel is not None, "`follow` checks `is_cancellable`"
         raw = await self._ask(self.config.cancel, values)
-        # a tool has no status that says "there is no such job", so the job is polled to learn it
+        # a tool has no error code for an unknown job; the next poll detects it
         return raw.get("isError") is not True
 
     async def _ask(self, request: JobToolConfig, values: Mapping[str, str]) -> Json:
@@ -151,7 +151,7 @@ class _ToolJob:
             raise
 
     async def _call(self, tool: UsableTool, arguments: Json) -> Json:
-        """Return a tool's result as it came. The server gets no capability, so it cannot ask."""
+        """Return a tool's unchanged result. Declare no capability, so the server cannot ask."""
         await self.calls.require_accepted(tool.name)
         headers = of_arguments(tool.listed, arguments)
         raw = await self.calls.server.request(
@@ -163,17 +163,19 @@ class _ToolJob:
         )
         if raw.get("resultType", "complete") != "complete":
             raise UnexpectedAnswer(
-                f"{self.calls.backend.name} answered to {tool.name} with no result; a tool of a job "
+                f"{self.calls.backend.name} did not answer {tool.name} with a result; a tool of a job "
                 "may neither ask nor become a task"
             )
         result_from_wire(raw, self.calls.backend.name)
         return raw
 
 
-def _good(raw: Json, tool: str) -> Json:
-    """Return a result; raise BackendError if it is a tool error."""
+def _checked_result(raw: Json, tool: str) -> Json:
+    """Return a result. Raise BackendError if it is a tool error."""
     if raw.get("isError") is True:
-        raise BackendError(f"{tool} failed: {_text_of(raw)[:_REASON_CHARS]}", reason="tool error")
+        raise BackendError(
+            f"{tool} failed: {_text_from_result(raw)[:_REASON_CHARS]}", reason="tool error"
+        )
     return raw
 
 
@@ -181,22 +183,22 @@ def _value(raw: Json) -> Any:
     """Return a tool's answer as JSON."""
     if "structuredContent" in raw:
         return raw["structuredContent"]
-    text = _text_of(raw)
+    text = _text_from_result(raw)
     try:
         return decode(text.encode())
     except ParseError:
         return text
 
 
-def _text_of(raw: Json) -> str:
+def _text_from_result(raw: Json) -> str:
     blocks = raw.get("content", [])
     texts = [block["text"] for block in blocks if isinstance(block.get("text"), str)]
     return "\n".join(texts)
 
 
 def _typed(arguments: Json, tool: UsableTool) -> Json:
-    """Return arguments whose texts are numbers where the tool wants numbers: the variables of a job
-    are kept as text."""
+    """Return arguments with texts decoded where the tool's schema wants numbers or booleans, because
+    the variables of a job are text."""
     properties = _properties(tool)
     typed = dict(arguments)
     for name, value in arguments.items():
@@ -205,7 +207,7 @@ def _typed(arguments: Json, tool: UsableTool) -> Json:
             try:
                 typed[name] = decode(value.encode())
             except ParseError:
-                continue  # the server says what is wrong with it
+                continue  # the server reports the problem
     return typed
 
 

@@ -1,9 +1,9 @@
-"""Changes of a server's resources, while streams of the gateway listen to them.
+"""Changes of a server's resources, while clients of the gateway subscribe to them.
 
-    2026-07-28   one stream of subscriptions/listen with all URIs; another one replaces it when the URIs change
+    2026-07-28   one stream of subscriptions/listen with all URIs; a new stream replaces it when the URIs change
     older        resources/subscribe and resources/unsubscribe for each URI, and the stream of the session
 
-Nothing is sent while no stream listens. After an interruption each URI is reported once, because
+Without subscribers, nothing is sent. After an interruption, every URI is reported once, because
 changes may have been missed.
 """
 
@@ -26,11 +26,11 @@ from roundgate.errors import GatewayError
 from roundgate.protocol import notifications
 
 MAX_URIS: Final = 1_000
-"""The most URIs that the gateway listens to at one server; other servers bound a stream so, too."""
+"""The maximum number of URIs to which the gateway subscribes at one server."""
 MAX_WAITING: Final = 1_000
-"""The most changes of an older server that wait to be reported; more are lost."""
-LOOK_S: Final = 1.0
-"""Seconds between two looks whether an older server's session is still the same."""
+"""The maximum number of unreported changes of an older server; further changes are dropped."""
+SESSION_CHECK_S: Final = 1.0
+"""Seconds between two checks whether the session of an older server is still the same."""
 
 log = logging.getLogger("roundgate.backends")
 
@@ -52,7 +52,7 @@ class Listening:
         self._changed = changed
         if len(uris) > MAX_URIS:
             fields = {"backend": self._server.name, "n": len(uris) - MAX_URIS}
-            log.warning("changes of resources are not reported", extra={"fields": fields})
+            log.warning("subscriptions beyond the limit are ignored", extra={"fields": fields})
         wanted = frozenset(self._uris.theirs(uri) for uri in sorted(uris)[:MAX_URIS])
         if wanted == self._wanted:
             return
@@ -62,15 +62,14 @@ class Listening:
             self._running = asyncio.create_task(self._run())
 
     async def aclose(self) -> None:
-        """Stop to listen."""
+        """Unsubscribe from all resources."""
         self._wanted = frozenset()
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
 
-    def _take(self, method: Any, params: Any) -> None:
-        """Report a change of a resource, or of a part of it: the URI of a notification may be the
-        one of a sub-resource."""
+    def _report(self, method: Any, params: Any) -> None:
+        """Report a change of a resource. The URI of the notification may name a sub-resource."""
         uri = params.get("uri") if isinstance(params, dict) else None
         if method != notifications.RESOURCE_UPDATED or not isinstance(uri, str):
             return
@@ -92,7 +91,7 @@ class Listening:
                 if failures:
                     self._report_all()
                 if not _reports(info):
-                    await self._woken()
+                    await self._wait()
                 elif info.is_modern:
                     await self._listen(connection)
                 else:
@@ -102,10 +101,10 @@ class Listening:
             if self._wanted:
                 is_steady = self._clock.monotonic_ms() - began_ms > 60_000
                 failures = 1 if is_steady else failures + 1
-                await self._woken(pause_s(failures, self._clock))
+                await self._wait(pause_s(failures, self._clock))
 
-    async def _woken(self, seconds: float | None = None) -> None:
-        """Wait until other URIs are wanted, or for some seconds."""
+    async def _wait(self, seconds: float | None = None) -> None:
+        """Wait until the wanted URIs change, at most for `seconds`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
@@ -114,42 +113,42 @@ class Listening:
     # -- servers of 2026-07-28 ---------------------------------------------------------------------
 
     async def _listen(self, connection: Connection) -> None:
-        """Keep one stream open for the URIs that are wanted. Return when none is, or the server
-        has ended the stream."""
+        """Keep one stream open for the wanted URIs. Return when no URI is wanted, or the server has
+        ended the stream."""
         reading: asyncio.Task[None] | None = None
         try:
             while wanted := self._wanted:
                 self._wake.clear()
                 opened = asyncio.Event()
-                replaced, reading = (
+                previous, reading = (
                     reading,
                     asyncio.create_task(self._read(connection, wanted, opened)),
                 )
                 try:
-                    await _first(reading, opened)
+                    await _wait_for_first(reading, opened)
                 finally:
-                    await _cancelled(replaced)
-                await _first(reading, self._wake)
+                    await _cancel(previous)
+                await _wait_for_first(reading, self._wake)
                 if reading.done():
                     reading.result()
                     return
         finally:
-            await _cancelled(reading)
+            await _cancel(reading)
 
     async def _read(
         self, connection: Connection, wanted: frozenset[str], opened: asyncio.Event
     ) -> None:
-        named = {"resourceSubscriptions": sorted(wanted)}
-        async with Subscription(connection, named, on_reopened=self._report_all) as changes:
+        params = {"resourceSubscriptions": sorted(wanted)}
+        async with Subscription(connection, params, on_reopened=self._report_all) as changes:
             opened.set()
             async for change in changes:
-                self._take(change.method, change.params)
+                self._report(change.method, change.params)
 
     # -- older servers -----------------------------------------------------------------------------
 
     async def _subscribe(self, connection: Connection, info: ServerInfo) -> None:
-        """Subscribe to the URIs that are wanted, and report changes, until none is wanted or the
-        session is over."""
+        """Subscribe to the wanted URIs and report changes, until no URI is wanted or the session
+        ends."""
         tap: asyncio.Queue[Json] = asyncio.Queue(MAX_WAITING)
         stream = connection.link.session_stream
         stream.taps.add(tap)
@@ -161,13 +160,13 @@ class Listening:
                 if not self._wanted:
                     return
                 if (message := await self._next(tap)) is not None:
-                    self._take(message.get("method"), message.get("params"))
+                    self._report(message.get("method"), message.get("params"))
         finally:
             stream.taps.discard(tap)
 
     async def _resubscribe(self, connection: Connection, subscribed: set[str]) -> None:
-        """Subscribe and unsubscribe until the server reports what is wanted; update `subscribed`.
-        A resource that the server refuses is left out."""
+        """Send the requests that make `subscribed` equal to the wanted URIs, and update it. Ignore
+        refusals."""
         for uri in sorted(self._wanted ^ subscribed):
             method = "unsubscribe" if uri in subscribed else "subscribe"
             with suppress(GatewayError):
@@ -175,12 +174,12 @@ class Listening:
             subscribed ^= {uri}
 
     async def _next(self, tap: asyncio.Queue[Json]) -> Json | None:
-        """Return the next message; `None` when other URIs are wanted, or after a moment."""
+        """Return the next message; `None` if the wanted URIs changed or `SESSION_CHECK_S` passed."""
         getting = asyncio.create_task(tap.get())
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await _first(getting, self._wake)
+                async with asyncio.timeout(SESSION_CHECK_S):
+                    await _wait_for_first(getting, self._wake)
             return getting.result() if getting.done() else None
         finally:
             getting.cancel()
@@ -192,8 +191,8 @@ def _reports(info: ServerInfo) -> bool:
     return isinstance(resources, dict) and resources.get("subscribe") is True
 
 
-async def _first(task: asyncio.Task[Any], event: asyncio.Event) -> None:
-    """Wait until a task is over or an event is set."""
+async def _wait_for_first(task: asyncio.Task[Any], event: asyncio.Event) -> None:
+    """Wait until a task is done or an event is set."""
     waiting = asyncio.create_task(event.wait())
     try:
         await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -201,8 +200,8 @@ async def _first(task: asyncio.Task[Any], event: asyncio.Event) -> None:
         waiting.cancel()
 
 
-async def _cancelled(task: asyncio.Task[None] | None) -> None:
-    """Cancel a task, if there is one, and wait for its end."""
+async def _cancel(task: asyncio.Task[None] | None) -> None:
+    """Cancel a task, if any, and wait for its end."""
     if task is not None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

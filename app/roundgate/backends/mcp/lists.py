@@ -1,7 +1,7 @@
 """The lists of a server besides its tools: prompts, resources and resource templates.
 
-A list that cannot be read does not take the others away: the entries of the last time stay, and
-the reason is kept. A server that declares resources need not know templates.
+A failure to read a list does not affect the others: its previous entries stay, and the reason is
+recorded. A server that declares resources need not support templates.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TYPES: Final[Mapping[str, tuple[type, str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """The lists of one look at a server, by their methods, as the server sent them."""
+    """The lists that one poll of a server read, by their methods, as the server sent them."""
 
     entries: Mapping[str, Sequence[Json]] = field(default_factory=dict)
     declared: frozenset[str] = frozenset()
@@ -49,56 +49,56 @@ class Lists:
     faults: Mapping[str, str] = field(default_factory=dict)
     """The reason why a list could not be read, by its method."""
     ttl_ms: int | None = None
-    """For how long the server says that the lists hold."""
+    """The shortest time to live of the lists, as the server declares it."""
 
-    def of(self, method: str) -> Sequence[Json]:
+    def get(self, method: str) -> Sequence[Json]:
         """Return the entries of a list."""
         return self.entries.get(method, ())
 
-    def offers_as(self, other: Lists) -> bool:
-        """Return whether the same is offered as in another look."""
+    def offers_the_same_as(self, other: Lists) -> bool:
+        """Return whether the lists equal those of another poll, apart from their time to live."""
         return replace(self, ttl_ms=None) == replace(other, ttl_ms=None)
 
-    def lacks_a_list_of(self, other: Lists) -> bool:
-        """Return whether a list is empty that had entries in another look."""
-        return any(self.of(method) == [] for method, entries in other.entries.items() if entries)
+    def has_emptied_list_of(self, other: Lists) -> bool:
+        """Return whether a list that had entries in another poll is now empty."""
+        return any(self.get(method) == [] for method, entries in other.entries.items() if entries)
 
 
-async def read_lists(connection: Connection, server: ServerInfo, known: Lists | None) -> Lists:
+async def read_lists(connection: Connection, server: ServerInfo, previous: Lists | None) -> Lists:
     """Return the lists that a server declares.
 
     Args:
         connection: the connection to the server.
-        server: the server's description of itself.
-        known: the lists of the last look.
+        server: the server's information.
+        previous: the lists of the previous poll.
 
     Raises:
-        ClientError: the server cannot be asked any more.
+        ClientError: the connection failed.
     """
-    known = known or Lists()
+    previous = previous or Lists()
     declared = frozenset({"prompts", "resources", "completions"} & server.capabilities.keys())
     methods = [method for method, (capability, _) in LISTS.items() if capability in declared]
     connection.cache.clear(*methods)
-    read = await asyncio.gather(*(_read(connection, method, known) for method in methods))
-    ttls = [ttl_ms for _, _, ttl_ms in read if ttl_ms is not None]
+    results = await asyncio.gather(*(_read(connection, method, previous) for method in methods))
+    ttls = [ttl_ms for _, _, ttl_ms in results if ttl_ms is not None]
     return Lists(
-        {method: items for method, (items, _, _) in zip(methods, read, strict=True)},
+        {method: items for method, (items, _, _) in zip(methods, results, strict=True)},
         declared,
-        {method: why for method, (_, why, _) in zip(methods, read, strict=True) if why},
+        {method: fault for method, (_, fault, _) in zip(methods, results, strict=True) if fault},
         min(ttls, default=None),
     )
 
 
 async def _read(
-    connection: Connection, method: str, known: Lists
+    connection: Connection, method: str, previous: Lists
 ) -> tuple[Sequence[Json], str | None, int | None]:
-    """Return the entries of a list, the reason if it could not be read, and its time to live."""
+    """Return the entries of a list, the reason for a failure to read it, and its time to live."""
     try:
         listing = await read_list(connection, method, LISTS[method][1])
     except (RpcError, BadAnswer, HttpRefused) as error:
         if isinstance(error, RpcError) and error.code == _NOT_FOUND:
             return [], None, None
-        return known.of(method), str(error.args[0])[:MAX_REASON], None
+        return previous.get(method), str(error.args[0])[:MAX_REASON], None
     return listing.items, None, listing.ttl_ms
 
 
@@ -123,17 +123,17 @@ def check_entry(raw: Json) -> None:
             raise ValueError(f"its {member} is not {words}")
     for member in ("icons", "arguments"):
         if not is_object_list(raw.get(member, [])):
-            raise ValueError(f"its {member} are no objects")
+            raise ValueError(f"its {member} are not objects")
 
 
 def checked_text(raw: Json, member: str, longest: int) -> str:
-    """Return a required text of an entry; raise ValueError if it is missing or too long."""
+    """Return a required string of an entry; raise ValueError if it is missing, empty or too long."""
     value: Any = raw.get(member)
     if not isinstance(value, str) or not 0 < len(value) <= longest:
-        raise ValueError(f"its {member} is no text of 1 to {longest:,} characters")
+        raise ValueError(f"its {member} is not text of 1 to {longest:,} characters")
     return value
 
 
 def left_out(raw: Json, member: str, error: ValueError) -> LeftOut:
-    """Return an entry that is not served, with the reason. `member` identifies it."""
+    """Return a record of an entry that is not served. `member` has the entry's name."""
     return LeftOut(str(raw.get(member))[:MAX_NAME], str(error)[:MAX_REASON])

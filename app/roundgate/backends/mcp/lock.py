@@ -1,8 +1,8 @@
 """The lock file of a server: digests of the definitions that an operator has accepted.
 
-`roundgate compile` writes it beside gateway.yaml, and a later definition is compared with it, so
-that a server cannot change the text that a model reads without notice. Tools, prompts and resource
-templates are pinned. Single resources are not: their list is data.
+`roundgate compile` writes the file beside gateway.yaml, and the gateway compares later definitions
+with it, so a server cannot change the text that a model reads unnoticed. Tools, prompts and resource
+templates are pinned. Single resources are not, because their list is data.
 
     {"version": 1, "tools": {"search": "9f86…"}, "prompts": {}, "templates": {}}
 """
@@ -29,7 +29,7 @@ KINDS: Final[Mapping[str, str]] = {
 }
 """The member that identifies a definition, by kind."""
 MAX_BYTES: Final = 16_000_000
-"""The largest lock file that is read: three lists of the longest names."""
+"""The maximum size of a lock file, in bytes: enough for three lists of the longest names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class Lock:
     digests: Mapping[str, Mapping[str, str]]
 
     @classmethod
-    def of(cls, definitions: Mapping[str, Sequence[Json]]) -> Lock:
-        """Return the lock of these definitions, by kind. A definition without a name is left out."""
+    def from_definitions(cls, definitions: Mapping[str, Sequence[Json]]) -> Lock:
+        """Return a lock of definitions, which are listed by kind. Skip definitions without a name."""
         return cls(
             {
                 kind: {
-                    raw[member]: digest_of(raw)
+                    raw[member]: definition_digest(raw)
                     for raw in definitions.get(kind, ())
                     if isinstance(raw.get(member), str)
                 }
@@ -57,8 +57,8 @@ class Lock:
         """Read a lock file.
 
         Raises:
-            OSError: it cannot be read.
-            ValueError: it is not a lock file of this version.
+            OSError: the file cannot be read.
+            ValueError: the file is not a lock file of this version.
         """
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"has more than {MAX_BYTES:,} bytes")
@@ -71,28 +71,28 @@ class Lock:
         return cls(digests)  # type: ignore[arg-type]  # checked above; digests are only compared
 
     def write(self, path: Path) -> None:
-        """Write the file; a gateway that starts meanwhile reads the old one or the new one."""
-        fresh = path.with_name(f"{path.name}.new")
+        """Write the file atomically, because a gateway may read it at the same time."""
+        temporary = path.with_name(f"{path.name}.new")
         value = {"version": VERSION, **self.digests}
-        fresh.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")
-        os.replace(fresh, path)
+        temporary.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")
+        os.replace(temporary, path)
 
     def changes_to(self, other: Lock) -> list[str]:
         """Return a line for each definition that another lock adds, removes or changes."""
         lines: list[str] = []
         for kind, accepted in self.digests.items():
-            now = other.digests[kind]
-            for name in sorted(accepted.keys() | now.keys()):
-                if name not in now:
+            changed = other.digests[kind]
+            for name in sorted(accepted.keys() | changed.keys()):
+                if name not in changed:
                     lines.append(f"  removed: {kind} {escaped(name)}")
                 elif name not in accepted:
                     lines.append(f"  added: {kind} {escaped(name)}")
-                elif now[name] != accepted[name]:
+                elif changed[name] != accepted[name]:
                     lines.append(f"  changed: {kind} {escaped(name)}")
         return lines
 
     def differences(self, kind: str, definitions: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-        """Return how definitions differ from the accepted ones, by name."""
+        """Return how definitions differ from the accepted definitions, by name."""
         accepted, differences = self.digests[kind], dict[str, str]()
         for raw in definitions:
             name = raw.get(KINDS[kind])
@@ -100,13 +100,12 @@ class Lock:
                 continue
             if name not in accepted:
                 differences[name] = "it is not in the lock file"
-            elif accepted[name] != digest_of(raw):
-                differences[name] = "its definition differs from the one in the lock file"
+            elif accepted[name] != definition_digest(raw):
+                differences[name] = "its definition differs from the accepted definition"
         return differences
 
 
-def digest_of(definition: Mapping[str, Any]) -> str:
-    """Return the SHA-256 digest of a definition, whatever the order of its members."""
-    kept = without_hop(dict(definition))
-    canonical = json.dumps(kept, sort_keys=True, separators=(",", ":"))
+def definition_digest(definition: Mapping[str, Any]) -> str:
+    """Return the SHA-256 digest of a definition, independent of the order of its members."""
+    canonical = json.dumps(without_hop(dict(definition)), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()

@@ -1,5 +1,5 @@
-"""The prompts of a server: as the gateway lists them, and their results. They pass as they came
-but for what belongs to one hop."""
+"""The prompts of a server as the gateway lists them, and their results. Both are forwarded
+unchanged, except for members that belong to one hop, and URIs."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from roundgate.protocol import ForwardedPrompt
 from roundgate.replay import Context
 
 
-def prompts_of(
+def make_prompts(
     lists: Lists, requests: Requests, config: PartConfig, uris: Uris, clock: Clock
 ) -> tuple[list[Prompt], list[LeftOut]]:
-    """Return the prompts that are selected and can be served, and the others that cannot."""
+    """Return the selected prompts that can be served, and records of those that cannot."""
     prompts: dict[str, Prompt] = {}
     others: list[LeftOut] = []
-    for raw in lists.of("prompts/list"):
+    for raw in lists.get("prompts/list"):
         try:
             name = _checked(raw)
             if not config.has(name):
                 continue
             if name in prompts:
-                raise ValueError("the server lists another prompt of this name")
+                raise ValueError("the server lists another prompt with this name")
         except ValueError as error:
             others.append(left_out(raw, "name", error))
             continue
         reference = {"type": "ref/prompt", "name": name}
-        arguments = [entry["name"] for entry in raw.get("arguments", ())]
-        completed = arguments if "completions" in lists.declared else ()
+        names = [argument["name"] for argument in raw.get("arguments", ())]
+        completed = names if "completions" in lists.declared else ()
         prompts[name] = Prompt(
             without_hop(raw),
             _getter(name, requests, uris),
-            {each: requests.completes(reference, each, clock) for each in completed},
+            {argument: requests.completes(reference, argument, clock) for argument in completed},
             frozenset(config.scopes),
         )
     return list(prompts.values()), others
@@ -54,7 +54,7 @@ def _checked(raw: Json) -> str:
         if not isinstance(argument.get("name"), str):
             raise ValueError("an argument has no name")
         if not isinstance(argument.get("required", False), bool):
-            raise ValueError("the required of an argument is neither true nor false")
+            raise ValueError("an argument's 'required' is neither true nor false")
     return name
 
 
@@ -64,9 +64,7 @@ def _getter(name: str, requests: Requests, uris: Uris) -> GetPrompt:
         raw = await requests.send(context, "get", "prompts/get", params)
         messages = raw.get("messages")
         if not is_object_list(messages):
-            raise UnexpectedAnswer(
-                f"{requests.server.name} answered with something that is no prompt"
-            )
+            raise UnexpectedAnswer(f"{requests.server.name} answered with a malformed prompt")
         wire = {key: value for key, value in without_hop(raw).items() if key != "resultType"}
         return ForwardedPrompt({**wire, "messages": _with_uris(messages or [], uris)})
 

@@ -1,7 +1,7 @@
 """Requests for a server's prompts and resources: their rounds, and the completion of arguments.
 
-A request that asks is kept in the sealed journal as a call of a tool is (`mcp.calls`): the same
-keys, and the server's state inside the gateway's. All of these requests may be repeated.
+The rounds of a request use the sealed journal, as those of a tool call do (`mcp.calls`): with the
+same keys, and the server's state inside the gateway's. All of these requests are repeatable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from roundgate.backends.mcp.calls import (
     MAX_EXCHANGES,
     Relay,
     answers_to,
-    kept_questions,
+    questions_from_wire,
     with_meta,
 )
 from roundgate.backends.mcp.server import Server
@@ -38,7 +38,7 @@ from roundgate.protocol import Completion
 from roundgate.replay import Context
 
 COMPLETE_S: Final = 10.0
-"""Seconds within which a server must complete an argument: somebody types meanwhile."""
+"""The timeout of a completion in seconds. It is short, because the user is typing."""
 _INVALID: Final = "error -32602"
 _OLDER_NOT_FOUND: Final = "error -32002"
 """The error of revisions before 2026-07-28 for an unknown resource."""
@@ -51,7 +51,7 @@ class Requests:
     server: Server
     limits: Limits
     on_unknown: Callable[[], None]
-    """Called when the server does not know a prompt or resource any more."""
+    """Called when the server no longer knows a prompt or resource."""
 
     async def send(self, context: Context, step: str, method: str, params: Json) -> Json:
         """Return the result of prompts/get or resources/read, after its rounds.
@@ -65,20 +65,20 @@ class Requests:
         Raises:
             InvalidParams: the server refused the request.
             Unavailable: the server did not answer, or is busy.
-            UnexpectedAnswer: its answer cannot be used.
+            UnexpectedAnswer: the answer is malformed.
         """
         answering: Json = {}
         for number in count(1):
             if number > MAX_EXCHANGES:
-                raise UnexpectedAnswer(f"{self.server.name} asks for input without end")
+                raise UnexpectedAnswer(f"{self.server.name} asks for input endlessly")
             exchange = self._exchange(context, method, {**params, **answering})
-            kept: Json = await context.step(step, exchange)
-            if "result" in kept:
-                result: Json = kept["result"]
+            outcome: Json = await context.step(step, exchange)
+            if "result" in outcome:
+                result: Json = outcome["result"]
                 return result
-            if "refusal" in kept:
-                raise self._refusal(kept["reason"], kept["refusal"], params)
-            answering = await answers_to(kept, context)
+            if "refusal" in outcome:
+                raise self._refusal(outcome["reason"], outcome["refusal"], params)
+            answering = await answers_to(outcome, context)
         raise AssertionError("the loop returns or raises")
 
     def _exchange(
@@ -95,26 +95,26 @@ class Requests:
                 )
             except UnexpectedAnswer:
                 raise
-            except BackendError as error:  # a step keeps no reason of an error
+            except BackendError as error:  # a failed step does not record the reason of its error
                 return {"refusal": str(error), "reason": error.reason or ""}
-            return self._kept(raw, context)
+            return self._outcome(raw, context)
 
         return exchange
 
-    def _kept(self, raw: Json, context: Context) -> Json:
+    def _outcome(self, raw: Json, context: Context) -> Json:
         name = self.server.name
         try:
             required = read_input_required(raw, self.limits)
         except BadAnswer as error:
             raise UnexpectedAnswer(f"{name} failed: {error}") from None
         if required is not None:
-            return kept_questions(required, name, context)
+            return questions_from_wire(required, name, context)
         if raw.get("resultType", "complete") != "complete":
-            raise UnexpectedAnswer(f"{name} answered with a result of a type that is not known")
+            raise UnexpectedAnswer(f"{name} answered with a result of an unknown type")
         return {"result": raw}
 
     def _refusal(self, reason: str, text: str, params: Json) -> Exception:
-        """Return the gateway's error for the `BackendError` with this reason and text."""
+        """Return the gateway's error for a `BackendError` with a reason and text."""
         if reason in (_INVALID, _OLDER_NOT_FOUND):
             self.on_unknown()
         if reason == _OLDER_NOT_FOUND and "uri" in params:
@@ -122,7 +122,7 @@ class Requests:
         return (InvalidParams if reason.startswith("error ") else Unavailable)(text)
 
     def completes(self, ref: Mapping[str, str], argument: str, clock: Clock) -> Complete:
-        """Return the completion of an argument of a prompt or resource template.
+        """Return a function that completes an argument of a prompt or resource template.
 
         Args:
             ref: the reference to the prompt or template, as the server knows it.
@@ -130,8 +130,8 @@ class Requests:
             clock: the clock of the process.
         """
 
-        async def complete(caller: Principal, typed: str, others: Mapping[str, str]) -> Completion:
-            params: Json = {"ref": dict(ref), "argument": {"name": argument, "value": typed}}
+        async def complete(caller: Principal, text: str, others: Mapping[str, str]) -> Completion:
+            params: Json = {"ref": dict(ref), "argument": {"name": argument, "value": text}}
             if others:
                 params["context"] = {"arguments": dict(others)}
             deadline = clock.deadline(COMPLETE_S * 1000)
@@ -158,11 +158,11 @@ def _completion(raw: Json, server: str) -> Completion:
     Raises:
         UnexpectedAnswer: the server's answer has no suggestions.
     """
-    found: Any = raw.get("completion")
-    values = found.get("values") if isinstance(found, dict) else None
+    completion: Any = raw.get("completion")
+    values = completion.get("values") if isinstance(completion, dict) else None
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise UnexpectedAnswer(f"{server} completed an argument with something else than texts")
-    total, has_more = found.get("total"), found.get("hasMore")
+        raise UnexpectedAnswer(f"{server} answered with suggestions that are not text")
+    total, has_more = completion.get("total"), completion.get("hasMore")
     is_count = isinstance(total, int) and not isinstance(total, bool)
     return Completion(
         values, total if is_count else None, has_more if isinstance(has_more, bool) else None

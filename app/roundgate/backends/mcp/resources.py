@@ -1,5 +1,5 @@
-"""The resources and resource templates of a server: as the gateway lists them, and their contents.
-They pass as they came, but for what belongs to one hop and their URIs (`mcp.uris`)."""
+"""The resources and resource templates of a server as the gateway lists them, and their contents.
+All are forwarded unchanged, except for members that belong to one hop, and URIs (`mcp.uris`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from roundgate.protocol import (
 from roundgate.replay import Context
 
 
-def resources_of(
+def make_resources(
     lists: Lists,
     requests: Requests,
     config: PartConfig,
@@ -34,12 +34,12 @@ def resources_of(
     reporter: ChangeReporter,
     clock: Clock,
 ) -> tuple[list[Resource], list[LeftOut]]:
-    """Return the resources and templates that are selected and can be served, and the others that
+    """Return the selected resources and templates that can be served, and records of those that
     cannot."""
     served: dict[tuple[str, str], Resource] = {}
     others: list[LeftOut] = []
     for method, member in (("resources/list", "uri"), ("resources/templates/list", "uriTemplate")):
-        for raw in lists.of(method):
+        for raw in lists.get(method):
             try:
                 uri = _checked(raw, member, uris)
                 if not config.has(uri):
@@ -59,7 +59,7 @@ def _checked(raw: Json, member: str, uris: Uris) -> str:
     """Return the URI of a resource; raise ValueError if clients would refuse its definition."""
     uri = checked_text(raw, member, MAX_URI)
     if not isinstance(raw.get("name"), str):
-        raise ValueError("its name is no text")
+        raise ValueError("its name is not text")
     check_entry(raw)
     if uris.is_named and SCHEME.match(uri) is None:
         raise ValueError(f"its {member} has no scheme, so it cannot have the name of the back end")
@@ -98,7 +98,7 @@ class _Selected:
 def _completed(
     resource: Resource, template: str, lists: Lists, requests: Requests, uris: Uris, clock: Clock
 ) -> Resource:
-    """Return a template whose variables the server completes, if it completes any."""
+    """Return a template with completions of its variables, if the server supports completions."""
     if "completions" not in lists.declared:
         return resource
     reference = {"type": "ref/resource", "uri": template}
@@ -111,7 +111,7 @@ def _completed(
 async def _read(
     requests: Requests, uris: Uris, context: Context, uri: str, values: Mapping[str, Any]
 ) -> ForwardedRead:
-    """Return the contents that a server has at one of the gateway's URIs."""
+    """Read a resource by the gateway's URI; return its contents."""
     raw = await requests.send(context, "read", "resources/read", {"uri": uris.theirs(uri)})
     items = raw.get("contents")
     if not is_object_list(items):
@@ -127,26 +127,26 @@ async def _read(
 
 
 def _contents(raw: Json, uris: Uris, server: str) -> ResourceContents:
-    """Return contents as the server sent them, under the gateway's URI.
+    """Return contents under the gateway's URI, otherwise unchanged.
 
     Raises:
-        UnexpectedAnswer: they have no URI, or neither text nor base64.
+        UnexpectedAnswer: the contents have no URI, or neither text nor base64.
     """
     uri, text, blob, meta = (raw.get(name) for name in ("uri", "text", "blob", "_meta"))
-    kept = own_meta(meta) or None if isinstance(meta, dict) else None
+    passed_meta = own_meta(meta) or None if isinstance(meta, dict) else None
     own = ("uri", "text", "blob", "mimeType", "_meta")
     others = {name: value for name, value in raw.items() if name not in own}
     if isinstance(uri, str) and isinstance(text, str):
-        return TextResourceContents(uris.ours(uri), text, raw.get("mimeType"), kept, others)
+        return TextResourceContents(uris.ours(uri), text, raw.get("mimeType"), passed_meta, others)
     if isinstance(uri, str) and isinstance(blob, str):
-        return BlobResourceContents(uris.ours(uri), blob, raw.get("mimeType"), kept, others)
+        return BlobResourceContents(uris.ours(uri), blob, raw.get("mimeType"), passed_meta, others)
     raise UnexpectedAnswer(f"{server} answered with contents that have neither text nor blob")
 
 
 def unlisted_resource(start: str, requests: Requests, config: PartConfig, uris: Uris) -> Resource:
-    """Return the reader of all resources whose URIs begin with `start`, listed or not.
+    """Return a resource that reads every URI that begins with `start`, listed or not.
 
-    `include` selects from lists; what `exclude` names cannot be read here either.
+    `include` selects from lists only; `exclude` applies to these URIs, too.
     """
 
     async def read(context: Context, uri: str, values: Mapping[str, Any]) -> ForwardedRead:

@@ -1,10 +1,9 @@
 """The connection to one MCP server, which all calls share.
 
-Requests go through the back end's slots, breaker and retries, as those of HTTP back ends do
-(`roundgate.backends.http.reliability`). An MCP request counts as answered with the HTTP status of
-its refusal, or with 200.
+Requests use the back end's slots, circuit breaker and retries, as requests of HTTP back ends do
+(`roundgate.backends.http.reliability`). An answer counts as status 200, a refusal as its HTTP status.
 
-    url        one client for the life of the back end; an older server's session is opened again when it is lost
+    url        one client for the life of the back end; it reopens the session of an older server when it is lost
     command    one process; when it ends, the next request starts another, after a pause that grows with each failure
 """
 
@@ -46,40 +45,40 @@ from roundgate.protocol.apps import DECLARED
 MakeLink: TypeAlias = Callable[[], Awaitable[Link | StdioLink]]
 
 INFO: Final = {"name": "roundgate", "version": "1"}
-"""The gateway as servers see it."""
+"""The `clientInfo` that servers receive."""
 CARRIED: Final[Mapping[str, Sequence[str]]] = {
     "elicitation": ("form", "url"),
     "sampling": ("tools", "context"),
     "roots": (),
 }
-"""Capabilities that the gateway carries from its clients to servers of 2026-07-28, with their parts.
-Lists are read with all of them, because some servers list less to clients that cannot be asked."""
+"""The capabilities that the gateway forwards from its clients to servers, with their parts. Requests
+for lists declare all of them, because some servers list less to clients without them."""
 NAMES: Final = ("tools", "prompts", "resources")
 """The capabilities with lists."""
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
-"""The longest pause before a process that ends is started again, and between two looks at a server
-that cannot be asked."""
+"""The bounds on the pause before a process is restarted, and between two polls of an unavailable
+server, in seconds."""
 STEADY_MS: Final = 60_000
-"""A process that ran for longer than this starts again without a pause."""
-_ERRORS_OF_OLDER: Final = frozenset({-32022, -32600, -32000})
-"""Errors by which older servers refuse requests without a session, and others the revision."""
-_ERRORS_OF_MODERN: Final = frozenset({-32020, -32021, -32022})
+"""Milliseconds after which a process counts as steady: if it then ends, it restarts without a pause."""
+_OLDER_ERRORS: Final = frozenset({-32022, -32600, -32000})
+"""Errors with which an older server refuses requests without a session, or the revision."""
+_MODERN_ERRORS: Final = frozenset({-32020, -32021, -32022})
 """Errors that only servers of 2026-07-28 and later send."""
-_STATUSES_OF_ERAS: Final = frozenset({400, 404, 405, 406, 415})
-"""Statuses of a request whose form a server does not know."""
+_HANDSHAKE_STATUSES: Final = frozenset({400, 404, 405, 406, 415})
+"""HTTP statuses with which a server may refuse requests of a revision that it does not speak."""
 
 
 def pause_s(failures: int, clock: Clock) -> float:
-    """Return the pause in seconds after a number of failures in a row, at random so that replicas
-    do not act together."""
+    """Return the pause in seconds after a number of consecutive failures, with jitter so that
+    replicas do not act at the same time."""
     usual: float = min(FIRST_PAUSE_S * 2.0 ** (failures - 1), LONGEST_PAUSE_S)
     return usual * (0.75 + clock.fraction() / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A request, as retries see it."""
+    """The properties of a request that decide about retries."""
 
     is_repeatable: bool
     has_key: bool = False
@@ -87,7 +86,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """The result of a request, or a refusal, as retries and the breaker see it."""
+    """A result or refusal, with the status for retries and the circuit breaker."""
 
     result: Json
     status: int = 200
@@ -108,7 +107,7 @@ class Server:
         listens: bool = True,
         capabilities: Json,
     ) -> None:
-        """Store the parts; send nothing. `listens` opens the stream of an older server's session,
+        """Store the arguments; send nothing. `listens` opens the stream of an older server's session,
         which declares `capabilities`."""
         self._capabilities = capabilities
         self.name = config.name
@@ -130,36 +129,36 @@ class Server:
         """End the session or the process, and close the connections."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            await _closed(connection)
+            await _close(connection)
 
     async def connection(self) -> Connection:
-        """Return the connection, whose revision is known.
+        """Return the connection, with its negotiated revision.
 
         Raises:
-            ClientError: the server cannot be reached, or speaks no common revision.
-            BackendError: a credential is unavailable, or the process starts again later.
+            ClientError: the server is unreachable, or speaks no common revision.
+            BackendError: a credential is unavailable, or the process must not restart yet.
         """
         async with self._connecting:
-            if self._connection is not None and _is_over(self._connection):
-                await self._give_up(self._connection)
+            if self._connection is not None and _has_ended(self._connection):
+                await self._drop(self._connection)
             if self._connection is None:
-                self._connection = await self._opened()
+                self._connection = await self._open()
             connection = self._connection
             try:
                 await connection.connect()
             except ClientError:
                 if isinstance(connection.link, StdioLink):
                     self._try_other_handshake()
-                    await self._give_up(connection)
+                    await self._drop(connection)
                 raise
             if isinstance(connection.link, StdioLink) and connection.link.version in LEGACY:
-                self._versions = LEGACY  # a new process of the program need not be probed
+                self._versions = LEGACY  # do not probe the next process of this program
         return connection
 
-    async def _opened(self) -> Connection:
+    async def _open(self) -> Connection:
         if (left_ms := self._not_before_ms - self._clock.monotonic_ms()) > 0:
             raise NoAnswer(
-                f"The process of {self.name} has ended and starts again in {left_ms / 1000:.0f} s",
+                f"The process of {self.name} has ended; it can restart in {left_ms / 1000:.0f} s",
                 "its process has ended",
                 reached=False,
             )
@@ -174,18 +173,18 @@ class Server:
             listens=self._listens,
         )
 
-    async def _give_up(self, connection: Connection) -> None:
-        """Close the connection to a process, and set the earliest time of the next start."""
+    async def _drop(self, connection: Connection) -> None:
+        """Close the connection to a process, and compute the earliest time of its restart."""
         self._connection = None
         now_ms = self._clock.monotonic_ms()
         self._failures = 1 if now_ms - self._started_ms > STEADY_MS else self._failures + 1
         if self._failures > 1:
             self._not_before_ms = now_ms + pause_s(self._failures - 1, self._clock) * 1000
-        await _closed(connection)
+        await _close(connection)
 
     def _try_other_handshake(self) -> None:
-        """Begin with the older handshake next time, or with the probe if that was the failed one:
-        some older servers end at a request that they do not know."""
+        """Use the other handshake for the next process, because some older servers exit on an unknown
+        request."""
         self._versions = LEGACY if self._versions == VERSIONS else VERSIONS
 
     # -- requests ----------------------------------------------------------------------------------
@@ -199,12 +198,12 @@ class Server:
         *,
         is_repeatable: bool,
     ) -> Json:
-        """Send a request, within the back end's limits, and return its result as it came.
+        """Send a request within the back end's limits; return its unchanged result.
 
         Raises:
-            NoAnswer: there was none, or only a part; the server may have processed the request.
-            BackendError: the server refused the request or broke the protocol, its breaker is
-                open, or it is busy.
+            NoAnswer: no complete answer arrived; the server may have processed the request.
+            BackendError: the server refused the request, violated the protocol or is busy, or the
+                circuit is open.
         """
         return await self.limited(
             lambda: self._exchange(method, params, listener), deadline, is_repeatable=is_repeatable
@@ -217,25 +216,25 @@ class Server:
             return await connection.exchange(method, params, listener, may_repeat=False)
         except (HttpRefused, RpcError) as error:
             is_process = isinstance(connection.link, StdioLink)
-            if not is_process and _is_of_another_era(error, server):
+            if not is_process and _may_speak_other_revision(error, server):
                 await connection.negotiate_again(server)
             raise
 
     async def limited(
         self, exchange: Callable[[], Awaitable[Json]], deadline: Deadline, *, is_repeatable: bool
     ) -> Json:
-        """Return the result of a request, sent by `exchange`, within the back end's limits. Raise as
-        `request`; `exchange` raises `ClientError` and `BackendError`."""
+        """Call `exchange` within the back end's limits; return its result. Raise the same errors as
+        `request` if it raises `ClientError` or `BackendError`."""
         answer = await self._retries.send(
             _Request(is_repeatable),
-            lambda: self._gate.through(lambda: self._once(exchange), deadline),
+            lambda: self._gate.through(lambda: self._attempt(exchange), deadline),
             deadline,
         )
         if answer.refusal is not None:
             self._raise(answer.refusal)
         return answer.result
 
-    async def _once(self, exchange: Callable[[], Awaitable[Json]]) -> _Answer:
+    async def _attempt(self, exchange: Callable[[], Awaitable[Json]]) -> _Answer:
         try:
             return _Answer(await exchange())
         except AuthorizationFailed as error:
@@ -246,12 +245,11 @@ class Server:
             self._raise(error)
 
     def _raise(self, error: ClientError) -> NoReturn:
-        """Raise the error of the client library in the words of the gateway."""
+        """Raise an error of the client library as a `BackendError`."""
         raise self.backend_error(error) from None
 
     def backend_error(self, error: ClientError) -> BackendError:
-        """Return an error of the client library in the words of the gateway, whose remedies
-        differ."""
+        """Return an error of the client library as a `BackendError`, with the gateway's remedies."""
         fact, name = str(error.args[0]), self.name
         match error:
             case RpcError(code=code, message=message):
@@ -259,26 +257,26 @@ class Server:
                     f"{name} refused the request: {message}", reason=f"error {code}"
                 )
             case ConnectionLost(was_sent=reached) | TimedOut(was_sent=reached):
-                doubt = "; the call may have taken effect all the same" if reached else ""
+                doubt = "; the call may have taken effect" if reached else ""
                 is_late = isinstance(error, TimedOut)
-                reason = "there was no answer in time" if is_late else "the connection was lost"
+                reason = "no answer arrived in time" if is_late else "the connection was lost"
                 return NoAnswer(f"{name} did not answer: {fact}{doubt}", reason, reached=reached)
             case AuthorizationFailed(status=status):
                 text = f"{name} refuses the gateway's credentials ({status})"
                 if not self._has_credentials:
                     text = (
-                        f"{name} wants credentials, and its back end has no 'credential' ({status})"
+                        f"{name} requires credentials ({status}): set 'credential' of its back end"
                     )
                 return BackendError(text, reason=f"status {status}")
             case HttpRefused(status=status):
                 return BackendError(f"{name} failed: {fact}", reason=f"status {status}")
             case BadAnswer() | NoCommonVersion():
-                return UnexpectedAnswer(f"{name} failed: {fact}", reason="broke the protocol")
+                return UnexpectedAnswer(f"{name} failed: {fact}", reason="violated the protocol")
         return BackendError(f"{name} failed: {fact}")
 
     async def set_log_level(self, level: str) -> None:
-        """Have an older server send log messages of this level and above in its session, unless it
-        does."""
+        """Set the minimum level of log messages in the session of an older server, unless the level
+        is already set."""
         connection = await self.connection()
         server = connection.server
         if server is None or server.is_modern or "logging" not in server.capabilities:
@@ -290,10 +288,10 @@ class Server:
     # -- lists -------------------------------------------------------------------------------------
 
     async def tools(self) -> tuple[ServerInfo, Listing]:
-        """Return the server's description of itself, and its tools.
+        """Return the server's information and its list of tools.
 
         Raises:
-            ClientError, BackendError: the server cannot be asked, or its list is unusable.
+            ClientError, BackendError: the server is unavailable, or its list is unusable.
         """
         connection = await self.connection()
         server = await connection.connect()
@@ -303,8 +301,8 @@ class Server:
         return server, await connection.listing("tools/list", "tools")
 
     async def follow(self, changed: Callable[[], None]) -> None:
-        """Call `changed` whenever the server says that one of its lists has changed, or its process
-        has ended. Return when neither can be learned any more."""
+        """Call `changed` whenever the server reports a changed list, or its process ends. Return when
+        the stream or the process has ended."""
         connection = await self.connection()
         link, server = connection.link, await connection.connect()
         wanted = {f"{name}ListChanged": True for name in NAMES if _reports_changes(server, name)}
@@ -324,13 +322,13 @@ class Server:
 
 
 def _reports_changes(server: ServerInfo, name: str) -> bool:
-    """Return whether a server says when one of its lists has changed."""
+    """Return whether a server reports changes of a list."""
     capability: Any = server.capabilities.get(name)
     return isinstance(capability, dict) and capability.get("listChanged") is True
 
 
 async def _listen(connection: Connection, wanted: Json, changed: Callable[[], None]) -> None:
-    """Report changes until the stream ends; a server need not have one."""
+    """Report changes until the stream ends. Return immediately if the server has no stream."""
     try:
         async with Subscription(connection, wanted, on_reopened=changed) as changes:
             async for change in changes:
@@ -340,13 +338,13 @@ async def _listen(connection: Connection, wanted: Json, changed: Callable[[], No
         return
 
 
-def _is_over(connection: Connection) -> bool:
+def _has_ended(connection: Connection) -> bool:
     """Return whether a connection's process has ended."""
     link = connection.link
     return isinstance(link, StdioLink) and link.ended.is_set()
 
 
-async def _closed(connection: Connection) -> None:
+async def _close(connection: Connection) -> None:
     link = connection.link
     try:
         await link.end_session()
@@ -355,8 +353,8 @@ async def _closed(connection: Connection) -> None:
             await link.transport.close()
 
 
-def _is_of_another_era(error: HttpRefused | RpcError, server: ServerInfo) -> bool:
+def _may_speak_other_revision(error: HttpRefused | RpcError, server: ServerInfo) -> bool:
     """Return whether an error may mean that a server no longer speaks the negotiated revision."""
     if isinstance(error, HttpRefused):
-        return error.status in _STATUSES_OF_ERAS
-    return error.code in (_ERRORS_OF_OLDER if server.is_modern else _ERRORS_OF_MODERN)
+        return error.status in _HANDSHAKE_STATUSES
+    return error.code in (_OLDER_ERRORS if server.is_modern else _MODERN_ERRORS)

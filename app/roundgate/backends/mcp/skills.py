@@ -1,12 +1,12 @@
 """The skills of a server (SEP-2640), under URIs of the gateway.
 
-The name of the back end is in front of each path, whatever the scheme; digests, sizes and
-frontmatter pass as they came:
+The gateway puts the name of the back end in front of each path, whatever the scheme. It forwards
+digests, sizes and frontmatter unchanged:
 
     skill://acme/refunds/SKILL.md  ──▶  skill://NAME/acme/refunds/SKILL.md
 
-The list is read with the server's other lists. A single skill and a directory are asked for anew,
-so a host that found a file changed learns the new digest.
+The list is read with the server's other lists. A request for a single skill or a directory always
+goes to the server, so a host that sees a changed file can get its new digest.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from roundgate.protocol import skills
 from roundgate.protocol.skills import DYNAMIC, EXTENSION, SKILL_FILE, children_of, media_type
 
 LIMIT_S: Final = 10.0
-"""Seconds within which a server must answer about a skill or directory."""
+"""The timeout of a request about a skill or directory, in seconds."""
 _UNKNOWN: Final = ("error -32602", "error -32002")
 
 
 @dataclass(frozen=True, slots=True)
 class SkillList:
-    """The skills of one look at a server."""
+    """The skills that one poll of a server read."""
 
     entries: Sequence[Json] = ()
     """The list as the server sent it."""
@@ -55,16 +55,16 @@ class SkillList:
     has_directories: bool = False
     """Whether the server lists directories."""
     fault: str | None = None
-    """The reason why the list could not be read; `entries` are then those of the last look."""
+    """The reason why the list could not be read; the previous `entries` then stay."""
 
 
 async def read_skill_list(
-    connection: Connection, server: ServerInfo, known: SkillList
+    connection: Connection, server: ServerInfo, previous: SkillList
 ) -> SkillList:
-    """Return the skills that a server lists. A list that fails takes no other away.
+    """Return the skills that a server lists. If the list is unusable, return the previous entries.
 
     Raises:
-        ClientError: the server cannot be asked any more.
+        ClientError: the connection failed.
     """
     extensions = server.capabilities.get("extensions")
     settings = extensions.get(EXTENSION) if isinstance(extensions, dict) else None
@@ -76,7 +76,7 @@ async def read_skill_list(
         listing = await read_list(connection, "skills/list", "skills")
     except (RpcError, BadAnswer, HttpRefused) as error:
         reason = str(error.args[0])[:MAX_REASON]
-        return SkillList(known.entries, True, has_directories, reason)
+        return SkillList(previous.entries, True, has_directories, reason)
     return SkillList(listing.items, True, has_directories)
 
 
@@ -89,19 +89,19 @@ class ServerSkills:
     config: PartConfig
     """The selection of resources, and their scopes."""
     uris: Uris
-    """URIs that have the name of the back end in all schemes."""
+    """The gateway's URIs, which have the name of the back end in all schemes."""
     entries: Sequence[Mapping[str, Any]]
     has_directories: bool
 
     @classmethod
-    def of(
-        cls, found: SkillList, server: Server, clock: Clock, config: PartConfig
+    def from_list(
+        cls, skill_list: SkillList, server: Server, clock: Clock, config: PartConfig
     ) -> tuple[ServerSkills, list[LeftOut]]:
-        """Return the skills of a list that can be served, and the others."""
+        """Return the skills of a list that can be served, and records of those that cannot."""
         uris = Uris(server.name, is_named=True)
         entries: dict[str, Mapping[str, Any]] = {}
         others: list[LeftOut] = []
-        for raw in found.entries:
+        for raw in skill_list.entries:
             try:
                 entry = entry_from_wire(raw, uris)
                 if config.excludes(raw["uri"]):
@@ -112,7 +112,7 @@ class ServerSkills:
             except ValueError as error:
                 others.append(left_out(raw, "uri", error))
         listed = list(entries.values())
-        return cls(server, clock, config, uris, listed, found.has_directories), others
+        return cls(server, clock, config, uris, listed, skill_list.has_directories), others
 
     @property
     def scopes(self) -> frozenset[str]:
@@ -122,35 +122,38 @@ class ServerSkills:
     @property
     def starts(self) -> frozenset[str]:
         """The beginnings of the URIs of all skills."""
-        schemes = (SCHEME.match(entry["uri"]) for entry in self.entries)
-        listed = {scheme[0] for scheme in schemes if scheme is not None}
-        return frozenset(self.uris.start(scheme) for scheme in {*listed, skills.SCHEME})
+        matches = (SCHEME.match(entry["uri"]) for entry in self.entries)
+        schemes = {match[0] for match in matches if match is not None}
+        return frozenset(self.uris.start(scheme) for scheme in {*schemes, skills.SCHEME})
 
     async def get(self, uri: str) -> Mapping[str, Any] | None:
         """See `SkillSource`."""
-        own = self.uris.theirs(uri)
-        result = None if self.config.excludes(own) else await self._ask("skills/get", {"uri": own})
+        server_uri = self.uris.theirs(uri)
+        if self.config.excludes(server_uri):
+            return None
+        result = await self._ask("skills/get", {"uri": server_uri})
         if result is None:
             return None
         try:
             entry = entry_from_wire(result.get("skill"), self.uris)
         except ValueError as error:
-            text = f"{self.server.name} has a skill that hosts refuse: {error}"
-            raise UnexpectedAnswer(text) from None
+            raise UnexpectedAnswer(
+                f"{self.server.name} answered with a malformed skill: {error}"
+            ) from None
         if entry["uri"] != uri:
-            raise UnexpectedAnswer(f"{self.server.name} answered with another skill")
+            raise UnexpectedAnswer(f"{self.server.name} answered about a different skill")
         return entry
 
     async def directory(self, uri: str, cursor: str | None) -> Directory | None:
-        """See `SkillSource`. For a server that lists no directories, the files of the listed skills
-        say what a directory has."""
+        """See `SkillSource`. If the server does not list directories, derive the children from the
+        files of the listed skills."""
         if not self.has_directories:
             children = children_of(uri, self._listed_files())
             return None if children is None or cursor is not None else Directory(children)
-        own = self.uris.theirs(uri)
-        if self.config.excludes(own):
+        server_uri = self.uris.theirs(uri)
+        if self.config.excludes(server_uri):
             return None
-        params = {"uri": own, **({} if cursor is None else {"cursor": cursor})}
+        params = {"uri": server_uri, **({} if cursor is None else {"cursor": cursor})}
         result = await self._ask("resources/directory/read", params)
         if result is None:
             return None
@@ -171,19 +174,19 @@ class ServerSkills:
 
     def _listed_files(self) -> Iterator[Mapping[str, Any]]:
         for entry in self.entries:
-            listed = entry["resources"]
-            for file in [{"uri": entry["uri"]}] if listed == DYNAMIC else listed:
+            resources = entry["resources"]
+            for file in [{"uri": entry["uri"]}] if resources == DYNAMIC else resources:
                 name = unquote(file["uri"].rpartition("/")[2])
-                kind = media_type(name, is_text=False)
+                file_type = media_type(name, is_text=False)
                 size = {"size": file["size"]} if "size" in file else {}
-                yield {"uri": file["uri"], "name": name, "mimeType": kind, **size}
+                yield {"uri": file["uri"], "name": name, "mimeType": file_type, **size}
 
     async def _ask(self, method: str, params: Json) -> Json | None:
         """Return the result of a request; `None` if the server does not know the URI.
 
         Raises:
             Unavailable: the server did not answer.
-            BackendError: it refused the request.
+            BackendError: the server refused the request.
         """
         deadline = self.clock.deadline(LIMIT_S * 1000)
         listener = Listener(capabilities={})
@@ -198,23 +201,23 @@ class ServerSkills:
 
 
 def entry_from_wire(raw: Any, uris: Uris) -> Mapping[str, Any]:
-    """Return a server's entry of a skill under the gateway's URIs.
+    """Return an entry of skills/list with the gateway's URIs.
 
     Raises:
         ValueError: hosts would refuse the entry.
     """
     if not isinstance(raw, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not an object")
     uri = checked_text(raw, "uri", MAX_URI)
     if not _has_authority(uri) or not uri.endswith(f"/{SKILL_FILE}"):
         raise ValueError(f"its uri is not that of a {SKILL_FILE}")
-    described, files = raw.get("frontmatter"), raw.get("resources")
-    if not isinstance(described, dict) or not all(
-        isinstance(described.get(member), str) for member in ("name", "description")
+    frontmatter, files = raw.get("frontmatter"), raw.get("resources")
+    if not isinstance(frontmatter, dict) or not all(
+        isinstance(frontmatter.get(member), str) for member in ("name", "description")
     ):
         raise ValueError("its frontmatter has no name and description")
     if files != DYNAMIC:
-        files = [_file(file, uris) for file in _objects(files)]
+        files = [_file(file, uris) for file in _checked_files(files)]
     return {**without_hop(raw), "uri": uris.ours(uri), "resources": files}
 
 
@@ -224,7 +227,7 @@ def _has_authority(uri: str) -> bool:
     return scheme is not None and scheme[0].endswith("://")
 
 
-def _objects(files: Any) -> Sequence[Json]:
+def _checked_files(files: Any) -> Sequence[Json]:
     if not is_object_list(files):
         raise ValueError(f"its resources are neither a list nor {DYNAMIC!r}")
     return files  # type: ignore[no-any-return]
@@ -235,7 +238,9 @@ def _file(raw: Json, uris: Uris) -> Json:
     missing."""
     uri, size = checked_text(raw, "uri", MAX_URI), raw.get("size")
     if not isinstance(raw.get("digest"), str) or not isinstance(size, int) or size < 0:
-        raise ValueError("one of its resources has no digest and size")
+        raise ValueError("a file in its resources lacks a digest or size")
     if not _has_authority(uri):
-        raise ValueError(f"one of its resources has a uri without scheme and authority: {uri[:80]}")
+        raise ValueError(
+            f"a file in its resources has a uri without scheme and authority: {uri[:80]}"
+        )
     return {**raw, "uri": uris.ours(uri)}

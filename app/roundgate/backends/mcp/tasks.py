@@ -1,5 +1,5 @@
-"""The tasks of a server of 2026-07-28, by its own ids (`TaskSource`). The gateway keeps nothing of
-them: a client's id holds the server's, sealed for its owner (docs/decisions/0025)."""
+"""The tasks of a server of 2026-07-28, by the server's ids (`TaskSource`). The gateway does not store
+them: a client's id contains the server's id, sealed for its owner (docs/decisions/0025)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from roundgate.errors import BackendError, NoAnswer, TaskNotFound, Unavailable
 from roundgate.protocol import REQUIRED, TaskView
 
 LIMIT_S: Final = 10.0
-"""Seconds within which a server must answer about a task."""
+"""The timeout of a request about a task, in seconds."""
 _UNKNOWN: Final = "error -32602"
 
 
 def view_from_wire(task: Any, uris: Uris) -> TaskView:
-    """Return the view of a server's task, whose result passes as it came but for its hop and its
-    URIs.
+    """Return the view of a server's task. Its result is forwarded unchanged, except for members of one
+    hop, and URIs.
 
     Raises:
         BackendError: the task is malformed.
@@ -47,7 +47,7 @@ class ServerTasks:
         """See `TaskSource`."""
         view = view_from_wire(await self._ask("tasks/get", {"taskId": task_id}), self.uris)
         if view.task_id != task_id:
-            raise BackendError(f"{self.server.name} answered with another task")
+            raise BackendError(f"{self.server.name} answered about a different task")
         return view
 
     async def update(
@@ -70,7 +70,7 @@ class ServerTasks:
         listener = Listener(capabilities={"extensions": dict(REQUIRED["extensions"])})
         deadline = self.clock.deadline(LIMIT_S * 1000)
         try:
-            # each of the three may be repeated without harm (tasks extension)
+            # all three methods are idempotent (tasks extension)
             return await self.server.request(method, params, listener, deadline, is_repeatable=True)
         except NoAnswer as error:
             raise Unavailable(str(error)) from None

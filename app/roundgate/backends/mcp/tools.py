@@ -1,9 +1,9 @@
 """The tools of an MCP server as the gateway lists them, and their results. Pure functions.
 
-Definitions and results pass as they came. A member whose name begins with
-`io.modelcontextprotocol/` belongs to one hop and is removed from `_meta`, and so is `execution`,
-which declares tasks of an older revision. A tool whose definition would make a client refuse the
-whole list is left out.
+Definitions and results are forwarded unchanged, with two exceptions. Members of `_meta` whose names
+begin with `io.modelcontextprotocol/` belong to one hop and are removed, and so is `execution`, which
+declares tasks of an older revision. A tool whose definition would make a client refuse the whole
+list is left out.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from roundgate.errors import BadAnswer, UnexpectedAnswer
 from roundgate.protocol import ABSENT, ForwardedContent, Schema, ToolResult
 
 MAX_NAME: Final = 128
-"""The longest name of a tool; the gateway's own limit includes the prefix."""
+"""The maximum length of a tool's name; the gateway's own limit includes the prefix."""
 MAX_REASON: Final = 500
-"""The most characters of a reason, which may quote the server and is in the log and in /healthz."""
+"""The maximum length of a reason. It may quote the server, and appears in the log and /healthz."""
 _TYPES: Final[Mapping[str, tuple[type, str]]] = {
     "title": (str, "text"),
     "description": (str, "text"),
@@ -37,7 +37,7 @@ _ANYTHING: Final = Schema.compile({"type": "object"})
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A tool that is not served, and why."""
+    """A tool or other entry of a list that is not served, with the reason."""
 
     name: str
     reason: str
@@ -57,14 +57,14 @@ class UsableTool:
 def usable_tools(
     definitions: Sequence[Json], *, check_arguments: bool
 ) -> tuple[list[UsableTool], list[LeftOut]]:
-    """Return the tools that can be served, and the others."""
+    """Return the tools that can be served, and records of those that cannot."""
     usable: dict[str, UsableTool] = {}
     left_out: list[LeftOut] = []
     for raw in definitions:
         try:
             tool = _usable(raw, check_arguments=check_arguments)
             if tool.name in usable:
-                raise ValueError("the server lists another tool of this name")
+                raise ValueError("the server lists another tool with this name")
         except (ValueError, BadAnswer) as error:
             name = str(raw.get("name"))[:MAX_NAME]
             left_out.append(LeftOut(name, str(error)[:MAX_REASON]))
@@ -81,7 +81,7 @@ def _usable(raw: Json, *, check_arguments: bool) -> UsableTool:
     """
     name, schema = raw.get("name"), raw.get("inputSchema")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
-        raise ValueError(f"its name is no text of 1 to {MAX_NAME} characters")
+        raise ValueError(f"its name is not text of 1 to {MAX_NAME} characters")
     if not isinstance(schema, dict) or schema.get("type") != "object":
         raise ValueError('its inputSchema has no "type": "object"')
     for member, (kind, words) in _TYPES.items():
@@ -91,7 +91,7 @@ def _usable(raw: Json, *, check_arguments: bool) -> UsableTool:
     if wrong := [hint for hint in _HINTS if not isinstance(hints.get(hint, True), bool)]:
         raise ValueError(f"its {', '.join(wrong)} is neither true nor false")
     if not is_object_list(raw.get("icons", [])):
-        raise ValueError("its icons are no objects")
+        raise ValueError("its icons are not objects")
     if "outputSchema" in raw:
         _compiled(raw["outputSchema"], "outputSchema")
     arguments = _compiled(schema, "inputSchema")
@@ -112,13 +112,13 @@ def without_hop(value: Json) -> Json:
     meta = value.get("_meta")
     if not isinstance(meta, dict):
         return value
-    kept = own_meta(meta)
+    passed_meta = own_meta(meta)
     others = {key: member for key, member in value.items() if key != "_meta"}
-    return {**others, "_meta": kept} if kept or not meta else others
+    return {**others, "_meta": passed_meta} if passed_meta or not meta else others
 
 
 def own_meta(meta: Mapping[str, Any]) -> Json:
-    """Return the members of a `_meta` that pass a gateway."""
+    """Return the members of a `_meta` that a gateway forwards."""
     return {name: value for name, value in meta.items() if not name.startswith(META)}
 
 
@@ -131,14 +131,14 @@ def result_from_wire(raw: Json, server: str) -> ToolResult:
     has_content = "content" in raw or "structuredContent" not in raw
     blocks = raw.get("content", () if has_content else [])
     if not is_object_list(blocks) or not isinstance(raw.get("isError", False), bool):
-        raise UnexpectedAnswer(f"{server} answered with something that is no result of a tool")
+        raise UnexpectedAnswer(f"{server} answered with a malformed tool result")
     meta = raw.get("_meta")
-    kept = own_meta(meta) if isinstance(meta, dict) else {}
+    passed_meta = own_meta(meta) if isinstance(meta, dict) else {}
     own = ("content", "structuredContent", "_meta", "resultType")
     return ToolResult(
         [ForwardedContent(block) for block in blocks],
         raw.get("structuredContent", ABSENT),
         raw.get("isError", False),
-        kept or None,
+        passed_meta or None,
         {name: value for name, value in raw.items() if name not in own},
     )

@@ -1,18 +1,19 @@
-"""The URIs under which clients know the resources of a server, and the URIs of a template.
+"""The URIs under which clients know the resources of a server, and the URIs that match a template.
 
-With `uris: kept`, a URI is the server's own. With `uris: named`, it has the name of the back end in
-front of the authority, or of the path if there is no authority, and keeps its scheme:
+With `uris: kept`, a URI is the server's own. With `uris: named`, the gateway puts the name of the
+back end in front of the authority, or of the path of a URI without authority:
 
     notes://ann/1         ──▶  notes://NAME/ann/1
     file:///srv/{+path}   ──▶  file://NAME//srv/{+path}
     memo:today            ──▶  memo:NAME/today
 
-Pages of tools (`ui://`) and skills (`skill://`) always have the name: the same URI often means
-something else at another server, and a server need not list them.
+URIs of pages (`ui://`) and skills (`skill://`) always have the name, because several servers often
+use the same URI, and servers need not list these resources.
 
 Links, embedded resources and references to pages in results change in the same way, so a client can
-read what a tool names. Whether a URI belongs to a template is decided by its literal text: the server itself reads
-the values of the variables, so templates whose expansion has no inverse are served, too.
+read the resources that a tool names. Only the literal text of a template decides whether a URI
+matches: the server extracts the values of the variables, so templates whose expansion has no inverse
+are served, too.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from roundgate.backends.mcp.apps import with_pages
+from roundgate.backends.mcp.apps import with_page_uris
 from roundgate.client.types import Json, is_object_list
 from roundgate.protocol import apps, skills
 
 MAX_URI: Final = 4_096
-"""The most characters of a URI or template: clients may send 8,192, and a name is put in front."""
+"""The maximum length of a URI or template. Clients may send 8,192 characters, with the name."""
 MAX_EXPRESSIONS: Final = 20
-"""The most expressions of a template: matching a URI takes time that grows with their number."""
+"""The maximum number of expressions in a template: the time to match a URI grows with it."""
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?://)?")
 MAX_VARIABLES: Final = 100
 """The most variables of a template: each has a completion of its own."""
@@ -56,14 +57,14 @@ class Uris:
         return f"{scheme}{self.name}/"
 
     def ours(self, uri: str) -> str:
-        """Return the gateway's URI, or template, for a server's. Text without a scheme is returned
-        as it is."""
+        """Return the gateway's URI or template for a URI or template of the server. Text without a
+        scheme is returned unchanged."""
         scheme = self._scheme(uri)
         return uri if scheme is None else self.start(scheme) + uri.removeprefix(scheme)
 
     def theirs(self, uri: str) -> str:
-        """Return the server's URI for one of the gateway's: the inverse of `ours`. Any other URI is
-        returned as it is."""
+        """Return the server's URI for a URI of the gateway: the inverse of `ours`. Any other URI is
+        returned unchanged."""
         scheme = self._scheme(uri)
         if scheme is None or not uri.startswith(self.start(scheme)):
             return uri
@@ -76,14 +77,14 @@ class Uris:
         return scheme is None or uri.startswith(self.start(scheme))
 
     def _scheme(self, uri: str) -> str | None:
-        """Return the scheme of a URI that has the name of the back end in the gateway."""
+        """Return the scheme of a URI whose gateway form has the name, or `None`."""
         scheme = SCHEME.match(uri)
         has_name = scheme is not None and (self.is_named or scheme[0] in ALWAYS_NAMED)
         return scheme[0] if scheme is not None and has_name else None
 
     def in_meta(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return an object in whose `_meta` pages have the gateway's URIs."""
-        return with_pages(value, self.ours)
+        """Return an object with the gateway's URIs of pages in its `_meta`."""
+        return with_page_uris(value, self.ours)
 
     def in_block(self, block: Json) -> Json:
         """Return a content block with the gateway's URIs."""
@@ -106,7 +107,7 @@ class Uris:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """The URIs that may belong to a template: its literal text, with any text for expressions.
+    """A pattern of the URIs that may match a template: its literal text, with any text for expressions.
 
     A variable without an operator has no "/", and `{?x}` begins with "?" or is empty, and so on for
     the other operators.
@@ -127,7 +128,7 @@ class Pattern:
             end = expression.end()
         parts.append((template[end:], ""))
         if any("{" in literal or "}" in literal for literal, _ in parts):
-            raise ValueError("its uriTemplate has a brace without a partner")
+            raise ValueError("its uriTemplate has an unmatched brace")
         if len(parts) > MAX_EXPRESSIONS + 1:
             raise ValueError(f"its uriTemplate has more than {MAX_EXPRESSIONS} expressions")
         if sum(part.count(",") + 1 for _, part in parts if part) > MAX_VARIABLES:
@@ -146,7 +147,7 @@ class Pattern:
                     yield name[0]
 
     def match(self, uri: str) -> Mapping[str, Any] | None:
-        """Return an empty object if a URI may belong to the template, else `None`."""
+        """Return an empty mapping if a URI may match the template, otherwise `None`."""
         reached = {0}
         for literal, expression in self.parts:
             reached = {at + len(literal) for at in reached if uri.startswith(literal, at)}
@@ -158,7 +159,7 @@ class Pattern:
 
 
 def _ends(expression: str, uri: str, starts: set[int]) -> Iterator[int]:
-    """Yield the places in a URI at which the text of an expression may end."""
+    """Yield the offsets in a URI at which the text of an expression may end."""
     operator = expression[0] if expression[0] in _OPERATORS else ""
     if operator and operator in _STARTED:
         yield from starts

@@ -82,7 +82,8 @@ def _path_in(folder: Path, name: str) -> Path:
     except (ValueError, OSError, RuntimeError):  # a NUL byte, a loop of links
         pass
     raise UnusablePage(
-        f"{name!r} is no path below {folder}", "write a relative path of a file beside the module"
+        f"{name!r} is not a path below {folder}",
+        "write a relative path of a file beside the module",
     )
 
 

@@ -1,1 +1,1 @@
-"""The kind `skills`: a folder of skills (SEP-2640) on disk."""
+"""The kind `skills`: a folder of skills (SEP-2640)."""

@@ -18,21 +18,21 @@ from roundgate.settings import Origin
 
 
 class SkillsBackend:
-    """The back end of one folder, read at each load."""
+    """A back end of the kind `skills`: one folder, which each load reads."""
 
     def __init__(self, config: SkillsBackendConfig, origin: Origin, shared: Shared) -> None:
         self._config = config
         self._origin = origin
 
     async def offer(self) -> Offering:
-        """Return the skills of the folder; raise ConfigError with all that cannot be served."""
+        """Return the skills of the folder. Raise ConfigError with the problems of all unusable files."""
         root, name = self._origin.base_dir / self._config.path, self._config.name
         skills, problems = await asyncio.to_thread(read_skills, root, name)
         if problems:
             raise ConfigError([self._problem(problem) for problem in problems])
         return Offering(
-            resources=[_listed(skills.files[uri]) for uri in skills.entries],
-            unlisted={f"{SCHEME}{name}/": _reader(skills, f"{SCHEME}{name}/")},
+            resources=[_file_resource(skills.files[uri]) for uri in skills.entries],
+            unlisted={f"{SCHEME}{name}/": _folder_resource(skills, f"{SCHEME}{name}/")},
             skill_source=FolderSkills(skills),
             files=skills.paths,
         )
@@ -66,7 +66,7 @@ class FolderSkills:
         return None if children is None or cursor is not None else Directory(children)
 
 
-def _listed(file: File) -> Resource:
+def _file_resource(file: File) -> Resource:
     async def read(
         context: Context, uri: str, values: Mapping[str, Any]
     ) -> Sequence[ResourceContents]:
@@ -75,7 +75,7 @@ def _listed(file: File) -> Resource:
     return Resource(file.definition(), read)
 
 
-def _reader(skills: Skills, start: str) -> Resource:
+def _folder_resource(skills: Skills, start: str) -> Resource:
     async def read(
         context: Context, uri: str, values: Mapping[str, Any]
     ) -> Sequence[ResourceContents]:

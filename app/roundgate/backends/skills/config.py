@@ -14,7 +14,7 @@ class SkillsBackendConfig(BackendConfig):
 
     kind: Literal["skills"]
     path: str = Field(
-        description="Folder of skills, relative to gateway.yaml: each folder in it with a SKILL.md is one.",
+        description="Folder of skills, relative to gateway.yaml: each folder in it with a SKILL.md is a skill.",
         min_length=1,
     )
 

@@ -1,11 +1,11 @@
-"""A folder of skills, read whole: a snapshot of its files, so that what is served later has the
-digests that the entries say.
+"""A snapshot of a folder of skills: all files are read at once, so that the served contents match the
+digests in the entries.
 
     FOLDER/refunds/SKILL.md            skill://NAME/refunds/SKILL.md
     FOLDER/refunds/examples/email.md   skill://NAME/refunds/examples/email.md
 
-Nothing outside of the folder is read: symbolic links are refused. Files outside of any skill, and
-names that begin with a dot, are not served.
+Symbolic links are refused, so nothing outside the folder is read. Files outside of skills, and files
+whose names begin with a dot, are not served.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from roundgate.backends.skills.frontmatter import frontmatter
+from roundgate.backends.skills.frontmatter import parse_frontmatter
 from roundgate.errors import Inside
 from roundgate.protocol.skills import (
     MARKDOWN,
@@ -27,16 +27,16 @@ from roundgate.protocol.skills import (
     MAX_FILES,
     SCHEME,
     SKILL_FILE,
-    directories_of,
+    list_directories,
     media_type,
 )
 
 MAX_ENTRIES: Final = 20_000
-"""The most files and folders that are looked at."""
+"""The maximum number of files and folders, including those that are not served."""
 MAX_TOTAL: Final = 64 * 1024 * 1024
-"""The most bytes of all skills of a folder, which stay in memory."""
+"""The maximum size of all skills of a folder in bytes. The snapshot stays in memory."""
 MAX_DEPTH: Final = 32
-"""The most folders in each other."""
+"""The maximum depth of nested folders."""
 _SKIPPED: Final = frozenset({"__pycache__"})
 
 
@@ -48,11 +48,11 @@ class File:
     name: str
     content: bytes
     frontmatter: Mapping[str, Any] | None = None
-    """The frontmatter of a SKILL.md."""
+    """The frontmatter of a SKILL.md; `None` for other files."""
 
     @property
     def text(self) -> str | None:
-        """The content as text; `None` if it is not UTF-8, or has a zero byte."""
+        """The content as text; `None` if the content is not UTF-8 or contains a zero byte."""
         try:
             return None if b"\0" in self.content else self.content.decode()
         except UnicodeDecodeError:
@@ -66,33 +66,33 @@ class File:
         return media_type(self.name, is_text=self.text is not None)
 
     def definition(self) -> dict[str, Any]:
-        """Return the schema's `Resource`."""
-        described = self.frontmatter or {}
-        named = {"name": described.get("name", self.name)}
-        if described:
-            named["description"] = described["description"]
+        """Return the file as the schema's `Resource`."""
+        metadata = self.frontmatter or {}
+        texts = {"name": metadata.get("name", self.name)}
+        if metadata:
+            texts["description"] = metadata["description"]
         return {
             "uri": self.uri,
-            **named,
+            **texts,
             "mimeType": self.media_type,
             "size": len(self.content),
         }
 
     def manifest(self) -> dict[str, Any]:
-        """Return the schema's `SkillResource`."""
+        """Return the file as the schema's `SkillResource`."""
         digest = f"sha256:{hashlib.sha256(self.content).hexdigest()}"
         return {"uri": self.uri, "digest": digest, "size": len(self.content)}
 
 
 @dataclass(frozen=True, slots=True)
 class Skills:
-    """The skills of a folder, by their URIs."""
+    """The skills and files of a folder, by their URIs."""
 
     entries: Mapping[str, Mapping[str, Any]]
     """The entry of each skill, by the URI of its SKILL.md."""
     files: Mapping[str, File]
     directories: Mapping[str, Sequence[Mapping[str, Any]]]
-    """The children of each directory, by its URI, as the schema's `Resource`."""
+    """The children of each directory, by its URI. A child has the form of the schema's `Resource`."""
     paths: frozenset[Path]
     """The files and folders that were read."""
 
@@ -116,13 +116,15 @@ class _Reader:
     files: dict[Path, File] = field(default_factory=dict)
     folders: list[Path] = field(default_factory=list)
     skill_folders: list[Path] = field(default_factory=list)
-    looked_at: int = 0
+    visited: int = 0
     total: int = 0
 
-    def folder(self, folder: Path, *, is_in_skill: bool, depth: int) -> None:
-        """Read a folder and those in it, in the order of their names."""
+    def read(self, folder: Path, *, is_in_skill: bool, depth: int) -> None:
+        """Read a folder and its subfolders, in the order of their names."""
         if depth > MAX_DEPTH:
-            raise UnusableSkill(folder, f"lies in more than {MAX_DEPTH} folders", "move it up")
+            raise UnusableSkill(
+                folder, f"is nested more than {MAX_DEPTH} folders deep", "move it up"
+            )
         self.folders.append(folder)
         names = {entry.name: entry for entry in self._entries(folder)}
         is_in_skill = is_in_skill or SKILL_FILE in names
@@ -132,7 +134,7 @@ class _Reader:
             try:
                 self._entry(folder / name, names[name], is_in_skill, depth)
             except UnusableSkill as error:
-                if self.total > MAX_TOTAL or self.looked_at > MAX_ENTRIES:
+                if self.total > MAX_TOTAL or self.visited > MAX_ENTRIES:
                     raise
                 self.problems.append(error)
 
@@ -140,12 +142,12 @@ class _Reader:
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    self.looked_at += 1
-                    if self.looked_at > MAX_ENTRIES:
+                    self.visited += 1
+                    if self.visited > MAX_ENTRIES:
                         raise UnusableSkill(
                             self.root,
                             f"has more than {MAX_ENTRIES:,} files and folders",
-                            "let path name the folder that has the skills and nothing else",
+                            "set path to a folder that contains only skills",
                         )
                     if not entry.name.startswith(".") and entry.name not in _SKIPPED:
                         yield entry
@@ -153,16 +155,18 @@ class _Reader:
             raise UnusableSkill(
                 folder,
                 f"cannot be read: {error.strerror or error}",
-                "correct the path, or the permissions",
+                "correct the path or the permissions",
             ) from None
 
     def _entry(self, path: Path, entry: os.DirEntry[str], is_in_skill: bool, depth: int) -> None:
         if entry.is_symlink():
             raise UnusableSkill(
-                path, "is a symbolic link", "copy the file here; links could lead out of the folder"
+                path,
+                "is a symbolic link",
+                "copy its target here; links could lead out of the folder",
             )
         if entry.is_dir(follow_symlinks=False):
-            self.folder(path, is_in_skill=is_in_skill, depth=depth + 1)
+            self.read(path, is_in_skill=is_in_skill, depth=depth + 1)
         elif is_in_skill:
             self.files[path] = self._file(path)
 
@@ -178,23 +182,23 @@ class _Reader:
         if path.name != SKILL_FILE:
             return File(uri, path.name, content)
         try:
-            described = frontmatter(content.decode())
-            _check_name(described["name"], path.parent, uri)
+            metadata = parse_frontmatter(content.decode())
+            _check_name(metadata["name"], uri)
         except UnicodeDecodeError:
             raise UnusableSkill(path, "is not UTF-8", "save it as UTF-8") from None
         except ValueError as error:
             raise UnusableSkill(
                 path, str(error), "see https://agentskills.io/specification"
             ) from None
-        return File(uri, path.name, content, described)
+        return File(uri, path.name, content, metadata)
 
     def _content(self, path: Path) -> bytes:
-        """Return the bytes of a regular file. A file that became a link meanwhile is not read."""
+        """Return the bytes of a regular file. Do not follow a link that has replaced the file."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with open(descriptor, "rb") as file:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise UnusableSkill(path, "is no regular file", "remove it")
+                    raise UnusableSkill(path, "is not a regular file", "remove it")
                 content = file.read(MAX_BYTES + 1)
         except OSError as error:
             raise UnusableSkill(
@@ -206,36 +210,36 @@ class _Reader:
         if self.total > MAX_TOTAL:
             raise UnusableSkill(
                 self.root,
-                f"has skills with more than {MAX_TOTAL:,} bytes in all",
-                "divide them into several folders, each a back end, or make them smaller",
+                f"has skills with a total of more than {MAX_TOTAL:,} bytes",
+                "divide them among several back ends, or make them smaller",
             )
         return content
 
 
 def read_skills(root: Path, name: str) -> tuple[Skills, list[UnusableSkill]]:
-    """Return the skills of a folder, and what cannot be served.
+    """Return the skills of a folder, and the problems of files that cannot be served.
 
     Args:
         root: the folder.
-        name: the name of the back end, which is in front of every path.
+        name: the name of the back end, with which every path begins.
     """
     reader = _Reader(root, SCHEME + name)
     try:
-        reader.folder(root, is_in_skill=False, depth=0)
+        reader.read(root, is_in_skill=False, depth=0)
     except UnusableSkill as error:
         reader.problems.append(error)
     entries: dict[str, Mapping[str, Any]] = {}
     for folder in reader.skill_folders:
-        if (described := reader.files.get(folder / SKILL_FILE)) is None:
-            continue  # its problem is known
+        if (skill_file := reader.files.get(folder / SKILL_FILE)) is None:
+            continue  # its problem is in the list
         manifest = [
             file.manifest() for path, file in reader.files.items() if path.is_relative_to(folder)
         ]
         if problem := _excess(folder, manifest):
             reader.problems.append(problem)
-        entries[described.uri] = {
-            "uri": described.uri,
-            "frontmatter": described.frontmatter,
+        entries[skill_file.uri] = {
+            "uri": skill_file.uri,
+            "frontmatter": skill_file.frontmatter,
             "resources": manifest,
         }
     if not reader.skill_folders and not reader.problems:
@@ -244,19 +248,19 @@ def read_skills(root: Path, name: str) -> tuple[Skills, list[UnusableSkill]]:
     files = {file.uri: file for file in reader.files.values()}
     paths = frozenset({*reader.folders, *reader.files})
     return Skills(
-        entries, files, directories_of(file.definition() for file in files.values()), paths
+        entries, files, list_directories(file.definition() for file in files.values()), paths
     ), reader.problems
 
 
-def _check_name(name: str, folder: Path, uri: str) -> None:
-    """Raise ValueError unless a skill has the name of its folder, which is in its URI."""
+def _check_name(name: str, uri: str) -> None:
+    """Raise ValueError unless the name of a skill equals the name of its folder in its URI."""
     segment = uri.removesuffix(f"/{SKILL_FILE}").rpartition("/")[2]
     if name != segment:
-        raise ValueError(f"has the name {name!r}, and its folder is called {segment!r}")
+        raise ValueError(f"has the name {name!r}, but its folder has the name {segment!r}")
 
 
 def _excess(folder: Path, manifest: Sequence[Mapping[str, Any]]) -> UnusableSkill | None:
-    """Return the problem of a skill that hosts need not load."""
+    """Return the problem of a skill that exceeds the limits of hosts, or `None`."""
     size = sum(file["size"] for file in manifest)
     if len(manifest) <= MAX_FILES and size <= MAX_BYTES:
         return None

@@ -1,7 +1,7 @@
 """The frontmatter of a SKILL.md as JSON.
 
-Hosts read the same text and compare it with the entry, so values are read as the core schema of
-YAML 1.2 has them: dates and `yes` are text. What has no JSON is refused.
+Hosts parse the same text and compare it with the entry. Values therefore follow the core schema of
+YAML 1.2, in which dates and `yes` are text. A value without a JSON form is refused.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from roundgate.protocol.skills import NAME
 from roundgate.settings.yaml_file import check_cost
 
 MAX_CHARS: Final = 65_536
-"""The most characters of a frontmatter."""
+"""The maximum length of a frontmatter, in characters."""
 MAX_VALUES: Final = 2_000
 MAX_DESCRIPTION: Final = 1_024
-"""The most characters of a description (Agent Skills, "description field")."""
+"""The maximum length of a description (Agent Skills specification, "description field")."""
 _BLOCK: Final = re.compile(r"---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 _NULL: Final = ("", "~", "null", "Null", "NULL")
 _BOOLEANS: Final = {
@@ -31,22 +31,24 @@ _NOT_FINITE: Final = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _TAG: Final = "tag:yaml.org,2002:"
 
 
-def frontmatter(text: str) -> dict[str, Any]:
-    """Return the frontmatter of a SKILL.md.
+def parse_frontmatter(text: str) -> dict[str, Any]:
+    """Parse the frontmatter of a SKILL.md.
 
     Raises:
-        ValueError: it is missing, is not YAML, or has no valid name or description.
+        ValueError: the frontmatter is missing, is not YAML, or lacks a valid name or description.
     """
     block = _BLOCK.match(text[: MAX_CHARS + 1])
     if block is None:
         if text.startswith("\ufeff"):
-            raise ValueError("begins with a byte order mark: save the file without it")
+            raise ValueError(
+                "begins with a byte order mark: save the file without a byte order mark"
+            )
         raise ValueError(
             "does not begin with frontmatter: a line `---`, `name: …` and `description: …`, and a line `---`"
         )
     values = _read(block[1])
     if not isinstance(values, dict):
-        raise ValueError("has a frontmatter that is no mapping")
+        raise ValueError("has a frontmatter that is not a mapping")
     name, description = values.get("name"), values.get("description")
     if not isinstance(name, str) or NAME.fullmatch(name) is None:
         raise ValueError(
@@ -71,12 +73,12 @@ def _read(text: str) -> Any:
 
 
 def _value(node: Any) -> Any:
-    """Return the value of a node; raise ValueError if it has no JSON."""
+    """Return the value of a node. Raise ValueError if the value has no JSON form."""
     match node:
         case None:
             return None
         case _ if node.tag not in (f"{_TAG}{kind}" for kind in ("str", "seq", "map")):
-            raise ValueError(f"has a frontmatter with the tag {node.tag[:80]}: leave tags out")
+            raise ValueError(f"has a frontmatter with the tag {node.tag[:80]}: remove the tag")
         case _ if node.id == "sequence":
             return [_value(item) for item in node.value]
         case _ if node.id == "mapping":
@@ -97,15 +99,13 @@ def _mapping(node: Any) -> dict[str, Any]:
 
 
 def _plain(text: str) -> Any:
-    """Return the value of a scalar without quotes, by the core schema of YAML 1.2."""
+    """Return the value of an unquoted scalar (core schema of YAML 1.2)."""
     if text in _NULL:
         return None
     if text in _BOOLEANS:
         return _BOOLEANS[text]
     if _NOT_FINITE.fullmatch(text):
-        raise ValueError(
-            f"has a frontmatter with {text}, which JSON does not have: put it in quotes"
-        )
+        raise ValueError(f"has a frontmatter with {text}, which has no JSON form: put it in quotes")
     if _INTEGER.fullmatch(text):
         return int(text)
     if _BASED.fullmatch(text):

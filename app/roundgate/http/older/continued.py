@@ -70,7 +70,7 @@ class ContinueTool:
             call = await self._calls.reopened(event_id, caller)
         except InvalidRequest:
             raise ToolError(
-                "This token is not valid: it is too old, of another session, or not copied exactly."
+                "This token is not valid: it is too old, belongs to another session, or was not copied exactly."
                 " Call the first tool again"
             ) from None
         return replace(call, request=replace(call.request, id=request.id))

@@ -149,8 +149,8 @@ class Revision:
     """Whether tools have output schemas and structured results, and results may have links to
     resources."""
     has_rich_forms: bool
-    """Whether a form may have defaults for every kind of field, choices of
-    several and titled choices."""
+    """Whether a form may have defaults for every type of field, multiple choice, and titled
+    options."""
     asks: frozenset[str]
     """The questions that a server may ask a client, in the words of `ClientCapabilities`;
     "elicitation.url" is a page to open, and "sampling.tools" sampling with tools."""

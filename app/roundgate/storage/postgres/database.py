@@ -63,7 +63,8 @@ class Database:
         self._trouble: str | None = None
 
     async def fetch(self, statement: str, *facts: Any) -> list[Any]:
-        """Return the rows of a repeatable statement, as `fetch_once` does."""
+        """Return the rows of a repeatable statement, as `fetch_once` does, but retry every failure
+        except a timeout."""
         return await self._fetch(statement, facts, is_repeatable=True)
 
     async def fetch_once(self, statement: str, *facts: Any) -> list[Any]:
