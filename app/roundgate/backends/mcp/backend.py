@@ -450,10 +450,10 @@ class McpBackend:
         return _Tools(listing.items, info, usable, left_out, ttl_ms, lists, skills)
 
     def _tool(self, tool: UsableTool, has_tasks: bool) -> Tool:
-        is_older = self._tools is not None and not self._tools.info.is_modern
+        is_older = self._is_older
         call = ToolCalls(
             self._config,
-            self._quiet if is_older else self._server,
+            self._calling,
             tool,
             self._limits,
             has_tasks,
@@ -470,6 +470,15 @@ class McpBackend:
             compiled=(schema, tool.arguments),
         )
 
+    @property
+    def _is_older(self) -> bool:
+        return self._tools is not None and not self._tools.info.is_modern
+
+    @property
+    def _calling(self) -> Server:
+        """The connection for calls that cannot be asked in an older server's session."""
+        return self._quiet if self._is_older else self._server
+
     def _without_job(self) -> dict[str, str]:
         """Return the tools whose job cannot be followed, with the reason."""
         tools = {} if self._tools is None else self._tools.by_name
@@ -480,7 +489,7 @@ class McpBackend:
         return replace(
             self._tool(tool, has_tasks=False),
             call=JobCalls(
-                *(self._config, job, self._server, tool, tools),
+                *(self._config, job, self._calling, tool, tools),
                 *(self._uris, self._require_accepted),
             ),
             task=job.task,
