@@ -138,7 +138,8 @@ class ToolCalls:
     ) -> Callable[[], Awaitable[Json]]:
         async def answer() -> Json:
             assert self.held is not None
-            notified = Relay(context, self.config.name).notified
+            token = self.held.progress_token(asked)
+            notified = Relay(context, self.config.name, token).notified
             answers = answering["inputResponses"]
             kept = await self.held.answer(context, asked, answers, notified)
             return self._kept(kept["result"], context) if "result" in kept else kept
@@ -241,13 +242,14 @@ class Relay:
     """Relays one request's progress and log messages to the client, and refuses questions of an
     older server."""
 
-    def __init__(self, context: Context, server: str) -> None:
+    def __init__(self, context: Context, server: str, token: str | None = None) -> None:
+        """Prepare to relay. `token` is the progress token that an earlier round has sent."""
         meta = run_of(context).call.meta
         self._context = context
         self._server = server
         self._notices = 0
         self._wants_progress = meta.progress_token is not None or context.task_id is not None
-        self._token = run_of(context).clock.new_id()
+        self._token = token or run_of(context).clock.new_id()
         self.log_level = meta.log_level if context.task_id is None else None
         """The lowest level of log messages that the client wants; `None` for none. A task has no
         stream, and the gateway's log must not repeat the server."""

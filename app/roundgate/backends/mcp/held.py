@@ -31,6 +31,7 @@ from typing import Any, Final, TypeAlias
 from roundgate import json
 from roundgate.auth import task_owner
 from roundgate.backends.base import check_request
+from roundgate.backends.mcp.server import is_over
 from roundgate.client.connection import Connection
 from roundgate.client.messages import META, Listener
 from roundgate.client.types import Json
@@ -75,6 +76,10 @@ STOPPED: Final = (
     "The process that held this call at {server} was stopped. The call may have taken effect; find "
     "out before you make it again"
 )
+FAILED: Final = (
+    "The call at {server} failed in the gateway, for a reason that its log has. The call may have "
+    "taken effect; find out before you make it again"
+)
 LATE: Final = (
     "The questions of {server} were answered too late: they were open for longer than held_s. The "
     "server was told that they were cancelled; what it did then is not known"
@@ -94,7 +99,14 @@ class _Box:
 
     rows: Rows
     id: str
-    forget_ms: int
+    clock: Clock
+    keep_ms: int
+    """Milliseconds for which a row is kept after its last write."""
+
+    @property
+    def forget_ms(self) -> int:
+        """The end of a row that is written now."""
+        return self.clock.now_ms() + self.keep_ms
 
     def key(self, name: str | int) -> str:
         """Return the key of a row."""
@@ -167,6 +179,8 @@ class HeldCalls:
         self._make_connection = make_connection
         self._most = most
         self._held: dict[str, _HeldCall] = {}
+        self._running: set[_HeldCall] = set()
+        """All calls, also those that have not asked."""
         self._idle: OrderedDict[Connection, tuple[tuple[str, bytes], float]] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -184,10 +198,16 @@ class HeldCalls:
         owner = task_owner(call.principal)
         key = owner, json.encode(listener.capabilities or {})
         connection = self._reused(key) or await self._opened(listener.capabilities or {})
-        await _set_log_level(connection, (listener.meta or {}).get(f"{META}logLevel"))
-        forget_ms = self.clock.now_ms() + int(self.held_s * 1000) + KEEP_MS
-        box = _Box(call.rows_of(call.principal), self.clock.new_id(), forget_ms)
+        try:
+            await _set_log_level(connection, (listener.meta or {}).get(f"{META}logLevel"))
+        except BaseException:
+            self._close(connection)
+            raise
+        keep_ms = int(self.held_s * 1000) + KEEP_MS
+        box = _Box(call.rows_of(call.principal), self.clock.new_id(), self.clock, keep_ms)
         held = _HeldCall(self, context, owner, connection, box, params, listener)
+        self._running.add(held)
+        held.task.add_done_callback(lambda _: self._running.discard(held))
         try:
             return await held.first_outcome()
         finally:
@@ -213,8 +233,7 @@ class HeldCalls:
         """
         call = run_of(context).call
         assert call.rows_of is not None, "a call that asked has rows"
-        forget_ms = self.clock.now_ms() + KEEP_MS
-        box = _Box(call.rows_of(call.principal), asked["held"], forget_ms)
+        box = _Box(call.rows_of(call.principal), asked["held"], self.clock, KEEP_MS)
         number: int = asked["number"]
         await self._put_answers(box, number, answers)
         held = self._held.get(box.id)
@@ -231,12 +250,17 @@ class HeldCalls:
             raise ToolError(message)
         return outcome
 
+    def progress_token(self, asked: Json) -> str | None:
+        """Return the progress token of a call that this process holds, if it has one."""
+        held = self._held.get(asked["held"])
+        return None if held is None else (held.listener.meta or {}).get("progressToken")
+
     async def aclose(self) -> None:
-        """End the held calls, and tell those who wait for them; close the sessions."""
-        held = list(self._held.values())
-        for each in held:
+        """End the calls, and tell those who wait for them; close the sessions."""
+        running = list(self._running)
+        for each in running:
             each.stop()
-        await asyncio.gather(*(each.task for each in held), return_exceptions=True)
+        await asyncio.gather(*(each.task for each in running), return_exceptions=True)
         if self._timer is not None:
             self._timer.cancel()
         idle = list(self._idle)
@@ -322,10 +346,12 @@ class HeldCalls:
     def _reused(self, key: tuple[str, bytes]) -> Connection | None:
         """Return a session of a caller with these capabilities that no call uses."""
         self._close_old()
-        for connection in reversed(self._idle):
+        for connection in reversed(list(self._idle)):
             if self._idle[connection][0] == key:
                 del self._idle[connection]
-                return connection
+                if not is_over(connection):
+                    return connection
+                self._close(connection)
         return None
 
     async def _opened(self, capabilities: Json) -> Connection:
@@ -395,7 +421,7 @@ class _HeldCall:
     _questions: int = 0
     _beats: int = 0
     _is_stopped: bool = False
-    _failure: ClientError | BackendError | None = None
+    _failure: BaseException | None = None
 
     def __post_init__(self) -> None:
         self._notify = self.listener.on_notification
@@ -408,8 +434,8 @@ class _HeldCall:
         except asyncio.CancelledError:
             self.task.cancel()
             raise
-        if self._failure is not None:
-            raise self._failure
+        if "error" in outcome:
+            raise self._failure or ToolError(outcome["error"])
         return outcome
 
     async def outcome(self, number: int) -> Json:
@@ -442,11 +468,13 @@ class _HeldCall:
             self.connection.exchange("tools/call", self.params, listener, may_repeat=False)
         )
         number, is_given_back = 0, False
-        until_ms = self.calls.clock.monotonic_ms() + self.calls.held_s * 1000
+        left_ms = self.calls.held_s * 1000
         try:
             while "inputRequests" in (outcome := await self._next(exchange, number)):
                 await self._publish(number, outcome)
-                answers = await self._answers(exchange, number, until_ms)
+                since_ms = self.calls.clock.monotonic_ms()
+                answers = await self._answers(exchange, number, since_ms + left_ms)
+                left_ms -= self.calls.clock.monotonic_ms() - since_ms
                 self._resolve(outcome["inputRequests"], answers)
                 number += 1
             # before its caller learns the result, and calls again
@@ -459,10 +487,12 @@ class _HeldCall:
             raise
         finally:
             exchange.cancel()
-            await asyncio.gather(exchange, return_exceptions=True)
-            if not is_given_back:
-                self.calls.give_back(self, is_clean=False)
-            self.calls.forget(self)
+            try:
+                await asyncio.gather(exchange, return_exceptions=True)
+            finally:  # a second cancellation may come
+                if not is_given_back:
+                    self.calls.give_back(self, is_clean=False)
+                self.calls.forget(self)
 
     async def _publish_stopped(self, number: int) -> None:
         """Make known that the call has ended here, as the outcome that a round waits for."""
@@ -492,7 +522,6 @@ class _HeldCall:
             return {"error": f"{self.calls.server} did not end within {LONGEST_WORK_S:g} s"}
         keys, self._unasked = self._unasked, []
         requests = {key: self._open[key][0] for key in keys}
-        self.calls.hold(self)
         return {"inputRequests": requests, "state": None, "held": self.box.id, "number": number}
 
     def _ended(self, exchange: asyncio.Future[Json]) -> Json:
@@ -504,20 +533,40 @@ class _HeldCall:
         except BackendError as error:
             self._failure = error
             return {"error": str(error)}
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # a task's progress may end the run with `Suspend`
+            self._failure = error
+            if isinstance(error, Exception):
+                fields = {"backend": self.calls.server}
+                log.error("a held call failed", exc_info=error, extra={"fields": fields})
+            return {"error": FAILED.format(server=self.calls.server)}
 
     async def _publish(self, number: int, outcome: Json) -> None:
         """Make an outcome known: the first here, later ones everywhere."""
         if number:
-            try:
-                await self.box.put_outcome(number, outcome)
-            except Unavailable as error:
-                fields = {"backend": self.calls.server, "error": str(error)}
-                log.warning(
-                    "the outcome of a held call could not be stored", extra={"fields": fields}
-                )
+            await self._store(number, outcome)
         future = self._future(number)
         if not future.done():
             future.set_result(outcome)
+
+    async def _store(self, number: int, outcome: Json) -> None:
+        """Write an outcome; retry for `LOST_MS`, in which other processes hold the call for alive."""
+        until_ms = self.calls.clock.monotonic_ms() + LOST_MS
+        while True:
+            try:
+                return await self.box.put_outcome(number, outcome)
+            except Unavailable as error:
+                if isinstance(error, QuotaExceeded) and "result" in outcome:
+                    outcome = {"error": f"The result cannot be handed on. {error}"}
+                elif self.calls.clock.monotonic_ms() >= until_ms:
+                    fields = {"backend": self.calls.server, "error": str(error)}
+                    log.warning(
+                        "the outcome of a held call could not be stored", extra={"fields": fields}
+                    )
+                    return None
+                else:
+                    await self.calls.clock.sleep(LONGEST_POLL_S)
 
     async def _beating(self) -> None:
         while True:
@@ -586,6 +635,7 @@ class _HeldCall:
             return _error(-32601, f"The client did not declare that it can answer {method}")
         if not self.calls.has_room(self):
             return _error(-32000, BUSY)
+        self.calls.hold(self)
         self._questions += 1
         key = f"question-{self._questions}"
         future: asyncio.Future[Json] = asyncio.get_running_loop().create_future()

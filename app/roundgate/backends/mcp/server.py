@@ -140,7 +140,7 @@ class Server:
             BackendError: a credential is unavailable, or the process starts again later.
         """
         async with self._connecting:
-            if self._connection is not None and _is_over(self._connection):
+            if self._connection is not None and is_over(self._connection):
                 await self._give_up(self._connection)
             if self._connection is None:
                 self._connection = await self._opened()
@@ -340,7 +340,7 @@ async def _listen(connection: Connection, wanted: Json, changed: Callable[[], No
         return
 
 
-def _is_over(connection: Connection) -> bool:
+def is_over(connection: Connection) -> bool:
     """Return whether a connection's process has ended."""
     link = connection.link
     return isinstance(link, StdioLink) and link.ended.is_set()
