@@ -443,6 +443,27 @@ async def test_silence_ends_in_time_with_an_older_server_too() -> None:
             await client.call("t")
 
 
+async def test_a_cancelled_request_is_cancelled_at_an_older_server() -> None:
+    cancelled: list[Any] = []
+
+    async def call(asked: Asked) -> bytes:
+        if asked.rpc == "notifications/cancelled":
+            cancelled.append(asked.params["requestId"])
+            return http(202)
+        begun.set()
+        await asyncio.sleep(60)
+        return b""
+
+    begun = asyncio.Event()
+    async with scripted(Older(call)) as server, asyncio.timeout(20):
+        async with Client(server.url) as client:
+            calling = asyncio.create_task(client.call("t"))
+            await begun.wait()
+            calling.cancel()
+            await asyncio.gather(calling, return_exceptions=True)
+        assert cancelled == [call_id(server)]
+
+
 async def test_an_error_of_an_older_server_is_an_error() -> None:
     older = Older(lambda asked: error(asked, -32602, "wrong", status=200))
     async with scripted(older) as server, Client(server.url) as client:

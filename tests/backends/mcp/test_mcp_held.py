@@ -347,7 +347,7 @@ async def test_progress_after_a_question_arrives_under_the_clients_token(tmp_pat
 
     async with asking(tmp_path, Asking(after)) as (_, app), client(app) as mcp:
         params = {"name": "up__t", "arguments": {}}
-        meta = {"clientCapabilities": CAPABLE, "progressToken": 5, "logLevel": "info"}
+        meta: Any = {"clientCapabilities": CAPABLE, "progressToken": 5, "logLevel": "info"}
         asked = (await mcp.post("tools/call", params, **meta)).json()
         state = {"requestState": asked["result"]["requestState"]}
         answers = {"inputResponses": {"question-1": ADA}}
