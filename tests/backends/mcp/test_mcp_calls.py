@@ -190,14 +190,14 @@ async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
     ("reply", "words"),
     [
         (lambda asked: None, "did not answer"),
-        (lambda asked: http(200, b"{nonsense"), "no JSON"),
+        (lambda asked: http(200, b"{nonsense"), "not JSON"),
         (lambda asked: http(200, b"<html>", "text/html"), "text/html"),
         (lambda asked: http(500, b""), "500"),
         (lambda asked: error(asked, -32603, "it broke"), "it broke"),
         (lambda asked: error(asked, -32602, "Unknown tool: t"), "Unknown tool"),
         (lambda asked: result(asked, {"resultType": "complete"}), "no result of a tool"),
         (lambda asked: result(asked, {"resultType": "task", "taskId": "1"}), "'task'"),
-        (lambda asked: result(asked, [1]), "no object"),
+        (lambda asked: result(asked, [1]), "not an object"),
         (lambda asked: http(200, b"x" * 2_000), "bytes"),
         (lambda asked: http(302, b"", Location="http://elsewhere.example/"), "redirects"),
     ],
@@ -357,7 +357,7 @@ async def test_a_server_that_forgets_every_session_is_one_tool_error() -> None:
             return super().__call__(asked)
 
     async with scripted(Forgetful(session="s1")) as server, gateway_of(entry(server)) as mcp:
-        assert "forgets each session" in said(await mcp.call("up__t"))
+        assert "forgets each new session" in said(await mcp.call("up__t"))
         assert server.methods().count("tools/call") == 2
 
 
