@@ -443,6 +443,27 @@ async def test_silence_ends_in_time_with_an_older_server_too() -> None:
             await client.call("t")
 
 
+async def test_a_cancelled_request_is_cancelled_at_an_older_server() -> None:
+    cancelled: list[Any] = []
+
+    async def call(asked: Asked) -> bytes:
+        if asked.rpc == "notifications/cancelled":
+            cancelled.append(asked.params["requestId"])
+            return http(202)
+        begun.set()
+        await asyncio.sleep(60)
+        return b""
+
+    begun = asyncio.Event()
+    async with scripted(Older(call)) as server, asyncio.timeout(20):
+        async with Client(server.url) as client:
+            calling = asyncio.create_task(client.call("t"))
+            await begun.wait()
+            calling.cancel()
+            await asyncio.gather(calling, return_exceptions=True)
+        assert cancelled == [call_id(server)]
+
+
 async def test_an_error_of_an_older_server_is_an_error() -> None:
     older = Older(lambda asked: error(asked, -32602, "wrong", status=200))
     async with scripted(older) as server, Client(server.url) as client:
@@ -463,6 +484,46 @@ async def test_changes_come_on_the_stream_of_the_session() -> None:
             change = await asyncio.wait_for(anext(changes), 20)
         assert change.method == "notifications/tools/list_changed"
         assert "resources/subscribe" in server.methods()
+
+
+async def test_resources_are_subscribed_to_again_in_another_session() -> None:
+    is_told = asyncio.Event()
+
+    async def session_stream(_: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        await is_told.wait()
+        params = {"uri": "file:///a"}
+        yield event(
+            {"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": params}
+        )
+        await asyncio.sleep(60)
+
+    forgotten: list[Asked] = []
+
+    def call(asked: Asked) -> bytes:
+        if asked.rpc == "resources/subscribe":
+            if forgotten:
+                is_told.set()
+            return result(asked, {})
+        if not forgotten:
+            forgotten.append(asked)
+            return http(404)
+        return result(asked, text("again"))
+
+    older = Older(call, session_stream=session_stream)
+    async with (
+        scripted(older) as server,
+        asyncio.timeout(20),
+        Client(server.url) as client,
+        client.listen(uris=["file:///a"]) as changes,
+    ):
+        waiting = asyncio.ensure_future(anext(changes))
+        while "resources/subscribe" not in server.methods():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert (await client.call("t")).value == "again"
+        change = await waiting
+    assert change.was_interrupted
+    assert server.methods().count("resources/subscribe") == 2
 
 
 async def test_a_server_without_such_a_stream_says_so() -> None:

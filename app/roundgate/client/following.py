@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, unquote
@@ -23,7 +23,7 @@ from roundgate.client.flows import (
 )
 from roundgate.client.messages import TryLater
 from roundgate.client.questions import AnswersLike, Question, response_to
-from roundgate.client.types import CallResult, Json, TaskState
+from roundgate.client.types import CallResult, Json, ServerInfo, TaskState
 from roundgate.errors import BadAnswer, ConnectionLost, HttpRefused, TimedOut, WrongHandle
 
 _MARK: Final = "#task="
@@ -299,18 +299,32 @@ class Subscription:
         stream = self._link.session_stream
         stream.taps.add(tap)
         try:
-            for uri in self._wanted.get("resourceSubscriptions", ()):
-                await self._connection.request("resources/subscribe", {"uri": uri})
+            server = await self._subscribe()
+            was_interrupted = False
             self.acknowledged = {
                 key: value for key, value in self._wanted.items() if key != "taskIds"
             }
             while stream.is_open:
-                try:
+                message = None
+                with suppress(TimeoutError):
                     async with asyncio.timeout(_LOOK_S):
                         message = await tap.get()
-                except TimeoutError:
-                    continue
-                yield self._change(message, was_interrupted=False)
+                if self._connection.server is not server:  # another session, without subscriptions
+                    server = await self._subscribe()
+                    was_interrupted = True
+                    if self._on_reopened is not None:
+                        self._on_reopened()
+                if message is not None:
+                    yield self._change(message, was_interrupted)
+                    was_interrupted = False
             raise HttpRefused(405, "The server has no stream that could report changes")
         finally:
             stream.taps.discard(tap)
+
+    async def _subscribe(self) -> ServerInfo:
+        """Subscribe to each resource in an older server's session; return the server's description,
+        which is another one in each session."""
+        server = await self._connection.connect()
+        for uri in self._wanted.get("resourceSubscriptions", ()):
+            await self._connection.request("resources/subscribe", {"uri": uri})
+        return server

@@ -84,6 +84,7 @@ class Link:
         self._observer = observer
         self._redact = redact
         self._ids = count(1)
+        self._cancelling: set[asyncio.Task[None]] = set()
 
     async def request(
         self,
@@ -115,6 +116,12 @@ class Link:
                     if is_modern(spoken):
                         return await self._exchange(message, spoken, listener)
                     return await OlderRequest(self, listener, timeout).result(message, spoken)
+            except (asyncio.CancelledError, TimedOut) as error:
+                was_sent = not isinstance(error, TimedOut) or error.was_sent
+                # lifecycle: "The initialize request MUST NOT be cancelled by clients"
+                if was_sent and not is_modern(spoken) and method != "initialize":
+                    self._cancel(message["id"], spoken)
+                raise
             except ConnectionLost as error:
                 if retry == _RETRIES or (error.was_sent and not may_repeat):
                     raise
@@ -191,6 +198,7 @@ class Link:
     async def end_session(self) -> None:
         """End the session at an older server; ignore errors."""
         await self.session_stream.close()
+        await asyncio.gather(*self._cancelling, return_exceptions=True)
         if self.session_id is None:
             return
         with suppress(ClientError, TimeoutError):
@@ -207,6 +215,21 @@ class Link:
 
     def _message(self, method: str, params: Json, version: str, listener: Listener) -> Json:
         return self._speaker.message(method, params, next(self._ids), version, listener)
+
+    def _cancel(self, request_id: int, version: str) -> None:
+        """Tell an older server in the background that a request is cancelled: the end of its stream
+        does not say so."""
+        params = {"requestId": request_id, "reason": "The caller no longer waits"}
+        message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+
+        async def tell() -> None:
+            with suppress(ClientError, TimeoutError):
+                async with asyncio.timeout(self.limits.connect_s):
+                    await self._deliver(message, version, "a cancellation")
+
+        telling = asyncio.create_task(tell())
+        self._cancelling.add(telling)
+        telling.add_done_callback(self._cancelling.discard)
 
     @asynccontextmanager
     async def _in_time(self, what: str) -> AsyncGenerator[asyncio.Timeout, None]:

@@ -428,7 +428,9 @@ class StdioLink:
         if task.cancelled() or (error := task.exception()) is None:
             return
         log.debug("a server's request could not be answered", exc_info=error)
-        if isinstance(error, ClientError):
+        if isinstance(error, ConnectionLost):  # the answer was not sent, but other requests were
+            self._fail(ConnectionLost(str(error), was_sent=True))
+        elif isinstance(error, ClientError):
             self._fail(error)
 
     def _fail(self, error: ClientError) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -16,14 +17,16 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from roundgate.backends.mcp import held
+from roundgate.backends.mcp import calls, held
 from roundgate.client import DECLINE, VERSIONS, Client
+from roundgate.errors import QuotaExceeded, StoreAway
 from roundgate.main import build_app
-from tests.support.asgi import STATE_KEY, client, config_of, stoppable
+from tests.support import wire
+from tests.support.asgi import STATE_KEY, Exchange, client, config_of, stoppable
 from tests.support.asgi import Client as Mcp
 from tests.support.issuer import ISSUER, PUBLIC_URL, bearer, jwks, token
 from tests.support.round_robin import RoundRobin
-from tests.support.scripted import scripted
+from tests.support.scripted import STREAM_HEAD, Asked, Scripted, event, result, scripted, text
 from tests.support.sdk_servers import (
     NEW,
     OLDER,
@@ -35,7 +38,7 @@ from tests.support.sdk_servers import (
 from tests.support.server import Server, running
 from tests.support.services import answer, service
 from tests.support.task_client import TaskClient, task_settings
-from tests.support.upstreams import Upstream, names, until
+from tests.support.upstreams import Upstream, names, process, until
 
 CAPABLE: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
 ADA = {"action": "accept", "content": {"name": "Ada"}}
@@ -297,6 +300,165 @@ async def test_sessions_are_reused_and_end(tmp_path: Path, monkeypatch: pytest.M
         assert await sessions() == 4
 
 
+class Asking:
+    """A tool of an older server that works for `works_s`, asks, and says what `after` returns."""
+
+    def __init__(self, after: Any = None, works_s: float = 0) -> None:
+        self.after = after
+        self.works_s = works_s
+        self.server: Scripted | None = None
+
+    async def __call__(self, asked: Asked) -> AsyncIterator[bytes]:
+        assert self.server is not None
+        answered = self.server.methods().count("(answer)") + 1
+        yield STREAM_HEAD
+        await asyncio.sleep(self.works_s)
+        schema = {"type": "object", "properties": {"name": {"type": "string"}}}
+        params = {"message": "Who?", "requestedSchema": schema}
+        yield event({"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": params})
+        while self.server.methods().count("(answer)") < answered:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for message in [] if self.after is None else self.after(asked):
+            yield event({"jsonrpc": "2.0", **message})
+        yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": text("done")})
+
+
+@asynccontextmanager
+async def asking(
+    folder: Path, call_: Any, **settings: Any
+) -> AsyncIterator[tuple[Scripted, FastAPI]]:
+    """A replica in front of a scripted older server."""
+    async with scripted(Upstream(lambda asked: call_(asked), session="s1")) as server:
+        if isinstance(call_, Asking):
+            call_.server = server
+        entry = {"kind": "mcp", "name": "up", "url": server.url, **settings}
+        async with replica(folder, entry) as app:
+            yield server, app
+
+
+async def test_progress_after_a_question_arrives_under_the_clients_token(tmp_path: Path) -> None:
+    def after(asked: Asked) -> list[Any]:
+        params = {"progressToken": asked.params["_meta"]["progressToken"], "progress": 1}
+        noted = {"level": "error", "data": "x"}
+        return [
+            {"method": "notifications/progress", "params": params},
+            {"method": "notifications/message", "params": noted},
+        ]
+
+    async with asking(tmp_path, Asking(after)) as (_, app), client(app) as mcp:
+        params = {"name": "up__t", "arguments": {}}
+        meta: Any = {"clientCapabilities": CAPABLE, "progressToken": 5, "logLevel": "info"}
+        asked = (await mcp.post("tools/call", params, **meta)).json()
+        state = {"requestState": asked["result"]["requestState"]}
+        answers = {"inputResponses": {"question-1": ADA}}
+        response = await mcp.post("tools/call", {**params, **state, **answers}, **meta)
+        *notices, last = wire.events(response.text)
+    assert said(last) == "done"
+    assert [each["params"] for each in notices] == [
+        {"progressToken": 5, "progress": 1},
+        {"level": "error", "data": "x"},
+    ]
+
+
+async def test_only_the_wait_for_answers_counts_against_held_s(tmp_path: Path) -> None:
+    asks = Asking(works_s=1.5)
+    async with asking(tmp_path, asks, held_s=1) as (_, app), client(app) as mcp:
+        asked = await call(mcp, "t")
+        assert said(await again(mcp, "t", asked, ADA)) == "done"
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_a_fault_of_the_gateway_ends_a_held_call_at_once(
+    is_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(relay: Any, method: str, params: Any) -> None:
+        raise RuntimeError("no text of this may be shown")
+
+    def after(asked: Asked) -> list[Any]:
+        return [{"method": "notifications/message", "params": {"level": "error", "data": "x"}}]
+
+    async def notifies(asked: Asked) -> AsyncIterator[bytes]:
+        yield STREAM_HEAD
+        for message in after(asked):
+            yield event({"jsonrpc": "2.0", **message})
+        await asyncio.sleep(60)
+
+    tool = notifies if is_first else Asking(after)
+    async with asking(tmp_path, tool) as (_, app), client(app) as mcp, asyncio.timeout(20):
+        if is_first:
+            monkeypatch.setattr(calls.Relay, "notify", fail)
+            ended = await call(mcp, "t")
+        else:
+            asked = await call(mcp, "t")
+            monkeypatch.setattr(calls.Relay, "notify", fail)
+            ended = await again(mcp, "t", asked, ADA)
+            assert "failed in the gateway" in said(ended)
+    assert ended["result"]["isError"] is True
+    assert "no text" not in said(ended)
+
+
+@pytest.mark.parametrize("fault", ["away", "full"])
+async def test_an_outcome_that_cannot_be_stored_now_is_not_lost_in_silence(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, faults = (
+        held._CallRows.put_outcome,
+        [StoreAway("away") if fault == "away" else QuotaExceeded(9)],
+    )
+
+    async def put_outcome(box: Any, number: int, outcome: Any) -> None:
+        if faults:
+            raise faults.pop()
+        await put(box, number, outcome)
+
+    async with asking(tmp_path, Asking()) as (server, a), client(a) as one:
+        entry = {"kind": "mcp", "name": "up", "url": server.url}
+        async with replica(tmp_path, entry) as b, client(b) as two:
+            asked = await call(one, "t")
+            monkeypatch.setattr(held._CallRows, "put_outcome", put_outcome)
+            ended = said(await again(two, "t", asked, ADA))
+    assert ended == "done" if fault == "away" else "max_stored_bytes" in ended
+
+
+async def test_a_session_is_closed_if_its_call_is_given_up_before_it_begins(tmp_path: Path) -> None:
+    leveled = asyncio.Event()
+
+    async def older(asked: Asked) -> Any:
+        if asked.rpc == "logging/setLevel":
+            leveled.set()
+            await asyncio.sleep(60)
+        if asked.rpc == "initialize":
+            about = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}, "logging": {}}}
+            done = {**about, "serverInfo": {"name": "old", "version": "1"}}
+            return result(asked, done, Mcp_Session_Id="s1")
+        return up(asked)
+
+    up = Upstream(session="s1")
+    async with (
+        scripted(older) as server,
+        replica(tmp_path, {"kind": "mcp", "name": "up", "url": server.url}) as app,
+    ):
+        meta = {"clientCapabilities": CAPABLE, "logLevel": "info"}
+        asked = wire.message("tools/call", {"name": "up__t", "arguments": {}}, **meta)
+        ends = server.methods().count("DELETE")
+        async with Exchange(app, asked):
+            await asyncio.wait_for(leveled.wait(), 30)
+
+        async def ended() -> int:
+            return server.methods().count("DELETE") - ends
+
+        await until(1, ended)
+
+
+async def test_a_process_that_ended_between_two_calls_is_not_used_again(tmp_path: Path) -> None:
+    async with replica(tmp_path, process(questions=True)) as app, client(app) as mcp:
+        pid = int(said(await call(mcp, "pid")))
+        assert int(said(await call(mcp, "pid"))) == pid
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(0.5)
+        assert int(said(await call(mcp, "pid"))) != pid
+
+
 async def test_tampered_moved_and_foreign_state_is_refused(tmp_path: Path) -> None:
     async with (
         older_server(tmp_path) as up,
@@ -404,7 +566,8 @@ async def test_calls_beyond_the_limit_are_told_so(tmp_path: Path) -> None:
         assert busy["result"]["isError"] is True
         assert "max_held_calls" in said(busy)
         assert said(await again(mcp, "greet", asked, ADA)) == "Hello, Ada"
-        assert "inputRequests" in (await call(mcp, "greet"))["result"]
+        at_once = await asyncio.gather(*(call(mcp, "greet") for _ in range(3)))
+        assert sum("inputRequests" in each["result"] for each in at_once) == 1
 
 
 @needs_older

@@ -186,6 +186,61 @@ async def test_answers_may_be_plain_words_and_a_failed_poll_is_repeated(tmp_path
         assert one["_meta"]["io.modelcontextprotocol/clientCapabilities"] == {}
 
 
+async def test_a_poll_is_repeated_while_the_breaker_is_open(tmp_path: Path) -> None:
+    def away(asked: Asked) -> bytes:
+        return http(503)
+
+    breaker = {"failures": 1, "pause_s": 0.5}
+    async with (
+        scripted(Upstream(Worded(away, "done"), TOOLS)) as up,
+        gateway(tmp_path, {**entry(up.url), "breaker": breaker}) as ann,
+    ):
+        assert await ended(ann, await ann.begin("up__go")) == "done"
+
+
+async def test_a_variable_may_fill_an_argument_of_several_types(tmp_path: Path) -> None:
+    number = {"type": ["integer", "null"]}
+    word = {"type": ["string", "integer"]}
+    look = tool("look")
+    look["inputSchema"]["properties"] = {"id": number, "word": word}
+    poll = {"tool": "look", "arguments": {"id": "{id}", "word": "{id}"}}
+
+    def start(asked: Asked) -> bytes:
+        return result(asked, text("17"))
+
+    async with (
+        scripted(Upstream(Worded("done", start=start), [tool("go"), look])) as up,
+        gateway(tmp_path, entry(up.url, poll=poll)) as ann,
+    ):
+        assert await ended(ann, await ann.begin("up__go")) == "done"
+    calls = [one.params for one in up.asked if one.rpc == "tools/call"]
+    assert calls[1]["arguments"] == {"id": 17, "word": "17"}
+
+
+async def test_an_older_server_learns_that_tools_of_a_job_cannot_ask(tmp_path: Path) -> None:
+    sessions = iter("abcdef")
+    declared: dict[str, Any] = {}
+    served: list[Any] = []
+    up = Upstream(Worded("done"), TOOLS)
+
+    def older(asked: Asked) -> Any:
+        if asked.rpc == "initialize":
+            up.session = next(sessions)
+            declared[up.session] = asked.params["capabilities"]
+        elif asked.rpc == "server/discover":
+            up.session = ""
+        else:
+            up.session = asked.headers.get("mcp-session-id", "")
+        if asked.rpc == "tools/call":
+            served.append(declared[str(up.session)])
+        return up(asked)
+
+    async with scripted(older) as server, gateway(tmp_path, entry(server.url)) as ann:
+        assert await ended(ann, await ann.begin("up__go")) == "done"
+    assert len(served) == 2
+    assert all("elicitation" not in each for each in served)
+
+
 @pytest.mark.parametrize("looks", ["gone", "refused", "question"])
 async def test_a_poll_that_cannot_succeed_ends_the_task_and_cancels(
     looks: str, tmp_path: Path

@@ -220,6 +220,25 @@ async def test_a_call_that_is_given_up_for_its_notifications_is_cancelled_at_the
         await link.end_session()
 
 
+async def test_a_request_counts_as_sent_although_an_answer_could_not_be_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refuse(request_id: Any, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        monkeypatch.setattr(stdio, "MAX_UNWRITTEN", -1)  # as if the process no longer read
+        return {"result": {}}
+
+    program = Program([sys.executable, str(PROGRAM)], {})
+    link = stdio.StdioLink(program, info={}, capabilities={}, limits=Limits())
+    link.version = "2025-11-25"
+    listener = Listener(on_request=refuse)
+    try:
+        with pytest.raises(ConnectionLost, match="does not read its input") as lost:
+            await link.request("tools/call", {"name": "ask"}, may_repeat=False, listener=listener)
+        assert lost.value.was_sent
+    finally:
+        await link.end_session()
+
+
 async def test_a_process_that_asks_is_told_why_not() -> None:
     async with gateway_of(process()) as mcp:
         await until(True, listed(mcp))

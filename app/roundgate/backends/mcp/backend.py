@@ -471,10 +471,10 @@ class McpBackend:
         return _Snapshot(listing.items, info, usable, left_out, ttl_ms, lists, skills)
 
     def _tool(self, tool: UsableTool, has_tasks: bool) -> Tool:
-        is_older = self._snapshot is not None and not self._snapshot.info.is_modern
+        is_older = self._is_older
         call = ToolCalls(
             self._config,
-            self._quiet if is_older else self._server,
+            self._calling,
             tool,
             self._limits,
             has_tasks,
@@ -491,6 +491,15 @@ class McpBackend:
             compiled=(schema, tool.arguments),
         )
 
+    @property
+    def _is_older(self) -> bool:
+        return self._snapshot is not None and not self._snapshot.info.is_modern
+
+    @property
+    def _calling(self) -> Server:
+        """The connection for calls that cannot be asked in an older server's session."""
+        return self._quiet if self._is_older else self._server
+
     def _job_problems(self) -> dict[str, str]:
         """Return the reasons why jobs cannot be followed, by the name of the tool that starts them."""
         tools = {} if self._snapshot is None else self._snapshot.by_name
@@ -501,7 +510,7 @@ class McpBackend:
         return replace(
             self._tool(tool, has_tasks=False),
             call=JobCalls(
-                *(self._config, job, self._server, tool, tools),
+                *(self._config, job, self._calling, tool, tools),
                 *(self._uris, self._require_accepted),
             ),
             task=job.task,

@@ -138,7 +138,8 @@ class ToolCalls:
     ) -> Callable[[], Awaitable[Json]]:
         async def answer() -> Json:
             assert self.held_calls is not None
-            notify = Relay(context, self.config.name).notify
+            token = self.held_calls.progress_token(questions)
+            notify = Relay(context, self.config.name, token).notify
             answers = answering["inputResponses"]
             outcome = await self.held_calls.answer(context, questions, answers, notify)
             return self._outcome(outcome["result"], context) if "result" in outcome else outcome
@@ -240,13 +241,14 @@ class Relay:
     """Relays the progress and log messages of one request to the client, and refuses questions of
     an older server."""
 
-    def __init__(self, context: Context, server: str) -> None:
+    def __init__(self, context: Context, server: str, token: str | None = None) -> None:
+        """Prepare to relay. `token` is the progress token that an earlier round has sent."""
         meta = run_of(context).call.meta
         self._context = context
         self._server = server
         self._notices = 0
         self._wants_progress = meta.progress_token is not None or context.task_id is not None
-        self._token = run_of(context).clock.new_id()
+        self._token = token or run_of(context).clock.new_id()
         self.log_level = meta.log_level if context.task_id is None else None
         """The lowest level of log messages that the client requested; `None` for no messages, as in
         a task, which has no stream."""

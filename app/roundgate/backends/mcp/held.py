@@ -30,6 +30,7 @@ from typing import Any, Final, TypeAlias
 from roundgate import json
 from roundgate.auth import task_owner
 from roundgate.backends.base import check_request
+from roundgate.backends.mcp.server import has_ended
 from roundgate.client.connection import Connection
 from roundgate.client.messages import META, Listener
 from roundgate.client.types import Json
@@ -75,6 +76,10 @@ STOPPED: Final = (
     "The process that held this call at {server} was stopped. The call may have taken effect; check "
     "before you repeat it"
 )
+FAILED: Final = (
+    "The call at {server} failed in the gateway, for a reason that its log has. The call may have "
+    "taken effect; find out before you make it again"
+)
 LATE: Final = (
     "The questions of {server} were answered too late: they were open for longer than held_s, and the "
     "gateway cancelled them. The call may have taken effect; check before you repeat it"
@@ -94,7 +99,14 @@ class _CallRows:
 
     rows: Rows
     id: str
-    forget_ms: int
+    clock: Clock
+    keep_ms: int
+    """Milliseconds for which a row is kept after its last write."""
+
+    @property
+    def forget_ms(self) -> int:
+        """The end of a row that is written now."""
+        return self.clock.now_ms() + self.keep_ms
 
     def key(self, name: str | int) -> str:
         """Return the key of a row."""
@@ -169,6 +181,8 @@ class HeldCalls:
         self._make_connection = make_connection
         self._max_calls = max_calls
         self._held: dict[str, _HeldCall] = {}
+        self._running: set[_HeldCall] = set()
+        """All calls, also those that have not asked."""
         self._idle: OrderedDict[Connection, tuple[tuple[str, bytes], float]] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -188,10 +202,18 @@ class HeldCalls:
         connection = self._take_idle_session(key) or await self._open_session(
             listener.capabilities or {}
         )
-        await _set_log_level(connection, (listener.meta or {}).get(f"{META}logLevel"))
-        forget_ms = self.clock.now_ms() + int(self.held_s * 1000) + KEEP_MS
-        call_rows = _CallRows(call.rows_of(call.principal), self.clock.new_id(), forget_ms)
+        try:
+            await _set_log_level(connection, (listener.meta or {}).get(f"{META}logLevel"))
+        except BaseException:
+            self._close(connection)
+            raise
+        keep_ms = int(self.held_s * 1000) + KEEP_MS
+        call_rows = _CallRows(
+            call.rows_of(call.principal), self.clock.new_id(), self.clock, keep_ms
+        )
         held_call = _HeldCall(self, context, owner, connection, call_rows, params, listener)
+        self._running.add(held_call)
+        held_call.task.add_done_callback(lambda _: self._running.discard(held_call))
         try:
             return await held_call.first_outcome()
         finally:
@@ -217,8 +239,7 @@ class HeldCalls:
         """
         call = run_of(context).call
         assert call.rows_of is not None, "a held call has rows"
-        forget_ms = self.clock.now_ms() + KEEP_MS
-        call_rows = _CallRows(call.rows_of(call.principal), questions["held"], forget_ms)
+        call_rows = _CallRows(call.rows_of(call.principal), questions["held"], self.clock, KEEP_MS)
         number: int = questions["number"]
         await self._store_answers(call_rows, number, answers)
         held_call = self._held.get(call_rows.id)
@@ -235,12 +256,17 @@ class HeldCalls:
             raise ToolError(message)
         return outcome
 
+    def progress_token(self, asked: Json) -> str | None:
+        """Return the progress token of a call that this process holds, if it has one."""
+        held = self._held.get(asked["held"])
+        return None if held is None else (held.listener.meta or {}).get("progressToken")
+
     async def aclose(self) -> None:
         """End the held calls and publish their end; close the sessions."""
-        held_calls = list(self._held.values())
-        for held_call in held_calls:
+        running = list(self._running)
+        for held_call in running:
             held_call.stop()
-        tasks = [held_call.task for held_call in held_calls]
+        tasks = [held_call.task for held_call in running]
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._timer is not None:
             self._timer.cancel()
@@ -329,10 +355,12 @@ class HeldCalls:
     def _take_idle_session(self, key: tuple[str, bytes]) -> Connection | None:
         """Remove and return an idle session of a caller and its capabilities, or return `None`."""
         self._close_expired()
-        for connection in reversed(self._idle):
+        for connection in reversed(list(self._idle)):
             if self._idle[connection][0] == key:
                 del self._idle[connection]
-                return connection
+                if not has_ended(connection):
+                    return connection
+                self._close(connection)
         return None
 
     async def _open_session(self, capabilities: Json) -> Connection:
@@ -403,7 +431,7 @@ class _HeldCall:
     _questions: int = 0
     _heartbeats: int = 0
     _is_stopped: bool = False
-    _failure: ClientError | BackendError | None = None
+    _failure: BaseException | None = None
 
     def __post_init__(self) -> None:
         self._notify = self.listener.on_notification
@@ -416,8 +444,8 @@ class _HeldCall:
         except asyncio.CancelledError:
             self.task.cancel()
             raise
-        if self._failure is not None:
-            raise self._failure
+        if "error" in outcome:
+            raise self._failure or ToolError(outcome["error"])
         return outcome
 
     async def outcome(self, number: int) -> Json:
@@ -450,11 +478,13 @@ class _HeldCall:
             self.connection.exchange("tools/call", self.params, listener, may_repeat=False)
         )
         number, is_session_returned = 0, False
-        until_ms = self.calls.clock.monotonic_ms() + self.calls.held_s * 1000
+        left_ms = self.calls.held_s * 1000
         try:
             while "inputRequests" in (outcome := await self._next_outcome(exchange, number)):
                 await self._publish(number, outcome)
-                answers = await self._wait_for_answers(exchange, number, until_ms)
+                since_ms = self.calls.clock.monotonic_ms()
+                answers = await self._wait_for_answers(exchange, number, since_ms + left_ms)
+                left_ms -= self.calls.clock.monotonic_ms() - since_ms
                 self._resolve(outcome["inputRequests"], answers)
                 number += 1
             # before the caller gets the result and can call again
@@ -467,10 +497,12 @@ class _HeldCall:
             raise
         finally:
             exchange.cancel()
-            await asyncio.gather(exchange, return_exceptions=True)
-            if not is_session_returned:
-                self.calls.return_session(self, is_clean=False)
-            self.calls.forget(self)
+            try:
+                await asyncio.gather(exchange, return_exceptions=True)
+            finally:  # a second cancellation may come
+                if not is_session_returned:
+                    self.calls.return_session(self, is_clean=False)
+                self.calls.forget(self)
 
     async def _publish_stopped(self, number: int) -> None:
         """Publish the end of the call as the outcome for which a round waits."""
@@ -500,7 +532,6 @@ class _HeldCall:
             return {"error": f"{self.calls.server} did not finish within {LONGEST_WORK_S:g} s"}
         keys, self._unasked = self._unasked, []
         requests = {key: self._open[key][0] for key in keys}
-        self.calls.hold(self)
         return {
             "inputRequests": requests,
             "state": None,
@@ -517,20 +548,41 @@ class _HeldCall:
         except BackendError as error:
             self._failure = error
             return {"error": str(error)}
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # a task's progress may end the run with `Suspend`
+            self._failure = error
+            if isinstance(error, Exception):
+                fields = {"backend": self.calls.server}
+                log.error("a held call failed", exc_info=error, extra={"fields": fields})
+            return {"error": FAILED.format(server=self.calls.server)}
 
     async def _publish(self, number: int, outcome: Json) -> None:
         """Complete an outcome in this process; write every outcome but the first to its rows."""
         if number:
-            try:
-                await self.call_rows.put_outcome(number, outcome)
-            except Unavailable as error:
-                fields = {"backend": self.calls.server, "error": str(error)}
-                log.warning(
-                    "the outcome of a held call could not be stored", extra={"fields": fields}
-                )
+            await self._store_outcome(number, outcome)
         future = self._future(number)
         if not future.done():
             future.set_result(outcome)
+
+    async def _store_outcome(self, number: int, outcome: Json) -> None:
+        """Write an outcome. Retry for `LOST_MS`, during which other processes regard the holder as
+        alive."""
+        until_ms = self.calls.clock.monotonic_ms() + LOST_MS
+        while True:
+            try:
+                return await self.call_rows.put_outcome(number, outcome)
+            except Unavailable as error:
+                if isinstance(error, QuotaExceeded) and "result" in outcome:
+                    outcome = {"error": f"The result cannot be stored. {error}"}
+                elif self.calls.clock.monotonic_ms() >= until_ms:
+                    fields = {"backend": self.calls.server, "error": str(error)}
+                    log.warning(
+                        "the outcome of a held call could not be stored", extra={"fields": fields}
+                    )
+                    return None
+                else:
+                    await self.calls.clock.sleep(LONGEST_POLL_S)
 
     async def _send_heartbeats(self) -> None:
         while True:
@@ -602,6 +654,7 @@ class _HeldCall:
             return _error(-32601, f"The client did not declare that it can answer {method}")
         if not self.calls.has_room(self):
             return _error(-32000, BUSY)
+        self.calls.hold(self)
         self._questions += 1
         key = f"question-{self._questions}"
         future: asyncio.Future[Json] = asyncio.get_running_loop().create_future()

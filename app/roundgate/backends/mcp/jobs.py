@@ -146,7 +146,8 @@ class _ToolJob:
         except NoAnswer as error:
             raise NotNow(str(error)) from None
         except BackendError as error:
-            if _is_status(error, is_passing) or error.reason == _INTERNAL_ERROR:
+            # without a reason, the request was not sent: the server is busy, or its breaker is open
+            if error.reason in (None, _INTERNAL_ERROR) or _is_status(error, is_passing):
                 raise NotNow(str(error)) from None
             raise
 
@@ -202,13 +203,19 @@ def _typed(arguments: Json, tool: UsableTool) -> Json:
     properties = _properties(tool)
     typed = dict(arguments)
     for name, value in arguments.items():
-        schema = properties.get(name)
-        if isinstance(value, str) and isinstance(schema, dict) and schema.get("type") in _DECODED:
+        if isinstance(value, str) and _wants_decoded(properties.get(name)):
             try:
                 typed[name] = decode(value.encode())
             except ParseError:
                 continue  # the server reports the problem
     return typed
+
+
+def _wants_decoded(schema: Any) -> bool:
+    """Return whether a schema wants a number or a boolean, and no text."""
+    types = schema.get("type") if isinstance(schema, dict) else None
+    listed = types if isinstance(types, list) else [types]
+    return "string" not in listed and not _DECODED.isdisjoint(listed)
 
 
 def _properties(tool: UsableTool) -> Mapping[str, Any]:

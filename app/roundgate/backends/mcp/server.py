@@ -139,7 +139,7 @@ class Server:
             BackendError: a credential is unavailable, or the process must not restart yet.
         """
         async with self._connecting:
-            if self._connection is not None and _has_ended(self._connection):
+            if self._connection is not None and has_ended(self._connection):
                 await self._drop(self._connection)
             if self._connection is None:
                 self._connection = await self._open()
@@ -338,7 +338,7 @@ async def _listen(connection: Connection, wanted: Json, changed: Callable[[], No
         return
 
 
-def _has_ended(connection: Connection) -> bool:
+def has_ended(connection: Connection) -> bool:
     """Return whether a connection's process has ended."""
     link = connection.link
     return isinstance(link, StdioLink) and link.ended.is_set()
