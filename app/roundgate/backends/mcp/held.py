@@ -445,7 +445,7 @@ class _HeldCall:
             self.task.cancel()
             raise
         if "error" in outcome:
-            raise self._failure or ToolError(outcome["error"])
+            raise self._failure or ToolError(STOPPED.format(server=self.calls.server))
         return outcome
 
     async def outcome(self, number: int) -> Json:
