@@ -279,6 +279,10 @@ async def test_who_sends_half_requests_makes_room_for_who_sends_whole_ones(
     async with Crowd(small) as crowd:
         for number in range(2 * PLACES):
             await crowd.open(f"127.0.0.{2 + number % 4}", part)
+        if part.startswith(b"GET"):  # a busy server is still answering, and calls are spared
+            for reader, _ in crowd.all:
+                with suppress(asyncio.IncompleteReadError, ConnectionError):
+                    await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
         await asyncio.sleep(SETTLED_S)  # until the server has read what they sent
         for number in range(2 * PLACES):
             assert await sum_of(await crowd.open("127.0.0.1"), number) == number + 1
