@@ -73,7 +73,7 @@ class InvalidParams(ProtocolError):
 
 
 MAX_URI: Final = 200
-"""The number of characters of a URI that an error repeats."""
+"""The maximum number of characters of a URI that an error repeats."""
 
 
 class ResourceNotFound(InvalidParams):

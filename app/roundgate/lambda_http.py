@@ -41,9 +41,11 @@ Event: TypeAlias = dict[str, Any]
 Response: TypeAlias = dict[str, Any]
 
 MARGIN_MS: Final = 1_000
-"""The milliseconds kept after the deadline of a call, to seal, answer and log."""
+"""The milliseconds between the deadline of a call and the end of the invocation, reserved to seal,
+answer and log."""
 AWS_MARGIN_MS: Final = 400
-"""The milliseconds kept after the deadline of AWS calls; by then a call has written its state."""
+"""The milliseconds between the deadline of AWS calls and the end of the invocation; by then a call
+has written its state."""
 MAX_ANSWER_BYTES: Final = 6 * 1024 * 1024
 """The limit on a response encoded as JSON, in which each quotation mark of the body takes two
 bytes."""

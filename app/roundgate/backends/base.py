@@ -119,10 +119,10 @@ class Tool:
     max_result: int | None = None
     """The maximum number of characters of text in a result; `None` means no limit."""
     ask_in_words: bool | None = None
-    """Whether questions become text for clients that cannot be asked; `None` means as for all
-    tools."""
+    """Whether questions become text for clients that cannot be asked; `None` selects the default
+    for all tools."""
     without_tasks: WithoutTasks | None = None
-    """The substitute for tasks; `None` means as for all tools."""
+    """The substitute for tasks; `None` selects the default for all tools."""
     about: About = ToolAbout()
     approvable: CallTool | None = None
     """The call with an approval question in front; set by the loader."""

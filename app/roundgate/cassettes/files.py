@@ -248,8 +248,8 @@ def _entry(part: Any) -> Any:
 
 
 def _message(message: Any) -> Json:
-    """Return a message for a document: the members of a plain JSON-RPC message, or the member
-    `message`."""
+    """Return a message for a document: the members of a plain JSON-RPC message, any other value as
+    the member `message`, or nothing for `None`."""
     if message is None:
         return {}
     if isinstance(message, dict) and message and not message.keys() - MESSAGE.keys():

@@ -315,8 +315,8 @@ class StandIn:
     # -- the reply ---------------------------------------------------------------------------------
 
     def _created_task(self, message: Any) -> Reply | None:
-        """Return the state of a task at its creation, for a poll that was not recorded, or `None`
-        for other requests."""
+        """Return the state of the polled task at its creation. Return `None` if the request is not
+        a poll, or if no played response created the task."""
         if read_method(message) != "tasks/get":
             return None
         for interaction, played in zip(self._all, self._played, strict=True):

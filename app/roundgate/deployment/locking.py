@@ -87,7 +87,8 @@ def normalized(name: str) -> str:
 
 
 def name_of(requirement: str) -> str | None:
-    """Return the distribution that a line requires, or `None` for an option, a URL or a path."""
+    """Return the normalized name of the distribution that a line requires, or `None` for an option, a
+    URL or a path."""
     match = _NAME.match(requirement)
     if match is None or re.match(r"\S*[/:\\]", requirement.partition("@")[0]):
         return None

@@ -148,7 +148,8 @@ def completed(deployment: DeployOptions, config: Path) -> DeployOptions:
 
 
 def _options(saved: Mapping[str, Any], arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the file's options that are also needed here, unless the command line has them."""
+    """Yield the options of samconfig.toml for the AWS session and the change set, unless the command
+    line has them."""
     for option in OF_SESSIONS:
         value = saved.get(option.removeprefix("--"))
         if value is not None and option not in arguments:

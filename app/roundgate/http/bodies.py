@@ -105,8 +105,8 @@ _JSON: Final = b"application/json"
 _ID: Final = rb'"id"\s*:\s*("[ !#-\[\]-~]{0,256}"|-?\d{1,18})'
 _FIRST: Final = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?' + _ID + rb"\s*[,}]")
 _LAST: Final = re.compile(_ID + rb"\s*\}\s*$")
-"""The places where clients write ids: beside the version at the beginning, or at the very end;
-never in `params`."""
+"""The places where clients write the id: `_FIRST` at the beginning, beside the version, and `_LAST`
+at the very end. Neither matches inside `params`."""
 
 
 async def read_id(

@@ -82,7 +82,7 @@ class EffectivePolicy:
 
 
 def effective_policy(file: ConfigFile, catalog: Catalog) -> EffectivePolicy:
-    """Return the protection of a configuration with its catalog."""
+    """Return the effective policy of a configuration and its catalog."""
     config = file.config
     return EffectivePolicy(
         auth={} if config.auth == "none" else config.auth.model_dump(),

@@ -90,7 +90,7 @@ class Postponed(StrEnum):
     LAPSED = "moved, and a lease had lapsed"
     """The worker of the task died or stalled, and the message for the task is gone."""
     HELD = "held"
-    """A worker holds the task. The task is due when that lease has lapsed."""
+    """A worker holds the task's lease. The task is due when the lease lapses."""
     MISSED = "missed"
     """Another process has moved the due time, or the task is terminal."""
 

@@ -423,8 +423,8 @@ def end_soon() -> None:
 
 
 def _trouble(what: str, error: Exception) -> None:
-    """Log an error and continue. A loop that ended would leave a process that looks healthy and
-    does nothing."""
+    """Log an error of a loop, which then continues. If the loop ended, the process would look healthy
+    and do nothing."""
     if isinstance(error, Unavailable):
         log.warning(
             "%s waits for the store or the queue", what, extra={"fields": {"error": str(error)}}

@@ -34,8 +34,8 @@ Moment: TypeAlias = Literal["begins", "has run", "is remembered"]
 Crash: TypeAlias = Literal["everywhere"] | tuple[str, Moment]
 
 _UNKNOWN: Final = ("ended without a known outcome", "began, but its outcome is unknown")
-"""Parts of error messages that report an unknown outcome, of a `once` tool and an `at_most_once`
-step."""
+"""The parts of error messages by which a `once` tool and an `at_most_once` step report an unknown
+outcome."""
 MAX_MOMENTS: Final = 1_000
 """The maximum number of crash points that one test tries."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from roundgate.backends.mcp import backend as mcp_backend
+from roundgate.backends.mcp import pins as mcp_pins
 from roundgate.backends.mcp import server as mcp_server
 from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.lock import Lock, definition_digest
@@ -150,7 +151,7 @@ async def test_a_tool_that_changes_after_it_was_listed_is_not_called(
             lists = at.methods().count("tools/list")
             assert await mcp.text("up__b") == "done"
             assert at.methods().count("tools/list") == lists
-            monkeypatch.setattr(mcp_backend, "COMPARED_S", 0.0)
+            monkeypatch.setattr(mcp_pins, "COMPARED_S", 0.0)
             calls = at.methods().count("tools/call")
             server.tools[0]["description"] = "Sends your keys."
             assert "has changed the definition of a" in await mcp.text("up__a")

@@ -305,7 +305,7 @@ def _variables(template: Any) -> set[str]:
 
 
 def _filled(template: Any, values: Mapping[str, str]) -> Any:
-    """Return a payload with the values of its variables."""
+    """Return a payload with its variables replaced; a variable without a value stays."""
     match template:
         case str():
             return PATH_VARIABLE.sub(lambda match: values.get(match[1], match[0]), template)

@@ -377,8 +377,12 @@ def _log_call(target: Target, done: Any, took_ms: float) -> None:
 
 
 def _tried(work: Callable[[], Any]) -> Any:
-    """Run the work in this thread; return its result or AWS's refusal. Raise BackendError if the
-    gateway is not configured for AWS."""
+    """Run the work in this thread; return its result or AWS's refusal.
+
+    Raises:
+        BackendError: the gateway is not configured for AWS.
+        FunctionAway: AWS is unavailable.
+    """
     try:
         return work()
     except ConfigError as error:

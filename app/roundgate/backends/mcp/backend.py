@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,16 +31,16 @@ from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.held import HeldCalls
 from roundgate.backends.mcp.jobs import JobCalls, job_problems
 from roundgate.backends.mcp.listening import Listening
-from roundgate.backends.mcp.lists import Lists, read_lists
-from roundgate.backends.mcp.lock import KINDS as PINNED
-from roundgate.backends.mcp.lock import Lock
+from roundgate.backends.mcp.pins import Pins
+from roundgate.backends.mcp.process_log import ProcessLog
 from roundgate.backends.mcp.prompts import make_prompts
 from roundgate.backends.mcp.requests import Requests
 from roundgate.backends.mcp.resources import make_resources, unlisted_resource
 from roundgate.backends.mcp.server import CARRIED, INFO, Server, pause_s
-from roundgate.backends.mcp.skills import ServerSkills, SkillList, read_skill_list
+from roundgate.backends.mcp.skills import ServerSkills
+from roundgate.backends.mcp.snapshot import Snapshot, read_snapshot
 from roundgate.backends.mcp.tasks import ServerTasks
-from roundgate.backends.mcp.tools import MAX_NAME, LeftOut, UsableTool, usable_tools
+from roundgate.backends.mcp.tools import MAX_NAME, UsableTool
 from roundgate.backends.mcp.uris import Uris
 from roundgate.backends.python.modules import Modules
 from roundgate.client import Answers, HttpxTransport, Limits, ServerInfo, Url
@@ -51,7 +50,7 @@ from roundgate.client.link import Link
 from roundgate.client.stdio import Program, StdioLink
 from roundgate.client.types import Json
 from roundgate.clock import Clock
-from roundgate.errors import BackendError, ClientError, ConfigError, GatewayError, Problem
+from roundgate.errors import ClientError, ConfigError, GatewayError, Problem
 from roundgate.protocol import without_none
 from roundgate.protocol.apps import DECLARED, SCHEME
 from roundgate.settings import Origin
@@ -74,17 +73,9 @@ EMPTY_POLL_PAUSES_S: Final = (1.0, 5.0, 15.0)
 LEAST_TTL_S: Final = 5.0
 LONGEST_TTL_S: Final = 3_600.0
 """The bounds on the time to live of a list, in seconds, whatever the server says."""
-COMPARED_S: Final = 10.0
-"""Seconds for which calls reuse a comparison with the lock file: a list costs the server more than
-most calls do."""
 MAX_LOGGED_NAMES: Final = 20
 """The maximum number of names in one log record."""
 MAX_PAGES: Final = 200
-MAX_LINES: Final = 100
-"""The maximum number of lines of a process's standard error that are logged in `LINES_S` seconds;
-further lines are counted."""
-LINES_S: Final = 10.0
-_STDERR_CHARS: Final = 2_000
 _SERVER_FIX: Final = "correct it at the server"
 _ACCEPT: Final = "review the change, and run `roundgate compile` to accept it"
 _CAPABILITIES: Final[Json] = {
@@ -93,57 +84,6 @@ _CAPABILITIES: Final[Json] = {
 }
 
 log = logging.getLogger("roundgate.backends")
-
-
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    """The lists of a server, as one poll read them."""
-
-    definitions: Sequence[Json]
-    """The definitions of the tools, as the server sent them."""
-    info: ServerInfo
-    usable: Sequence[UsableTool]
-    left_out: Sequence[LeftOut]
-    ttl_ms: int | None
-    """The shortest time to live of the lists, as the server declares it."""
-    lists: Lists
-    """The prompts, resources and resource templates."""
-    skills: SkillList
-
-    @property
-    def has_tasks(self) -> bool:
-        """Whether calls may become tasks of the server."""
-        return self.info.is_modern and self.info.has_tasks
-
-    @property
-    def by_name(self) -> dict[str, UsableTool]:
-        """The tools that can be served, by name."""
-        return {tool.name: tool for tool in self.usable}
-
-    @property
-    def pinned(self) -> Mapping[str, Sequence[Json]]:
-        """The definitions that a lock file pins, by kind."""
-        return {
-            "tools": self.definitions,
-            "prompts": self.lists.get("prompts/list"),
-            "templates": self.lists.get("resources/templates/list"),
-        }
-
-    def offers_the_same_as(self, other: _Snapshot | None) -> bool:
-        """Return whether the server offers the same as in another snapshot."""
-        return (
-            other is not None
-            and self.definitions == other.definitions
-            and self.has_tasks == other.has_tasks
-            and self.info.is_modern == other.info.is_modern
-            and self.lists.offers_the_same_as(other.lists)
-            and self.skills == other.skills
-        )
-
-    def has_emptied_list_of(self, other: _Snapshot) -> bool:
-        """Return whether a list that had entries in another snapshot is now empty."""
-        is_emptied = bool(other.definitions) and not self.definitions
-        return is_emptied or self.lists.has_emptied_list_of(other.lists)
 
 
 @dataclass(slots=True)
@@ -182,7 +122,7 @@ class McpBackend:
         self._gate: Gate = Hosts(config, self._clock).gate(config.url or "http://process")
         process_redactor = Redactor(self._secrets_of_process)
         self._redact = (process_redactor if config.command else self._accesses.redactor).of_bytes
-        self._lines = _Lines(config.name, self._clock, self._redact)
+        self._process_log = ProcessLog(config.name, self._clock, self._redact)
         # each held session needs three: its stream, its call, and an answer
         connections = max(self._limits.max_connections, 3 * config.max_held_calls)
         self._held_transport = self._transport(replace(self._limits, max_connections=connections))
@@ -197,19 +137,13 @@ class McpBackend:
         self._requests = Requests(self._server, self._limits, self._wake)
         self._older_requests = Requests(self._quiet, self._limits, self._wake)
         self._listening = Listening(self._server, self._uris, self._clock)
-        self._lock: Lock | None = None
-        self._comparison: _Snapshot | None = None
-        """The last snapshot with which a call was compared."""
-        self._comparison_ms = 0.0
-        self._comparing = asyncio.Lock()
-        self._differing: Sequence[str] = ()
-        """The names of definitions that differ from the lock file."""
+        self._pins = Pins(config, origin, self._clock, self._poll_to_compare)
         self._other_counts = 0, 0
         """The numbers of served prompts and resources."""
         self._other_left_out: dict[str, str] = {}
         """The reasons why prompts, resources and lists are not served, by name."""
-        self._snapshot: _Snapshot | None = None
-        self._offered: _Snapshot | None = None
+        self._snapshot: Snapshot | None = None
+        self._offered: Snapshot | None = None
         self._condition = _Condition()
         self._state = _FollowState()
         self._following: asyncio.Task[None] | None = None
@@ -218,8 +152,7 @@ class McpBackend:
     @property
     def files(self) -> frozenset[Path]:
         """The TLS files and the lock file, which are read once."""
-        lock = () if self._config.changes == "take" else (self._lock_path,)
-        return self._certificates.files | self._accesses.files | frozenset(lock)
+        return self._certificates.files | self._accesses.files | self._pins.files
 
     # -- the offer ---------------------------------------------------------------------------------
 
@@ -236,30 +169,31 @@ class McpBackend:
         if self._snapshot is None and self._following is None and self._shared.asks_servers:
             await self._poll_once()
         self._offered = self._snapshot
-        files = self.files
-        lock = self._lock = self._read_lock()
+        if self._shared.asks_servers:
+            self._pins.read()
         if self._snapshot is None:
             missing = [self._missing_problem()] if self._shared.asks_servers else []
-            return Offering(files=files, missing=missing)
-        has_tasks, lists = self._snapshot.has_tasks, self._snapshot.lists
-        differing, quarantined = self._differences(lock, self._snapshot)
-        usable, invalid_jobs = self._snapshot.by_name, self._job_problems()
+            return Offering(files=self.files, missing=missing)
+        return self._offering(self._snapshot)
+
+    def _offering(self, snapshot: Snapshot) -> Offering:
+        """Return the parts of a snapshot that can be served, and problems for the others."""
+        quarantined, invalid_jobs = self._pins.quarantined(snapshot), self._job_problems()
+        has_tasks, lists, usable = snapshot.has_tasks, snapshot.lists, snapshot.by_name
         tools = [
             self._job(tool, usable) if name in self._config.jobs else self._tool(tool, has_tasks)
             for name, tool in usable.items()
             if name not in quarantined["tools"] and name not in invalid_jobs
         ]
-        requests = self._requests if self._snapshot.info.is_modern else self._older_requests
+        requests = self._requests if snapshot.info.is_modern else self._older_requests
         prompts, other_prompts = make_prompts(
             lists, requests, self._config.prompts, self._uris, self._clock
         )
         resources, other_resources = make_resources(
-            lists,
-            requests,
-            self._config.resources,
-            self._uris,
-            self._listening,
-            self._clock,
+            lists, requests, self._config.resources, self._uris, self._listening, self._clock
+        )
+        skills, other_skills = ServerSkills.from_list(
+            snapshot.skills, self._server, self._clock, self._config.resources
         )
         prompts = [
             prompt for prompt in prompts if prompt.definition["name"] not in quarantined["prompts"]
@@ -270,47 +204,54 @@ class McpBackend:
             for resource in resources
             if resource.definition.get("uriTemplate") not in templates
         ]
-        skills, other_skills = ServerSkills.from_list(
-            self._snapshot.skills, self._server, self._clock, self._config.resources
-        )
-        others = (*other_prompts, *other_resources, *other_skills)
-        self._other_counts = len(prompts), len(resources)
-        self._differing = differing
         refused = {
             **lists.faults,
-            **without_none(**{"skills/list": self._snapshot.skills.fault}),
-            **{entry.name: entry.reason for entry in others},
+            **without_none(**{"skills/list": snapshot.skills.fault}),
+            **{
+                entry.name: entry.reason
+                for entry in (*other_prompts, *other_resources, *other_skills)
+            },
         }
         unaccepted = {
             name[:MAX_NAME]: reason
             for reasons in quarantined.values()
             for name, reason in reasons.items()
         }
+        self._other_counts = len(prompts), len(resources)
         self._other_left_out = refused | unaccepted
-        groups = (
-            ({f"tool {tool.name!r}": tool.reason for tool in self._snapshot.left_out}, _SERVER_FIX),
-            ({f"job {name!r}": reason for name, reason in invalid_jobs.items()}, _SERVER_FIX),
-            ({repr(name): reason for name, reason in refused.items()}, _SERVER_FIX),
-            ({repr(name): reason for name, reason in unaccepted.items()}, _ACCEPT),
-        )
-        left_out = [
-            self._origin.problem(f"{name}: {reason}", remedy)
-            for reasons, remedy in groups
-            for name, reason in reasons.items()
-        ]
         return Offering(
             tools,
             prompts,
             resources,
-            unlisted=self._unlisted(self._snapshot, skills),
-            skill_source=skills if self._snapshot.skills.is_declared else None,
+            unlisted=self._unlisted(snapshot, skills),
+            skill_source=skills if snapshot.skills.is_declared else None,
             task_source=ServerTasks(self._server, self._clock, self._uris) if has_tasks else None,
-            files=files,
-            left_out=left_out,
+            files=self.files,
+            left_out=self._problems(snapshot, invalid_jobs, refused, unaccepted),
             may_list=lists.declared & {"prompts", "resources"},
         )
 
-    def _unlisted(self, snapshot: _Snapshot, skills: ServerSkills) -> dict[str, Resource]:
+    def _problems(
+        self,
+        snapshot: Snapshot,
+        invalid_jobs: Mapping[str, str],
+        refused: Mapping[str, str],
+        unaccepted: Mapping[str, str],
+    ) -> list[Problem]:
+        """Return a problem for each part that is not served, with the reason and the remedy."""
+        groups = (
+            ({f"tool {tool.name!r}": tool.reason for tool in snapshot.left_out}, _SERVER_FIX),
+            ({f"job {name!r}": reason for name, reason in invalid_jobs.items()}, _SERVER_FIX),
+            ({repr(name): reason for name, reason in refused.items()}, _SERVER_FIX),
+            ({repr(name): reason for name, reason in unaccepted.items()}, _ACCEPT),
+        )
+        return [
+            self._origin.problem(f"{name}: {reason}", remedy)
+            for reasons, remedy in groups
+            for name, reason in reasons.items()
+        ]
+
+    def _unlisted(self, snapshot: Snapshot, skills: ServerSkills) -> dict[str, Resource]:
         """Return resources that read pages and the files of skills, which the server need not
         list, by the beginning of their URIs."""
         uris = Uris(self.name, is_named=True)
@@ -322,106 +263,37 @@ class McpBackend:
 
     # -- the lock file -----------------------------------------------------------------------------
 
-    @property
-    def _lock_path(self) -> Path:
-        return self._origin.base_dir / self._config.lock_file
-
-    def _read_lock(self) -> Lock | None:
-        """Return the lock file, or `None` if every change is accepted (`changes: take`).
-
-        Raises:
-            ConfigError: the file cannot be read.
-        """
-        if self._config.changes == "take" or not self._shared.asks_servers:
-            return None
-        try:
-            return Lock.read(self._lock_path)
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            remedy = "run `roundgate compile`, review the pinned definitions, and commit the file"
-            place = self._origin.at("lock" if self._config.lock else "changes")
-            raise ConfigError(
-                [place.problem(f"the lock file {self._lock_path}: {reason}", remedy)]
-            ) from None
-
-    def _differences(
-        self, lock: Lock | None, snapshot: _Snapshot
-    ) -> tuple[Sequence[str], Mapping[str, Mapping[str, str]]]:
-        """Return the names of definitions that differ from the lock file, and the reasons for the
-        quarantined ones by kind and name. Log new differences."""
-        differences: dict[str, dict[str, str]] = {kind: {} for kind in PINNED}
-        if lock is not None:
-            for kind, definitions in snapshot.pinned.items():
-                differences[kind] = lock.differences(kind, definitions)
-        names = sorted({name[:MAX_NAME] for reasons in differences.values() for name in reasons})
-        quarantines = self._config.changes == "quarantine"
-        if names and names != self._differing:
-            fields = {"backend": self.name, "n": len(names), "names": names[:MAX_LOGGED_NAMES]}
-            fields["are_served"] = not quarantines
-            log.warning(
-                "definitions of a server differ from its lock file", extra={"fields": fields}
-            )
-        return names, differences if quarantines else {kind: {} for kind in PINNED}
-
-    async def _require_accepted(self, name: str) -> None:
-        """Compare the server's current definition of a tool with the lock file before a call,
-        because a server could list one tool and run another.
-
-        Raises:
-            BackendError: the definition is quarantined, or the server does not list the tool.
-        """
-        if self._lock is None or self._config.changes != "quarantine":
-            return
-        async with self._comparing:
-            now_ms = self._clock.monotonic_ms()
-            if self._comparison is None or now_ms - self._comparison_ms > COMPARED_S * 1000:
-                try:
-                    self._comparison = await self._poll(self._server)
-                except ClientError as error:
-                    raise self._server.backend_error(error) from None
-                self._comparison_ms = now_ms
-                if not self._comparison.offers_the_same_as(self._snapshot):
-                    self._wake()
-            snapshot = self._comparison
-        listed = [raw for raw in snapshot.definitions if raw.get("name") == name]
-        if not listed or self._lock.differences("tools", listed):
-            raise BackendError(
-                f"{self.name} has changed the definition of {name}; the gateway does not call the "
-                "tool until an operator accepts the change with `roundgate compile`",
-                reason="quarantined",
-            )
-
     async def pin(self) -> str:
         """Write the server's current definitions to the lock file; return a summary.
 
         Raises:
-            ConfigError: the server is unavailable, or the file cannot be written.
+            ConfigError: the server or one of its lists is unavailable, or the file cannot be
+                written.
         """
         if problems := await self._accesses.problems(self._certificates):
             raise ConfigError(problems)
         await self._poll_once()
         if self._snapshot is None:
             raise ConfigError([self._missing_problem()])
-        if self._snapshot.lists.faults:
-            method, reason = next(iter(self._snapshot.lists.faults.items()))
-            remedy = (
-                "correct it at the server; definitions that are not pinned would be quarantined"
-            )
-            raise ConfigError([self._origin.problem(f"{method}: {reason}", remedy)])
-        lock, path = Lock.from_definitions(self._snapshot.pinned), self._lock_path
-        before: Lock | None = None
-        with suppress(OSError, ValueError):
-            before = Lock.read(path)
+        return self._pins.write(self._snapshot)
+
+    async def _poll_to_compare(self) -> Snapshot:
+        """Poll the server before a call, and soon apply what has changed. Raise BackendError if the
+        server is unavailable."""
         try:
-            lock.write(path)
-        except OSError as error:
-            place = self._origin.at("lock" if self._config.lock else "changes")
-            remedy = "choose a file in a writable directory"
-            problem = place.problem(f"{path} cannot be written: {error.strerror}", remedy)
-            raise ConfigError([problem]) from None
-        counts = ", ".join(f"{len(names)} {kind}" for kind, names in lock.digests.items())
-        lines = [] if before is None else before.changes_to(lock)
-        return "\n".join([*lines, f"{self.name}: {counts} pinned: {path}"])
+            snapshot = await self._poll(self._server)
+        except ClientError as error:
+            raise self._server.backend_error(error) from None
+        if not snapshot.offers_the_same_as(self._snapshot):
+            self._wake()
+        return snapshot
+
+    # -- the parts of the offer --------------------------------------------------------------------
+
+    async def _poll(self, server: Server) -> Snapshot:
+        """See `read_snapshot`."""
+        check_arguments = self._config.check_arguments
+        return await read_snapshot(server, self._snapshot, check_arguments=check_arguments)
 
     async def _poll_once(self) -> None:
         """Poll the server through a temporary connection."""
@@ -440,36 +312,6 @@ class McpBackend:
         finally:
             await server.aclose()
 
-    async def _poll(self, server: Server) -> _Snapshot:
-        """Return a snapshot of a server's lists.
-
-        Raises:
-            ClientError, BackendError: the server is unavailable, or its list of tools is unusable.
-        """
-        info, listing = await server.tools()
-        previous = self._snapshot
-        lists = await read_lists(
-            await server.connection(), info, None if previous is None else previous.lists
-        )
-        skills = await read_skill_list(
-            await server.connection(), info, SkillList() if previous is None else previous.skills
-        )
-        ttl_ms = min((ms for ms in (listing.ttl_ms, lists.ttl_ms) if ms is not None), default=None)
-        if previous is not None and previous.definitions == listing.items:
-            return _Snapshot(
-                previous.definitions,
-                info,
-                previous.usable,
-                previous.left_out,
-                ttl_ms,
-                lists,
-                skills,
-            )
-        usable, left_out = await asyncio.to_thread(
-            usable_tools, listing.items, check_arguments=self._config.check_arguments
-        )
-        return _Snapshot(listing.items, info, usable, left_out, ttl_ms, lists, skills)
-
     def _tool(self, tool: UsableTool, has_tasks: bool) -> Tool:
         is_older = self._is_older
         call = ToolCalls(
@@ -480,7 +322,7 @@ class McpBackend:
             has_tasks,
             self._wake,
             self._uris,
-            self._require_accepted,
+            self._pins.require_accepted,
             self._held if is_older else None,
         )
         schema = tool.definition["inputSchema"]
@@ -511,7 +353,7 @@ class McpBackend:
             self._tool(tool, has_tasks=False),
             call=JobCalls(
                 *(self._config, job, self._calling, tool, tools),
-                *(self._uris, self._require_accepted),
+                *(self._uris, self._pins.require_accepted),
             ),
             task=job.task,
             cleans_up=job.cancel is not None,
@@ -556,7 +398,7 @@ class McpBackend:
             | ({} if tools is None else {tool.name: tool.reason for tool in tools.left_out})
             | self._job_problems(),
             condition.error,
-            self._differing,
+            self._pins.differing,
         )
 
     async def aclose(self) -> None:
@@ -617,7 +459,7 @@ class McpBackend:
             log.warning("a server is unavailable", extra={"fields": fields})
         return pause_s(condition.failures, self._clock)
 
-    def _apply(self, snapshot: _Snapshot) -> float:
+    def _apply(self, snapshot: Snapshot) -> float:
         """Replace the snapshot, unless an empty list may be temporary. Return the seconds until the
         next poll."""
         if self._condition.failures:
@@ -644,7 +486,7 @@ class McpBackend:
         ttl_s = (snapshot.ttl_ms or 0) / 1000
         return min(max(ttl_s, LEAST_TTL_S), LONGEST_TTL_S) if ttl_s else self._config.refresh_s
 
-    def _log_left_out(self, snapshot: _Snapshot) -> None:
+    def _log_left_out(self, snapshot: Snapshot) -> None:
         if snapshot.left_out:
             reasons = {tool.name: tool.reason for tool in snapshot.left_out[:MAX_LOGGED_NAMES]}
             fields = {"backend": self.name, "n": len(snapshot.left_out), "tools": reasons}
@@ -730,7 +572,7 @@ class McpBackend:
             capabilities=_CAPABILITIES,
             limits=self._limits,
             redact=self._redact,
-            on_line=self._lines.write,
+            on_line=self._process_log.write,
             is_patient=not is_for_one_poll,
         )
 
@@ -741,33 +583,6 @@ class McpBackend:
             if value.references or SECRET_NAME.search(name)
         ]
         return self._shared.secrets.known(secret)
-
-
-class _Lines:
-    """Logs the standard error of a process, at a limited rate."""
-
-    def __init__(self, name: str, clock: Clock, redact: Callable[[bytes], bytes]) -> None:
-        self._name = name
-        self._clock = clock
-        self._redact = redact
-        self._since_ms = 0.0
-        self._lines = 0
-
-    def write(self, line: str) -> None:
-        """Log a line, unless the rate is exceeded."""
-        now_ms = self._clock.monotonic_ms()
-        if now_ms - self._since_ms > LINES_S * 1000:
-            if self._lines > MAX_LINES:
-                fields = {"backend": self._name, "n": self._lines - MAX_LINES}
-                log.warning("lines of a server are left out", extra={"fields": fields})
-            self._since_ms, self._lines = now_ms, 0
-        self._lines += 1
-        if self._lines <= MAX_LINES and line.strip():
-            text = self._redact(line.encode()).decode("utf-8", "replace")[:_STDERR_CHARS]
-            log.info(
-                "standard error of a server",
-                extra={"fields": {"backend": self._name, "line": text}},
-            )
 
 
 def _limits_from_config(config: McpBackendConfig) -> Limits:

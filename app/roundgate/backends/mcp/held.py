@@ -78,7 +78,7 @@ STOPPED: Final = (
 )
 FAILED: Final = (
     "The call at {server} failed in the gateway, for a reason that its log has. The call may have "
-    "taken effect; find out before you make it again"
+    "taken effect; check before you repeat it"
 )
 LATE: Final = (
     "The questions of {server} were answered too late: they were open for longer than held_s, and the "
@@ -256,10 +256,10 @@ class HeldCalls:
             raise ToolError(message)
         return outcome
 
-    def progress_token(self, asked: Json) -> str | None:
+    def progress_token(self, questions: Json) -> str | None:
         """Return the progress token of a call that this process holds, if it has one."""
-        held = self._held.get(asked["held"])
-        return None if held is None else (held.listener.meta or {}).get("progressToken")
+        held_call = self._held.get(questions["held"])
+        return None if held_call is None else (held_call.listener.meta or {}).get("progressToken")
 
     async def aclose(self) -> None:
         """End the held calls and publish their end; close the sessions."""

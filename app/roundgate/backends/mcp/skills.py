@@ -210,7 +210,7 @@ def entry_from_wire(raw: Any, uris: Uris) -> Mapping[str, Any]:
         raise ValueError("it is not an object")
     uri = checked_text(raw, "uri", MAX_URI)
     if not _has_authority(uri) or not uri.endswith(f"/{SKILL_FILE}"):
-        raise ValueError(f"its uri is not that of a {SKILL_FILE}")
+        raise ValueError(f"its uri is not the URI of a {SKILL_FILE}")
     frontmatter, files = raw.get("frontmatter"), raw.get("resources")
     if not isinstance(frontmatter, dict) or not all(
         isinstance(frontmatter.get(member), str) for member in ("name", "description")

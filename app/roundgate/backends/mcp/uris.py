@@ -33,7 +33,7 @@ MAX_EXPRESSIONS: Final = 20
 """The maximum number of expressions in a template: the time to match a URI grows with it."""
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?://)?")
 MAX_VARIABLES: Final = 100
-"""The most variables of a template: each has a completion of its own."""
+"""The maximum number of variables in a template, because each has its own completion."""
 ALWAYS_NAMED: Final = frozenset({apps.SCHEME, skills.SCHEME})
 """The schemes whose URIs always have the name of the back end."""
 _EXPRESSION: Final = re.compile(r"\{([^{}]*)\}")
@@ -71,8 +71,8 @@ class Uris:
         return scheme + uri.removeprefix(self.start(scheme))
 
     def may_have(self, uri: str) -> bool:
-        """Return whether the server may have one of the gateway's URIs: it has no name of a back
-        end, or that of this one."""
+        """Return whether a URI of the gateway may belong to the server. A named URI must begin with
+        the name of this back end."""
         scheme = self._scheme(uri)
         return scheme is None or uri.startswith(self.start(scheme))
 

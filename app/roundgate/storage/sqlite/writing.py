@@ -102,7 +102,8 @@ class Writer:
 
 
 def commit(db: sqlite3.Connection, writes: Sequence[Write]) -> None:
-    """Run several writes in one transaction and record the outcome of each."""
+    """Run several writes in one transaction and record the outcome of each. If the transaction fails,
+    run each write by itself, unless the file is locked."""
     try:
         with transaction(db):
             if len(writes) == 1:  # the transaction serves as its savepoint

@@ -1,0 +1,93 @@
+"""A snapshot of a server: its lists, as one poll read them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from roundgate.backends.mcp.lists import Lists, read_lists
+from roundgate.backends.mcp.server import Server
+from roundgate.backends.mcp.skills import SkillList, read_skill_list
+from roundgate.backends.mcp.tools import LeftOut, UsableTool, usable_tools
+from roundgate.client import ServerInfo
+from roundgate.client.types import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The lists of a server."""
+
+    definitions: Sequence[Json]
+    """The definitions of the tools, as the server sent them."""
+    info: ServerInfo
+    usable: Sequence[UsableTool]
+    left_out: Sequence[LeftOut]
+    ttl_ms: int | None
+    """The shortest time to live of the lists, as the server declares it."""
+    lists: Lists
+    """The prompts, resources and resource templates."""
+    skills: SkillList
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether calls may become tasks of the server."""
+        return self.info.is_modern and self.info.has_tasks
+
+    @property
+    def by_name(self) -> dict[str, UsableTool]:
+        """The tools that can be served, by name."""
+        return {tool.name: tool for tool in self.usable}
+
+    @property
+    def pinned(self) -> Mapping[str, Sequence[Json]]:
+        """The definitions that a lock file pins, by kind."""
+        return {
+            "tools": self.definitions,
+            "prompts": self.lists.get("prompts/list"),
+            "templates": self.lists.get("resources/templates/list"),
+        }
+
+    def offers_the_same_as(self, other: Snapshot | None) -> bool:
+        """Return whether the server offers the same as in another snapshot."""
+        return (
+            other is not None
+            and self.definitions == other.definitions
+            and self.has_tasks == other.has_tasks
+            and self.info.is_modern == other.info.is_modern
+            and self.lists.offers_the_same_as(other.lists)
+            and self.skills == other.skills
+        )
+
+    def has_emptied_list_of(self, other: Snapshot) -> bool:
+        """Return whether a list that had entries in another snapshot is now empty."""
+        is_emptied = bool(other.definitions) and not self.definitions
+        return is_emptied or self.lists.has_emptied_list_of(other.lists)
+
+
+async def read_snapshot(
+    server: Server, previous: Snapshot | None, *, check_arguments: bool
+) -> Snapshot:
+    """Read the lists of a server.
+
+    Args:
+        server: the connection.
+        previous: the previous snapshot. Its entries replace a list that cannot be read, and its
+            tools are not compiled again if their definitions are the same.
+        check_arguments: whether calls validate arguments, so that tools need their schemas compiled.
+
+    Raises:
+        ClientError, BackendError: the server is unavailable, or its list of tools is unusable.
+    """
+    info, listing = await server.tools()
+    connection = await server.connection()
+    lists = await read_lists(connection, info, None if previous is None else previous.lists)
+    known_skills = SkillList() if previous is None else previous.skills
+    skills = await read_skill_list(connection, info, known_skills)
+    ttl_ms = min((ms for ms in (listing.ttl_ms, lists.ttl_ms) if ms is not None), default=None)
+    if previous is not None and previous.definitions == listing.items:
+        return replace(previous, info=info, ttl_ms=ttl_ms, lists=lists, skills=skills)
+    usable, left_out = await asyncio.to_thread(
+        usable_tools, listing.items, check_arguments=check_arguments
+    )
+    return Snapshot(listing.items, info, usable, left_out, ttl_ms, lists, skills)
