@@ -561,18 +561,7 @@ def merge(
     ]
     served: dict[str, ServedTool] = {}
     for backend, offering in offered:
-        for tool in offering.tools:
-            tool = _called(tool, backend.prefix)
-            name = tool.definition["name"]
-            if not tools.put(name, tool, backend.name):
-                continue
-            ready = serve(
-                name, tool, backend.name, list_problems.problems_for(backend.name), origins
-            )
-            if ready is None:
-                tools.remove(name)
-            else:
-                served[name] = ready
+        served |= _served_tools(backend, offering, tools, list_problems, origins)
         for prompt in offering.prompts:
             prompt = _called(prompt, backend.prefix)
             prompts.put(prompt.definition["name"], prompt, backend.name)
@@ -625,6 +614,29 @@ def merge(
         is_tolerant=bool(offers.tolerated),
         may_list=frozenset().union(*(offering.may_list for _, offering in offered)),
     )
+
+
+def _served_tools(
+    backend: NamedBackend,
+    offering: Offering,
+    tools: _Entries[Tool],
+    list_problems: _ListProblems,
+    origins: Mapping[str, Origin],
+) -> dict[str, ServedTool]:
+    """Add the tools of a back end to the list of tools; return those that can be served, by name."""
+    served: dict[str, ServedTool] = {}
+    problems = list_problems.problems_for(backend.name)
+    for tool in offering.tools:
+        tool = _called(tool, backend.prefix)
+        name = tool.definition["name"]
+        if not tools.put(name, tool, backend.name):
+            continue
+        ready = serve(name, tool, backend.name, problems, origins)
+        if ready is None:
+            tools.remove(name)
+        else:
+            served[name] = ready
+    return served
 
 
 def with_reading(catalog: Catalog, origin: Origin) -> Catalog:

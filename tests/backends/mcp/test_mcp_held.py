@@ -72,6 +72,20 @@ async def replica(folder: Path, entry: dict[str, Any], **settings: Any) -> Async
         yield app
 
 
+@asynccontextmanager
+async def clients(
+    folder: Path, entry: dict[str, Any], **settings: Any
+) -> AsyncIterator[tuple[Mcp, Mcp]]:
+    """Clients of two gateways over the store of a folder."""
+    async with (
+        replica(folder, entry, **settings) as a,
+        replica(folder, entry, **settings) as b,
+        client(a) as one,
+        client(b) as two,
+    ):
+        yield one, two
+
+
 async def call(mcp: Mcp, tool: str, arguments: Any = None, **more: Any) -> dict[str, Any]:
     """The body of a call by a client that can be asked."""
     params = {"name": f"up__{tool}", "arguments": arguments or {}, **more}
@@ -208,10 +222,7 @@ async def test_a_server_that_dies_while_its_user_thinks_is_an_honest_error(
 ) -> None:
     async with (
         older_server(tmp_path) as up,
-        replica(tmp_path, up.entry) as a,
-        replica(tmp_path, up.entry) as b,
-        client(a) as one,
-        client(b) as two,
+        clients(tmp_path, up.entry) as (one, two),
     ):
         asked = await call(one, "greet")
         assert up.process is not None
@@ -245,10 +256,7 @@ async def test_a_repeated_round_gets_the_same_outcome_and_other_answers_are_refu
 ) -> None:
     async with (
         older_server(tmp_path) as up,
-        replica(tmp_path, up.entry) as a,
-        replica(tmp_path, up.entry) as b,
-        client(a) as one,
-        client(b) as two,
+        clients(tmp_path, up.entry) as (one, two),
     ):
         asked = await call(one, "greet")
         first, second = await asyncio.gather(
@@ -265,10 +273,7 @@ async def test_a_large_result_reaches_another_replica_whole(tmp_path: Path) -> N
     large = {"greeting": "ä" * 200_000}
     async with (
         older_server(tmp_path) as up,
-        replica(tmp_path, up.entry) as a,
-        replica(tmp_path, up.entry) as b,
-        client(a) as one,
-        client(b) as two,
+        clients(tmp_path, up.entry) as (one, two),
     ):
         asked = await call(one, "greet", large)
         done = await again(two, "greet", asked, ADA, arguments=large)
@@ -536,10 +541,7 @@ async def test_a_server_sees_what_this_request_declares_and_no_more(tmp_path: Pa
 async def test_a_task_asks_its_user_and_any_worker_continues(tmp_path: Path) -> None:
     async with (
         older_server(tmp_path, override={"twice": {"task": "required"}}) as up,
-        replica(tmp_path, up.entry, worker="on") as a,
-        replica(tmp_path, up.entry, worker="on") as b,
-        client(a) as one,
-        client(b) as two,
+        clients(tmp_path, up.entry, worker="on") as (one, two),
     ):
         ann, bob = TaskClient(one), TaskClient(two)
         task_id = await ann.begin("up__twice")
@@ -575,12 +577,7 @@ async def test_a_process_asks_if_it_may(tmp_path: Path) -> None:
     for questions in (True, False):
         up = over_stdio(OLDER, tmp_path, questions=questions)
         up.entry["timeout_s"] = 10
-        async with (
-            replica(tmp_path, up.entry) as a,
-            replica(tmp_path, up.entry) as b,
-            client(a) as one,
-            client(b) as two,
-        ):
+        async with clients(tmp_path, up.entry) as (one, two):
             asked = await call(one, "greet")
             if not questions:
                 assert asked["result"]["isError"] is True

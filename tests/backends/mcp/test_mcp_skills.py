@@ -19,6 +19,7 @@ from tests.support.issuer import PUBLIC_URL, bearer, guarded, jwks, token
 from tests.support.scripted import Asked, Scripted, error, result, scripted
 from tests.support.services import answer as reply
 from tests.support.services import service
+from tests.support.skills import answer, code
 from tests.support.upstreams import Upstream, gateway_of, health, until
 
 EXTENSION = "io.modelcontextprotocol/skills"
@@ -77,18 +78,6 @@ class Server(Upstream):
 
 def entry(server: Scripted, **settings: Any) -> dict[str, Any]:
     return {"kind": "mcp", "name": "up", "url": server.url, **settings}
-
-
-async def answer(mcp: Client, method: str, **params: Any) -> dict[str, Any]:
-    response = await mcp.post(method, params)
-    assert response.status_code == 200, response.text
-    value: dict[str, Any] = response.json()["result"]
-    return value
-
-
-async def code(mcp: Client, method: str, **params: Any) -> int:
-    value: int = (await mcp.post(method, params)).json()["error"]["code"]
-    return value
 
 
 async def uris(mcp: Client) -> list[str]:

@@ -18,7 +18,8 @@ from roundgate.backends.skills.folder import read_skills
 from roundgate.backends.skills.frontmatter import parse_frontmatter
 from roundgate.errors import ConfigError
 from roundgate.protocol.skills import MAX_BYTES, MAX_FILES
-from tests.support.asgi import Client, built, client, config_of
+from tests.support.asgi import built, client, config_of
+from tests.support.skills import answer, code
 
 EXTENSION = "io.modelcontextprotocol/skills"
 
@@ -40,18 +41,6 @@ def app_of(base: Path, **sections: Any) -> Any:
     return built(config_of({"backends": [backend], **sections}, base))
 
 
-async def result(mcp: Client, method: str, **params: Any) -> dict[str, Any]:
-    response = await mcp.post(method, params)
-    assert response.status_code == 200, response.text
-    value: dict[str, Any] = response.json()["result"]
-    return value
-
-
-async def code(mcp: Client, method: str, **params: Any) -> int:
-    value: int = (await mcp.post(method, params)).json()["error"]["code"]
-    return value
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """The folder `skills` with two skills."""
@@ -65,7 +54,7 @@ def root(tmp_path: Path) -> Path:
 
 async def test_a_host_lists_skills_with_digests_of_what_it_reads(root: Path) -> None:
     async with client(app_of(root.parent)) as mcp:
-        listed = await result(mcp, "skills/list")
+        listed = await answer(mcp, "skills/list")
         assert (listed["resultType"], listed["cacheScope"]) == ("complete", "public")
         assert [one["uri"] for one in listed["skills"]] == [
             "skill://team/billing/refunds/SKILL.md",
@@ -79,20 +68,20 @@ async def test_a_host_lists_skills_with_digests_of_what_it_reads(root: Path) -> 
         }
         assert len(refunds["resources"]) == 3
         for file in refunds["resources"]:
-            (part,) = (await result(mcp, "resources/read", uri=file["uri"]))["contents"]
+            (part,) = (await answer(mcp, "resources/read", uri=file["uri"]))["contents"]
             content = part["text"].encode() if "text" in part else base64.b64decode(part["blob"])
             digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
             assert (digest, len(content)) == (file["digest"], file["size"])
-        got = await result(mcp, "skills/get", uri=refunds["uri"])
+        got = await answer(mcp, "skills/get", uri=refunds["uri"])
         assert got["skill"] == refunds
-        capabilities = (await result(mcp, "server/discover"))["capabilities"]
+        capabilities = (await answer(mcp, "server/discover"))["capabilities"]
         assert capabilities["extensions"] == {EXTENSION: {"directoryRead": True}}
         assert "resources" in capabilities
 
 
 async def test_only_the_instructions_are_in_the_list_of_resources(root: Path) -> None:
     async with client(app_of(root.parent)) as mcp:
-        refunds, _ = (await result(mcp, "resources/list"))["resources"]
+        refunds, _ = (await answer(mcp, "resources/list"))["resources"]
         assert refunds == {
             "uri": "skill://team/billing/refunds/SKILL.md",
             "name": "refunds",
@@ -106,7 +95,7 @@ async def test_directories_are_read_one_level_at_a_time(root: Path) -> None:
     async with client(app_of(root.parent)) as mcp:
 
         async def children(uri: str) -> list[tuple[str, str]]:
-            listed = (await result(mcp, "resources/directory/read", uri=uri))["resources"]
+            listed = (await answer(mcp, "resources/directory/read", uri=uri))["resources"]
             return [(one["uri"].removeprefix(uri), one["mimeType"]) for one in listed]
 
         folder = "inode/directory"
@@ -168,9 +157,9 @@ async def test_a_list_of_skills_has_pages_of_whole_entries(tmp_path: Path) -> No
     for number in range(5):
         add(tmp_path, f"skills/s{number}/SKILL.md")
     async with client(app_of(tmp_path, limits={"page_size": 2})) as mcp:
-        first = await result(mcp, "skills/list")
-        second = await result(mcp, "skills/list", cursor=first["nextCursor"])
-        third = await result(mcp, "skills/list", cursor=second["nextCursor"])
+        first = await answer(mcp, "skills/list")
+        second = await answer(mcp, "skills/list", cursor=first["nextCursor"])
+        third = await answer(mcp, "skills/list", cursor=second["nextCursor"])
         pages = [first["skills"], second["skills"], third["skills"]]
         assert [len(page) for page in pages] == [2, 2, 1]
         assert "nextCursor" not in third
@@ -180,7 +169,7 @@ async def test_a_nested_skill_belongs_to_both(tmp_path: Path) -> None:
     add(tmp_path, "skills/outer/SKILL.md")
     add(tmp_path, "skills/outer/inner/SKILL.md")
     async with client(app_of(tmp_path)) as mcp:
-        outer, inner = (await result(mcp, "skills/list"))["skills"]
+        outer, inner = (await answer(mcp, "skills/list"))["skills"]
         assert {"skill://team/outer/inner/SKILL.md"} == {one["uri"] for one in inner["resources"]}
         assert len(outer["resources"]) == 2
 
@@ -191,7 +180,7 @@ async def test_what_is_hidden_or_outside_of_skills_is_not_served(root: Path) -> 
     add(root, "git-workflow/.git/config", "x")
     add(root, "git-workflow/__pycache__/a.pyc", b"\0")
     async with client(app_of(root.parent)) as mcp:
-        skill = await result(mcp, "skills/get", uri="skill://team/git-workflow/SKILL.md")
+        skill = await answer(mcp, "skills/get", uri="skill://team/git-workflow/SKILL.md")
         assert len(skill["skill"]["resources"]) == 1
         for path in ("README.md", "git-workflow/.env"):
             assert await code(mcp, "resources/read", uri=f"skill://team/{path}") == -32602
@@ -202,11 +191,11 @@ async def test_odd_names_of_files_are_encoded_in_uris(root: Path) -> None:
     for name in names:
         add(root, f"git-workflow/{name}", name)
     async with client(app_of(root.parent)) as mcp:
-        skill = (await result(mcp, "skills/get", uri="skill://team/git-workflow/SKILL.md"))["skill"]
+        skill = (await answer(mcp, "skills/get", uri="skill://team/git-workflow/SKILL.md"))["skill"]
         found = set()
         for file in skill["resources"]:
             assert file["uri"].isascii()
-            (part,) = (await result(mcp, "resources/read", uri=file["uri"]))["contents"]
+            (part,) = (await answer(mcp, "resources/read", uri=file["uri"]))["contents"]
             found.add(part["text"])
         assert found == {*names, text_of("git-workflow")}
 
@@ -214,9 +203,9 @@ async def test_odd_names_of_files_are_encoded_in_uris(root: Path) -> None:
 async def test_a_file_that_changes_later_is_served_as_it_was_listed(root: Path) -> None:
     uri = "skill://team/git-workflow/SKILL.md"
     async with client(app_of(root.parent)) as mcp:
-        (before,) = (await result(mcp, "resources/read", uri=uri))["contents"]
+        (before,) = (await answer(mcp, "resources/read", uri=uri))["contents"]
         add(root, "git-workflow/SKILL.md", text_of("git-workflow", "license: X\n"))
-        (after,) = (await result(mcp, "resources/read", uri=uri))["contents"]
+        (after,) = (await answer(mcp, "resources/read", uri=uri))["contents"]
         assert after == before
 
 
@@ -227,10 +216,10 @@ async def test_a_view_has_the_skills_of_its_resources(root: Path) -> None:
     ]
     async with client(app_of(root.parent, views=views)) as mcp:
         mcp.path = "/some/mcp"
-        (listed,) = (await result(mcp, "skills/list"))["skills"]
+        (listed,) = (await answer(mcp, "skills/list"))["skills"]
         assert listed["uri"] == "skill://team/billing/refunds/SKILL.md"
         email = "skill://team/billing/refunds/examples/email.md"
-        assert await result(mcp, "resources/read", uri=email)
+        assert await answer(mcp, "resources/read", uri=email)
         other = "skill://team/git-workflow/SKILL.md"
         assert await code(mcp, "skills/get", uri=other) == -32602
         assert await code(mcp, "resources/read", uri=other) == -32602
@@ -244,7 +233,7 @@ async def test_two_folders_may_have_skills_of_one_name(tmp_path: Path) -> None:
         add(tmp_path, f"{name}/same/SKILL.md")
         backends.append({"kind": "skills", "name": name, "path": name})
     async with client(built(config_of({"backends": backends}, tmp_path))) as mcp:
-        uris = [one["uri"] for one in (await result(mcp, "skills/list"))["skills"]]
+        uris = [one["uri"] for one in (await answer(mcp, "skills/list"))["skills"]]
         assert uris == ["skill://one/same/SKILL.md", "skill://two/same/SKILL.md"]
 
 
