@@ -99,7 +99,7 @@ class SkillMethods:
             InvalidParams: there is no such skill.
         """
         uri = params.uri
-        entry = await self._asked(context, uri, lambda source: source.get(uri))
+        entry = await self._ask_source(context, uri, lambda source: source.get(uri))
         if entry is None:
             raise InvalidParams(
                 f"No skill is served at {uri[:_SHOWN]}; skills/list has the URIs of SKILL.md files"
@@ -113,7 +113,7 @@ class SkillMethods:
             InvalidParams: there is no such directory.
         """
         uri, cursor = params.uri, params.cursor
-        page = await self._asked(context, uri, lambda source: source.directory(uri, cursor))
+        page = await self._ask_source(context, uri, lambda source: source.directory(uri, cursor))
         if page is None:
             raise InvalidParams(
                 f"{uri[:_SHOWN]} is not a directory resource; URIs of directories have no slash at "
@@ -123,7 +123,7 @@ class SkillMethods:
         members = {"resources": children, **without_none(nextCursor=page.next_cursor)}
         return self._results.reply(members)
 
-    async def _asked(
+    async def _ask_source(
         self,
         context: RequestContext,
         uri: str,

@@ -161,6 +161,8 @@ class Changing:
         self.filters: list[Any] = []
         self.open = 0
         self.is_down = False
+        self.is_mute = False
+        """Whether streams are not acknowledged."""
 
     def __call__(self, asked: Asked) -> Any:
         if self.is_down:
@@ -186,6 +188,9 @@ class Changing:
             self.open += 1
             try:
                 yield STREAM_HEAD
+                while self.is_mute:
+                    await asyncio.sleep(0.05)
+                    yield b": alive\n\n"
                 agreed = {"notifications": asked.params["notifications"], **meta}
                 method = "notifications/subscriptions/acknowledged"
                 yield event({"jsonrpc": "2.0", "method": method, "params": agreed})
@@ -256,6 +261,29 @@ async def test_after_an_interruption_each_resource_is_reported() -> None:
         server.streams[-1].put_nowait({"uri": "r:c"})
         server.streams[-1].put_nowait({"uri": "r:a"})
         assert await said(stream) == (UPDATED, "r:a")
+
+
+async def test_a_server_that_acknowledges_nothing_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mcp_listening, "ACKNOWLEDGE_S", 0.3, raising=False)
+    server = Changing()
+    server.is_mute = True
+
+    async def streams() -> int:
+        return len(server.streams)
+
+    async with (
+        scripted(server) as at,
+        app_of(entry(at.url, "up")) as app,
+        listening(app, resourceSubscriptions=["r:a"]),
+    ):
+        await until(1, streams)
+        async with listening(app, resourceSubscriptions=["r:b"]) as stream:
+            await until({"resourceSubscriptions": ["r:a", "r:b"]}, _last(server))
+            server.is_mute = False
+            server.streams[-1].put_nowait({"uri": "r:b"})
+            assert await said(stream) == (UPDATED, "r:b")
 
 
 async def test_the_uris_of_one_process_and_of_one_server_are_bounded(

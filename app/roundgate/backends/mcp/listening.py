@@ -22,13 +22,15 @@ from roundgate.client.connection import Connection
 from roundgate.client.following import Subscription
 from roundgate.client.types import Json
 from roundgate.clock import Clock
-from roundgate.errors import GatewayError
+from roundgate.errors import BadAnswer, GatewayError
 from roundgate.protocol import notifications
 
 MAX_URIS: Final = 1_000
 """The maximum number of URIs to which the gateway subscribes at one server."""
 MAX_WAITING: Final = 1_000
 """The maximum number of unreported changes of an older server; further changes are dropped."""
+ACKNOWLEDGE_S: Final = 30.0
+"""Seconds within which a server must acknowledge a stream; otherwise the gateway opens another."""
 SESSION_CHECK_S: Final = 1.0
 """Seconds between two checks whether the session of an older server is still the same."""
 
@@ -125,7 +127,10 @@ class Listening:
                     asyncio.create_task(self._read(connection, wanted, opened)),
                 )
                 try:
-                    await _wait_for_first(reading, opened)
+                    async with asyncio.timeout(ACKNOWLEDGE_S):
+                        await _wait_for_first(reading, opened)
+                except TimeoutError:
+                    raise BadAnswer("The server did not acknowledge subscriptions/listen") from None
                 finally:
                     await _cancel(previous)
                 await _wait_for_first(reading, self._wake)

@@ -15,7 +15,8 @@ from roundgate.protocol.apps import HTML, SCHEME, App
 from roundgate.replay import Context
 
 MAX_BYTES: Final = 4_000_000
-"""The most bytes of a page: an answer of AWS Lambda has 6 MB, in which quotes are escaped."""
+"""The maximum size of a page in bytes. A response of AWS Lambda is limited to 6 MB, in which quotes
+are escaped."""
 
 
 class UnusablePage(Inside):
@@ -91,7 +92,7 @@ def _read(path: Path) -> str:
     """Return the text of a page.
 
     Raises:
-        UnusablePage: the file is missing, unreadable, too large, or no UTF-8.
+        UnusablePage: the file is missing, unreadable or too large, or is not UTF-8.
     """
     try:
         if not path.is_file():
