@@ -16,6 +16,8 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 from urllib.parse import quote, unquote
 
+from pydantic import AnyUrl
+
 Values: TypeAlias = dict[str, str | list[str]]
 # For each offset in the URI: the end of a piece that starts there, chosen so that all later
 # pieces fit; or _NOWHERE.
@@ -31,13 +33,49 @@ _NAME: Final = re.compile(rf"(?:\w|{_TRIPLET})+(?:\.(?:\w|{_TRIPLET})+)*", re.AS
 _PART: Final = re.compile(r"\{(?P<body>[^{}]*)\}|(?P<literal>[^{}]+)|(?P<stray>[{}])")
 # Section 2.1, and lone surrogates, which have no UTF-8; "'" is allowed since erratum 6937.
 _NOT_LITERAL: Final = re.compile(rf'[\x00-\x20\x7f-\x9f"<>\\^`|\ud800-\udfff]|(?!{_TRIPLET})%')
+_MAX_DECODINGS: Final = 3
+_IGNORED: Final = re.compile(r"[\t\r\n]")
+"""The characters that URL parsers remove."""
+_SCHEME_AND_AUTHORITY: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?://[^/?#]*)?")
+_SLASHES: Final = re.compile(r"/{2,}")
 _DOT_SEGMENT: Final = re.compile(r"(?:\A|[/\\:?#])\.\.?(?:[/\\?#]|\Z)")
 
 
 def has_dot_segments(uri: str) -> bool:
     """Return whether a URI has a segment `.` or `..`, encoded or not. A server may read such a URI
     as another one, so its text does not say which resource it names."""
-    return _DOT_SEGMENT.search(unquote(uri)) is not None
+    texts = (_IGNORED.sub("", text) for text in _decodings(uri))
+    return any(_DOT_SEGMENT.search(text) is not None for text in texts)
+
+
+def readings_of(uri: str) -> set[str]:
+    """Return the texts as which a server may read a URI: itself, decoded up to `_MAX_DECODINGS`
+    times, and each of these as URL parsers normalize it."""
+    texts = _decodings(uri)
+    normalized = [normalized_uri(text) for text in texts]
+    return {*texts, *normalized, *map(unquote, normalized)}
+
+
+def _decodings(uri: str) -> list[str]:
+    """Return a URI, and its text after each of up to `_MAX_DECODINGS` decodings."""
+    texts = [uri]
+    while len(texts) <= _MAX_DECODINGS and (decoded := unquote(texts[-1])) != texts[-1]:
+        texts.append(decoded)
+    return texts
+
+
+def normalized_uri(uri: str) -> str:
+    """Return a URI with scheme and authority in lower case and without repeated slashes in its path,
+    otherwise as `AnyUrl` normalizes it: many servers read URIs with it. Return text without a scheme
+    unchanged."""
+    try:
+        text = str(AnyUrl(uri))
+    except ValueError:
+        text = uri
+    parts = _SCHEME_AND_AUTHORITY.match(text)
+    if parts is None:
+        return text
+    return parts[0].lower() + _SLASHES.sub("/", text[parts.end() :])
 
 
 @dataclass(frozen=True, slots=True)

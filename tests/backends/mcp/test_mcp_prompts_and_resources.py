@@ -465,6 +465,28 @@ async def test_a_template_has_no_uri_that_is_excluded() -> None:
         assert server.methods().count("resources/read") == 1
 
 
+SPELLINGS = [
+    "FILE:///secret", "File:///secret", "file://LOCALHOST/secret", "file:/secret", "file:secret",
+    "file:////secret", "file:\\\\\\secret", " file:///secret", "file:///sec\tret", "file:///s\necret",
+    "file:///%2573ecret", "FILE:///%73ecret", "file:///sec%09ret", "file:///secret\0", "file:///a/.\t./secret",
+    "NOTES://Ann/x", "notes://ANN/x", "notes://ann//x", "notes://ann/%252e%252e/x",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("uri", SPELLINGS)
+async def test_no_spelling_of_a_uri_leads_past_exclude(uri: str) -> None:
+    """Servers that parse URIs read each of these as one that is excluded."""
+    shelf = Shelf([], [], [template("{+any}")])
+    settings = {"exclude": ["file:///secret*", "notes://ann/x"]}
+    async with scripted(shelf) as server, gateway_of(entry(server, resources=settings)) as mcp:
+        for other in ("file:///Secret", "notes://ann/X", "notes://bob/x", "memo:x%20y", "r:100%"):
+            assert await read(mcp, other) == f"read {other}"
+        before = server.methods().count("resources/read")
+        response = await mcp.post("resources/read", {"uri": uri})
+        assert response.json()["error"]["code"] == -32602
+        assert server.methods().count("resources/read") == before
+
+
 @pytest.mark.parametrize("text", ["{+any}", "ui{+rest}", "u{a}{+b}"])
 async def test_a_template_has_no_uri_of_another_back_end(text: str) -> None:
     shelf = Shelf([], [], [template(text)])

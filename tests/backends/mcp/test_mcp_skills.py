@@ -303,9 +303,11 @@ async def test_dot_segments_do_not_lead_out_of_a_view() -> None:
     listed = Server(skill("billing/x"), skill("refunds"))
     async with scripted(listed) as server, gateway_of(entry(server), views=views) as mcp:
         mcp.path = "/some/mcp"
-        for path in ("billing/../refunds", "billing/%2e%2E/refunds", "billing/x%2F..%2F../refunds"):
+        paths = ["../refunds", "%2e%2E/refunds", "x%2F..%2F../refunds", ".\t./refunds", "%252e./x"]
+        for path in paths:
             for method in ("skills/get", "resources/read"):
-                assert await code(mcp, method, uri=f"skill://up/{path}/SKILL.md") == -32602
+                uri = f"skill://up/billing/{path}/SKILL.md"
+                assert await code(mcp, method, uri=uri) == -32602
         assert await code(mcp, "resources/directory/read", uri="skill://up/billing/../refunds")
         assert await answer(mcp, "resources/read", uri="skill://up/billing/x/SKILL.md")
     assert server.methods().count("resources/read") == 1

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, Literal, TypeAlias
-from urllib.parse import unquote
 
 from pydantic import Field, model_validator
 
 from roundgate.backends.config import JobConfig
 from roundgate.backends.http.config import BaseUrl, RemoteConfig
-from roundgate.protocol.uri_template import has_dot_segments
+from roundgate.protocol.uri_template import has_dot_segments, normalized_uri, readings_of
 from roundgate.settings import Model, Secret, TaskMode
 
 Argument: TypeAlias = Annotated[str, Field(pattern=r"^[^\x00]*$")]
@@ -74,11 +73,12 @@ class PartConfig(Model):
 
     def excludes(self, name: str) -> bool:
         """Return whether a prompt, URI or template is not to be served, listed or not. A server
-        may decode a URI and remove its dot segments, so neither leads past `exclude`."""
+        may decode and normalize a URI, so no other spelling of it leads past `exclude`."""
         if not self.exclude:
             return False
-        forms = {name, unquote(name)}
-        is_named = any(fnmatchcase(form, each) for form in forms for each in self.exclude)
+        texts = readings_of(name)
+        patterns = {*self.exclude, *map(normalized_uri, self.exclude)}
+        is_named = any(fnmatchcase(text, each) for text in texts for each in patterns)
         return is_named or has_dot_segments(name)
 
 
