@@ -7,24 +7,27 @@ import asyncio
 import base64
 import json
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
-from roundgate.auth.principal import Principal
+from roundgate import aws
+from roundgate.auth.principal import LOCAL, Principal
 from roundgate.backends.aws_lambda import messages
 from roundgate.backends.aws_lambda.backend import FORMAT, write_index
 from roundgate.backends.aws_lambda.config import LambdaBackendConfig
-from roundgate.backends.aws_lambda.invoking import target
+from roundgate.backends.aws_lambda.invoking import Functions, Invocation, target
 from roundgate.backends.aws_lambda.messages import (
     MAX_CONTEXT_CHARS,
     MAX_EVENT_BYTES,
     encode_payload,
     facts,
 )
-from roundgate.errors import ConfigError, ToolError
+from roundgate.errors import ConfigError, FunctionAway, ToolError
 from roundgate.settings.process import Settings
 from tests.support.asgi import built, config_of
 from tests.support.lambdas import entry, gateway_with, refused, said, use
@@ -150,8 +153,45 @@ async def test_nothing_that_listens_is_an_error_that_says_that_nothing_was_done(
     async with service() as told:
         url = told.url
     use(patch, url)
-    async with gateway_with(tmp_path, entry({"input_schema": ANY, "timeout_s": 1})) as mcp:
+    async with gateway_with(tmp_path, entry({"input_schema": ANY, "timeout_s": 60})) as mcp:
         assert "could not be reached" in error_of(await mcp.call("tool"))
+
+
+async def test_a_call_that_gets_no_connection_in_time_says_that_nothing_was_done(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with service(said(1), pause_s=60) as functions:
+        use(patch, functions.url)
+        declared = entry(
+            {"input_schema": ANY, "timeout_s": 30},
+            {"input_schema": ANY, "timeout_s": 0.3, "name": "other"},
+            max_connections=1,
+        )
+        async with gateway_with(tmp_path, declared) as mcp:
+            running = asyncio.create_task(mcp.call("tool"))
+            while not functions.requests:  # noqa: ASYNC110 - the service tells nobody
+                await asyncio.sleep(0.01)
+            text = error_of(await mcp.call("other"))
+            running.cancel()
+    assert text.startswith("The function desk was not invoked within 0.3 s")
+    assert len(functions.requests) == 1
+
+
+async def test_a_timeout_between_two_attempts_reports_the_refusal(
+    patch: pytest.MonkeyPatch,
+) -> None:
+    throttled = ClientError({"Error": {"Code": "TooManyRequestsException"}}, "Invoke")
+
+    class Throttled:
+        def invoke(self, **_: Any) -> None:
+            loop.call_soon_threadsafe(time.sleep, 0.4)
+            raise throttled
+
+    loop = asyncio.get_running_loop()
+    patch.setattr(aws, "client", lambda *_, **__: Throttled())
+    desk = Invocation(target("desk", None, None), b"{}")
+    with pytest.raises(FunctionAway, match="is throttled"):
+        await Functions(1, 1_000).invoke(desk, 0.3, LOCAL)
 
 
 async def test_a_qualifier_a_region_and_the_caller_are_in_the_request_and_no_token(

@@ -174,6 +174,25 @@ def _not_answered(refused: Refusal, name: str) -> BackendError:
     )
 
 
+def _too_slow(
+    target: Target, timeout_s: float, refused: Refusal | None, *, may_have_run: bool
+) -> BackendError:
+    """Return the error for a timeout: during an attempt, after the attempt that was refused, or
+    before the first."""
+    if may_have_run:
+        return FunctionAway(
+            f"The function {target.name} did not answer within {timeout_s:g} s, and may still be "
+            "running. Check whether its work was done before you call again, or ask for less"
+        )
+    if refused is not None:
+        return error_from_refusal(refused, target)
+    return FunctionAway(
+        f"The function {target.name} was not invoked within {timeout_s:g} s, because too many "
+        "calls of functions are running; nothing was done. Try again later",
+        reached=False,
+    )
+
+
 SPARE_S: Final = 5
 """Seconds that a connection stays open after its invocation's timeout."""
 ATTEMPTS: Final = 4
@@ -304,25 +323,32 @@ class Functions:
         *,
         is_repeatable: bool,
     ) -> Any:
+        refused, may_have_run = None, False
+
+        def attempt() -> Any:
+            nonlocal refused, may_have_run
+            may_have_run = True
+            done = _tried(work)
+            if isinstance(done, Refusal):
+                refused, may_have_run = done, False
+            return done
+
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                for attempt in count(1):
+                for number in count(1):
                     begun_ms = self._clock.monotonic_ms()
-                    done = await self._threads.run(partial(_tried, work), caller)
+                    done = await self._threads.run(attempt, caller)
                     _log_call(target, done, self._clock.monotonic_ms() - begun_ms)
                     if not isinstance(done, Refusal):
                         return done
-                    pause = pause_s(done, attempt)
+                    pause = pause_s(done, number)
                     left_s = (limit.when() or 0.0) - asyncio.get_running_loop().time()
                     may_repeat = is_repeatable or done.code in NOT_BEGUN or not done.was_sent
-                    if not (may_repeat and passes(done)) or attempt == ATTEMPTS or pause >= left_s:
+                    if not (may_repeat and passes(done)) or number == ATTEMPTS or pause >= left_s:
                         raise error_from_refusal(done, target)
                     await asyncio.sleep(pause)
         except TimeoutError:
-            raise FunctionAway(
-                f"The function {target.name} did not answer within {timeout_s:g} s, and may still be running."
-                " Check whether its work was done before you call again, or ask for less"
-            ) from None
+            raise _too_slow(target, timeout_s, refused, may_have_run=may_have_run) from None
 
     def _invoke(self, invocation: Invocation, timeout_s: float) -> Invoked:
         """Return the result of an invocation. Blocks, so it runs in a thread."""
