@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from roundgate.auth import Principal
 from roundgate.backends import Catalog
@@ -45,6 +45,10 @@ from roundgate.settings import CacheHint as ListHint
 from roundgate.storage import RowsOf
 from roundgate.tasks import NamedTasks, Watch, log_failure
 from roundgate.tokens import StateSealer
+
+if TYPE_CHECKING:  # loaded only if there is an audit log
+    from roundgate.audit import Trail
+    from roundgate.methods.auditing import Recorder
 
 P = TypeVar("P", bound=Params)
 
@@ -274,6 +278,8 @@ class Parts:
     """The name of the view; empty for the endpoint of all tools."""
     shows_errors: bool = False
     """Whether callers see the text of unexpected exceptions."""
+    trail: Trail | None = None
+    """The audit log, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +307,11 @@ class Methods:
         self._hub = kit.parts.changes.hub
         self._scopes = kit.scopes
         self._view = kit.parts.view
+        self._recorder: Recorder | None = None
+        if kit.parts.trail is not None:
+            from roundgate.methods.auditing import Recorder
+
+            self._recorder = Recorder(kit.parts.trail, self._view)
 
     def serve(self, context: RequestContext) -> Awaitable[Response]:
         """Serve one request.
@@ -309,6 +320,11 @@ class Methods:
             GatewayError: the request fails with this JSON-RPC error.
             AuthError: the caller lacks a scope.
         """
+        if self._recorder is None:
+            return self._serve(context)
+        return self._recorder.serve(context, self._serve)
+
+    def _serve(self, context: RequestContext) -> Awaitable[Response]:
         inbound = context.inbound
         method = self._table[inbound.method]
         if method.requires is not None:

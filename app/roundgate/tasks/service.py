@@ -223,6 +223,8 @@ class Tasks:
             record, is_approved = decided
             ids = {"call": record.call_id, "task": str(ref), "tool": record.tool}
             log_decision(principal, is_approved, **ids)
+            if self._store.trail is not None:
+                self._store.trail.decided(principal, is_approved, **ids)
         if answered is Answered.UNKNOWN_TASK:
             raise TaskNotFound
 

@@ -138,6 +138,7 @@ class Worker:
         self._external = external
         self._catalogs = catalogs
         self._store = store
+        self._trail = store.trail
         self._clock = clock
         self._config = config
         self._lease_ms = int(config.lease_s * 1000)
@@ -199,11 +200,13 @@ class Worker:
         """Claim a task and run a turn of it.
 
         Raises:
-            Unavailable: the store or the queue cannot be reached; the message should be delivered
-                again.
+            Unavailable: the store or the queue cannot be reached, or the audit log cannot be
+                written; the message should be delivered again.
         """
         if ref.is_hidden:  # its client's requests run it
             return Turn.NOT_CLAIMED
+        if self._trail is not None:
+            self._trail.check()
         match await self.claim(ref, alone=alone):
             case NotClaimed.SUSPECT:
                 return Turn.SUSPECT
@@ -233,6 +236,8 @@ class Worker:
             took_ms = round(self._clock.monotonic_ms() - begun_ms, 2)
             reason = self._reasons.pop(record.ref, None)
             self._note(claimed, turn, took_ms, reason)
+        if self._trail is not None:
+            await self._trail.settled()
         return turn
 
     def _note(self, claimed: Claimed, turn: Turn, took_ms: float, reason: str | None) -> None:
@@ -248,6 +253,10 @@ class Worker:
             **({} if reason is None else {"reason": reason}),
         }
         log.info("task", extra={"fields": facts})
+        if self._trail is not None:
+            ids = {"call": record.call_id, "task": str(record.ref), "tool": record.tool}
+            ended = {"outcome": turn.value, "attempt": record.attempts + 1}
+            self._trail.record("turn_ended", {**ids, **ended})
 
     def request_stop(self) -> None:
         """Ask every run, current or future, to release its task at the next step."""
@@ -268,6 +277,8 @@ class Worker:
                 task_call, served = self._served(claimed, catalog)
                 if claimed.record.suspect:
                     _log_takeover(task_call, claimed.record)
+                if self._trail is not None:
+                    self._trail.turn(task_call.principal, claimed.record.attempts + 1)
                 running = self._begin(carrier, task_call, catalog, deadline)
                 return await self._carry(running, task_call, served)
         except (LeaseLost, asyncio.CancelledError):

@@ -1,0 +1,73 @@
+"""The end of each audited request in the audit log.
+
+`Calls.begin` records the beginning of a call's round. A request that is refused before that, such as
+the call of an unknown tool, has one record: `refused`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from roundgate.audit import Trail
+from roundgate.audit.trail import MAX_NAME, who
+from roundgate.methods.rounds import Reply, RequestContext, Response
+
+AUDITED: Final = frozenset(
+    {"tools/call", "prompts/get", "resources/read", "tasks/update", "tasks/cancel"}
+)
+"""The methods with records. Lists, polls of tasks and streams have none."""
+
+
+class Recorder:
+    """Records the end of requests to one view."""
+
+    def __init__(self, trail: Trail, view: str) -> None:
+        self._trail = trail
+        self._view = view
+
+    def serve(
+        self, context: RequestContext, serve: Callable[[RequestContext], Awaitable[Response]]
+    ) -> Awaitable[Response]:
+        """Serve a request, and record its end before its answer leaves. Raise as `serve` does."""
+        return self._serve(context, serve) if context.inbound.method in AUDITED else serve(context)
+
+    async def _serve(
+        self, context: RequestContext, serve: Callable[[RequestContext], Awaitable[Response]]
+    ) -> Response:
+        context.correlation.round = None
+        try:
+            response = await serve(context)
+        except asyncio.CancelledError:
+            self._end(context, "cancelled", None)
+            raise
+        except Exception as error:
+            self._end(context, "error", type(error).__name__)
+            await self._trail.settled()
+            raise
+        if isinstance(response, Reply):
+            self._end(context, response.label, response.reason)
+        await self._trail.settled()
+        return response
+
+    def _end(self, context: RequestContext, outcome: str, reason: str | None) -> None:
+        ids = context.correlation
+        event, facts = "ended", dict[str, Any]()
+        if ids.round is not None:
+            facts = {"call": ids.known_call_id, "round": ids.round}
+        elif self._trail.trouble is not None:  # refused for this reason, which the log has
+            return
+        else:
+            event = "refused" if outcome == "error" else event
+            name = ids.tool or context.inbound.name
+            facts = {
+                "who": who(context.principal),
+                "method": context.inbound.method,
+                "name": None if name is None else name[:MAX_NAME],
+                "view": self._view,
+            }
+        optional = {"through": ids.through if ids.round is None else None, "task": ids.task}
+        known = {"outcome": outcome, **optional, "reason": reason}
+        facts |= {name: value for name, value in known.items() if value is not None}
+        self._trail.record(event, facts)
