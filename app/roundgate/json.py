@@ -29,6 +29,8 @@ _LONG_EXPONENT: Final = b"0e000"
 _SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 """An encoded surrogate, which valid UTF-8 never contains."""
 _LONG_NUMBER: Final = b"0" * 210
+_MAYBE_WHOLE: Final = re.compile(rb"\.0|\de\d")
+"""What orjson writes for every float that is a whole number, such as `1.0` or `1e16`; also in texts."""
 
 
 def decode(body: bytes) -> Any:
@@ -97,6 +99,9 @@ def canonical(value: Any) -> bytes:
     """Return bytes that are equal for equal JSON values, independent of the order of members and the
     spelling of numbers, to compute a digest."""
     try:
+        data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+        if not _MAYBE_WHOLE.search(data):
+            return data
         return orjson.dumps(_normal(value), option=orjson.OPT_SORT_KEYS)
     except TypeError:  # integers beyond 64 bits
         return repr(_sorted(_normal(value))).encode("utf-8", "surrogatepass")

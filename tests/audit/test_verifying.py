@@ -23,8 +23,8 @@ def chain(name: str = "one", length: int = 6) -> list[bytes]:
     head = FIRST
     for number in range(length):
         event = "started" if number == 0 else "stopped" if number == length - 1 else "called"
-        facts = {"at": f"2026-11-27T03:00:{number:02}.000Z", "event": event, "call": f"c{number}"}
-        line = line_of(name, number, head, facts)
+        at = f"2026-11-27T03:00:{number:02}.000Z"
+        line = line_of(name, number, head, at, event, {"call": f"c{number}"})
         head = hash_of(line)
         lines.append(line)
     return lines
@@ -113,8 +113,8 @@ def test_a_checkpoint_finds_another_history() -> None:
     saved = checkpoint(chain(), 4)
     other = chain()[:1]
     for number in range(1, 6):
-        facts = {"at": "2026-11-27T03:00:00.000Z", "event": "called", "call": "forged"}
-        other.append(line_of("one", number, hash_of(other[-1]), facts))
+        head = hash_of(other[-1])
+        other.append(line_of("one", number, head, "2026", "called", {"call": "forged"}))
     assert checked(other).problems == []
     assert checked(other, saved).problems == [
         "f:4: record 3 of chain one differs from the checkpoint of 4 records"
@@ -138,10 +138,8 @@ def test_checkpoints_that_contradict_each_other_are_found() -> None:
 
 def test_records_after_the_end_are_found() -> None:
     lines = chain()
-    facts = {"at": "2026-11-27T03:00:00.000Z", "event": "called"}
-    assert checked([*lines, line_of("one", 6, hash_of(lines[-1]), facts)]).problems == [
-        "f:7: record 6 follows the end of chain one"
-    ]
+    more = line_of("one", 6, hash_of(lines[-1]), "2026", "called", {})
+    assert checked([*lines, more]).problems == ["f:7: record 6 follows the end of chain one"]
 
 
 def test_a_line_that_is_no_record_is_found() -> None:
@@ -173,7 +171,7 @@ def changed(lines: list[bytes], draw: Any) -> list[bytes]:
         case "repeat":
             lines.insert(draw(st.integers(0, len(lines))), lines[place])
         case "insert":
-            forged = line_of("one", place, "0" * 64, {"at": "2026", "event": "called"})
+            forged = line_of("one", place, "0" * 64, "2026", "called", {})
             lines.insert(place, forged)
         case "cut":
             del lines[draw(st.integers(1, len(lines))) :]

@@ -29,9 +29,11 @@ MAX_KEY: Final = 200
 """The maximum number of recorded characters of a name or key."""
 
 
-def line_of(chain: str, number: int, prev: str, facts: Mapping[str, Any]) -> bytes:
+def line_of(
+    chain: str, number: int, prev: str, at: str, event: str, facts: Mapping[str, Any]
+) -> bytes:
     """Return a record as a line without its end."""
-    return encode({"chain": chain, "n": number, "prev": prev, **facts})
+    return encode({"chain": chain, "n": number, "prev": prev, "at": at, "event": event, **facts})
 
 
 def hash_of(line: bytes) -> str:

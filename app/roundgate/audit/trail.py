@@ -21,7 +21,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from roundgate.audit.digests import Digests
 from roundgate.audit.records import FIRST, Checkpoint, answer_facts, hash_of, line_of
@@ -38,6 +38,9 @@ MAX_WAITING: Final = 10_000
 are only counted."""
 MAX_NAME: Final = 200
 """The maximum number of recorded characters of a name or URI, as in the log."""
+
+_Record: TypeAlias = tuple[str, str, Mapping[str, Any]]
+"""The time, the event and the other members of a record."""
 
 log = logging.getLogger("roundgate.audit")
 
@@ -74,7 +77,7 @@ class Trail:
         self._chain = ""
         self._head = FIRST
         self._records = 0
-        self._waiting: deque[dict[str, Any]] = deque()
+        self._waiting: deque[_Record] = deque()
         self._lost = 0
         self._marked = 0
         self._timer: Timer | None = None
@@ -181,12 +184,12 @@ class Trail:
             Unavailable: the record of an event that must have one cannot be written, and
                 `audit.on_failure` is `refuse`. The record is not kept.
         """
-        record = {"at": iso(self._clock.now_ms()), "event": event, **facts}
+        at = iso(self._clock.now_ms())
         with self._lock:
             try:
                 if self._sink is None or self.trouble is not None:
                     self._resume()
-                self._write(record)
+                self._write(at, event, facts)
             except OSError as error:
                 self._failed(error)
                 if must and self._refuses:
@@ -194,7 +197,7 @@ class Trail:
                         "The gateway cannot write its audit log and serves no calls until it can; send the "
                         "request again later"
                     ) from None
-                self._keep(record)
+                self._keep((at, event, facts))
 
     def check(self) -> None:
         """Return if records can be written, as far as this process knows.
@@ -237,7 +240,7 @@ class Trail:
             try:
                 if self.trouble is not None:
                     self._resume()
-                self._write({"at": iso(self._clock.now_ms()), "event": "stopped"})
+                self._write(iso(self._clock.now_ms()), "stopped", {})
                 self._mark()
                 sink.close()
             except OSError as error:
@@ -261,20 +264,18 @@ class Trail:
                 "key": self._key_id,
                 **self._facts,
             }
-            now = iso(self._clock.now_ms())
-            self._write({"at": now, "event": "started", **started})
+            self._write(iso(self._clock.now_ms()), "started", started)
         while self._waiting:
-            self._write(self._waiting[0])
+            self._write(*self._waiting[0])
             self._waiting.popleft()
         if self.trouble is not None:
-            now = iso(self._clock.now_ms())
-            self._write({"at": now, "event": "resumed", "lost": self._lost})
+            self._write(iso(self._clock.now_ms()), "resumed", {"lost": self._lost})
             log.warning("the audit log is written again", extra={"fields": {"lost": self._lost}})
             self._lost, self.trouble = 0, None
 
-    def _write(self, record: Mapping[str, Any]) -> None:
+    def _write(self, at: str, event: str, facts: Mapping[str, Any]) -> None:
         assert self._sink is not None
-        line = line_of(self._chain, self._records, self._head, record)
+        line = line_of(self._chain, self._records, self._head, at, event, facts)
         self._sink.write(line + b"\n")
         self._head = hash_of(line)
         self._records += 1
@@ -291,7 +292,7 @@ class Trail:
             log.error("the audit log cannot be written", extra={"fields": fields})
         self.trouble = f"the audit log cannot be written: {error.strerror or error}"
 
-    def _keep(self, record: dict[str, Any]) -> None:
+    def _keep(self, record: _Record) -> None:
         if len(self._waiting) < MAX_WAITING:
             self._waiting.append(record)
         else:

@@ -44,30 +44,44 @@ class Recorder:
             raise
         except Exception as error:
             self._end(context, "error", type(error).__name__)
-            await self._trail.settled()
+            if self._trail.is_durable:
+                await self._trail.settled()
             raise
         if isinstance(response, Reply):
             self._end(context, response.label, response.reason)
-        await self._trail.settled()
+        if self._trail.is_durable:
+            await self._trail.settled()
         return response
 
     def _end(self, context: RequestContext, outcome: str, reason: str | None) -> None:
         ids = context.correlation
-        event, facts = "ended", dict[str, Any]()
+        event = "ended"
         if ids.round is not None:
-            facts = {"call": ids.known_call_id, "round": ids.round}
+            facts: dict[str, Any] = {
+                "call": ids.known_call_id,
+                "round": ids.round,
+                "outcome": outcome,
+            }
         elif self._trail.trouble is not None:  # refused for this reason, which the log has
             return
         else:
             event = "refused" if outcome == "error" else event
-            name = ids.tool or context.inbound.name
-            facts = {
-                "who": who(context.principal),
-                "method": context.inbound.method,
-                "name": None if name is None else name[:MAX_NAME],
-                "view": self._view,
-            }
-        optional = {"through": ids.through if ids.round is None else None, "task": ids.task}
-        known = {"outcome": outcome, **optional, "reason": reason}
-        facts |= {name: value for name, value in known.items() if value is not None}
+            facts = self._request(context) | {"outcome": outcome}
+        if ids.task is not None:
+            facts["task"] = ids.task
+        if reason is not None:
+            facts["reason"] = reason
         self._trail.record(event, facts)
+
+    def _request(self, context: RequestContext) -> dict[str, Any]:
+        """Return the members that identify a request without a call."""
+        ids = context.correlation
+        name = ids.tool or context.inbound.name
+        through = {} if ids.through is None else {"through": ids.through}
+        return {
+            "who": who(context.principal),
+            "method": context.inbound.method,
+            "name": None if name is None else name[:MAX_NAME],
+            "view": self._view,
+            **through,
+        }
