@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,20 @@ from pydantic import BaseModel
 
 from roundgate import Context, prompt, resource, tool
 from roundgate.cli import main
+from roundgate.clock import Clock
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, ToolError
+from roundgate.json import encode
 from roundgate.main import build_app
 from roundgate.settings.process import Settings
+from roundgate.storage import TaskRef
 from tests.support.asgi import STATE_KEY, built, client, config_file
 from tests.support.audit import DIGESTS, KEY, files, records, text, verified, written
 from tests.support.issuer import ISSUER, bearer, gateway_for, token
+from tests.support.log_lines import log_lines
 from tests.support.rounds import accept, ask, retry
 from tests.support.sessions import calling, opened
-from tests.support.task_client import DECLARED, ref_of, tasked
+from tests.support.task_client import DECLARED, TaskClient, ref_of, serving, tasked
 
 SECRET = "tell-nobody-4711"
 
@@ -83,6 +88,7 @@ async def notes() -> str:
 
 
 TOOLS = (add, greet, fails, wipe, ship)
+QUICK = {"sweep_every_s": 0.2, "requeue_after_s": 1, "lease_s": 3}
 
 
 def audited(directory: Path, **settings: Any) -> dict[str, Any]:
@@ -286,6 +292,47 @@ async def test_calls_are_refused_while_the_log_cannot_be_written(tmp_path: Path)
     assert len(records(directory, "resumed")) == 1
 
 
+async def test_workers_begin_no_turn_while_the_log_cannot_be_written(tmp_path: Path) -> None:
+    directory = tmp_path / "audit"
+    params = {"name": "ship", "arguments": {"parcel": "a"}}
+    settings = audited(tmp_path, max_file_bytes=4_096)
+    async with (
+        serving(tmp_path, *TOOLS, audit=settings, tasks=QUICK) as app,
+        client(app) as mcp,
+    ):
+        ann = TaskClient(mcp)
+        asked = await ask(ann.mcp, "tools/call", params, **DECLARED)
+        again = retry(params, asked, who=accept(name="Ann"))
+        created = (await ann.send("tools/call", again)).json()["result"]
+        await ann.asked(created["taskId"])
+        await written(directory, "turn_ended")
+        directory.rename(tmp_path / "moved")
+        directory.write_text("in the way of the next file")
+        trail, tasks = app.state.core.trail, app.state.core.stores.tasks
+        while trail.trouble is None:
+            trail.record("called", {"to": "fill the file"})
+        with log_lines() as logged:
+            ref, answer = TaskRef.parse(ref_of(created["taskId"])), encode(accept(name="Oslo"))
+            now_ms = Clock().now_ms()
+            await tasks.answer(ref, {"where": answer}, now_ms, now_ms)
+            async with asyncio.timeout(60):
+                await until(lambda: logged.of("a task waits for the store or the queue"))
+            assert (await ann.get(created["taskId"]))["status"] == "working"
+            directory.unlink()
+            (tmp_path / "moved").rename(directory)
+            assert await ann.text(created["taskId"]) == "a to Ann in Oslo"
+    assert verified(directory).problems == []
+    assert len(records(directory, "resumed")) == 1
+
+
+async def until(ready: Callable[[], object]) -> None:
+    """Return once something is so."""
+    while True:
+        if ready():
+            return
+        await asyncio.sleep(0.05)
+
+
 async def test_calls_go_on_while_the_log_cannot_be_written_if_configured(tmp_path: Path) -> None:
     directory = tmp_path / "audit"
     settings = audited(tmp_path, max_file_bytes=4_096, on_failure="continue")
@@ -328,6 +375,37 @@ def test_a_log_that_cannot_be_written_prevents_the_start(tmp_path: Path) -> None
     assert "audit.durable is true" in problem(durable)
     on_lambda = config_file(add, audit=audited(tmp_path))
     assert "audit.to is files" in problem(on_lambda, on_lambda=True)
+
+
+async def test_records_on_standard_output_can_be_verified(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    app = built(config_file(*TOOLS, audit={"to": "stdout", "key": KEY}))
+    async with client(app) as mcp:
+        for number in range(3):
+            await mcp.call("add", {"a": number, "b": 2})
+    await app.state.core.trail.aclose()
+    lines = tmp_path / "lines"
+    lines.write_text("START RequestId: 1\n" + capfd.readouterr().out)
+    assert main(["audit", "verify", "--mixed", str(lines)]) == 0
+    assert capfd.readouterr().out == "1 chains, 8 records, 0 checkpoints: no problems\n"
+    assert main(["audit", "verify", str(lines)]) == 1
+
+
+def test_check_finds_a_log_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GATEWAY_STORE", f"sqlite:///{tmp_path / 'gateway.sqlite3'}")
+    (tmp_path / "tools.py").write_text(
+        "from roundgate import tool\n\n@tool\ndef add(a: int) -> int:\n    return a\n"
+    )
+    path = tmp_path / "gateway.yaml"
+    path.write_text(
+        "audit: {directory: tools.py/audit}\n"
+        "backends: [{kind: python, name: own, path: tools.py}]\n"
+    )
+    assert main(["check", str(path)]) == 1
+    assert "audit.directory: is not a directory" in capsys.readouterr().err
 
 
 async def test_a_section_without_settings_is_on(tmp_path: Path) -> None:

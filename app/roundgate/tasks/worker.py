@@ -161,8 +161,10 @@ class Worker:
             alone: whether this process runs no other task, so that it may claim a suspect.
 
         Raises:
-            Unavailable: the store cannot be reached.
+            Unavailable: the store cannot be reached, or the audit log cannot be written.
         """
+        if self._trail is not None:
+            self._trail.check()
         now_ms = self._clock.now_ms()
         until_ms = now_ms + self._lease_ms
         lapsed_ms = now_ms - self._skew_ms if self._trust.acts else 0
@@ -200,13 +202,11 @@ class Worker:
         """Claim a task and run a turn of it.
 
         Raises:
-            Unavailable: the store or the queue cannot be reached, or the audit log cannot be
-                written; the message should be delivered again.
+            Unavailable: the store or the queue cannot be reached; the message should be delivered
+                again.
         """
         if ref.is_hidden:  # its client's requests run it
             return Turn.NOT_CLAIMED
-        if self._trail is not None:
-            self._trail.check()
         match await self.claim(ref, alone=alone):
             case NotClaimed.SUSPECT:
                 return Turn.SUSPECT
