@@ -29,7 +29,7 @@ _LONG_EXPONENT: Final = b"0e000"
 _SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 """An encoded surrogate, which valid UTF-8 never contains."""
 _LONG_NUMBER: Final = b"0" * 210
-_MAYBE_WHOLE: Final = re.compile(rb"\.0|\de\d")
+_MAYBE_WHOLE: Final = re.compile(rb"\.0|\de\+?\d")
 """What orjson writes for every float that is a whole number, such as `1.0` or `1e16`; also in texts."""
 
 
