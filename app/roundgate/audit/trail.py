@@ -92,6 +92,7 @@ class Trail:
         self,
         ids: Correlation,
         principal: Principal,
+        round_: int,
         *,
         method: str,
         name: str,
@@ -107,7 +108,7 @@ class Trail:
         """
         facts: dict[str, Any] = {
             "call": ids.call_id,
-            "round": ids.round,
+            "round": round_,
             "who": who(principal),
             "method": method,
             "name": name[:MAX_NAME],

@@ -253,11 +253,11 @@ class Calls:
             Unavailable: the audit log cannot be written.
         """
         round_ = self._begin(target, params, context, key)
-        context.correlation.round = round_.number
         if self._trail is not None:
             self._trail.called(
                 context.correlation,
                 context.principal,
+                round_.number,
                 method=target.method,
                 name=target.name,
                 backend=target.backend,
@@ -265,6 +265,7 @@ class Calls:
                 arguments=target.arguments,
                 answers=params.input_responses or {},
             )
+            context.correlation.round = round_.number  # only once the record is written
         return round_
 
     def _begin(

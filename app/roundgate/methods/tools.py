@@ -98,11 +98,15 @@ class ToolMethods:
     async def _run_recorded(self, served: ServedTool, round_: Round, call: Call) -> Reply:
         """Run a round of a `once` tool, and record that it ran: its client may hang up meanwhile, and
         get the stored outcome later."""
-        reply = await self._run(served, round_, call)
-        if self._trail is not None:
-            ids = {"call": round_.correlation.call_id, "round": round_.number}
-            self._trail.record("ran", {**ids, "outcome": reply.label})
-        return reply
+        outcome = "error"
+        try:
+            reply = await self._run(served, round_, call)
+            outcome = reply.label
+            return reply
+        finally:
+            if self._trail is not None:
+                ids = {"call": round_.correlation.call_id, "round": round_.number}
+                self._trail.record("ran", {**ids, "outcome": outcome})
 
     async def _run(self, served: ServedTool, round_: Round, call: Call) -> Reply:
         if not served.arguments.is_valid(round_.target.arguments):

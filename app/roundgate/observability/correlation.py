@@ -32,7 +32,7 @@ class Correlation:
     known_call_id: str | None = None
     """The id of the call; `None` until it is made or received."""
     round: int | None = None
-    """The number of the round that has begun; `None` before."""
+    """The number of the round that the audit log has begun; `None` before and without the log."""
 
     @property
     def call_id(self) -> str | None:
