@@ -56,8 +56,8 @@ _deadline: ContextVar[Deadline | None] = ContextVar("deadline of AWS calls", def
 
 @contextmanager
 def bounded(deadline: Deadline) -> Iterator[None]:
-    """Apply a deadline to the calls in this block, and in asyncio tasks started there. Do not start
-    tasks that outlive the block: the deadline would still apply to them."""
+    """Apply a deadline to the calls in this block, and in asyncio tasks that the block starts. Do
+    not start tasks that outlive the block: the deadline would still apply to them."""
     token = _deadline.set(deadline)
     try:
         yield
