@@ -399,7 +399,8 @@ def to_json_value(value: Any, adapter: TypeAdapter[Any] | None = None) -> Any:
 
 
 def prompt_messages(value: Any) -> Sequence[PromptMessage]:
-    """Return the messages of a prompt; a string or block becomes a message of the user."""
+    """Return the messages of a prompt; a string or block becomes a message of the user. Raise
+    UnusableReturn for any other value."""
     messages: list[PromptMessage] = []
     for item in value if isinstance(value, (list, tuple)) else (value,):
         if isinstance(item, PromptMessage):

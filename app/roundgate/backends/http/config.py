@@ -171,7 +171,7 @@ NAME_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,64}$"
 
 
 class HttpArgument(Model):
-    """One argument of a tool and where it goes in the HTTP request."""
+    """One argument of a tool and its place in the HTTP request."""
 
     location: Literal["path", "query", "header", "body", "whole_body"] | None = Field(
         None,

@@ -57,7 +57,7 @@ class Service:
             access: the credentials for every request.
             redacted: the function that redacts secrets from answers.
             certificates: TLS settings; `None` trusts the public authorities.
-            hosts: the gates that the back end's services share; `None` makes new ones.
+            hosts: the gates that the back end's services share; `None` makes new gates.
         """
         self.name = config.name
         self._config = config

@@ -267,7 +267,7 @@ class Relay:
         return Listener(self.notify, refuse, meta or None, headers, capabilities)
 
     async def notify(self, method: str, params: Json) -> None:
-        """Relay a notification of the server."""
+        """Relay a notification of the server. Raise BadAnswer after `MAX_NOTICES` notifications."""
         self._notices += 1
         if self._notices > MAX_NOTICES:
             raise BadAnswer("The server sends notifications endlessly")

@@ -25,7 +25,7 @@ LISTS: Final[Mapping[str, tuple[str, str]]] = {
 }
 """The capability that a list needs, and the member of its pages, by its method."""
 LIST_S: Final = 20.0
-"""Seconds within which a server must return a list besides that of its tools."""
+"""Seconds within which a server must return a list other than its list of tools."""
 _NOT_FOUND: Final = -32601
 _TYPES: Final[Mapping[str, tuple[type, str]]] = {
     "title": (str, "text"),
@@ -56,7 +56,8 @@ class Lists:
         return self.entries.get(method, ())
 
     def offers_the_same_as(self, other: Lists) -> bool:
-        """Return whether the lists equal those of another poll, apart from their time to live."""
+        """Return whether the lists equal the lists of another poll, apart from their time to
+        live."""
         return replace(self, ttl_ms=None) == replace(other, ttl_ms=None)
 
     def has_emptied_list_of(self, other: Lists) -> bool:

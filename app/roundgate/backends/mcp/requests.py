@@ -1,7 +1,8 @@
 """Requests for a server's prompts and resources: their rounds, and the completion of arguments.
 
-The rounds of a request use the sealed journal, as those of a tool call do (`mcp.calls`): with the
-same keys, and the server's state inside the gateway's. All of these requests are repeatable.
+The rounds of a request use the sealed journal, as the rounds of a tool call do (`mcp.calls`): with
+the same keys, and the server's state inside the gateway's state. All of these requests are
+repeatable.
 """
 
 from __future__ import annotations

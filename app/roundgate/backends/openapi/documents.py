@@ -82,7 +82,8 @@ class Sources:
         """Return the parsed document.
 
         Raises:
-            UnreadableDocument: it is not allowed, missing, too large, or neither JSON nor YAML.
+            UnreadableDocument: the document is not allowed, missing, too large, or neither JSON nor
+                YAML.
         """
         if uri not in self._documents:
             if len(self._documents) >= MAX_DOCUMENTS:
@@ -146,7 +147,7 @@ def parsed(raw: bytes, uri: str) -> Any:
     """Return a document as plain JSON values.
 
     Raises:
-        UnreadableDocument: it is neither JSON nor YAML.
+        UnreadableDocument: the document is neither JSON nor YAML.
     """
     raw = raw.removeprefix(b"\xef\xbb\xbf")  # a byte order mark, which .NET writes
     if raw.lstrip()[:1] == b"<":

@@ -134,8 +134,8 @@ class Bodies:
         )
 
     def _chosen(self, uri: str, content: Content) -> str:
-        """Return the preferred media type of a body. For a body with files, choose multipart if it
-        is among the preferred types."""
+        """Return the preferred media type of a body; raise UnusableOperation if none is usable. For
+        a body with files, choose multipart if it is among the preferred types."""
         ranked = sorted(media_types([content]), key=self._rank)
         if not ranked:
             raise UnusableOperation(
