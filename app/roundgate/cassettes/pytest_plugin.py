@@ -80,7 +80,7 @@ class CassetteOfTest:
         return self._recorder
 
     def client(self, url: str, **options: Any) -> Client:
-        """Return a client of the server, or of its recording. `options` are those of `Client`."""
+        """Return a client of the server, or of its recording. `options` are options of `Client`."""
         from roundgate.client import Client
 
         return Client(url, transport=self.transport(url), **options)
