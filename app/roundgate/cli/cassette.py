@@ -1,7 +1,7 @@
 """`roundgate cassette record|verify|serve|show|schema`: recorded conversations.
 
 `verify` returns 1 if a response differs from the recording. An invalid cassette is wrong usage (2);
-the other exit statuses are those of `cli.remote`.
+`cli.remote` lists the other exit statuses.
 """
 
 from __future__ import annotations
