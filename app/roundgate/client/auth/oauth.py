@@ -414,7 +414,7 @@ class OAuth:
 
     def _scopes(self, server: Server, challenge: dict[str, str], stored: Stored) -> list[str]:
         """Return the scopes to request (authorization, "Scope Selection Strategy"), including all
-        earlier ones."""
+        earlier ones. Raise `AuthorizationFailed` if there are too many."""
         needed = challenge.get("scope", "").split() or self._wanted or server.scopes
         scopes = dict.fromkeys([*stored.scopes, *self._wanted, *needed])
         if scopes and self._wants_refresh and server.supports("scopes_supported", _OFFLINE):
