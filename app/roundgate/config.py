@@ -185,8 +185,8 @@ def load(
     Args:
         path: the file.
         environ: the variables that `${NAME}` refers to.
-        placeholder: a text to use for references that cannot be resolved here, for commands that
-            look at the rest of the file. Without it, they are problems.
+        placeholder: a text to use for references that cannot be resolved on this machine, for
+            commands that look at the rest of the file. Without it, they are problems.
 
     Raises:
         ConfigError: lists every problem of the file.
