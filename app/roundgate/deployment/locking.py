@@ -231,7 +231,7 @@ def for_repository(
     """Return the lock of a repository; write it if it is missing or outdated.
 
     Args:
-        wanted: the repository's requirements.
+        requirements: the repository's requirements.
         directory: the folder of its gateway.yaml.
         arch: the functions' architecture.
         anew: whether to resolve the newest versions.
@@ -384,7 +384,7 @@ def _download(
 
 
 def _without_extra(requirement: str) -> str:
-    """Remove the marker of an extra: `mangum>=0.19; extra == "lambda"` is required here."""
+    """Remove the marker of an extra: functions always require `mangum>=0.19; extra == "lambda"`."""
     before, _, marker = requirement.partition(";")
     return before.strip() if "extra" in marker else requirement
 

@@ -227,7 +227,7 @@ def env_parameters(env: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 def undeclared(source: Mapping[str, Any], file: str) -> Iterator[Problem]:
     """Yield a problem for each reference to a variable that the functions lack, and for each
-    variable whose parameter would be that of another."""
+    variable whose parameter would have the name of another variable's parameter."""
     env = source.get("env") or {}
     rest = {name: expression for name, expression in source.items() if name != "env"}
     variables = [expression for expression in expressions(rest) if expression.source in ("", "env")]
