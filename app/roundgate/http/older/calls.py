@@ -133,7 +133,7 @@ class SessionCalls:
             request: the request.
             caller: the caller.
             stream: the stream of the request.
-            correlation: the ids of the call, for the log; completed here.
+            correlation: the ids of the call, for the log, which this method completes.
 
         Raises:
             GatewayError: the request fails with this error.
@@ -166,7 +166,7 @@ class SessionCalls:
             call: the result of `OpenCalls.reopened`.
             caller: the caller that resumes the call.
             stream: the stream for the rest of the call.
-            correlation: the ids of the call, for the log; completed here.
+            correlation: the ids of the call, for the log, which this method completes.
         """
         return self._respond(call.request, call, caller, stream, correlation)
 

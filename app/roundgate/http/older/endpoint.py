@@ -8,8 +8,8 @@
             without         changes of lists, and of resources that the session has subscribed to
     DELETE                  ends the session
 
-Any replica serves any of these requests. `roundgate.protocol.inbound` decides which requests come
-here.
+Any replica serves any of these requests. `roundgate.protocol.inbound` decides which requests reach
+this endpoint.
 """
 
 from __future__ import annotations
