@@ -257,7 +257,8 @@ def _too_large(event: Event, size: int) -> Response:
 
 
 def __getattr__(name: str) -> Function:
-    """Make `handler` when the runtime asks for it in the init phase, not at import."""
+    """Make `handler` when the runtime asks for it in the init phase, not at import. Raise
+    AttributeError for any other name."""
     if name != "handler":
         raise AttributeError(name)
     made = globals()["handler"] = make_handler(os.environ)
