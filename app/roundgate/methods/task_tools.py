@@ -313,7 +313,7 @@ class TaskTools:
 
         Raises:
             ToolError: the arguments are invalid, the task is unknown, or its questions cannot be
-                answered here.
+                answered in words.
             InsufficientScope: the tool of the task needs scopes that the token lacks.
             Unavailable, InternalError: the service of the task cannot be reached, or fails.
         """
