@@ -200,7 +200,7 @@ class _Expression:
 
     def pieces(self, starts_later: frozenset[str]) -> Iterator[_Piece]:
         """Yield the pieces of the expression. `starts_later` has the first characters of later
-        `{?}`, `{&}`, `{;}` and `{#}`, which values here must not contain."""
+        `{?}`, `{&}`, `{;}` and `{#}`, which values of this expression must not contain."""
         alphabet = (
             frozenset(_UNRESERVED + "%" + (_RESERVED if self.operator.takes_reserved else ""))
             - starts_later

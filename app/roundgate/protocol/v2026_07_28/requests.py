@@ -17,7 +17,7 @@ Checks 7 (`Mcp-Param-*`), 8 (client capabilities) and 9 (domain) need the tool;
 
 The headers that mirror the body (streamable-http, "Request Metadata") are encoded for HTTP (the
 base64 sentinel) and decoded before they are compared. A server capability decides whether a method
-is served, so what `server/discover` advertises and what is answered cannot differ.
+is served, so `server/discover` advertises exactly the served methods.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ METHODS: Final[Mapping[str, Route]] = MappingProxyType(
         "subscriptions/listen": Route("subscriptions"),
     }
 )
-"""The revision's own methods; those of extensions are in `methods.extensions`."""
+"""The revision's own methods; `methods.extensions` has the methods of extensions."""
 
 SUCCESSORS: Final = MappingProxyType(
     {
