@@ -111,7 +111,8 @@ def answered_key(run: Run, name: str) -> str | None:
 
 
 def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
-    """Return the usable answer to a question, or the question in the form in which to send it."""
+    """Return the usable answer to a question, or the question in the form in which to send it.
+    Raise RuntimeError if the question changed in `MAX_CHANGES` consecutive rounds."""
     entry, shown = _received(run, key, name), question_digest(name, question)
     match entry:
         case None:

@@ -565,7 +565,7 @@ class Context(CallFacts):
         """Open an external event, such as a webhook. Its `url` takes one payload by POST; its
         `wait()` returns the payload.
 
-        Only a task can wait for an event. An ordinary call that may become a task becomes one here.
+        Only a task can wait for an event. An ordinary call that may become a task becomes a task.
 
         Args:
             name: the place in the handler, as for `step`.
