@@ -66,7 +66,7 @@ class Stores:
     tasks: StoredTasks
     queue: TaskQueue
     sessions: SessionStore
-    """The session rows of the gateway itself, without an owner; `Core.rows_of` has those of
+    """The session rows of the gateway itself, without an owner; `Core.rows_of` returns the rows of
     callers."""
     prepares: Prepares = ()
     again: Callable[[], StoredTasks] | None = None
