@@ -394,7 +394,7 @@ class Table:
         they do not hold.
 
         Rows with another `ttl` stay: they are the draft of a process that is about to put a new
-        root item there.
+        root item under this key.
         """
         text = " AND ".join(when)
         arguments = {

@@ -382,8 +382,8 @@ class SqliteOnce:
         await self._database.aclose()
 
     def _sweep(self, db: sqlite3.Connection) -> None:
-        """Delete some expired records from time to time. The gateway refuses expired tokens before
-        they get here."""
+        """Delete some expired records from time to time. The gateway refuses an expired token
+        before it reads the record."""
         now_ms = self._clock.now_ms()
         if now_ms - self._swept_ms > SWEEP_EVERY_MS:
             rows = expired_rows(
