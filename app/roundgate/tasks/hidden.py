@@ -9,9 +9,9 @@ client, or reports to a client that can resume its stream:
     the answers ──▶ working, free ──▶ claim ─────────┴─▶ finish   `claim`
     notifications/cancelled ──▶ cancelled                         `cancel`
 
-`tasks.machine` decides the life of a hidden task like that of any other. But processes with a
-request run its rounds, so it needs no messages, and it is due when it expires. Clients follow the
-task by its sealed id; `tasks/get` does not find it.
+`tasks.machine` decides the life of a hidden task as of any task. But processes with a request run
+its rounds, so it needs no messages, and it is due when it expires. Clients follow the task by its
+sealed id; `tasks/get` does not find it.
 
 **A process that dies** leaves its lease. A request that follows the task takes it over after
 `LEASE_MS` without a renewal, measured on its own monotonic clock, because clocks differ. If the

@@ -530,7 +530,8 @@ class StoredTasks:
     async def _write_under_lease(
         self, lease: Lease, event: events.UnderLease, now_ms: int
     ) -> int | None:
-        """Write an event and return the delay of its message."""
+        """Write an event and return the delay of its message. Raise LeaseLost if the lease is
+        lost."""
         held = lease.held
         if held is None or held.known.ref != lease.ref:
             raise LeaseLost(str(lease.ref))

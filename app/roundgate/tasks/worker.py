@@ -11,7 +11,7 @@ The worker retries after faults of the gateway, such as an unavailable store, wi
 then the task fails. The death of a worker counts only against a task that it ran alone
 (`tasks.pool`).
 
-**Cleanup** cancels the work elsewhere of a task that ended early, such as a service's job:
+**Cleanup** cancels the external work of a task that ended early, such as a service's job:
 
     tasks/cancel ─ row: cancelled, due ─ message ─ claim_cleanup ─ the handler, once more ─ end_cleanup
                          │ lost: the sweep finds the row            │ refused, away: a pause, then again
@@ -373,7 +373,7 @@ class Worker:
     async def clean_up(
         self, ref: TaskRef, deadline: Deadline | None = None, left: Left | None = None
     ) -> Turn:
-        """End the work elsewhere of a task that ended early, unless another worker does so. `left`
+        """End the external work of a task that ended early, unless another worker does so. `left`
         is the knowledge of a worker that held the task.
 
         Raises:
@@ -411,7 +411,7 @@ class Worker:
 
     async def _leave(self, carrier: Carrier) -> None:
         """Clean up after a task that this worker lost. If the task was cancelled, only this worker
-        knows all of its work elsewhere."""
+        knows all of its external work."""
         if not carrier.cleans_up:
             return
         left = Left(carrier.claimed, carrier.news())
