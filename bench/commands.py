@@ -5,8 +5,8 @@ the Inspector.
     scripts/tools bench-clients --commands 30      another number of calls
 
 A call is a separate process that calls `add` at the gateway of `bench/gateway.yaml` and prints the
-sum, which is checked. The times are those of the whole process: the time that a person waits, and
-the processor time.
+sum, which is checked. The times cover the whole process: the time that a person waits, and the
+processor time.
 """
 
 import os

@@ -3,7 +3,7 @@ function's cold start.
 
 Two gateways, packed as for a deployment, run under AWS's Runtime Interface Emulator: the gateway of
 `bench/cold_gateway`, and the same gateway with GitHub's document. Both are started alternately. The
-time is that of the init phase and the first answer (of a tool that adds), as wall-clock time and as
+time covers the init phase and the first answer (of a tool that adds), as wall-clock time and as
 processor time, which is more reliable on a busy machine.
 """
 

@@ -216,7 +216,7 @@ def _subjects(database: postgresql.Server, redis_url: str, redis_pid: int) -> Se
 @contextmanager
 def _redis(folder: Path) -> Iterator[tuple[str, int]]:
     """Start a Redis that writes to the disk every second, as its documentation recommends; yield
-    its URL and its process id."""
+    its URL and its process id. Raise SystemExit if it does not start."""
     program = shutil.which("redis-server")
     if program is None:
         raise SystemExit("Redis is not installed: apt-get install redis-server")
