@@ -212,7 +212,7 @@ def _await(port: int, process: subprocess.Popen[bytes]) -> None:
             time.sleep(0.5)
         else:
             return
-    raise SystemExit("the mock did not begin")
+    raise SystemExit("the mock did not start")
 
 
 def index_of(document: Path, url: str) -> tuple[Index, OpenApiBackendConfig]:

@@ -153,7 +153,7 @@ def _await(url: str, process: subprocess.Popen[bytes]) -> None:
             time.sleep(1)
         else:
             return
-    raise SystemExit("Label Studio did not begin")
+    raise SystemExit("Label Studio did not start")
 
 
 def _got(url: str) -> bytes:

@@ -431,13 +431,13 @@ def _task_view(task: Any) -> TaskView:
 def _ms(moment: str) -> int:
     parsed = datetime.fromisoformat(moment)
     if parsed.tzinfo is None:
-        raise ValueError("a time without a zone")
+        raise ValueError("a time has no zone")
     return int(parsed.timestamp() * 1000)
 
 
 def _text(value: Any, most: int) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= most:
-        raise ValueError("not a text of a usable length")
+        raise ValueError("a text has an unusable length")
     return value
 
 
@@ -455,7 +455,7 @@ def _outcome(status: Status, task: Mapping[str, Any]) -> bytes | None:
     if status is Status.COMPLETED and "result" in task:
         result = task["result"]
         if not isinstance(result["content"], list):
-            raise ValueError("a result of a tool has content")
+            raise ValueError("the result has no list of content")
         return NEWEST.kept_result(result)
     if status is Status.FAILED and "error" in task:
         error = task["error"]
@@ -485,7 +485,7 @@ def check_request(request: Any) -> None:
             "params": {"message": str(), "requestedSchema": dict(fields), **others},
         }:
             if others.get("mode", "form") != "form":
-                raise ValueError("elicitation has the modes form and url")
+                raise ValueError("the mode of an elicitation is neither form nor url")
             form_schema(fields)
         case {
             "method": "sampling/createMessage",

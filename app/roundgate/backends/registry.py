@@ -158,9 +158,9 @@ def _own_kind(place: str) -> Kind:
     kind = _named(place)
     model = getattr(kind, "Config", None)
     if not isinstance(model, type) or not issubclass(model, BackendConfig):
-        raise TypeError("it needs a class attribute `Config`, derived from BackendConfig")
+        raise TypeError("the class needs an attribute `Config`, derived from BackendConfig")
     if missing := [name for name in ("offer", "aclose") if not callable(getattr(kind, name, None))]:
-        raise TypeError(f"it has no method {missing[0]!r}, which a back end needs")
+        raise TypeError(f"the class has no method {missing[0]!r}, which a back end needs")
     compiler = f"{place}.compile" if hasattr(kind, "compile") else None
     checker = f"{place}.remarks" if hasattr(kind, "remarks") else None
     return Kind(f"{place}.Config", place, compiler, checker)

@@ -132,7 +132,9 @@ class _Server:
         if self._is_local and host is not None:
             is_foreign = is_foreign or _host_in(f"//{host}") not in _HERE
         if is_foreign:
-            raise RequestMalformed(403, "pages of other origins may not send requests here")
+            raise RequestMalformed(
+                403, "pages of other origins may not send requests to this server"
+            )
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -551,7 +551,9 @@ async def _requeue(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
     """
     ref, fence = chosen
     if ref.is_hidden:
-        raise NotRetryable("is a call that only requests of its client continue; cancel it instead")
+        raise NotRetryable(
+            "is a call that only its client's requests can continue; cancel it instead"
+        )
     if not await stores.tasks.requeue(ref, now_ms, now_ms, fence=fence):
         return None
     return "is queued; a worker that ran it can no longer write to it"

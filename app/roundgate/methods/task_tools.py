@@ -370,7 +370,7 @@ class TaskTools:
         requests = task_requests(await task.look())
         if any(is_approval(requests[key]) for key in answers if key in requests):
             raise ToolError(
-                "This question asks a person for approval, which no text can do:"
+                "This question asks a person for approval, so it cannot be answered in words:"
                 f" call {self._names[OwnTool.RESULT]} in a client that can show forms"
             )
         if tool not in self._fallback.in_words:

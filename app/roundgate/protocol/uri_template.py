@@ -339,8 +339,8 @@ def _parse_part(text: str, match: re.Match[str]) -> _Part:
         raise _fault(
             text,
             match.start(),
-            f"{match[0]!r} has no partner",
-            "add it, or write %7B for '{', %7D for '}'",
+            f"{match[0]!r} is unmatched",
+            "add its counterpart, or write %7B for '{', %7D for '}'",
         )
     if match["literal"] is None:
         return _parse_expression(text, match.start(), match["body"])

@@ -161,7 +161,7 @@ def _unusable(returned: object) -> Exception:
     """Return the error of a call that returned another object than a result."""
     if isinstance(returned, TaskView):
         return RuntimeError(
-            "it returned a task of its service for a call that cannot become a task"
+            "the tool returned a task of its service for a call that cannot become a task"
         )
     kind = type(returned).__name__
-    return TypeError(f"it returned {kind}; a tool of a back end must return a ToolResult")
+    return TypeError(f"the tool returned {kind}; a back end's tool must return a ToolResult")

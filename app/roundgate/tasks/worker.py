@@ -419,7 +419,7 @@ class Worker:
             await to_its_end(self.clean_up(carrier.ref, carrier.run.call.deadline, left))
         except Unavailable as error:
             fields = {"task": str(carrier.ref), "error": str(error)}
-            log.warning("cannot clean up a cancelled task, a sweep will", extra={"fields": fields})
+            log.warning("cannot clean up a cancelled task; a sweep will", extra={"fields": fields})
 
     async def _clean_up_alone(self, ref: TaskRef, left: Left | None) -> Turn:
         """Clean up without a lease, because the other workers lack this worker's results."""
@@ -453,7 +453,7 @@ class Worker:
                 handler = partial(served.call, Context(run), dict(task_call.arguments))
                 return _cleanup_error(await engine.run_handler(handler, run))
         except NotServedHere as needs:
-            return NotServedHere(f"no worker here {needs}")
+            return NotServedHere(f"no worker of this process {needs}")
         except Exception as error:
             return error
 

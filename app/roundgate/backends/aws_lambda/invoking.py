@@ -154,7 +154,7 @@ def error_from_refusal(refused: Refusal, target: Target) -> BackendError:
             "run. Check whether its work was done before you call again"
         )
     sentence = _SENTENCES.get(code, f"it was refused with {code}")
-    return BackendError(f"Nothing was done, AWS Lambda refuses the function {name}: {sentence}")
+    return BackendError(f"Nothing was done. AWS Lambda refuses the function {name}: {sentence}")
 
 
 def _not_answered(refused: Refusal, name: str) -> BackendError:

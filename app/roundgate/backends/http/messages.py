@@ -286,9 +286,7 @@ def _from_json(answer: Answer, pointer: str, output: Schema | None) -> ToolResul
     try:
         value = json.at_pointer(answer.value(), pointer)
     except ParseError:
-        raise UnexpectedAnswer(
-            f"The service answered something that is not JSON{excerpt(answer)}"
-        ) from None
+        raise UnexpectedAnswer(f"The service's answer is not JSON{excerpt(answer)}") from None
     except LookupError:
         raise UnexpectedAnswer(
             f"The service's answer has nothing at {pointer}{excerpt(answer)}"

@@ -352,7 +352,7 @@ class References:
         try:
             return Place(uri, pointer), at_pointer(self.sources.document(uri), pointer)
         except (LookupError, ValueError):
-            raise DanglingReference(f"$ref {reference[:200]!r} leads to nothing") from None
+            raise DanglingReference(f"$ref {reference[:200]!r} has no target") from None
 
     def _named(self, uri: str) -> dict[str, str]:
         """Return the pointers of `$id`s and of `#anchor`s in a document."""

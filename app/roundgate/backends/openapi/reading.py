@@ -223,7 +223,7 @@ class Document:
             parameters = [(raw.uri, entry) for entry in value["parameters"]]
         security = alternatives(value.get("security", self.value.get("security")))
         if len(parameters) > MAX_ARGUMENTS:
-            raise UnusableOperation(f"it has more than {MAX_ARGUMENTS:,} parameters")
+            raise UnusableOperation(f"the operation has more than {MAX_ARGUMENTS:,} parameters")
         arguments = _Arguments(self, raw.identity)
         for uri, parameter in parameters:
             arguments.add_parameter(uri, parameter)

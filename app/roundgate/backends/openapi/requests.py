@@ -189,7 +189,7 @@ def _check_taken(outgoing: Outgoing, taken: frozenset[str]) -> None:
         return
     pairs = [*outgoing.query.split("&"), *outgoing.headers.get("cookie", "").split("; ")]
     if clashes := clashing({unquote_plus(pair.partition("=")[0]) for pair in pairs}, taken):
-        raise ToolError(f"{', '.join(clashes)}: is the gateway's own; leave it out")
+        raise ToolError(f"{', '.join(clashes)}: is reserved for the gateway; leave it out")
 
 
 def request(plan: Plan, arguments: Mapping[str, Any]) -> Outgoing:

@@ -116,7 +116,8 @@ class Servers:
         allowed = declared.get("enum")
         if allowed and str(value) not in map(str, allowed):
             raise UnusableOperation(
-                f"{name!r} of the server's URL is one of {allowed}", f"correct `variables.{name}`"
+                f"{name!r} of the server's URL must be one of {allowed}",
+                f"correct `variables.{name}`",
             )
         return str(value)
 

@@ -283,7 +283,7 @@ class Pool:
         """
         payload = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
         if len(payload) > MAX_PAYLOAD_BYTES:
-            raise PayloadTooLarge(f"{len(payload)} bytes")
+            raise PayloadTooLarge(f"the event has {len(payload)} bytes")
         context = json.dumps({"trace": trace or new_trace(), "client": client_context})
         running = asyncio.create_task(self._counted(payload, context))
         self._running.add(running)
