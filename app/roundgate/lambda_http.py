@@ -152,7 +152,7 @@ def _own_path(path: str, event: Event, served: Container[str], base: str) -> str
     a view could reach the endpoint of all tools.
     """
     at = path.find("/.well-known/")
-    if at >= 0:  # first, because the path of the metadata ends with that of the endpoint
+    if at >= 0:  # first, because the path of the metadata ends with the path of the endpoint
         return path[at:]
     stage = f"/{event['requestContext'].get('stage')}"
     prefixes = (_before_resource(path, event), "", stage, base)

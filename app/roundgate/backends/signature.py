@@ -445,7 +445,8 @@ def completion(value: Any) -> Completion:
 
 
 def _blocks(value: Any) -> Sequence[Any]:
-    """Return the blocks of a tool's content: none, one block or text, or several."""
+    """Return the blocks of a tool's content: none, one block or text, or several. Raise
+    UnusableReturn for a value of another type."""
     if value is None:
         return ()
     blocks = (value,) if isinstance(value, (str, *BLOCKS)) else tuple(value)

@@ -351,7 +351,8 @@ class Functions:
             raise _too_slow(target, timeout_s, refused, may_have_run=may_have_run) from None
 
     def _invoke(self, invocation: Invocation, timeout_s: float) -> Invoked:
-        """Return the result of an invocation. Blocks, so it runs in a thread."""
+        """Return the result of an invocation. Blocks, so it runs in a thread. Raise BackendError if
+        the result is too large, or boto3 is too old."""
         client = self._client(invocation.target.region, timeout_s)
         if invocation.execution_name is not None:
             _check_knows_durable(client)

@@ -247,7 +247,7 @@ class HttpJobConfig(JobConfig):
 
     poll: str = Field(
         description="Path below base_url of the job's status, such as /projects/{project}/jobs/{id}; names are"
-        " those of variables and of the tool's arguments.",
+        " variables and the tool's arguments.",
         pattern=r"^/",
     )
     fetch: str | None = Field(

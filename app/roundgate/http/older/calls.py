@@ -310,8 +310,8 @@ class SessionCalls:
                 pause_s = min(LAST_FOLLOW_S, pause_s * 1.5)
 
     async def _record(self, ref: TaskRef, known: TaskRecord | None) -> TaskRecord:
-        """Return the record of a followed task. While the task asks, tolerate an unavailable
-        store."""
+        """Return the record of a followed task. While the task asks, tolerate an unavailable store.
+        Raise ToolError if the task does not exist."""
         if known is not None and known.status is Status.INPUT_REQUIRED:
             try:
                 record = await self._tasks.head(ref)
