@@ -65,11 +65,11 @@ class About(Protocol):
 
     @property
     def method(self) -> str | None:
-        """The HTTP method, in capitals."""
+        """The HTTP method, in capitals; `None` for a tool without one."""
 
     @property
     def path(self) -> str | None:
-        """The path template below the service's URL."""
+        """The path template below the service's URL; `None` for a tool without one."""
 
     @property
     def extensions(self) -> Mapping[str, Any]:

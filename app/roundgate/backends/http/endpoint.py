@@ -65,7 +65,7 @@ class Endpoint:
     result_headers: Mapping[str, str] = field(default_factory=dict)
     """Header names of the answer, by the members of the result that they become."""
     max_bytes: int | None = None
-    """The limit for an answer; `None` means the back end's limit."""
+    """The limit for an answer in bytes; `None` means the back end's limit."""
     _output: Schema | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:

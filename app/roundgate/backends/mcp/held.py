@@ -105,7 +105,7 @@ class _CallRows:
 
     @property
     def forget_ms(self) -> int:
-        """The end of a row that is written now."""
+        """The expiry of a row that is written now, in milliseconds since the epoch."""
         return self.clock.now_ms() + self.keep_ms
 
     def key(self, name: str | int) -> str:
@@ -126,8 +126,8 @@ class _CallRows:
         return None
 
     async def read_outcome(self, number: int) -> tuple[Json | None, bytes | None]:
-        """Return an outcome, if it exists, and the last heartbeat. Raise Unavailable if the store
-        fails."""
+        """Return an outcome without a heartbeat, or `None` with the last heartbeat, if any. Raise
+        Unavailable if the store fails."""
         first, beat = self.key(f"{number}.0"), self.key("beat")
         values = await self.rows.read_values([first, beat])
         if (head := values.get(first)) is None:

@@ -49,7 +49,7 @@ class Lists:
     faults: Mapping[str, str] = field(default_factory=dict)
     """The reason why a list could not be read, by its method."""
     ttl_ms: int | None = None
-    """The shortest time to live of the lists, as the server declares it."""
+    """The shortest time to live of the lists in milliseconds, as the server declares it."""
 
     def get(self, method: str) -> Sequence[Json]:
         """Return the entries of a list."""
@@ -93,7 +93,8 @@ async def read_lists(connection: Connection, server: ServerInfo, previous: Lists
 async def _read(
     connection: Connection, method: str, previous: Lists
 ) -> tuple[Sequence[Json], str | None, int | None]:
-    """Return the entries of a list, the reason for a failure to read it, and its time to live."""
+    """Return the entries of a list, the reason for a failure to read it, and its time to live in
+    milliseconds. A reason or time that does not exist is `None`."""
     try:
         listing = await read_list(connection, method, LISTS[method][1])
     except (RpcError, BadAnswer, HttpRefused) as error:

@@ -184,7 +184,8 @@ class Schemas:
         return {"$ref": f"#/$defs/{self._name(place)}"}
 
     def _target(self, uri: str, reference: str, uses: set[Place]) -> tuple[Place, Any] | None:
-        """Return the place and value of a reference's target, or record that it is missing."""
+        """Return the place and value of a reference's target. Record a missing target and return
+        `None`."""
         try:
             return self.references.resolve(uri, reference)
         except DanglingReference as error:
