@@ -65,7 +65,8 @@ class Exchange:
         return self.message.get("id") if isinstance(self.message, dict) else None
 
     def decoded_body(self) -> tuple[Any, str | None]:
-        """Return the message of a response that is not a stream, or its text if it is not JSON."""
+        """The message of a response that is not a stream, or `None` and its text if it is not
+        JSON."""
         return decoded(bytes(self.body)) if self.body.strip() else (None, None)
 
     def responses(self) -> Iterator[Any]:
@@ -163,8 +164,8 @@ class Recording:
 
 
 def decoded(body: bytes) -> tuple[Any, str | None]:
-    """Return the JSON value of a body, or its text if the body is not JSON. `null` counts as
-    text."""
+    """Return the JSON value of a body, or `None` and its text if the body is not JSON. `null`
+    counts as text."""
     try:
         message = decode(body)
     except ParseError:
