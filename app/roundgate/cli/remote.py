@@ -120,8 +120,9 @@ def client_options(arguments: argparse.Namespace, files: ExitStack) -> dict[str,
 
 
 def _auth(arguments: argparse.Namespace) -> Auth | str | None:
-    """Return the caller's credentials. Secrets come from the environment, because process lists
-    show command-line arguments. Raise UsageError if a secret or the issuer is missing."""
+    """Return the caller's credentials, or `None`. Secrets come from the environment, because
+    process lists show command-line arguments. Raise UsageError if a secret or the issuer is
+    missing."""
     if arguments.login:
         from roundgate.client.auth import BrowserLogin, SystemKeyring
 

@@ -544,7 +544,7 @@ async def _cancel(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
 
 
 async def _requeue(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
-    """Queue a task again.
+    """Queue a task again; return the result in words, or `None` if the task cannot be queued.
 
     Raises:
         NotRetryable: the task is hidden, and no worker runs hidden tasks.
@@ -560,7 +560,8 @@ async def _requeue(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
 
 
 async def _retry(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
-    """Retry a task at the failed step that ended it, or requeue a parked task.
+    """Retry a task at the failed step that ended it, or requeue a parked task. Return the result in
+    words, or `None` if nothing was done.
 
     Raises:
         NotRetryable: the task cannot be retried.
