@@ -160,7 +160,7 @@ def _options(saved: Mapping[str, Any], arguments: Sequence[str]) -> Iterator[str
 
 
 def _taken(options: Sequence[str], name: str) -> tuple[str | None, list[str]]:
-    """Return the value of an option, and the other words."""
+    """Return the value of an option, `None` without it, and the other words."""
     value, rest, words = None, [], iter(options)
     for word in words:
         if word == name:

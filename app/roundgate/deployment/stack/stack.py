@@ -44,9 +44,9 @@ class Times:
 
     sweep_every_s: float | None = None
     gateway_s: int | None = None
-    """The gateway function's timeout."""
+    """The gateway function's timeout in seconds."""
     api_s: float = INTEGRATION_S
-    """The API's timeout for the gateway function."""
+    """The API's timeout for the gateway function, in seconds."""
 
 
 _TIMES: Final = Times()
