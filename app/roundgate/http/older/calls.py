@@ -379,8 +379,8 @@ class SessionCalls:
     # leaving
 
     async def _leave(self, call: Call) -> Reply | None:
-        """End a stream whose call another request will continue. Return the result with a token
-        for a client that calls again.
+        """End a stream whose call another request will continue. For a client that calls again,
+        return the result with a token; otherwise return `None`.
 
         Raises:
             ToolError: the client cannot continue the call.

@@ -100,7 +100,7 @@ class Call:
 
     @property
     def held(self) -> Holding | None:
-        """The hidden task, while this process runs one of its rounds."""
+        """The hidden task while this process runs one of its rounds, otherwise `None`."""
         return self.stream.held
 
 
