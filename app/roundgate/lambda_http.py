@@ -172,7 +172,8 @@ def _before_resource(path: str, event: Event) -> str:
 
 
 def _claims(event: Event) -> Mapping[str, Any] | None:
-    """Return the claims of the API's authorizer, in any of its forms."""
+    """Return the claims of the API's authorizer, in any of its forms; `None` without an
+    authorizer."""
     authorizer = event.get("requestContext", {}).get("authorizer")
     if not isinstance(authorizer, dict):
         return None
