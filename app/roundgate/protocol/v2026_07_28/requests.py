@@ -67,8 +67,8 @@ def read_header(headers: Headers, name: bytes) -> str | None:
 
 
 def repeated_header(headers: Headers) -> str | None:
-    """Return the first mirroring header that was sent twice, because two readers could use
-    different values."""
+    """Return the first mirroring header that was sent twice, or `None`. With two values, two
+    readers could use different ones."""
     for name in headers.repeated:
         if name in _MIRRORED or name.startswith(_PARAM_PREFIX_LOWER):
             return name.decode("latin-1")
