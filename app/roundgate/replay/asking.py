@@ -140,8 +140,8 @@ def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
 
 
 def _received(run: Run, key: str, name: str) -> Asked | Answered | Unanswered | None:
-    """Return the entry of a question, or an unasked answer if the handler accepts unasked
-    answers."""
+    """Return the entry of a question, or an unasked answer if the handler accepts unasked answers;
+    `None` if there is neither."""
     entry = run.journal.questions.get(key)
     if entry is None and run.call.takes_unasked and name in run.journal.unasked:
         return Answered(key, None, 1, 0, run.journal.unasked[name], _wire(run, key, name))

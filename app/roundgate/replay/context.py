@@ -104,8 +104,8 @@ class CallFacts:
 
     @property
     def client_info(self) -> Mapping[str, Any] | None:
-        """Return the client's own name and version. Use them for display and logs only: the client
-        chooses them freely."""
+        """Return the client's own name and version, or `None`. Use them for display and logs only:
+        the client chooses them freely."""
         return self._call.meta.client_info
 
     def supports(self, *required: Question | Mapping[str, Any]) -> bool:

@@ -432,7 +432,8 @@ _HELD: Final = (dict, list, tuple, str, int, float, bool, type(None))
 
 @lru_cache(maxsize=512)
 def _unheld(hint: Any) -> str | None:
-    """Return the name of an annotated return class if JSON can represent none of its values."""
+    """Return the name of an annotated return class of which JSON can represent no value, otherwise
+    `None`."""
     if typing.get_origin(hint) is typing.Annotated:
         hint = typing.get_args(hint)[0]
     if (
