@@ -128,7 +128,8 @@ class TaskRecord:
     lease_until_ms: int = 0
     """The end of the lease; 0 while no worker has one."""
     wake_ms: int = 0
-    """The earliest time of the next claim; 0 unless the task sleeps."""
+    """The earliest time of the next claim in milliseconds since the epoch; 0 unless the task
+    sleeps."""
     due_ms: int | None = None
     """When a sweep checks the task; `None` for a terminal task that needs no cleanup."""
     attempts: int = 0
@@ -348,10 +349,12 @@ class TaskStore(Protocol):
         """
 
     async def read(self, ref: TaskRef) -> TaskRecord | None:
-        """Return a record with the values that its client sees, strongly consistent. One call."""
+        """Return a record with the values that its client sees, strongly consistent; `None` if the
+        task is unknown. One call."""
 
     async def head(self, ref: TaskRef) -> TaskRecord | None:
-        """Return a record without its values, strongly consistent. One call."""
+        """Return a record without its values, strongly consistent; `None` if the task is unknown.
+        One call."""
 
     async def heads(
         self, refs: Sequence[TaskRef], *, may_lag: bool = False
