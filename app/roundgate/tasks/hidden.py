@@ -227,7 +227,7 @@ class HiddenTasks:
     # for any process
 
     async def head(self, ref: TaskRef) -> TaskRecord | None:
-        """Return the task without its values, expired or not.
+        """Return the task without its values, expired or not; `None` if it is unknown.
 
         Raises:
             Unavailable: the store cannot be reached.
@@ -244,7 +244,8 @@ class HiddenTasks:
         return None if record is None else record.outcome
 
     async def whole(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
-        """Return the task with its work, which the store may have deleted if the task is terminal.
+        """Return the task with its work; `None` for an unknown task, and for work that the store
+        has deleted because the task is terminal.
 
         Raises:
             Unavailable: the store cannot be reached.

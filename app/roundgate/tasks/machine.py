@@ -585,7 +585,7 @@ def _wait(
     record: TaskRecord, changes: Changes, awaits: Collection[str], now_ms: int
 ) -> Waited | None:
     """Record in `changes` the events that the task awaits. If one of them was delivered or closed,
-    record none and return `READY`."""
+    record none and return `READY`; otherwise return `None`."""
     texts = changes.get("events", record.events)
     if not texts:
         return Waited.READY if awaits else None

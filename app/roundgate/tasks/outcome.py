@@ -69,8 +69,8 @@ def said_by(error: Exception) -> str:
 
 
 def failure_reason(outcome: Completed[Returned] | Failed) -> str | None:
-    """Return the reason of a tool error in a few words for the log, without any text of the
-    tool."""
+    """Return the reason of a tool error in a few words for the log, without any text of the tool;
+    `None` if the tool succeeded."""
     match outcome:
         case Completed(ToolResult(is_error=True)):
             return "result"

@@ -604,8 +604,8 @@ class Carrier:
         )
 
     def _news(self) -> str | None:
-        """Return the handler's status message if the record lacks it. Lone surrogates, as in some
-        file names, are replaced."""
+        """Return the handler's status message, or `None` if the record already has it. Lone
+        surrogates, as in some file names, are replaced."""
         message = self.run.message
         shown = None if message is None else message.encode(errors="replace").decode()
         return shown if shown != self._message else None
@@ -615,5 +615,6 @@ _QUESTIONS: Final = (Asked, Answered, Unanswered)
 
 
 def _place(entry: Entry) -> tuple[bool, str]:
-    """Return the key of an entry in the journal, which holds one entry for each key."""
+    """Return whether an entry belongs to a question, and its key. The journal holds one entry for
+    each such pair."""
     return isinstance(entry, _QUESTIONS), entry.key
