@@ -87,7 +87,7 @@ class Mcp:
         return task_request(task_id, number)
 
     def result(self, response: Response) -> int | None:
-        """Return the sum in the result."""
+        """Return the sum in the result, or `None` while the task runs."""
         task = message_in(response)["result"]
         if task["status"] == "working":
             return None
@@ -113,7 +113,7 @@ class Rest:
         return f"GET /tasks/{task_id} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
 
     def result(self, response: Response) -> int | None:
-        """Return the output of the workflow."""
+        """Return the output of the workflow, or `None` while it runs."""
         workflow = json.loads(response.body)
         return int(workflow["output"]) if workflow["status"] == "SUCCESS" else None
 
