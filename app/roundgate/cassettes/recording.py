@@ -65,8 +65,8 @@ class Exchange:
         return self.message.get("id") if isinstance(self.message, dict) else None
 
     def decoded_body(self) -> tuple[Any, str | None]:
-        """The message of a response that is not a stream, or `None` and its text if it is not
-        JSON."""
+        """Return the message of a response that is not a stream, or `None` and the text if the body
+        is not JSON."""
         return decoded(bytes(self.body)) if self.body.strip() else (None, None)
 
     def responses(self) -> Iterator[Any]:

@@ -128,8 +128,7 @@ class TaskRecord:
     lease_until_ms: int = 0
     """The end of the lease; 0 while no worker has one."""
     wake_ms: int = 0
-    """The earliest time of the next claim in milliseconds since the epoch; 0 unless the task
-    sleeps."""
+    """The earliest time of the next claim; 0 unless the task sleeps."""
     due_ms: int | None = None
     """When a sweep checks the task; `None` for a terminal task that needs no cleanup."""
     attempts: int = 0

@@ -208,8 +208,7 @@ class NewTask:
     requests: Mapping[str, bytes] = field(default_factory=dict)
     """The questions of a task that is created `input_required`."""
     lease_until_ms: int = 0
-    """The end of the creator's lease in milliseconds since the epoch; 0 if any worker may claim the
-    task."""
+    """The end of the creator's lease; 0 if any worker may claim the task."""
 
     def view(self) -> TaskView:
         """Return the part of the task that a client can see."""
@@ -278,7 +277,7 @@ class Added:
     events: Sequence[Mark] = ()
     """The external events that `entries` open."""
     expires_ms: int | None = None
-    """The new expiry of a hidden task in milliseconds since the epoch; `None` for no change."""
+    """The new expiry of a hidden task; `None` for no change."""
 
 
 NOTHING = Added()

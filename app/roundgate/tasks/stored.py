@@ -220,8 +220,8 @@ class StoredTasks:
         return end
 
     async def _reserve(self, record: TaskRecord, size: int) -> Reserved | None:
-        """Count bytes for the owner of a task, until its store forgets it. Return `None` if the
-        owner's bytes are not counted."""
+        """Count bytes for the owner of a task, until its store forgets it. Return `None` if
+        there is nothing to count."""
         if self._accounts is None or size <= 0:
             return None
         until_ms = record.expires_ms + (KEEP_MS if record.ref.is_hidden else FORGET_AFTER_MS)
