@@ -1,8 +1,8 @@
 """The cost of each operation on a task at DynamoDB: calls and capacity units, for `bench.tasks`.
 
 One task passes through the real service and a real worker: it is created, runs a step, asks, is
-answered, and completes with the result of the step. The units are those that DynamoDB Local reports
-(`ReturnConsumedCapacity`). An event hook of the client requests them, so the application is
+answered, and completes with the result of the step. DynamoDB Local reports the capacity units
+(`ReturnConsumedCapacity`); an event hook of the client requests them, so the application is
 unchanged.
 """
 

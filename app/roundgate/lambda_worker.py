@@ -124,8 +124,8 @@ class Function:
         )
 
     async def _batch(self, records: list[Event], remaining_ms: int) -> list[dict[str, str]]:
-        """Return the failed messages, which SQS delivers again. Suspects run after all others, one
-        after another."""
+        """Run the turns of a batch; return the failed messages, which SQS delivers again. Suspects
+        run after all others, one after another."""
         deadline = self._clock.deadline(max(1, remaining_ms - MARGIN_MS))
         turns = await asyncio.gather(*(self._message(record, deadline) for record in records))
         for place, record in enumerate(records):
@@ -145,7 +145,7 @@ class Function:
     async def _message(
         self, record: Event, deadline: Deadline, *, alone: bool = False
     ) -> Turn | None:
-        """Return how the turn ended, or `None` if the message failed."""
+        """Run the turn of a message; return its outcome, or `None` if the message failed."""
         try:
             ref = TaskRef.parse(record.get("body", ""))
             turn = await self._worker.work(ref, deadline, alone=alone)

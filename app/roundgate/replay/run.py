@@ -431,7 +431,7 @@ class Run:
         ]
 
     def is_same(self, before: str, now: str | None) -> bool:
-        """Return whether the `identity` of the action at a place is the recorded one."""
+        """Return whether two identities of an action at the same place are equal."""
         return before == now
 
     async def enter(self, kind: str, *names: str) -> Branch:

@@ -75,7 +75,7 @@ def usable_tools(
 
 
 def _usable(raw: Json, *, check_arguments: bool) -> UsableTool:
-    """Return a tool.
+    """Return the tool that a listed definition describes.
 
     Raises:
         ValueError, BadAnswer: clients would refuse the definition.
