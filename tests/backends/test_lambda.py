@@ -669,7 +669,7 @@ OF_TOOLS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "one name for two": (
         {"payload": {"arguments_in": "a", "fixed": {"a": 1}}},
-        "two members would have the same name",
+        "two members have this name; rename one",
     ),
 }
 

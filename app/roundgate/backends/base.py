@@ -455,7 +455,7 @@ def _outcome(status: Status, task: Mapping[str, Any]) -> bytes | None:
     if status is Status.COMPLETED and "result" in task:
         result = task["result"]
         if not isinstance(result["content"], list):
-            raise ValueError("the result has no list of content")
+            raise ValueError("the result has no list `content`")
         return NEWEST.kept_result(result)
     if status is Status.FAILED and "error" in task:
         error = task["error"]

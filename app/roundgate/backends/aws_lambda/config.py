@@ -52,7 +52,7 @@ class PayloadConfig(Model):
     def _has_room(self) -> PayloadConfig:
         taken = [name for name in (self.arguments_in, self.context_in, *self.fixed) if name]
         if twice := sorted({name for name in taken if taken.count(name) > 1}):
-            raise ValueError(f"{', '.join(twice)}: two members would have the same name")
+            raise ValueError(f"{', '.join(twice)}: two members have this name; rename one")
         return self
 
 

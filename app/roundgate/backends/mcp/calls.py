@@ -73,7 +73,9 @@ class ToolCalls:
         questions: Json = {}
         for number in count(1):
             if number > MAX_EXCHANGES:
-                raise UnexpectedAnswer(f"{self.config.name} asks for input endlessly")
+                raise UnexpectedAnswer(
+                    f"{self.config.name} asked for input more than {MAX_EXCHANGES} times"
+                )
             if "held" in questions:
                 outcome = await context.step("call", self._answer(context, questions, answering))
             else:

@@ -71,7 +71,9 @@ class Requests:
         answering: Json = {}
         for number in count(1):
             if number > MAX_EXCHANGES:
-                raise UnexpectedAnswer(f"{self.server.name} asks for input endlessly")
+                raise UnexpectedAnswer(
+                    f"{self.server.name} asked for input more than {MAX_EXCHANGES} times"
+                )
             exchange = self._exchange(context, method, {**params, **answering})
             outcome: Json = await context.step(step, exchange)
             if "result" in outcome:
