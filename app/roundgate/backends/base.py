@@ -431,13 +431,13 @@ def _task_view(task: Any) -> TaskView:
 def _ms(moment: str) -> int:
     parsed = datetime.fromisoformat(moment)
     if parsed.tzinfo is None:
-        raise ValueError("a time has no zone")
+        raise ValueError("a time has no time zone")
     return int(parsed.timestamp() * 1000)
 
 
 def _text(value: Any, most: int) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= most:
-        raise ValueError("a text has an unusable length")
+        raise ValueError("a text is empty or too long")
     return value
 
 

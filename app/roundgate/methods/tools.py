@@ -234,7 +234,7 @@ class ToolMethods:
         ref = self._tasks.ref(call.principal, round_.task_id)
         fields = {"task": str(ref), "error": str(error)}
         log.warning(
-            "a task may have been created or not; its client is asked to call again",
+            "a task may have been created; the client is asked to call again",
             extra={"fields": fields},
         )
         return self._results.input_required(await self._calls.in_doubt(round_, call, journal, end))

@@ -343,9 +343,7 @@ def _recordable(task: Task, value: Any) -> Any:
         if not is_converted(value):
             raise
         name = type(value).__name__
-        raise NotJson(
-            f"{error}; or annotate the function's return type (-> {name}) to get the value back as one"
-        ) from None
+        raise NotJson(f"{error}; or annotate the function's return type (-> {name})") from None
 
 
 def _text(error: BaseException) -> str:

@@ -277,7 +277,7 @@ class _Sources:
             source = catalog.task_sources.get(backend)
             if source is None:
                 raise Unavailable(
-                    "The service that has this task is not served here; ask again later"
+                    "The service that has this task is not served now; ask again later"
                 )
             yield source
 

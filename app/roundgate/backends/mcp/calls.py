@@ -272,7 +272,7 @@ class Relay:
         """Relay a notification of the server. Raise BadAnswer after `MAX_NOTICES` notifications."""
         self._notices += 1
         if self._notices > MAX_NOTICES:
-            raise BadAnswer("The server sends notifications endlessly")
+            raise BadAnswer(f"The server sends more than {MAX_NOTICES:,} notifications")
         if method == "notifications/progress" and params.get("progressToken") == self._token:
             await self._progress(params)
         elif self.log_level is None:

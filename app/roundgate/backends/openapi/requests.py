@@ -266,7 +266,7 @@ def _check_names(plan: Plan, parameter: Parameter, value: Any) -> None:
     if clashes := clashing(_exploded_names(value, parameter.style, parameter.explode), others):
         shown = ", ".join(clashes)
         raise ToolError(
-            f"arguments.{parameter.argument}: {shown} is another argument; use that one"
+            f"arguments.{parameter.argument}: move {shown} to the argument of that name"
         )
 
 
@@ -349,7 +349,7 @@ def _form(body: Body, value: Mapping[str, Any]) -> str:
             item = json.encode(item).decode()
         exploded_names = _exploded_names(item, member.style, member.explode)
         if clashes := clashing(exploded_names, names - {name}):
-            raise ToolError(f"{name}: {', '.join(clashes)} is another argument; use that one")
+            raise ToolError(f"{name}: move {', '.join(clashes)} to the argument of that name")
         pairs += in_query(name, item, member.style, member.explode, _query_quote())
     return "&".join(pairs)
 
