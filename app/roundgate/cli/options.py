@@ -109,7 +109,7 @@ def _add_local_commands(commands: Commands) -> None:
         "roundgate check", "roundgate check --file-only deployments/prod.yaml",
     )  # fmt: skip
     _add_config(check)
-    about = "skip checks of this environment, if the file is served elsewhere"
+    about = "skip checks of this environment, if another machine serves the file"
     _flag(check, "--file-only", about)
     check.add_argument(
         "--host", default="127.0.0.1", help="address to check (default: %(default)s)"

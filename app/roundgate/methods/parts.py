@@ -218,8 +218,8 @@ class Scopes:
         return self._catalog.template_pages
 
     def may_subscribe(self, uri: str, principal: Principal, view: str) -> bool:
-        """Return whether the caller may learn of changes at a URI. A URI without a resource is
-        refused in a view alone, because elsewhere one may appear."""
+        """Return whether the caller may learn of changes at a URI. Only a view
+        refuses a URI without a resource; outside of views, such a resource may appear later."""
         if not view and not self.any_resource:
             return True
         if not self._catalog.has_resource(uri):

@@ -53,7 +53,7 @@ log = logging.getLogger("roundgate.replay")
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 HOLD_MS: Final = 1_000
 """The longest wait in milliseconds during which a task keeps its worker. Resuming the task
-elsewhere would take as long."""
+on another worker would take as long."""
 HOLD_FOR_TIMEOUTS_S: Final = 60.0
 """The longest time in seconds for which a task keeps its worker until an `asyncio.timeout` of the
 handler ends a durable wait."""

@@ -272,7 +272,7 @@ def _no_shared_keys() -> NoReturn:
 
 def is_private(file: ConfigFile, using: Settings) -> bool:
     """Return whether only the developer can call: the gateway has no authentication, no anonymous
-    callers from elsewhere, and no public URL, and does not run on AWS Lambda."""
+    callers from other machines, and no public URL, and does not run on AWS Lambda."""
     return (
         file.config.auth == "none"
         and using.public_url is None

@@ -5,7 +5,7 @@ Two workers may get the same task, and a worker may die at any point:
     message ──▶ claim ──▶ a turn (`tasks.turn`)
                   │ not claimed: drop the message
                   │ a suspect: claim the task alone
-                  ▼ over, but work continues elsewhere: clean up
+                  ▼ over, but external work continues: clean up
 
 The worker retries after faults of the gateway, such as an unavailable store, with growing pauses;
 then the task fails. The death of a worker counts only against a task that it ran alone

@@ -4,8 +4,8 @@ An index holds plans as JSON. The tool's schema has validated the arguments. Thi
 that no value adds a path segment, a header line or a cookie.
 
 Values are written in the styles of OpenAPI ("Style Values", after RFC 6570). Beyond that table:
-lists and objects within objects are written in `deepObject` only, as `name[member][0]`; elsewhere a
-list or object inside another is JSON. An empty list or object is omitted.
+lists and objects within objects are written in `deepObject` only, as `name[member][0]`; in other
+styles a list or object inside another is JSON. An empty list or object is omitted.
 """
 
 from __future__ import annotations
