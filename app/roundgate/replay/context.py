@@ -517,8 +517,8 @@ class Context(CallFacts):
         return TimeLimit(self._run, name, seconds)
 
     async def shed(self, name: str = "shed") -> None:
-        """End this round without a question, the first time. The client's retry continues after this
-        call."""
+        """End this round without a question, the first time. The client's retry continues after
+        this call."""
         await waiting.shed(self._run, name)
 
     # continuing later

@@ -178,9 +178,9 @@ async def _wait(run: Run, branch: Branch, until_ms: int) -> None:
 async def within_scopes(run: Run, branch: Branch) -> None:
     """Return once no durable time limit around the branch is about to end its block.
 
-    A passed limit usually cancels the branch during this wait, directly or through the task that entered the
-    block. If that task continues in the block (it catches the cancellation, or waits for this
-    branch in a `finally`), the branch continues too, as inside `asyncio.timeout`.
+    A passed limit usually cancels the branch during this wait, directly or through the task that
+    entered the block. If that task continues in the block (it catches the cancellation, or waits
+    for this branch in a `finally`), the branch continues too, as inside `asyncio.timeout`.
 
     Raises:
         Suspend: the run has ended meanwhile.

@@ -604,7 +604,7 @@ def _limits_from_config(config: McpBackendConfig) -> Limits:
 def _no_process_on_lambda(origin: Origin) -> Problem:
     return origin.at("command").problem(
         "is a process, and AWS Lambda freezes and ends processes between two calls",
-        "run the server on another machine and set its url; mcp-proxy serves such a program over HTTP",
+        "run the server on a machine and set its url; mcp-proxy serves such a program over HTTP",
     )
 
 
