@@ -33,7 +33,8 @@ from roundgate.storage.accounts import CountedRows
 
 READ_MORE: Final = "read_more"
 CHUNK: Final = 50_000
-"""The number of characters of one row, at most 200 KB, after a line of facts about the text."""
+"""The number of characters in one row, at most 200 KB. A line of facts about the text precedes
+them."""
 _LONGER_S: Final = 60.0
 """Seconds for which the counter of texts is stored after the newest text has expired."""
 _CURSOR: Final = re.compile(

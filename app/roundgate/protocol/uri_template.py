@@ -103,7 +103,7 @@ class _Operator:
     def decode(self, text: str) -> str:
         value = unquote(text, errors="strict")
         if self.is_guarded and ("/" in value or value in {".", ".."}):
-            raise ValueError("more than one segment, or a dot segment")
+            raise ValueError("a value has several segments, or is a dot segment")
         return value
 
 
@@ -167,7 +167,7 @@ class _Value:
         if not self.is_exploded:
             return {self.name: self.operator.decode(text)}
         if self.operator.is_guarded and text.startswith("/"):
-            raise ValueError("an absolute path, once joined")
+            raise ValueError("a list would be an absolute path")
         return {
             self.name: [self.operator.decode(item) for item in text.split(self.operator.separator)]
         }
@@ -246,7 +246,7 @@ class _Parameters(_Expression):
         for pair in text[1:].split(self.operator.separator) if text else ():
             name, _, value = pair.partition("=")
             if name in values and name not in self.exploded:
-                raise ValueError("given twice")
+                raise ValueError("a parameter has two values")
             values.setdefault(name, []).append(self.operator.decode(value))
         return {
             name: items if name in self.exploded else items[0] for name, items in values.items()

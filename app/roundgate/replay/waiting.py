@@ -276,7 +276,7 @@ class TimeLimit(Scope):
             is_ours = self._task.uncancel() <= self._cancelling
             is_late = is_ours and kind is not None and issubclass(kind, CancelledError)
         if is_late and self._run.stopped is None:
-            raise TimeoutError(f"the limit of {self._seconds:g} s is over") from error
+            raise TimeoutError(f"the time limit of {self._seconds:g} s is over") from error
         if self._begun is not None and not self._is_recorded and self._may_record_leaving(kind):
             entry = replace(self._begun, was_left=True)
             self._run.journal.add(entry)

@@ -157,7 +157,7 @@ class ToolCalls:
         try:
             await self.server.set_log_level(level)
         except ClientError as error:
-            log.debug("a server did not take a log level", exc_info=error)
+            log.debug("a server refused a log level", exc_info=error)
 
     def _outcome(self, raw: Json, context: Context) -> Json:
         """Return a result, or its questions and state, in the form of the journal.

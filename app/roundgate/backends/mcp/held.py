@@ -401,7 +401,7 @@ async def _set_log_level(connection: Connection, level: str | None) -> None:
     try:
         await connection.request("logging/setLevel", {"level": level})
     except ClientError as error:
-        log.debug("a server did not take a log level", exc_info=error)
+        log.debug("a server refused a log level", exc_info=error)
 
 
 async def _end_session(connection: Connection) -> None:
@@ -438,7 +438,8 @@ class _HeldCall:
         self.task = asyncio.create_task(self._run())
 
     async def first_outcome(self) -> Json:
-        """Return the first outcome; cancel the call if the caller is cancelled before."""
+        """Return the first outcome; cancel the call if the caller is cancelled before. Raise the
+        failure of the call, or ToolError if the gateway stopped the call."""
         try:
             outcome = await self.outcome(0)
         except asyncio.CancelledError:

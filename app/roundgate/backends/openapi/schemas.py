@@ -87,7 +87,9 @@ class Schemas:
         try:
             return self._convert(uri, schema, uses, 0), frozenset(uses)
         except RecursionError:
-            raise UnusableOperation("the schema is nested too deeply") from None
+            raise UnusableOperation(
+                f"the schema is nested too deeply; {MAX_DEPTH} levels are the maximum"
+            ) from None
 
     def definitions(self, uses: frozenset[Place]) -> Json:
         """Return `$defs` for a schema with the targets `uses`: the targets and all schemas that
