@@ -269,7 +269,8 @@ def _payload(file: str | None) -> Any:
 
 async def _retry_from(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
     """Continue a parked or failed task from a chosen step, after showing the parts that are
-    repeated. Return 1 if that is not possible or the operator did not confirm."""
+    repeated. Return the exit status: 1 if the task cannot continue or the operator did not confirm,
+    2 if the arguments name no single task."""
     filters = (arguments.owner, arguments.tool, arguments.status, arguments.outcome)
     is_narrowed = any(value is not None for value in (*filters, arguments.older_than))
     if len(arguments.task) != 1 or is_narrowed:

@@ -407,7 +407,8 @@ def _refused(output: str, file: Path, arch: str) -> ConfigError:
 
 
 def _fetch(pins: Iterable[Pin], arch: str, file: Path) -> None:
-    """Add wheels to the cache. pip checks them against the hashes of the lock."""
+    """Add wheels to the cache. pip checks them against the hashes of the lock. Raise ConfigError if
+    pip fails."""
     with tempfile.TemporaryDirectory() as temporary:
         listed = Path(temporary, "requirements.txt")
         listed.write_text("\n".join([*(pin.line() for pin in pins), ""]), "utf-8")

@@ -71,6 +71,9 @@ class Results:
         Args:
             result: the members, without those that every result has.
             cache: the caching hint for clients, for methods with such a hint.
+
+        Raises:
+            InternalError: a member has no JSON form.
         """
         try:
             return self._format.write(result, cache)
@@ -95,7 +98,8 @@ class Results:
         return Reply(self.write(created), "task")
 
     def input_required(self, outcome: InputRequired) -> Reply:
-        """Return the reply of a round that ended with questions, or only with state."""
+        """Return the reply of a round that ended with questions, or only with state. Raise
+        InternalError if a question has no JSON form."""
         try:
             written = self._format.input_required(outcome.requests, outcome.request_state)
         except (TypeError, ValueError, RecursionError) as error:

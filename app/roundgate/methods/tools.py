@@ -120,7 +120,8 @@ class ToolMethods:
         round_: Round,
         call: Call,
     ) -> Reply:
-        """Return the reply for the end of a round; create the task if the call becomes one."""
+        """Return the reply for the end of a round; create the task if the call becomes one. Raise
+        MissingCapability if the client lacks a capability that the handler needs."""
         match outcome:
             case InputRequired():
                 return self._results.input_required(outcome)

@@ -365,7 +365,11 @@ class OAuth:
         self, fetch: Fetcher, server: Server, stored: Stored, form: dict[str, str]
     ) -> Json:
         """Request a token for the resource; return the response. Authenticate the client, and add a
-        DPoP proof if the token is to be bound to a key."""
+        DPoP proof if the token is to be bound to a key.
+
+        Raises:
+            AuthorizationFailed: the authorization server has no token endpoint.
+        """
         endpoint = server.endpoint("token_endpoint")
         if endpoint is None:
             raise failed("The authorization server has no token endpoint")
