@@ -167,8 +167,8 @@ class Catalog:
         return self.views[name] if name else self
 
     def lists_that_differ(self, other: Catalog) -> frozenset[str]:
-        """Return which of "tools", "prompts" and "resources" may list other entries for a client
-        than `other` does."""
+        """Return the names of the lists ("tools", "prompts", "resources") that may have other entries
+        for a client than the lists of `other`."""
         mine, others = self._lists(), other._lists()
         return frozenset(name for name in mine if mine[name] != others[name])
 

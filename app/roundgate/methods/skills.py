@@ -53,7 +53,7 @@ class SkillsExtension(Extension):
         return bool(catalog.skill_sources)
 
     def settings(self) -> dict[str, Any]:
-        """Return that directories can be read."""
+        """Return the setting that announces directories."""
         return {"directoryRead": True}
 
     def methods(self, kit: Kit) -> Mapping[str, Method[Any]]:

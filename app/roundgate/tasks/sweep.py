@@ -84,7 +84,7 @@ class Sweep:
 
     @property
     def trouble(self) -> str | None:
-        """Return why this process does not act by its clock; `None` if it does."""
+        """Return the reason why this process does not act by its clock; `None` if it does."""
         return self._trust.trouble
 
     @property

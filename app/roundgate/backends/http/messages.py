@@ -298,7 +298,7 @@ def _from_json(answer: Answer, pointer: str, output: Schema | None) -> ToolResul
 
 
 def _warn(tool: str, why: str) -> None:
-    """Log why an answer is unexpected, without the answer's text."""
+    """Log the reason why an answer is unexpected, without the answer's text."""
     log.warning(
         "a response does not match its OpenAPI document",
         extra={"fields": {"tool": tool, "why": why.partition(": ")[0]}},

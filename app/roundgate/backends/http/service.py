@@ -300,7 +300,7 @@ def _limit_s(error: Exception, phases: TimeoutsConfig | None) -> float | None:
 
 
 def _cause(error: BaseException) -> str:
-    """Return why a certificate is not trusted, or the exception's name for any other error."""
+    """Return the reason why a certificate is not trusted; for any other error, its name."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):

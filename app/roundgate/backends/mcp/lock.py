@@ -92,7 +92,7 @@ class Lock:
         return lines
 
     def differences(self, kind: str, definitions: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-        """Return how definitions differ from the accepted definitions, by name."""
+        """Return the differences of definitions from the accepted definitions, by name."""
         accepted, differences = self.digests[kind], dict[str, str]()
         for raw in definitions:
             name = raw.get(KINDS[kind])
