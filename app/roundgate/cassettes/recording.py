@@ -1,9 +1,9 @@
 """The recording of a conversation in memory, and the redaction of its secrets before it is written.
 
 Only headers that a cassette may hold are recorded. The values of secret headers are remembered, so
-they can be redacted elsewhere. A secret becomes `${secret:NAME}`; a replay reads its value from the
-environment variable NAME. A value of at least `_SHORTEST_ELSEWHERE` characters that is secret in
-one place is redacted everywhere.
+they can be redacted in other places. A secret becomes `${secret:NAME}`; a replay reads its value
+from the environment variable NAME. A value of at least `_SHORTEST_ELSEWHERE` characters that is
+secret in one place is redacted everywhere.
 """
 
 from __future__ import annotations

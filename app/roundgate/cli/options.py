@@ -119,7 +119,7 @@ def _add_local_commands(commands: Commands) -> None:
     about = "compile the documents of back ends into indexes, and pin the definitions of servers"
     _add_config(_command(commands, "compile", "deploy", about, "roundgate compile gateway.yaml"))
 
-    about = "ask each MCP server behind a gateway, and print how it is"
+    about = "ask each MCP server behind a gateway, and print its state"
     upstreams = _command(
         commands, "upstreams", "upstreams", about,
         "roundgate upstreams", "roundgate upstreams gateway.yaml --json | jq -r .name",
@@ -233,7 +233,7 @@ def _add_tasks(commands: Commands) -> None:
     about = "maximum number of tasks to show (default: %(default)s)"
     listed.add_argument("--limit", type=number(int, 1, 999_999_999), default=100, help=about)
     listed.add_argument(
-        "--cursor", help="continue a list from the value that the page before printed"
+        "--cursor", help="continue a list from the value that the previous page printed"
     )
 
     about = "show a task, without its arguments, answers and result"
