@@ -551,7 +551,7 @@ class Carrier:
     async def _pause(
         self, added: Added, wake_ms: int, *, attempts: int, declined_ms: int = 0
     ) -> None:
-        """Release the task until `wake_ms` without counting that as progress."""
+        """Release the task until `wake_ms` without counting the release as progress."""
         await self._store.release(
             *(self.lease, added, self._clock.now_ms()),
             wake_ms=wake_ms,

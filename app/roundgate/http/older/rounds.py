@@ -55,7 +55,7 @@ from roundgate.tasks.stored import Claimed
 from roundgate.tokens.ids import SessionFacts
 
 RELEASE_S: Final = 2.0
-"""Seconds that a request which is cut off may spend on releasing its task."""
+"""Seconds that a request that is cut off may spend on releasing its task."""
 _INTERRUPTED: Final = (
     "The connection was lost while this call ran, and its progress is unknown;"
     " find out whether it took effect before calling again"
