@@ -352,14 +352,6 @@ MEASUREMENTS = (
         leaves_out=frozenset({"sdk", "fastmcp", "typescript", "starlette"}),
     ),
     Measurement(
-        "parts",
-        "where the time of a tools/call goes inside the gateway, without sockets and kernel",
-        (Column("us", "µs", 1),),
-        is_more_better=False,
-        sample=functools.partial(program, module="bench.parts"),
-        leaves_out=frozenset({"sdk", "fastmcp", "typescript", "fastapi", "starlette", "asgi"}),
-    ),
-    Measurement(
         "proxy",
         "tools/call that calls a service over HTTP",
         _LOAD_COLUMNS,
