@@ -17,12 +17,10 @@ import hashlib
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Set
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-import uvicorn
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -345,31 +343,3 @@ class Schedule:
                 await self.invoke(self.event)
             except InvocationFailed:
                 continue
-
-
-# Servers of this process
-
-
-class _QuietServer(uvicorn.Server):
-    """A server that leaves signal handling to the stack."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-@asynccontextmanager
-async def served(app: Any, port: int) -> AsyncIterator[None]:
-    """Serve an app on a port of this machine until the block ends."""
-    server = _QuietServer(uvicorn.Config(app, port=port, log_level="warning", lifespan="off"))
-    serving = asyncio.create_task(server.serve())
-    try:
-        async with asyncio.timeout(10):
-            for _ in range(1000):
-                if server.started:
-                    break
-                await asyncio.sleep(0.01)
-        yield
-    finally:
-        server.should_exit = True
-        await serving

@@ -32,8 +32,6 @@ import yaml
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from roundgate.deployment.machine import reserved_port
-from roundgate.deployment.stack.events import served
 from roundgate.deployment.stack.functions import (
     MAX_PAYLOAD_BYTES,
     Account,
@@ -44,6 +42,7 @@ from roundgate.deployment.stack.functions import (
     environments,
 )
 from roundgate.deployment.template import Function
+from roundgate.net.serving import served
 
 MAX_EVENT_BYTES: Final = 1024 * 1024
 MAX_CLIENT_CONTEXT: Final = 3_583
@@ -188,12 +187,11 @@ async def functions_at(
     limits = httpx.Limits(max_keepalive_connections=0)
     async with httpx.AsyncClient(trust_env=False, limits=limits) as http:
         api = LambdaApi(make_pools(file, directory, tools, http, more or {}))
-        with reserved_port() as free:
-            try:
-                async with served(api, port or free):
-                    yield f"http://127.0.0.1:{port or free}", api
-            finally:
-                api.close()
+        try:
+            async with served(api, port=port or 0) as bound:
+                yield f"http://127.0.0.1:{bound}", api
+        finally:
+            api.close()
 
 
 def main() -> int:
