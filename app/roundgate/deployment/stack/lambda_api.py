@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import json
 import os
 import signal
@@ -103,10 +102,7 @@ class LambdaApi:
             running.add_done_callback(self._asynchronous.discard)
             return Response(b"", 202, identified())
         try:
-            client_context = base64.b64decode(context).decode() or None
-            return JSONResponse(
-                await pool.invoke(event, client_context=client_context), 200, identified()
-            )
+            return JSONResponse(await pool.invoke(event, context), 200, identified())
         except Throttled:
             more = {"Reason": "ReservedFunctionConcurrentInvocationLimitExceeded"}
             return refused(
@@ -166,7 +162,6 @@ def make_pools(
                 key: str(value) for key, value in declaration.get("environment", {}).items()
             },
             events={},
-            allows_loops=False,
         )
         count, code = int(declaration.get("environments", 2)), file.parent.resolve()
         made = environments(function, count, code, tools, variables, logs)

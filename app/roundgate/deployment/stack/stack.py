@@ -199,8 +199,6 @@ def triggers(
         concurrency=min(len(workers.environments), most),
         arn=f"arn:aws:sqs:{REGION}:{ACCOUNT}:tasks",
         reports_failures="ReportBatchItemFailures" in source.get("FunctionResponseTypes", []),
-        dead_letters=resources["DeadLetters"],
-        allows_loops=function.allows_loops,
     )
     every_s = times.sweep_every_s or rate_s(rule["Schedule"])
     return poller, Schedule(workers.invoke, every_s, json.loads(rule["Input"]))
