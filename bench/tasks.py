@@ -26,7 +26,7 @@ from typing import Any
 
 import uvloop
 
-from bench import postgresql, task_costs, task_tables
+from bench import postgresql, task_tables
 from bench.dynamodb import Emulator, why_not
 from bench.dynamodb import emulator as running_emulator
 from bench.http1 import ResponseReader
@@ -64,7 +64,6 @@ def samples(settings: Settings) -> Iterator[Sample]:
         tables = [
             task_tables.sqlite(folder / f"sqlite-{size}", size) for size in settings.table_sizes
         ]
-        emulator: Emulator | None = None
         if reason := why_not():
             yield Sample(
                 "tasks", "DynamoDB Local", {}, (f"tasks: no rows of DynamoDB Local: {reason}",)
@@ -81,8 +80,6 @@ def samples(settings: Settings) -> Iterator[Sample]:
         swept = list(_sweeps(tables))  # first, because the load leaves tasks in the tables
         yield from _loads(tables, settings)
         yield from swept
-        if emulator is not None:
-            yield from task_costs.samples(emulator, folder)
 
 
 @contextmanager
