@@ -1,4 +1,4 @@
-"""`roundgate cassette record|verify|serve|show|schema`: recorded conversations.
+"""`roundgate cassette record|verify|serve|schema`: recorded conversations.
 
 `verify` returns 1 if a response differs from the recording. An invalid cassette is wrong usage (2);
 the other exit statuses are those of `cli.remote`.
@@ -41,7 +41,6 @@ from roundgate.cli import remote
 from roundgate.cli.output import say
 from roundgate.client import Bearer
 from roundgate.errors import ConfigError, GatewayError, UsageError
-from roundgate.observability import escaped
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -209,31 +208,6 @@ def _report(differing: Sequence[Outcome], total: int) -> int:
     return remote.DONE
 
 
-async def _show(arguments: argparse.Namespace) -> int:
-    for number, interaction in enumerate(read(arguments.file).interactions, 1):
-        print(number, escaped(interaction.title), escaped(_result(interaction.response)), sep="\t")
-    return remote.DONE
-
-
-def _result(response: Any) -> str:
-    """Return a short summary of a response."""
-    if response is None:
-        return "no answer"
-    message: Any = response.message
-    before = ""
-    if response.events is not None:
-        message = response.events[-1].message if response.events else None
-        before = f"{len(response.events)} events, "
-    message = message if isinstance(message, dict) else {}
-    error, result = message.get("error"), message.get("result")
-    if isinstance(error, dict):
-        return f"{before}error {error.get('code')}: {error.get('message')}"
-    if isinstance(result, dict):
-        kind = result.get("status") or result.get("resultType") or "complete"
-        return f"{before}{'tool error' if result.get('isError') else kind}"
-    return before.rstrip(", ") or f"HTTP {response.status}"
-
-
 async def _schema(_: argparse.Namespace) -> int:
     print(json.dumps(SCHEMA, indent=2))
     return remote.DONE
@@ -243,6 +217,5 @@ _ACTIONS: Mapping[str, Callable[[argparse.Namespace], Coroutine[Any, Any, int]]]
     "record": _record,
     "verify": _verify,
     "serve": _serve,
-    "show": _show,
     "schema": _schema,
 }

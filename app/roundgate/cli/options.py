@@ -529,7 +529,6 @@ def _add_cassette(commands: Commands) -> None:
     serve = _cassette_action(actions, "serve", "serve the recorded answers")
     _add_listen(serve)
 
-    _cassette_action(actions, "show", "print the interactions of a cassette, one per line")
     actions.add_parser("schema", help="print the JSON Schema of cassettes, for editors")
 
 
