@@ -36,7 +36,7 @@ HOMES = {
     "fastapi": {"http.events", "http.routes", "main"},
     "starlette": {"http", "main", "lambda_http", "deployment.stack"},
     "mangum": {"lambda_http"},
-    "uvicorn": {"cli.serve", "http.connections", "deployment.stack"},
+    "uvicorn": {"cli.serve", "http.connections", "net.serving"},
     "httpx": {
         *("backends.http", "backends.openapi.documents", "net.http"),
         *("client.session", "client.transport", "deployment.stack"),
@@ -48,6 +48,7 @@ HOMES = {
             "backends.openapi.documents",
             "backends.skills.frontmatter",
             "suites.expecting",
+            "cassettes.files",
         ),
         *("deployment.template", "deployment.stack"),
     },
