@@ -84,7 +84,7 @@ class Replica:
         stores, serving = self.core.stores, self.core.serving
         clock, config = self._clock, self.config
         sealer = StateSealer(ring, clock, config.state.lifetime_s, config.state.max_bytes)
-        own_tasks = Tasks(stores.tasks, clock, config.tasks, view)
+        own_tasks = Tasks(stores.tasks, clock, config.tasks, view, self.core.trail)
         source = ViewSource(serving, view) if view else serving
         parts = Parts(
             self.core.changes,

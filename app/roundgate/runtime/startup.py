@@ -148,6 +148,7 @@ class Core:
             shows_errors=self.shows_errors,
             trust=trust,
             external=lambda record: self.event_source(config, clock).of_task(record),
+            trail=self.trail,
         )
 
     def event_source(self, config: GatewayConfig, clock: Clock) -> EventSource:

@@ -34,7 +34,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from roundgate.backends import Catalog, CatalogSource, ServedTool
 from roundgate.clock import Clock, Deadline
@@ -75,6 +75,9 @@ from roundgate.tasks.running import Outcome, Patience, Running, to_its_end
 from roundgate.tasks.stored import Claimed, Move, StoredTasks
 from roundgate.tasks.turn import CLEANUP_PAUSES_S, Carrier, Means, Turn
 
+if TYPE_CHECKING:  # loaded only if there is an audit log
+    from roundgate.audit import Trail
+
 _UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError)
 """The errors of decoding bytes from a later version or another program."""
 
@@ -114,6 +117,7 @@ class Worker:
         shows_errors: bool = False,
         trust: ClockTrust | None = None,
         external: Callable[[TaskRecord], ExternalEvents] | None = None,
+        trail: Trail | None = None,
     ) -> None:
         """Make a worker.
 
@@ -132,13 +136,14 @@ class Worker:
             shows_errors: whether callers see the messages of unexpected exceptions.
             trust: the `ClockTrust` of the process, if it has a sweep.
             external: opens the external events of a task.
+            trail: the audit log, if there is one.
         """
         self._texts = texts
         self._rows_of = rows_of
         self._external = external
         self._catalogs = catalogs
         self._store = store
-        self._trail = store.trail
+        self._trail = trail
         self._clock = clock
         self._config = config
         self._lease_ms = int(config.lease_s * 1000)
