@@ -74,7 +74,8 @@ class Files:
         if self._is_torn:
             self._cut_off()
         try:
-            _write_all(self._file, line)
+            if (written := os.write(self._file, line)) < len(line):
+                _write_all(self._file, line[written:])  # fails if the disk is full
         except OSError:
             self._is_torn = True
             self._cut_off()

@@ -20,11 +20,12 @@ import pwd
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from roundgate.audit.digests import Digests
-from roundgate.audit.records import FIRST, Checkpoint, answer_facts, hash_of, line_of
+from roundgate.audit.records import FIRST, Checkpoint, answer_facts
 from roundgate.audit.sinks import MakeSink, Sink
 from roundgate.auth import Principal
 from roundgate.clock import Clock, Timer, iso
@@ -77,6 +78,8 @@ class Trail:
         self._chain = ""
         self._head = FIRST
         self._records = 0
+        self._now_ms, self._now = 0, ""
+        """The time of the last record, in milliseconds since the epoch and as text."""
         self._waiting: deque[_Record] = deque()
         self._lost = 0
         self._marked = 0
@@ -185,8 +188,11 @@ class Trail:
             Unavailable: the record of an event that must have one cannot be written, and
                 `audit.on_failure` is `refuse`. The record is not kept.
         """
-        at = iso(self._clock.now_ms())
+        now_ms = self._clock.now_ms()
         with self._lock:
+            if now_ms != self._now_ms:  # most calls begin and end in the same millisecond
+                self._now_ms, self._now = now_ms, iso(now_ms)
+            at = self._now
             try:
                 if self._sink is None or self.trouble is not None:
                     self._resume()
@@ -276,10 +282,21 @@ class Trail:
 
     def _write(self, at: str, event: str, facts: Mapping[str, Any]) -> None:
         assert self._sink is not None
-        line = line_of(self._chain, self._records, self._head, at, event, facts)
+        number = self._records
+        # the members of `records.line_of`, without the calls: a call has two records
+        line = encode(
+            {
+                "chain": self._chain,
+                "n": number,
+                "prev": self._head,
+                "at": at,
+                "event": event,
+                **facts,
+            }
+        )
         self._sink.write(line + b"\n")
-        self._head = hash_of(line)
-        self._records += 1
+        self._head = sha256(line).hexdigest()
+        self._records = number + 1
         if self._timer is None:
             try:
                 self._timer = self._clock.call_later(self._checkpoint_s, self._checkpoint)

@@ -27,15 +27,11 @@ class Recorder:
         self._trail = trail
         self._view = view
 
-    def serve(
-        self, context: RequestContext, serve: Callable[[RequestContext], Awaitable[Response]]
-    ) -> Awaitable[Response]:
-        """Serve a request, and record its end before its answer leaves. Raise as `serve` does."""
-        return self._serve(context, serve) if context.inbound.method in AUDITED else serve(context)
-
-    async def _serve(
+    async def serve(
         self, context: RequestContext, serve: Callable[[RequestContext], Awaitable[Response]]
     ) -> Response:
+        """Serve a request of a method in `AUDITED`, and record its end before its answer leaves. Raise
+        as `serve` does."""
         context.correlation.round = None
         try:
             response = await serve(context)

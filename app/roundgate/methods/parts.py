@@ -312,10 +312,11 @@ class Methods:
         self._scopes = kit.scopes
         self._view = kit.parts.view
         self._recorder: Recorder | None = None
+        self._audited = frozenset[str]()
         if kit.parts.trail is not None:
-            from roundgate.methods.auditing import Recorder
+            from roundgate.methods.auditing import AUDITED, Recorder
 
-            self._recorder = Recorder(kit.parts.trail, self._view)
+            self._recorder, self._audited = Recorder(kit.parts.trail, self._view), AUDITED
 
     def serve(self, context: RequestContext) -> Awaitable[Response]:
         """Serve one request.
@@ -324,7 +325,7 @@ class Methods:
             GatewayError: the request fails with this JSON-RPC error.
             AuthError: the caller lacks a scope.
         """
-        if self._recorder is None:
+        if self._recorder is None or context.inbound.method not in self._audited:
             return self._serve(context)
         return self._recorder.serve(context, self._serve)
 
