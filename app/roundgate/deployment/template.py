@@ -72,9 +72,6 @@ class Function:
     runtime: str
     environment: Mapping[str, str]
     events: Mapping[str, Any]
-    allows_loops: bool
-    """Whether AWS Lambda allows the function to be invoked repeatedly by messages that it
-    caused."""
 
 
 class Template:
@@ -125,7 +122,6 @@ class Template:
             runtime=own.get("Runtime", shared["Runtime"]),
             environment={name: str(value) for name, value in variables.items()},
             events=own.get("Events", {}),
-            allows_loops=own.get("RecursiveLoop") == "Allow",
         )
 
     def named(self, kind: str) -> list[str]:
