@@ -1,5 +1,6 @@
 """Costs inside the gateway's process, in microseconds: sealing and opening states, rounds compared
-with a call, one call in two revisions, with a hundred tools, in a view, through search, with a JWT.
+with a call, one call in two revisions, with limits, with a hundred tools, in a view, through search,
+with a JWT.
 
 Run with the gateway's own Python (`python -m bench.inside`). Prints one JSON object, case → µs.
 Calls pass through the whole ASGI app but not through sockets, so network noise does not hide the
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from roundgate.auth.verifier import JwtVerifier
 from roundgate.client import envelope, headers_of, message
 from roundgate.clock import Clock
 from roundgate.main import build_app
-from roundgate.settings import JwtAuthConfig
+from roundgate.settings import CallLimits, JwtAuthConfig, RateConfig
 from roundgate.settings import process as settings
 from roundgate.tokens import Binding, KeyRing, StateSealer, keys
 
@@ -38,7 +40,7 @@ def main() -> None:
     """Print all measurements."""
     logs.configure("warning")
     measured = dict(sealing())
-    for measure in (rounds, revisions, catalogues, verifying):
+    for measure in (rounds, revisions, limits, catalogues, verifying):
         measured |= asyncio.run(measure())
     json.dump(measured, sys.stdout)
 
@@ -97,6 +99,29 @@ async def revisions() -> dict[str, float]:
             for case, work in zip(
                 best, (lambda: post(app, "add", params["arguments"]), of_session), strict=True
             ):
+                best[case] = min(best[case], await fastest_async(work, times=20, batches=1))
+        return best
+
+
+async def limits() -> dict[str, float]:
+    """Measure the same call without limits, and with limits of its caller and its tool, alternately,
+    so noise affects both alike."""
+    with tempfile.TemporaryDirectory() as directory:
+        using = settings.Settings(
+            state_keys=keys.new_key(), store=f"sqlite:///{directory}/store.sqlite3"
+        )
+        file = config.load(Path("bench/gateway.yaml"))
+        most = CallLimits(calls_per_minute=1_000_000, concurrent=1_000)
+        rate = RateConfig(**most.model_dump(), tools={"add": most})
+        limited = replace(file, config=file.config.model_copy(update={"rate": rate}))
+        apps = {
+            "call, without limits": build_app(file, using),
+            "call, with limits of caller and tool": build_app(limited, using),
+        }
+        best = dict.fromkeys(apps, float("inf"))
+        for _ in range(150):
+            for case, app in apps.items():
+                work = partial(post, app, "add", {"a": 1, "b": 2})
                 best[case] = min(best[case], await fastest_async(work, times=20, batches=1))
         return best
 

@@ -30,6 +30,7 @@ from roundgate.settings import (
     Model,
     Origin,
     PackageConfig,
+    RateConfig,
     ServerConfig,
     SessionsConfig,
     StateConfig,
@@ -67,6 +68,9 @@ class GatewayConfig(Model):
     )
     http: HttpConfig = Field(HttpConfig.model_construct(), description="The HTTP edge.")
     limits: LimitsConfig = Field(LimitsConfig.model_construct(), description="Bounds on work.")
+    rate: RateConfig = Field(
+        RateConfig.model_construct(), description="Limits on the calls of each caller."
+    )
     auth: Annotated[
         Annotated[Literal["none"], Tag("<none>")]
         | Annotated[JwtAuthConfig, Tag("<jwt>")]
