@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from roundgate.errors import Unavailable
 from roundgate.storage.rates import AWAY_MS, BLOCKS, LocalBuckets, Quota, SharedBuckets
+from tests.storage.rate_contract import take
 from tests.storage.test_accounts import Rows
 from tests.support.clocks import FixedClock
 
@@ -48,7 +49,7 @@ def test_a_bucket_in_memory_is_exact(quota: Quota, steps: list[int]) -> None:
         for wait_ms in steps:
             clock.skip(wait_ms / 1_000)
             reference.wait(wait_ms)
-            told_ms = await buckets.take(ANN)
+            told_ms = await take(buckets)
             assert (told_ms == 0) == reference.take()
             if told_ms:
                 assert reference.tokens + told_ms * reference.per_ms >= 1
@@ -92,7 +93,7 @@ async def follow(quota: Quota, moves: list[tuple[str, int, int]]) -> None:
         match what:
             case "call":
                 for _ in range(count):
-                    if await processes[number].take(ANN) == 0:
+                    if await take(processes[number]) == 0:
                         taken[number] += 1
                         assert reference.take(), "a call too many"
             case "wait":
@@ -116,7 +117,7 @@ async def test_a_forgotten_caller_gains_at_most_one_call() -> None:
 
     async def calls(subject: str) -> int:
         count = 0
-        while await buckets.take(("issuer", subject, "")) == 0:
+        while await take(buckets, ("issuer", subject, "")) == 0:
             count += 1
         return count
 
@@ -137,11 +138,11 @@ async def test_memory_is_bounded() -> None:
     local = LocalBuckets(Quota(1, 1), clock.monotonic_ms, most=10)
     shared = SharedBuckets("callers", Quota(1, 1), rows, clock, most=10)
     for number in range(100):
-        await local.take(("issuer", str(number), ""))
-        await shared.take(("issuer", str(number), ""))
+        await take(local, ("issuer", str(number), ""))
+        await take(shared, ("issuer", str(number), ""))
     assert len(local._known) == len(shared._known) == 10
     for number in range(100):
-        assert await shared.take(("issuer", str(number), "")) > 0, "the rows remember"
+        assert await take(shared, ("issuer", str(number), "")) > 0, "the rows remember"
 
 
 class Away(Rows):
@@ -164,14 +165,14 @@ async def test_each_process_counts_by_itself_while_the_store_is_unavailable(
     rows: Any = Away(clock)
     rows.is_away = True
     buckets = SharedBuckets("callers", Quota(60, 10), rows, clock)
-    assert [await buckets.take(ANN) for _ in range(12)].count(0) == 10
+    assert [await take(buckets) for _ in range(12)].count(0) == 10
     assert rows.asked == 1, "a store that is down is not asked by every call"
     assert [record.message for record in caplog.records].count(
         "each process counts calls by itself, because the store is unavailable"
     ) == 1
     clock.skip(AWAY_MS / 1_000)
     rows.is_away = False
-    assert [await buckets.take(ANN) for _ in range(12)].count(0) == 10
+    assert [await take(buckets) for _ in range(12)].count(0) == 10
 
 
 async def test_a_new_quota_counts_from_where_the_old_one_stopped() -> None:
@@ -181,11 +182,11 @@ async def test_a_new_quota_counts_from_where_the_old_one_stopped() -> None:
         LocalBuckets(Quota(60, 10), clock.monotonic_ms),
         SharedBuckets("callers", Quota(60, 10), rows, clock),
     ):
-        assert [await buckets.take(ANN) for _ in range(10)].count(0) == 10
+        assert [await take(buckets) for _ in range(10)].count(0) == 10
         buckets.quota = Quota(600, 100)
-        assert await buckets.take(ANN) > 0
+        assert await take(buckets) > 0
         clock.skip(1)
-        assert [await buckets.take(ANN) for _ in range(20)].count(0) == 10
+        assert [await take(buckets) for _ in range(20)].count(0) == 10
         clock.skip(10)
         buckets.quota = Quota(60, 5)
-        assert [await buckets.take(ANN) for _ in range(20)].count(0) == 5
+        assert [await take(buckets) for _ in range(20)].count(0) == 5

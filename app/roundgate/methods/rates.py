@@ -71,59 +71,49 @@ class Limit:
         self.name = name
         self._make_buckets = make_buckets
         self._clock = clock
-        self._config = CallLimits.model_construct()
-        self._buckets: dict[bool, Buckets] = {}
-        """The buckets of calls and (`True`) of retries; empty without `calls_per_minute`."""
+        self.most: int | None = None
+        """The number of calls of a caller that run at once; `None` without a limit."""
+        self.calls: Buckets | None = None
+        """The buckets of calls; `None` without a limit."""
+        self.retries: Buckets | None = None
+        """The buckets of retries; `None` without a limit."""
         self._running: dict[Caller, int] = {}
         self._told: set[Caller] = set()
         self._told_since_ms = 0.0
 
     def configure(self, config: CallLimits) -> None:
         """Set the limits; callers keep what they have used."""
-        self._config = config
+        self.most = config.concurrent
         if config.calls_per_minute is None:
-            self._buckets = {}
+            self.calls = self.retries = None
             return
         quota = Quota(config.calls_per_minute, config.burst or config.calls_per_minute)
-        for is_retry, suffix in ((False, ""), (True, " retries")):
-            buckets = self._buckets.get(is_retry)
-            if buckets is None:
-                self._buckets[is_retry] = self._make_buckets(self.name + suffix, quota)
-            else:
-                buckets.quota = quota
+        if self.calls is None or self.retries is None:
+            self.calls = self._make_buckets(self.name, quota)
+            self.retries = self._make_buckets(f"{self.name} retries", quota)
+        self.calls.quota = self.retries.quota = quota
 
-    def enter(self, caller: Caller) -> None:
-        """Count a running call of a caller.
-
-        Raises:
-            RateExceeded: the caller has as many as it may.
-        """
-        running, most = self._running.get(caller, 0), self._config.concurrent
-        if most is not None and running >= most:
-            raise RateExceeded(f"{most} calls at once{self._calls_of}", _RETRY_CONCURRENT_S)
-        self._running[caller] = running + 1
+    def enter(self, caller: Caller, most: int) -> bool:
+        """Count a running call of a caller; return `False` if it already has `most`."""
+        running = self._running.get(caller, 0)
+        if running < most:
+            self._running[caller] = running + 1
+        return running < most
 
     def leave(self, caller: Caller) -> None:
         """End a running call."""
-        self._running[caller] -= 1
-        if not self._running[caller]:
-            del self._running[caller]
+        running = self._running.pop(caller) - 1
+        if running:
+            self._running[caller] = running
 
-    async def take(self, caller: Caller, *, is_retry: bool) -> None:
-        """Count a call or a retry.
+    def too_many_at_once(self) -> RateExceeded:
+        """Return the error of a call that `enter` refused."""
+        return RateExceeded(f"{self.most} calls at once{self._calls_of}", _RETRY_CONCURRENT_S)
 
-        Raises:
-            RateExceeded: the caller has made as many as it may.
-        """
-        buckets = self._buckets.get(is_retry)
-        if buckets is not None and (wait_ms := await buckets.take(caller)):
-            most = f"{buckets.quota.per_minute} calls a minute"
-            raise RateExceeded(most + self._calls_of, -(-wait_ms // 1000))
-
-    def give_back(self, caller: Caller, *, is_retry: bool) -> None:
-        """Take back the count of a call that another limit has refused."""
-        if is_retry in self._buckets:
-            self._buckets[is_retry].give_back(caller)
+    def too_many(self, buckets: Buckets, wait_ms: int) -> RateExceeded:
+        """Return the error of a call for which its caller has no token."""
+        most = f"{buckets.quota.per_minute} calls a minute{self._calls_of}"
+        return RateExceeded(most, -(-wait_ms // 1000))
 
     def is_to_tell(self, caller: Caller) -> bool:
         """Return whether the log has not named the caller recently."""
@@ -228,28 +218,29 @@ class Limits:
         """
         if not context.is_counted:
             return await serve(context, params)
-        caller, is_retry = _caller(context), getattr(params, "request_state", None) is not None
-        limits = [self._of_caller(context.principal), *limits_of_tool]
-        entered, taken = 0, 0
+        is_retry = getattr(params, "request_state", None) is not None
+        caller = _caller(context)
+        entered: list[Limit] = []
+        taken: list[Buckets] = []
         try:
-            try:
-                for limit in limits:
-                    limit.enter(caller)
-                    entered += 1
-                for limit in limits:
-                    await limit.take(caller, is_retry=is_retry)
-                    taken += 1
-            except RateExceeded as error:
-                for counted in limits[:taken]:
-                    counted.give_back(caller, is_retry=is_retry)
-                limit = limits[taken if entered == len(limits) else entered]
-                if isinstance(params, CallToolParams):
-                    context.correlation.tool = params.name[:MAX_NAME]
-                self._note(error, limit, context, caller)
-                raise
+            for limit in (self._of_caller(context.principal), *limits_of_tool):
+                if limit.most is not None:
+                    if not limit.enter(caller, limit.most):
+                        error = limit.too_many_at_once()
+                        raise self._refused(error, limit, taken, context, params)
+                    entered.append(limit)
+                buckets = limit.retries if is_retry else limit.calls
+                if buckets is not None:
+                    wait_ms = buckets.take(caller)
+                    if not isinstance(wait_ms, int):
+                        wait_ms = await wait_ms
+                    if wait_ms:
+                        error = limit.too_many(buckets, wait_ms)
+                        raise self._refused(error, limit, taken, context, params)
+                    taken.append(buckets)
             return await serve(context, params)
         finally:
-            for limit in limits[:entered]:
+            for limit in entered:
                 limit.leave(caller)
 
     def _of_caller(self, principal: Principal) -> Limit:
@@ -258,15 +249,27 @@ class Limits:
                 return limit
         return self._general
 
-    def _note(
-        self, error: RateExceeded, limit: Limit, context: RequestContext, caller: Caller
-    ) -> None:
-        """Count a refused call, and log the first of a caller in a minute."""
+    def _refused(
+        self,
+        error: RateExceeded,
+        limit: Limit,
+        taken: Sequence[Buckets],
+        context: RequestContext,
+        params: Params,
+    ) -> RateExceeded:
+        """Return the tokens that a refused call has taken, count it, log the first of a caller in a
+        minute, and return the error."""
+        caller = _caller(context)
+        for buckets in taken:
+            buckets.give_back(caller)
+        if isinstance(params, CallToolParams):
+            context.correlation.tool = params.name[:MAX_NAME]
         self._metrics.refused(limit.name)
         if limit.is_to_tell(caller):
             names = context.principal.names if caller[0] else {"address": caller[1]}
             fields = {"row": limit.name, "limit": error.limit, **names}
             log.warning("a caller makes too many calls", extra={"fields": fields})
+        return error
 
 
 class LimitedTools:
@@ -320,7 +323,7 @@ async def _serve(
 def _caller(context: RequestContext) -> Caller:
     """Return the caller that a request counts for: the principal, or without authentication the
     client's address."""
-    identity = context.principal.identity
-    if identity == LOCAL.identity:
+    principal = context.principal
+    if principal.issuer == LOCAL.issuer and principal.identity == LOCAL.identity:
         return "", client_address(context.address)[:MAX_ADDRESS], ""
-    return identity
+    return principal.identity

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Final, Protocol, TypeAlias
@@ -68,15 +68,16 @@ class Quota:
 
     per_minute: int
     burst: int
+    capacity: int = field(init=False)
+    """The parts in a full bucket."""
 
-    @property
-    def capacity(self) -> int:
-        """The parts in a full bucket."""
-        return self.burst * TOKEN
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "capacity", self.burst * TOKEN)
 
     def gained(self, parts: int, elapsed_ms: int) -> int:
         """Return the parts in a bucket after a time."""
-        return min(self.capacity, parts + max(0, elapsed_ms) * self.per_minute)
+        parts += elapsed_ms * self.per_minute
+        return min(self.capacity, parts)
 
     def wait_ms(self, missing: int) -> int:
         """Return the milliseconds until a bucket has gained parts."""
@@ -88,11 +89,20 @@ class Buckets(Protocol):
 
     quota: Quota
 
-    async def take(self, caller: Caller) -> int:
-        """Take a token; return 0, or without a token the milliseconds until there may be one."""
+    def take(self, caller: Caller) -> int | Awaitable[int]:
+        """Take a token; return 0, or without a token the milliseconds until there may be one. If
+        the store must be asked, return an awaitable of this number."""
 
     def give_back(self, caller: Caller) -> None:
         """Return the token that `take` took for a call that was refused elsewhere."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """The parts in a bucket, and the time in milliseconds at which it had them."""
+
+    parts: int
+    at_ms: int
 
 
 class LocalBuckets:
@@ -107,39 +117,38 @@ class LocalBuckets:
         self.quota = quota
         self._now_ms = now_ms
         self._most = most
-        self._known: OrderedDict[Caller, tuple[int, int]] = OrderedDict()
-        """The parts in each bucket, and the time in milliseconds at which it had them."""
+        self._known: OrderedDict[Caller, _Bucket] = OrderedDict()
         self._all_full_ms = 0
         """When all forgotten buckets are full."""
 
-    async def take(self, caller: Caller) -> int:
+    def take(self, caller: Caller) -> int:
         """Take a token, as `Buckets.take` does."""
         quota, now_ms = self.quota, int(self._now_ms())
-        known = self._known.get(caller)
-        if known is None:
+        bucket = self._known.get(caller)
+        if bucket is None:
             missing = max(0, self._all_full_ms - now_ms) * quota.per_minute
-            parts = max(TOKEN, quota.capacity - missing)
+            bucket = self._known[caller] = _Bucket(max(TOKEN, quota.capacity - missing), now_ms)
+            if len(self._known) > self._most:
+                self._forget(now_ms)
         else:
-            parts = quota.gained(known[0], now_ms - known[1])
-        if parts < TOKEN:
-            return quota.wait_ms(TOKEN - parts)
-        self._known[caller] = parts - TOKEN, now_ms
-        if known is not None:
+            bucket.parts = quota.gained(bucket.parts, now_ms - bucket.at_ms)
+            bucket.at_ms = now_ms
             self._known.move_to_end(caller)
-        elif len(self._known) > self._most:
-            self._forget(now_ms)
+        if bucket.parts < TOKEN:
+            return quota.wait_ms(TOKEN - bucket.parts)
+        bucket.parts -= TOKEN
         return 0
 
     def give_back(self, caller: Caller) -> None:
         """Return a token, as `Buckets.give_back` does."""
-        known = self._known.get(caller)
-        if known is not None:
-            self._known[caller] = min(self.quota.capacity, known[0] + TOKEN), known[1]
+        if (bucket := self._known.get(caller)) is not None:
+            bucket.parts = min(self.quota.capacity, bucket.parts + TOKEN)
 
     def _forget(self, now_ms: int) -> None:
-        _, (parts, at_ms) = self._known.popitem(last=False)
-        missing = self.quota.capacity - self.quota.gained(parts, now_ms - at_ms)
-        self._all_full_ms = max(self._all_full_ms, now_ms + self.quota.wait_ms(missing))
+        _, bucket = self._known.popitem(last=False)
+        parts = self.quota.gained(bucket.parts, now_ms - bucket.at_ms)
+        full_ms = now_ms + self.quota.wait_ms(self.quota.capacity - parts)
+        self._all_full_ms = max(self._all_full_ms, full_ms)
 
 
 @dataclass(slots=True)
@@ -183,26 +192,18 @@ class SharedBuckets:
         """The buckets that count while the store is unavailable."""
         self._away_until_ms = 0.0
 
-    async def take(self, caller: Caller) -> int:
+    def take(self, caller: Caller) -> int | Awaitable[int]:
         """Take a token, as `Buckets.take` does."""
         held = self._held(caller)
-        if not held.left:
-            now_ms = self._clock.monotonic_ms()
-            if now_ms < held.empty_until_ms:
-                return ceil(held.empty_until_ms - now_ms)
-            if now_ms < self._away_until_ms:
-                return await self._take_alone(caller)
-            async with held.taking:
-                if not held.left:
-                    try:
-                        wait_ms = await self._take_block(caller, held)
-                    except Unavailable as error:
-                        self._note_away(error)
-                        return await self._take_alone(caller)
-                    if wait_ms:
-                        return wait_ms
-        held.left -= 1
-        return 0
+        if held.left:
+            held.left -= 1
+            return 0
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < held.empty_until_ms:
+            return ceil(held.empty_until_ms - now_ms)
+        if now_ms < self._away_until_ms:
+            return self._take_alone(caller)
+        return self._take_of_store(caller, held)
 
     def give_back(self, caller: Caller) -> None:
         """Return a token, as `Buckets.give_back` does."""
@@ -217,6 +218,19 @@ class SharedBuckets:
         else:
             self._known.move_to_end(caller)
         return held
+
+    async def _take_of_store(self, caller: Caller, held: _Held) -> int:
+        async with held.taking:
+            if not held.left:  # otherwise another call has taken a block meanwhile
+                try:
+                    wait_ms = await self._take_block(caller, held)
+                except Unavailable as error:
+                    self._note_away(error)
+                    return self._take_alone(caller)
+                if wait_ms:
+                    return wait_ms
+            held.left -= 1
+            return 0
 
     async def _take_block(self, caller: Caller, held: _Held) -> int:
         """Take a block from the row; return 0, or the milliseconds until the row may have tokens.
@@ -273,10 +287,10 @@ class SharedBuckets:
         held.version = row.version
         return True
 
-    async def _take_alone(self, caller: Caller) -> int:
+    def _take_alone(self, caller: Caller) -> int:
         """Take a token of a bucket of this process."""
         self._alone.quota = self.quota
-        return await self._alone.take(caller)
+        return self._alone.take(caller)
 
     def _note_away(self, error: Unavailable) -> None:
         now_ms = self._clock.monotonic_ms()
