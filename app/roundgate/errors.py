@@ -222,7 +222,7 @@ class QuotaExceeded(Unavailable):
 
 class RateExceeded(Unavailable):
     """429: the caller makes more calls than `rate` allows. The call did not run. `limit` is the
-    limit in words, such as "60 calls a minute"."""
+    limit in words, such as "60 a minute"."""
 
     def __init__(self, limit: str, retry_s: int) -> None:
         super().__init__(f"Too many calls: the limit is {limit}; try again in {retry_s} s")

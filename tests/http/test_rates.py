@@ -107,7 +107,7 @@ async def test_a_call_beyond_the_limit_is_answered_with_429_and_when_to_try_agai
         assert response.headers["retry-after"] == "10"
         assert wire.valid_error(response) == {
             "code": -32600,
-            "message": "Too many calls: the limit is 6 calls a minute; try again in 10 s",
+            "message": "Too many calls: the limit is 6 a minute; try again in 10 s",
             "data": {"retryAfter": 10},
         }
         assert response.json()["id"] == 1
@@ -197,7 +197,7 @@ async def test_the_tools_of_a_row_share_its_limit_besides_the_general_one() -> N
     async with serving(rate) as mcp:
         assert await allowed(mcp) == 3
         _, error = await mcp.error("tools/call", LOOK)
-        assert error["message"].startswith("Too many calls: the limit is 3 calls a minute of l*; ")
+        assert error["message"].startswith("Too many calls: the limit is 3 a minute for l*; ")
         assert await allowed(mcp, {"name": "other"}) == 5, "refused calls count nowhere"
 
 
@@ -293,7 +293,7 @@ async def test_a_caller_has_no_more_calls_at_once_than_allowed() -> None:
         response = await mcp.post("tools/call", LOOK, headers=ann)
         assert (response.status_code, response.headers["retry-after"]) == (429, "1")
         assert wire.valid_error(response)["message"] == (
-            "Too many calls: the limit is 2 calls at once; try again in 1 s"
+            "Too many calls: the limit is 2 at once; try again in 1 s"
         )
         assert (await mcp.post("tools/call", LOOK, headers=bob)).status_code == 200
         held[0].cancel()
@@ -320,7 +320,7 @@ async def test_a_client_with_a_session_gets_an_error_that_does_not_end_its_conne
         "id": 7,
         "error": {
             "code": -32600,
-            "message": "Too many calls: the limit is 1 calls a minute; try again in 60 s",
+            "message": "Too many calls: the limit is 1 a minute; try again in 60 s",
             "data": {"retryAfter": 60},
         },
     }
@@ -414,7 +414,7 @@ async def test_the_log_names_a_caller_once_a_minute_and_the_metric_counts_each_r
         assert told() == [
             {
                 "row": "callers",
-                "limit": "1 calls a minute",
+                "limit": "1 a minute",
                 "subject": subject,
                 "issuer": ISSUER,
                 "client": "cli",

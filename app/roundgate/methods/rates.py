@@ -108,11 +108,11 @@ class Limit:
 
     def too_many_at_once(self) -> RateExceeded:
         """Return the error of a call that `enter` refused."""
-        return RateExceeded(f"{self.most} calls at once{self._calls_of}", _RETRY_CONCURRENT_S)
+        return RateExceeded(f"{self.most} at once{self._for_tools}", _RETRY_CONCURRENT_S)
 
     def too_many(self, buckets: Buckets, wait_ms: int) -> RateExceeded:
         """Return the error of a call for which its caller has no token."""
-        most = f"{buckets.quota.per_minute} calls a minute{self._calls_of}"
+        most = f"{buckets.quota.per_minute} a minute{self._for_tools}"
         return RateExceeded(most, -(-wait_ms // 1000))
 
     def is_to_tell(self, caller: Caller) -> bool:
@@ -127,9 +127,9 @@ class Limit:
         return True
 
     @property
-    def _calls_of(self) -> str:
+    def _for_tools(self) -> str:
         kind, _, pattern = self.name.partition(" ")
-        return f" of {pattern}" if kind == "tools" else ""
+        return f" for {pattern}" if kind == "tools" else ""
 
 
 class Rates:
