@@ -93,6 +93,28 @@ class RateContract:
         for _ in range(100):
             assert await take(buckets) > 0
         assert counting.operations == before, "an empty bucket is not looked at again"
+        clock.skip(1)
+        await asyncio.gather(*(take(buckets) for _ in range(100)))
+        assert counting.operations <= before + 3, "nor by calls that wait for each other"
+
+    async def test_a_call_of_a_caller_of_several_processes_is_two_operations(
+        self, store: SessionStore, another: SessionStore, clock: FixedClock
+    ) -> None:
+        counting: list[Any] = [_Counting(rows) for rows in (store, another)]
+        processes = [SharedBuckets("callers", Quota(60, 20), rows, clock) for rows in counting]
+        for _ in range(2):
+            for buckets in processes:
+                assert await take(buckets) == 0
+        before = sum(rows.operations for rows in counting)
+        for _ in range(4):
+            for buckets in processes:
+                assert await take(buckets) == 0
+        assert sum(rows.operations for rows in counting) == before + 16
+        for _ in range(3):
+            assert await take(processes[0]) == 0
+        before = counting[0].operations
+        assert await take(processes[0]) == 0
+        assert counting[0].operations == before + 1, "again the only one"
 
     async def test_a_refused_caller_is_told_when_it_may_call_again(
         self, processes: list[SharedBuckets], clock: FixedClock

@@ -167,6 +167,9 @@ async def test_each_process_counts_by_itself_while_the_store_is_unavailable(
     buckets = SharedBuckets("callers", Quota(60, 10), rows, clock)
     assert [await take(buckets) for _ in range(12)].count(0) == 10
     assert rows.asked == 1, "a store that is down is not asked by every call"
+    for _ in range(3):
+        clock.skip(AWAY_MS / 1_000)
+        assert await take(buckets) == 0
     assert [record.message for record in caplog.records].count(
         "each process counts calls by itself, because the store is unavailable"
     ) == 1

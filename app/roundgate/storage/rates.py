@@ -161,8 +161,10 @@ class _Held:
     at_ms: int = 0
     version: int = 0
     """The version of the row with these parts; 0 if the row must be read."""
+    is_contested: bool = False
+    """Whether another process wrote the row between the last two uses by this process."""
     empty_until_ms: float = 0
-    """When the row may have tokens again, on the monotonic clock; 0 unless it was empty."""
+    """The time on the monotonic clock until which the row is not used, because it was empty."""
     taking: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Serializes the writes of this process."""
 
@@ -191,19 +193,14 @@ class SharedBuckets:
         self._alone = LocalBuckets(quota, clock.monotonic_ms, most)
         """The buckets that count while the store is unavailable."""
         self._away_until_ms = 0.0
+        self._is_away = False
+        """Whether the last use of the store failed."""
 
     def take(self, caller: Caller) -> int | Awaitable[int]:
         """Take a token, as `Buckets.take` does."""
         held = self._held(caller)
-        if held.left:
-            held.left -= 1
-            return 0
-        now_ms = self._clock.monotonic_ms()
-        if now_ms < held.empty_until_ms:
-            return ceil(held.empty_until_ms - now_ms)
-        if now_ms < self._away_until_ms:
-            return self._take_alone(caller)
-        return self._take_of_store(caller, held)
+        wait_ms = self._take_here(caller, held)
+        return self._take_of_store(caller, held) if wait_ms is None else wait_ms
 
     def give_back(self, caller: Caller) -> None:
         """Return a token, as `Buckets.give_back` does."""
@@ -219,21 +216,31 @@ class SharedBuckets:
             self._known.move_to_end(caller)
         return held
 
-    async def _take_of_store(self, caller: Caller, held: _Held) -> int:
-        async with held.taking:
-            if not held.left:  # otherwise another call has taken a block meanwhile
-                try:
-                    wait_ms = await self._take_block(caller, held)
-                except Unavailable as error:
-                    self._note_away(error)
-                    return self._take_alone(caller)
-                if wait_ms:
-                    return wait_ms
+    def _take_here(self, caller: Caller, held: _Held) -> int | None:
+        """Take a token as `take` does, or return `None` if the store must be asked."""
+        if held.left:
             held.left -= 1
             return 0
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < held.empty_until_ms:
+            return ceil(held.empty_until_ms - now_ms)
+        if now_ms < self._away_until_ms:
+            self._alone.quota = self.quota
+            return self._alone.take(caller)
+        return None
 
-    async def _take_block(self, caller: Caller, held: _Held) -> int:
-        """Take a block from the row; return 0, or the milliseconds until the row may have tokens.
+    async def _take_of_store(self, caller: Caller, held: _Held) -> int:
+        async with held.taking:
+            while (wait_ms := self._take_here(caller, held)) is None:
+                try:
+                    await self._take_block(caller, held)
+                    self._is_away = False
+                except Unavailable as error:
+                    self._note_away(error)
+            return wait_ms
+
+    async def _take_block(self, caller: Caller, held: _Held) -> None:
+        """Take a block from the row, or note until when the row has no token.
 
         Raises:
             Unavailable: the row cannot be read or written now.
@@ -247,9 +254,8 @@ class SharedBuckets:
             parts, at_ms = (quota.capacity, now_ms) if is_absent else self._parts(held, now_ms)
             if parts < TOKEN:
                 pause_ms = quota.wait_ms(quota.capacity) // LOOKS
-                wait_ms = max(quota.wait_ms(TOKEN - parts), pause_ms)
-                held.empty_until_ms = self._clock.monotonic_ms() + wait_ms
-                return wait_ms
+                self._pause(held, max(quota.wait_ms(TOKEN - parts), pause_ms))
+                return
             block = min(parts // TOKEN, max(1, quota.burst // BLOCKS))
             parts -= block * TOKEN
             forget_ms = at_ms + quota.wait_ms(quota.capacity - parts) + MARGIN_MS
@@ -261,8 +267,11 @@ class SharedBuckets:
             held.version = held.version + 1 if is_written else 0
             if is_written:
                 held.parts, held.at_ms, held.left = parts, at_ms, held.left + block
-                return 0
-        return int(_TRIES * PAUSE_S * 1000)
+                return
+        self._pause(held, _TRIES * PAUSE_S * 1000)
+
+    def _pause(self, held: _Held, wait_ms: float) -> None:
+        held.empty_until_ms = self._clock.monotonic_ms() + wait_ms
 
     def _parts(self, held: _Held, now_ms: int) -> tuple[int, int]:
         """Return the parts in a row now, and the time to write with them. A process whose clock is
@@ -272,32 +281,30 @@ class SharedBuckets:
         return self.quota.gained(held.parts, at_ms - written_ms), at_ms
 
     def _is_known(self, held: _Held, now_ms: int) -> bool:
-        """Return whether the row still has the version that this process has written, unless
-        another process wrote it. Another row may follow a row that was forgotten."""
+        """Return whether the row probably has the version that this process has written last, so
+        that it need not be read. Another row may follow a row that was forgotten."""
+        if held.is_contested or not held.version:
+            return False
         full_ms = held.at_ms + self.quota.wait_ms(self.quota.capacity - held.parts)
-        return held.version > 0 and now_ms < full_ms + MARGIN_MS // 2
+        return now_ms < full_ms + MARGIN_MS // 2
 
     async def _read(self, key: str, held: _Held) -> bool:
         """Read the row; return whether there is one."""
         row = await self._rows.read(key)
         if row is None:
-            held.version = 0
+            held.version, held.is_contested = 0, False
             return False
         held.parts, held.at_ms = json.decode_own(row.value)
+        held.is_contested = row.version != held.version
         held.version = row.version
         return True
 
-    def _take_alone(self, caller: Caller) -> int:
-        """Take a token of a bucket of this process."""
-        self._alone.quota = self.quota
-        return self._alone.take(caller)
-
     def _note_away(self, error: Unavailable) -> None:
-        now_ms = self._clock.monotonic_ms()
-        if now_ms >= self._away_until_ms:
+        if not self._is_away:
             fields = {"limit": self._name, "error": str(error)}
             log.warning(
                 "each process counts calls by itself, because the store is unavailable",
                 extra={"fields": fields},
             )
-        self._away_until_ms = now_ms + AWAY_MS
+        self._is_away = True
+        self._away_until_ms = self._clock.monotonic_ms() + AWAY_MS
