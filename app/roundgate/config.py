@@ -137,6 +137,12 @@ class GatewayConfig(Model):
         return self.server.model_copy(update={"instructions": view_config.instructions})
 
     @model_validator(mode="after")
+    def _scopes_need_callers(self) -> GatewayConfig:
+        if self.auth == "none" and self.rate.scopes:
+            raise ValueError("rate.scopes needs auth: without it, callers have no scopes")
+        return self
+
+    @model_validator(mode="after")
     def _views_differ(self) -> GatewayConfig:
         paths = [view.effective_path for view in self.views]
         for member, values in (("name", [view.name for view in self.views]), ("path", paths)):

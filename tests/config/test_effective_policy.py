@@ -167,6 +167,7 @@ def test_so_are_limits_on_calls(tmp_path: Path) -> None:
     old = policy(
         tmp_path,
         {},
+        auth=AUTH,
         rate={
             "calls_per_minute": 60,
             "concurrent": 5,
@@ -175,7 +176,7 @@ def test_so_are_limits_on_calls(tmp_path: Path) -> None:
             "scopes": {"gold": {"calls_per_minute": 600}},
         },
     )
-    assert losses(old, policy(tmp_path, {})) == [
+    assert losses(old, policy(tmp_path, {}, auth=AUTH)) == [
         "rate: calls_per_minute is not set; it was 60",
         "rate: burst is not set; it was 60",
         "rate: concurrent is not set; it was 5",
@@ -187,7 +188,8 @@ def test_so_are_limits_on_calls(tmp_path: Path) -> None:
     ]
     more = {"calls_per_minute": 60, "scopes": {"silver": {"calls_per_minute": 90, "burst": 9}}}
     assert losses(
-        policy(tmp_path, {}, rate={"calls_per_minute": 60}), policy(tmp_path, {}, rate=more)
+        policy(tmp_path, {}, auth=AUTH, rate={"calls_per_minute": 60}),
+        policy(tmp_path, {}, auth=AUTH, rate=more),
     ) == [
         "rate of scope silver: calls_per_minute is 90; it was 60",
     ]

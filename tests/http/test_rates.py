@@ -18,6 +18,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from pydantic import BaseModel
 
 from roundgate import Context, prompt, resource, tool
+from roundgate.errors import ConfigError
 from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.asgi import Client, built, client, config_file
@@ -144,6 +145,20 @@ async def test_requests_that_run_code_count_and_others_do_not() -> None:
             assert (await mcp.post(method, params)).status_code == 429
         for unlimited in free:
             await mcp.result(unlimited)
+
+
+@pytest.mark.parametrize(
+    ("rate", "problem"),
+    [
+        ({"tools": {"l*": {}, "lok": {"concurrent": 1}}}, "no tool is called 'lok'"),
+        ({"scopes": {"gold": {"concurrent": 1}}}, "rate.scopes needs auth"),
+        ({"burst": 5}, "burst needs calls_per_minute"),
+        ({"calls_per_minute": 0}, "rate.calls_per_minute"),
+    ],
+)
+def test_a_limit_that_would_not_apply_is_a_problem(rate: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        app_with(rate)
 
 
 async def test_each_caller_has_limits_of_its_own() -> None:
