@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -76,6 +77,8 @@ LONGEST_TTL_S: Final = 3_600.0
 MAX_LOGGED_NAMES: Final = 20
 """The maximum number of names in one log record."""
 MAX_PAGES: Final = 200
+_MAX_FIRST_ID: Final = 2**48
+"""The bound on the random id of the first request; all later ids are exact as JSON numbers."""
 _SERVER_FIX: Final = "correct it at the server"
 _ACCEPT: Final = "review the change, and run `roundgate compile` to accept it"
 _CAPABILITIES: Final[Json] = {
@@ -127,8 +130,7 @@ class McpBackend:
         connections = max(self._limits.max_connections, 3 * config.max_held_calls)
         self._held_transport = self._transport(replace(self._limits, max_connections=connections))
         may_ask = config.questions if config.questions is not None else config.url is not None
-        # AWS Lambda freezes a process between two calls, so it cannot hold a stream
-        self._held = self._make_held() if may_ask and not shared.is_cold else None
+        self._held = self._make_held() if may_ask else None
         # some servers list less to clients without these capabilities, so the session that lists
         # declares all of them; calls of clients without them use a session that declares none
         self._server = self._make_server(_CAPABILITIES if self._held else {})
@@ -185,7 +187,9 @@ class McpBackend:
             for name, tool in usable.items()
             if name not in quarantined["tools"] and name not in invalid_jobs
         ]
-        requests = self._requests if snapshot.info.is_modern else self._older_requests
+        requests = self._requests
+        if not snapshot.info.is_modern:
+            requests = replace(self._older_requests, held_calls=self._held)
         prompts, other_prompts = make_prompts(
             lists, requests, self._config.prompts, self._uris, self._clock
         )
@@ -281,7 +285,7 @@ class McpBackend:
         """Poll the server before a call, and soon apply what has changed. Raise BackendError if the
         server is unavailable."""
         try:
-            snapshot = await self._poll(self._server)
+            snapshot = await self._poll(self._listing)
         except ClientError as error:
             raise self._server.backend_error(error) from None
         if not snapshot.offers_the_same_as(self._snapshot):
@@ -304,6 +308,11 @@ class McpBackend:
         try:
             async with asyncio.timeout(limit_s):
                 self._snapshot = await self._poll(server)
+                if self._held is not None and not self._can_ask(server, self._snapshot):
+                    self._held = None
+                    await server.aclose()
+                    server = self._make_server({}, is_for_one_poll=True)
+                    self._snapshot = await self._poll(server)
             self._condition = _Condition(self._snapshot.info)
         except TimeoutError:
             self._condition = _Condition(None, 1, f"it did not answer within {limit_s:g} s")
@@ -311,6 +320,11 @@ class McpBackend:
             self._condition = _Condition(None, 1, self._reason(error))
         finally:
             await server.aclose()
+
+    def _can_ask(self, server: Server, snapshot: Snapshot) -> bool:
+        """Return whether calls can carry questions. AWS Lambda freezes a process between two calls,
+        so it cannot hold the stream of an older server that does not keep its events."""
+        return snapshot.info.is_modern or not self._shared.is_cold or server.keeps_events
 
     def _tool(self, tool: UsableTool, has_tasks: bool) -> Tool:
         is_older = self._is_older
@@ -336,6 +350,11 @@ class McpBackend:
     @property
     def _is_older(self) -> bool:
         return self._snapshot is not None and not self._snapshot.info.is_modern
+
+    @property
+    def _listing(self) -> Server:
+        """The connection for lists; see `_quiet` in `__init__`."""
+        return self._quiet if self._held is None else self._server
 
     @property
     def _calling(self) -> Server:
@@ -435,7 +454,7 @@ class McpBackend:
         """Poll the server, and apply the result; return the seconds until the next poll."""
         try:
             async with asyncio.timeout(POLL_S):
-                snapshot = await self._poll(self._server)
+                snapshot = await self._poll(self._listing)
         except TimeoutError:
             if self._config.command and self._condition.failures >= STUCK_POLLS - 1:
                 await self._server.aclose()  # the next poll restarts the process
@@ -527,6 +546,7 @@ class McpBackend:
             self._clock,
             max_calls=config.max_held_calls,
             held_s=config.held_s,
+            can_hold=not self._shared.is_cold,
         )
 
     async def _asking_connection(self, capabilities: Json) -> Connection:
@@ -535,6 +555,8 @@ class McpBackend:
             link: Link | StdioLink = await self._process(is_for_one_poll=False)
         else:
             link = self._link(self._held_transport)
+            # servers on the Python SDK keep the events of all sessions' streams together
+            link.session_stream.resumes = False
         return Connection(
             link,
             info=INFO,
@@ -559,6 +581,7 @@ class McpBackend:
             capabilities=_CAPABILITIES,
             limits=self._limits,
             redact=self._redact,
+            first_id=secrets.randbelow(_MAX_FIRST_ID),
         )
 
     async def _process(self, is_for_one_poll: bool) -> StdioLink:
