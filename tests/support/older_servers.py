@@ -87,6 +87,14 @@ def said(body: dict[str, Any]) -> str:
     return str(body["result"]["content"][0]["text"])
 
 
+async def to_the_end(mcp: Mcp, tool: str, ended: dict[str, Any]) -> dict[str, Any]:
+    """The answer after the rounds that have only a state."""
+    while "requestState" in ended["result"]:
+        assert "inputRequests" not in ended["result"]
+        ended = await call(mcp, tool, requestState=ended["result"]["requestState"])
+    return ended
+
+
 async def again(
     mcp: Mcp, tool: str, asked: dict[str, Any], *answers: Any, arguments: Any = None
 ) -> dict[str, Any]:
@@ -108,7 +116,9 @@ def answer_to(question: Any) -> Any:
 
 
 @contextmanager
-def gateways(folder: Path, entry: dict[str, Any], count: int = 2) -> Iterator[list[Server]]:
+def gateways(
+    folder: Path, entry: dict[str, Any], count: int = 2, **sections: Any
+) -> Iterator[list[Server]]:
     """Gateways in processes of their own over one store, which list the server's tools."""
     settings = {
         "GATEWAY_STORE": f"sqlite:///{folder / 'store.sqlite3'}",
@@ -119,7 +129,7 @@ def gateways(folder: Path, entry: dict[str, Any], count: int = 2) -> Iterator[li
         for number in range(count):
             (folder / str(number)).mkdir()
             config = folder / str(number) / "gateway.json"
-            config.write_text(json.dumps({"backends": [entry]}))
+            config.write_text(json.dumps({"backends": [entry], **sections}))
             servers.append(stack.enter_context(running(config, settings)))
         for server in servers:
             until_s = time.monotonic() + 60

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from roundgate.backends.mcp import held
 from roundgate.main import build_app
 from tests.support import wire
 from tests.support.asgi import Client as Mcp
@@ -29,6 +30,7 @@ from tests.support.older_servers import (
     gateways,
     older_server,
     said,
+    to_the_end,
 )
 from tests.support.scripted import STREAM_HEAD, Asked, Scripted, event, http, scripted, text
 from tests.support.task_client import task_settings
@@ -265,6 +267,20 @@ async def test_progress_arrives_under_the_clients_token_at_another_replica(tmp_p
         *notices, last = wire.events(response.text)
     assert said(last) == "Slowly, Ada"
     assert {each["params"]["progressToken"] for each in notices} == {5}
+
+
+async def test_a_round_ends_before_its_deadline_and_a_retry_waits_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeping = Keeping(ASKS, lambda n, asked: keeping.stream(keeping.result(3)))
+    async with served(tmp_path, keeping) as (one, two):
+        asked = await call(one, "t")
+        with monkeypatch.context() as patch:
+            patch.setattr(held, "SHED_MS", 10**9)  # the deadline is always near
+            pending = await again(two, "t", asked, ADA)
+            assert pending["result"]["resultType"] == "input_required"
+        assert said(await to_the_end(one, "t", pending)) == "done"
+    assert keeping.count("tools/call") == 1
 
 
 async def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from tests.support.older_servers import (
     older_server,
     replica,
     said,
+    to_the_end,
 )
 from tests.support.round_robin import RoundRobin
 from tests.support.scripted import STREAM_HEAD, Asked, event, result, scripted
@@ -109,12 +110,16 @@ async def test_clients_of_every_revision_answer_at_replicas_in_turn(
 
 async def test_a_killed_holder_ends_the_call_with_an_honest_error(tmp_path: Path) -> None:
     async with older_server(tmp_path) as up:
-        with gateways(tmp_path, up.entry) as (holder, other):
+        # a round ends before the holder counts as dead
+        limits = {"call_timeout_s": 8}
+        with gateways(tmp_path, up.entry, limits=limits) as (holder, other):
             async with httpx.AsyncClient(timeout=60) as http:
                 one, two = Mcp(http, f"{holder.url}/mcp"), Mcp(http, f"{other.url}/mcp")
                 asked = await call(one, "greet")
                 holder.stop(signal.SIGKILL)
-                ended = await again(two, "greet", asked, ADA)
+                pending = await again(two, "greet", asked, ADA)
+                assert "requestState" in pending["result"]
+                ended = await to_the_end(two, "greet", pending)
                 assert ended["result"]["isError"] is True
                 assert "may have taken effect" in said(ended)
     assert up.noted().count("greet") == 1
