@@ -3,11 +3,12 @@
 Clients with and without sessions call servers that ask: of 2026-07-28 (`rounds`), and older ones that
 keep the events of their streams (`kept`) or do not (`held`). Each request goes to the next gateway.
 
-    all calls of a group are asked   ✗ a gateway or server   answers   ✗ another, while servers work   outcomes
+    calls of a group (✗)  all are asked  ✗ a gateway or server  answers (✗ while servers work)  outcomes
 
 Must hold: each call ends with what its own user said, or with an error; the error of a call that has
 taken effect says so; no effect happens twice; and a call fails only if its server, or a gateway that
-it needs, was killed. A call at `kept` needs no gateway.
+it needs, was killed. Once it is asked, a call at `kept` needs no gateway. A client without sessions
+that loses the answer to its first request has no result, because it must not repeat the request.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +53,8 @@ PATIENCE_S: Final = 180
 PAUSE_S: Final = 0.2
 CALL_S: Final = 10
 """Seconds of a round. A retry of a `once` round waits as long for an attempt that has died."""
+EARLY: Final = 1 / 3
+"""The part of the groups, except the first, in which a process is killed before all are asked."""
 WORK_S: Final = 0.6
 """Seconds within which the second process is killed after the answers; servers work for half of it."""
 CAPABILITIES: Final[Mapping[str, Any]] = {
@@ -111,6 +114,8 @@ class Call:
     gateways: Iterator[str]
     outcome: str = ""
     is_error: bool = False
+    is_lost: bool = False
+    """Whether the client lost an answer, and must not repeat its request."""
 
     @property
     def expected(self) -> str:
@@ -146,6 +151,14 @@ class Call:
         else:
             self.is_error = body["result"].get("isError", False)
             self.outcome = body["result"]["content"][0]["text"]
+
+    async def until(self, part: Callable[[], Awaitable[None]]) -> None:
+        """Run a part of the call, unless it has ended."""
+        if not self.outcome and not self.is_lost:
+            try:
+                await part()
+            except Lost:
+                self.is_lost = True
 
     async def begin(self) -> None:
         """Call, until the first questions have arrived."""
@@ -310,17 +323,21 @@ class Report:
     cells: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
 
-    def note(self, call: Call, world: World, killed: Sequence[str]) -> None:
-        """Judge a call, given the processes that were killed during it."""
+    def note(self, call: Call, world: World, killed: Sequence[str], *, early: bool) -> None:
+        """Judge a call, given the processes that were killed during it; `early` if one was killed
+        before all calls were asked."""
         effects = world.upstreams[call.server].effects()
         begun, ended = effects[f"begin {call.tag}"], effects[f"end {call.tag}"]
         client = CLIENTS[isinstance(call, CallWithoutSession)]
         counts = self.cells.setdefault((client, call.server), Counter())
         what = f"{client}, {call.server}, {call.kind}, killed {', '.join(killed)}: {call.outcome!r}"
         is_right = not call.is_error and call.outcome == call.expected
-        counts["right" if is_right else "error"] += 1
-        may_fail = call.server in killed or (call.server != "kept" and bool(killed))
-        if not is_right and not call.is_error:
+        counts["lost" if call.is_lost else "right" if is_right else "error"] += 1
+        needs_gateway = call.server != "kept" or early
+        may_fail = call.server in killed or (needs_gateway and bool(killed))
+        if call.is_lost and not early:
+            self.wrong.append(f"lost: {what}")
+        elif not is_right and not call.is_error and not call.is_lost:
             self.wrong.append(f"wrong: {what}")
         elif call.is_error and not may_fail:
             self.wrong.append(f"failed without a reason: {what}")
@@ -380,16 +397,19 @@ async def are_up(http: httpx.AsyncClient, fleet: Fleet) -> None:
             await asyncio.sleep(PAUSE_S)
 
 
-async def group(calls: Sequence[Call], at: World) -> Sequence[str]:
+async def group(calls: Sequence[Call], at: World, *, early: bool) -> Sequence[str]:
     """Make calls together; return the names of the processes that were killed during them."""
-    await asyncio.gather(*(each.begin() for each in calls))
-    killed = [await at.kill()]
-    if at.dice.random() < 0.5:
-        await asyncio.gather(*(each.finish() for each in calls))
-        return killed
-    finishing = [asyncio.create_task(each.finish()) for each in calls]
-    await asyncio.sleep(at.dice.uniform(0, WORK_S))
+    beginning = [asyncio.create_task(each.until(each.begin)) for each in calls]
+    killed = []
+    if early:
+        await asyncio.sleep(at.dice.uniform(0, WORK_S))
+        killed.append(await at.kill())
+    await asyncio.gather(*beginning)
     killed.append(await at.kill())
+    finishing = [asyncio.create_task(each.until(each.finish)) for each in calls]
+    if at.dice.random() < 0.5:
+        await asyncio.sleep(at.dice.uniform(0, WORK_S))
+        killed.append(await at.kill())
     await asyncio.gather(*finishing)
     return killed
 
@@ -409,13 +429,15 @@ async def run(title: str, count: int, directory: Path, at: World) -> bool:
                 )
             ]
             made += len(calls)
+            early = made > len(calls) and at.dice.random() < EARLY
             async with asyncio.timeout(2 * PATIENCE_S):
-                killed = await group(calls, at)
+                killed = await group(calls, at, early=early)
             for each in calls:
-                report.note(each, at, killed)
+                report.note(each, at, killed, early=early)
     rows: dict[str, Any] = {"calls": made}
     for (client, server), counts in sorted(report.cells.items()):
-        rows[f"{client}, {server}: right, error"] = f"{counts['right']}, {counts['error']}"
+        cells = ", ".join(str(counts[name]) for name in ("right", "error", "lost"))
+        rows[f"{client}, {server}: right, error, lost"] = cells
     rows |= {f"times {name} was killed": n for name, n in sorted(at.killed.items())}
     rows["seconds"] = round(time.monotonic() - begun_s)
     table(title, rows)
