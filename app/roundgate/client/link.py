@@ -35,7 +35,6 @@ from roundgate.client.messages import (
     Observer,
     Reader,
     ServerEvent,
-    SessionOver,
     Speaker,
     TryLater,
     is_stream,
@@ -67,8 +66,6 @@ _RETRY_S: Final = 0.5
 """Seconds between two of these attempts."""
 _CONFLICT: Final = 409
 """The HTTP status with which a server refuses a stream that another connection reads."""
-_GONE: Final = frozenset({400, 404})
-"""HTTP statuses with which a server refuses a session or event that it does not know."""
 _UNAVAILABLE: Final = frozenset({429, 502, 503, 504})
 """HTTP statuses of a server that cannot answer at the moment, or of a proxy in front of it."""
 
@@ -262,8 +259,9 @@ class Link:
 
         Raises:
             RpcError: the server answered the request with an error.
-            SessionOver: the server has forgotten the session, or its events.
-            HttpRefused, BadAnswer, ConnectionLost, TimedOut: see `request`.
+            HttpRefused: the server refuses to continue; with the status 400 or 404, it has forgotten
+                the session or its events.
+            BadAnswer, ConnectionLost, TimedOut: see `request`.
         """
         self.version, self.session_id = position.version, position.session_id
         await self.session_stream.open()
@@ -618,16 +616,13 @@ class OlderRequest:
 
     async def _reach(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of a repeatable attempt. Repeat it while the server is unreachable, for
-        up to `UNREACHABLE_S` seconds. Raise `SessionOver` if the server does not know the session
-        or the event."""
+        up to `UNREACHABLE_S` seconds."""
         now = asyncio.get_running_loop().time
         until_s: float | None = None
         while True:
             try:
                 return await attempt()
             except HttpRefused as error:
-                if error.status in _GONE:
-                    raise SessionOver from None
                 if error.status not in _UNAVAILABLE or (until_s is not None and now() > until_s):
                     raise
             except (ConnectionLost, TimedOut):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -77,8 +76,6 @@ LONGEST_TTL_S: Final = 3_600.0
 MAX_LOGGED_NAMES: Final = 20
 """The maximum number of names in one log record."""
 MAX_PAGES: Final = 200
-_MAX_FIRST_ID: Final = 2**48
-"""The bound on the random id of the first request; all later ids are exact as JSON numbers."""
 _SERVER_FIX: Final = "correct it at the server"
 _ACCEPT: Final = "review the change, and run `roundgate compile` to accept it"
 _CAPABILITIES: Final[Json] = {
@@ -581,7 +578,7 @@ class McpBackend:
             capabilities=_CAPABILITIES,
             limits=self._limits,
             redact=self._redact,
-            first_id=secrets.randbelow(_MAX_FIRST_ID),
+            first_id=_random_id(self._clock),
         )
 
     async def _process(self, is_for_one_poll: bool) -> StdioLink:
@@ -606,6 +603,11 @@ class McpBackend:
             if value.references or SECRET_NAME.search(name)
         ]
         return self._shared.secrets.known(secret)
+
+
+def _random_id(clock: Clock) -> int:
+    """Return an id of 48 random bits; it and the ids after it are exact as JSON numbers."""
+    return int(clock.fraction() * 2**24) * 2**24 + int(clock.fraction() * 2**24)
 
 
 def _limits_from_config(config: McpBackendConfig) -> Limits:

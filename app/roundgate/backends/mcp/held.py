@@ -40,12 +40,13 @@ from roundgate.backends.base import check_request
 from roundgate.backends.mcp.server import has_ended
 from roundgate.client.connection import Connection
 from roundgate.client.link import Link, Position
-from roundgate.client.messages import META, Listener, SessionOver
+from roundgate.client.messages import META, Listener
 from roundgate.client.types import Json
 from roundgate.clock import Clock
 from roundgate.errors import (
     BackendError,
     ClientError,
+    HttpRefused,
     QuotaExceeded,
     RpcError,
     ToolError,
@@ -77,6 +78,8 @@ MAX_IDLE: Final = 32
 """The maximum number of idle sessions, which wait for the next call of their caller."""
 IDLE_MS: Final = 60_000
 """Milliseconds after which an idle session expires; it is closed at most as much later."""
+FORGOTTEN: Final = frozenset({400, 404})
+"""HTTP statuses with which a server refuses a session or an event that it does not know."""
 SHARE: Final = 5
 """The divisor that limits one caller to a share of the held calls of a process; at least one call."""
 
@@ -767,13 +770,10 @@ class _HeldCall:
     def _final_outcome(self, exchange: asyncio.Future[Json]) -> Json:
         try:
             return {"result": exchange.result()}
-        except SessionOver:
-            return {"error": GONE.format(server=self.calls.server)}
         except ClientError as error:
             self._failure = error
             if self.is_continued and not isinstance(error, RpcError):
-                text = UNREADABLE.format(server=self.calls.server, fact=error.args[0])
-                return {"error": text}
+                return {"error": self._lost_result(error)}
             return {"error": str(self.calls.convert_error(error))}
         except BackendError as error:
             self._failure = error
@@ -786,6 +786,12 @@ class _HeldCall:
                 fields = {"backend": self.calls.server}
                 log.error("a held call failed", exc_info=error, extra={"fields": fields})
             return {"error": FAILED.format(server=self.calls.server)}
+
+    def _lost_result(self, error: ClientError) -> str:
+        """Return the text for a call whose server cannot be reached, or refuses to continue."""
+        if isinstance(error, HttpRefused) and error.status in FORGOTTEN:
+            return GONE.format(server=self.calls.server)
+        return UNREADABLE.format(server=self.calls.server, fact=error.args[0])
 
     async def _publish(self, outcome: Json) -> None:
         """Make an outcome available to all processes, then to this one."""
