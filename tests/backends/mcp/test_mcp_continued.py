@@ -24,6 +24,7 @@ from tests.support.older_servers import (
     BOB,
     BOTH,
     CAPABLE,
+    SAMPLE,
     again,
     call,
     clients,
@@ -326,6 +327,23 @@ async def test_calls_that_are_not_held_do_not_count(tmp_path: Path) -> None:
         asked = [await call(one, "greet") for _ in range(3)]
         ended = [await again(two, "greet", each, ADA) for each in asked]
     assert [said(each) for each in ended] == ["Hello, Ada"] * 3
+
+
+async def test_a_resumed_stream_has_no_events_of_other_sessions(tmp_path: Path) -> None:
+    """The Python SDK keeps the events of all sessions together, by the ids of requests."""
+    async with (
+        older_server(tmp_path, KEEPS) as up,
+        clients(tmp_path, up.entry) as (one, two),
+    ):
+        greetings: list[dict[str, Any]] = [{"greeting": f"Hello {number}"} for number in range(4)]
+        asked = [await call(one, "greet", each) for each in greetings]
+        sampled = [await call(two, "motto") for _ in range(2)]
+        for each, greeting in reversed([*zip(asked, greetings, strict=True)]):
+            ended = await again(two, "greet", each, ADA, arguments=greeting)
+            assert said(ended) == f"{greeting['greeting']}, Ada"
+        for number, each in enumerate(sampled):
+            sample = {**SAMPLE, "content": {"type": "text", "text": f"Carpe {number}"}}
+            assert said(await again(one, "motto", each, sample)) == f"sampled: Carpe {number}"
 
 
 # -- prompts and resources -------------------------------------------------------------------------
