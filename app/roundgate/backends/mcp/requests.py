@@ -1,7 +1,8 @@
 """Requests for a server's prompts and resources: their rounds, and the completion of arguments.
 
-The rounds of a request use the sealed journal, as those of a tool call do (`mcp.calls`): with the
-same keys, and the server's state inside the gateway's. All of these requests are repeatable.
+The rounds of a request use the sealed journal, as the rounds of a tool call do (`mcp.calls`): with
+the same keys, and the server's state inside the gateway's state. All of these requests are
+repeatable.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class Requests:
         questions: Json = {}
         for number in count(1):
             if number > MAX_EXCHANGES:
-                raise UnexpectedAnswer(f"{self.server.name} asks for input endlessly")
+                raise UnexpectedAnswer(
+                    f"{self.server.name} asked for input more than {MAX_EXCHANGES} times"
+                )
             if self.held_calls is not None and "held" in questions:
                 exchange = self._answer(self.held_calls, context, questions, answering)
             else:
