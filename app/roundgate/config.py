@@ -39,6 +39,7 @@ from roundgate.settings import (
     Model,
     Origin,
     PackageConfig,
+    RateConfig,
     ServerConfig,
     SessionsConfig,
     StateConfig,
@@ -76,6 +77,9 @@ class GatewayConfig(Model):
     )
     http: HttpConfig = Field(HttpConfig.model_construct(), description="The HTTP edge.")
     limits: LimitsConfig = Field(LimitsConfig.model_construct(), description="Bounds on work.")
+    rate: RateConfig = Field(
+        RateConfig.model_construct(), description="Limits on the calls of each caller."
+    )
     auth: Annotated[
         Annotated[Literal["none"], Tag("<none>")]
         | Annotated[JwtAuthConfig, Tag("<jwt>")]
@@ -149,6 +153,12 @@ class GatewayConfig(Model):
     def _empty_is_on(cls, value: Any) -> Any:
         """Take `audit:` without settings for the defaults. Otherwise that line would turn nothing on."""
         return {} if value is None else value
+
+    @model_validator(mode="after")
+    def _scopes_need_callers(self) -> GatewayConfig:
+        if self.auth == "none" and self.rate.scopes:
+            raise ValueError("rate.scopes needs auth: without it, callers have no scopes")
+        return self
 
     @model_validator(mode="after")
     def _views_differ(self) -> GatewayConfig:
