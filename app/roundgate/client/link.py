@@ -35,6 +35,7 @@ from roundgate.client.transport import HttpResponse, IdleLimit, Limits, Transpor
 from roundgate.client.types import Json, is_modern
 from roundgate.errors import BadAnswer, ClientError, ConnectionLost, HttpRefused, TimedOut
 from roundgate.json import encode
+from roundgate.observability.tracing import Peer, client_session_ended, client_span
 
 T = TypeVar("T")
 
@@ -79,6 +80,8 @@ class Link:
         self.pending: list[OlderRequest] = []
         """The running requests to an older server, oldest first. The newest answers the questions
         on the session's stream."""
+        self._peer = Peer(url.host, url.port)
+        self._opened_s = 0.0
         self._sender = Sender(url, transport, auth, headers, redact)
         self._speaker = Speaker(info, capabilities)
         self._observer = observer
@@ -112,10 +115,15 @@ class Link:
         for retry in range(_RETRIES + 1):
             message = self._message(method, params, spoken, listener)
             try:
-                async with self._in_time(method) as timeout:
-                    if is_modern(spoken):
-                        return await self._exchange(message, spoken, listener)
-                    return await OlderRequest(self, listener, timeout).result(message, spoken)
+                with client_span(message, spoken, self._peer, self.session_id) as span:
+                    async with self._in_time(method) as timeout:
+                        if is_modern(spoken):
+                            result = await self._exchange(message, spoken, listener)
+                        else:
+                            request = OlderRequest(self, listener, timeout)
+                            result = await request.result(message, spoken)
+                    span.received(result)
+                    return result
             except (asyncio.CancelledError, TimedOut) as error:
                 was_sent = not isinstance(error, TimedOut) or error.was_sent
                 # lifecycle: "The initialize request MUST NOT be cancelled by clients"
@@ -135,7 +143,9 @@ class Link:
 
     async def notify(self, method: str, version: str) -> None:
         """Send a notification."""
-        await self._deliver({"jsonrpc": "2.0", "method": method}, version, method)
+        message: Json = {"jsonrpc": "2.0", "method": method}
+        with client_span(message, version, self._peer, self.session_id):
+            await self._deliver(message, version, method)
 
     async def answer(self, request_id: Any, answer: Json) -> None:
         """Send the response to a request that an older server made."""
@@ -195,6 +205,11 @@ class Link:
             request = OlderRequest(self, listener, timeout)
             return await request.until_done(work, self.session_stream.standing)
 
+    def open_session(self, session_id: str | None) -> None:
+        """Use a session that an older server has opened; `None` if it has none."""
+        self.session_id = session_id
+        self._opened_s = asyncio.get_running_loop().time()
+
     async def end_session(self) -> None:
         """End the session at an older server; ignore errors."""
         await self.session_stream.close()
@@ -205,6 +220,8 @@ class Link:
             async with asyncio.timeout(self.limits.connect_s):
                 headers = [messages.ACCEPT_BOTH, *self._session_headers()]
                 await (await self._sender.send_once("DELETE", headers)).close()
+        took_s = asyncio.get_running_loop().time() - self._opened_s
+        client_session_ended(took_s, self.version, self._peer)
         self.session_id = None
 
     # -- one request -------------------------------------------------------------------------------
@@ -266,7 +283,9 @@ class Link:
             headers += self._session_headers()
         if self._observer is not None:
             self._observer("sent", message, None)
-        return await self._sender.send("POST", headers, encode(message), idle)
+        response = await self._sender.send("POST", headers, encode(message), idle)
+        self._peer.http_version = getattr(response, "http_version", None)  # of our own transport
+        return response
 
     def _session_headers(self) -> Iterator[tuple[str, str]]:
         if self.version is not None:
@@ -428,7 +447,7 @@ class OlderRequest:
         finally:
             await response.close()
         if message["method"] == "initialize":
-            self._link.session_id = read_session_id(response)
+            self._link.open_session(read_session_id(response))
         return result
 
     async def _read(self, response: HttpResponse, own_id: int) -> Json:

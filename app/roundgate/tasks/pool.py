@@ -401,7 +401,7 @@ class Pool:
             await asyncio.sleep(COUNT_EVERY_S)
             try:
                 overdue_s = await self._sweep.overdue_s()
-                self._metrics.overdue(overdue_s)
+                self._metrics.overdue(overdue_s, await self._queue.depth())
                 fields = {**self._metrics.take_flow(), "overdue_s": overdue_s}
                 log.info("tasks", extra={"fields": fields})
             except Exception as error:
