@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from uuid import uuid4
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,12 +13,17 @@ from roundgate.errors import Unavailable
 from roundgate.observability.metrics import Metrics
 from roundgate.observability.timing import timed
 from tests.support.clocks import FixedClock
-from tests.support.telemetry import telemetry
+from tests.support.telemetry import Telemetry, recorded
 
 
-def test_tasks_turns_and_delays_are_measured() -> None:
-    seen, using = telemetry(), Metrics()
-    tool = f"report-{uuid4()}"  # the process has one set of instruments
+@pytest.fixture
+def seen() -> Iterator[Telemetry]:
+    with recorded() as made:
+        yield made
+
+
+def test_tasks_turns_and_delays_are_measured(seen: Telemetry) -> None:
+    using, tool = Metrics(), "report"
     using.created(tool)
     using.entered(tool, "working")
     using.claimed(tool)
@@ -51,7 +56,7 @@ def test_tasks_turns_and_delays_are_measured() -> None:
         assert [point.value for point in seen.points(name)] == [value]
 
 
-async def test_store_calls_are_timed_by_operation_with_their_errors() -> None:
+async def test_store_calls_are_timed_by_operation_with_their_errors(seen: Telemetry) -> None:
     class Store:
         shards = 3
 
@@ -63,14 +68,13 @@ async def test_store_calls_are_timed_by_operation_with_their_errors() -> None:
         async def receive(self) -> None:
             """Waits for others."""
 
-    seen, name = telemetry(), f"store-{uuid4()}"
-    store = timed(Store(), name)
+    store = timed(Store(), "tasks")
     assert await store.read("a") == "a"
     with pytest.raises(Unavailable):
         await store.read("lost")
     await store.receive()
     assert store.shards == 3
-    points = seen.points("roundgate.store.duration", store=name)
+    points = seen.points("roundgate.store.duration", store="tasks")
     assert {point.attributes.get("error.type"): point.count for point in points} == {
         None: 1,
         "Unavailable": 1,

@@ -4,7 +4,7 @@ the sealed state alone."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.asgi import Client, client, gateway, stoppable
 from tests.support.rounds import CAPABILITIES, accept, retry
-from tests.support.telemetry import telemetry
+from tests.support.telemetry import recorded
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"
 
@@ -45,10 +45,11 @@ async def greet_later(ctx: Context) -> str:
     return who.name
 
 
-@pytest.fixture(scope="module")
-def exporter() -> InMemorySpanExporter:
+@pytest.fixture
+def exporter() -> Iterator[InMemorySpanExporter]:
     """Spans end up here."""
-    return telemetry().exporter
+    with recorded() as seen:
+        yield seen.exporter
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from tests.support.asgi import client
 from tests.support.scripted import Asked, Scripted, error, result, scripted, text
 from tests.support.services import answer, service
 from tests.support.sessions import calling, opened, request
-from tests.support.telemetry import Telemetry, telemetry
+from tests.support.telemetry import Telemetry, recorded
 from tests.support.upstreams import Upstream, app_of, process, until
 from tests.support.upstreams import tool as entry
 
@@ -41,10 +41,9 @@ OWN = {
 
 
 @pytest.fixture
-def seen() -> Telemetry:
-    made = telemetry()
-    made.clear()
-    return made
+def seen() -> Iterator[Telemetry]:
+    with recorded() as made:
+        yield made
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""The spans and metrics of this process, kept in memory. A process has one provider of each, so the first test that
-wants them sets them up for all."""
+"""The spans and metrics of this process, kept in memory while a test wants them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 from opentelemetry import metrics, trace
@@ -13,6 +13,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.test.globals_test import reset_metrics_globals, reset_trace_globals
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Telemetry:
         self.exporter.clear()
 
     def metrics(self) -> dict[str, Any]:
-        """Every metric that was recorded in this process, by name."""
+        """Every metric that was recorded, by name."""
         data = self.reader.get_metrics_data()
         if data is None:
             return {}
@@ -45,11 +46,18 @@ class Telemetry:
         return [point for point in points if wanted.items() <= dict(point.attributes).items()]
 
 
-@cache
-def telemetry() -> Telemetry:
-    made = Telemetry()
-    tracers = TracerProvider()
+@contextmanager
+def recorded() -> Iterator[Telemetry]:
+    """Record within the block. Afterwards the process has no SDK again, as most tests expect."""
+    made, tracers = Telemetry(), TracerProvider()
     tracers.add_span_processor(SimpleSpanProcessor(made.exporter))
+    meters = MeterProvider([made.reader])
     trace.set_tracer_provider(tracers)
-    metrics.set_meter_provider(MeterProvider([made.reader]))
-    return made
+    metrics.set_meter_provider(meters)
+    try:
+        yield made
+    finally:
+        tracers.shutdown()
+        meters.shutdown()
+        reset_trace_globals()
+        reset_metrics_globals()

@@ -224,6 +224,9 @@ def _named_in_the_log(carrier: Mapping[str, str]) -> Iterator[None]:
         TRACE.reset(token)
 
 
+_NO_TRACING: Final = NoTracing()
+
+
 class OpenTelemetry:
     """Tracing with an SDK."""
 
@@ -638,17 +641,20 @@ def _in_headers(transport: Transport) -> dict[str, str]:
     }
 
 
-_made: OpenTelemetry | None = None
+_made: tuple[Any, OpenTelemetry] | None = None
 
 
 def set_up() -> NoTracing | OpenTelemetry:
     """Return tracing with spans if the process has set up an SDK; otherwise import nothing."""
     global _made
     if not _has_sdk():
-        return NoTracing()
-    if _made is None:
-        _made = OpenTelemetry()
-    return _made
+        return _NO_TRACING
+    from opentelemetry import trace
+
+    provider = trace.get_tracer_provider()
+    if _made is None or _made[0] is not provider:
+        _made = provider, OpenTelemetry()
+    return _made[1]
 
 
 def _has_sdk() -> bool:
