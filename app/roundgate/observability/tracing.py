@@ -271,7 +271,7 @@ class OpenTelemetry:
             attributes["mcp.session.id"] = session
         address, port = transport.client or ("", 0)
         if address:
-            attributes["client.address"] = address
+            attributes["client.address"] = address[:_MAX_TARGET]
             if port:
                 attributes["client.port"] = port
         name = f"{method} {target}" if is_named else method
