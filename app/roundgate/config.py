@@ -30,6 +30,7 @@ from roundgate.settings import (
     Model,
     Origin,
     PackageConfig,
+    RateConfig,
     ServerConfig,
     SessionsConfig,
     StateConfig,
@@ -67,6 +68,9 @@ class GatewayConfig(Model):
     )
     http: HttpConfig = Field(HttpConfig.model_construct(), description="The HTTP edge.")
     limits: LimitsConfig = Field(LimitsConfig.model_construct(), description="Bounds on work.")
+    rate: RateConfig = Field(
+        RateConfig.model_construct(), description="Limits on the calls of each caller."
+    )
     auth: Annotated[
         Annotated[Literal["none"], Tag("<none>")]
         | Annotated[JwtAuthConfig, Tag("<jwt>")]
@@ -131,6 +135,12 @@ class GatewayConfig(Model):
         if view_config is None or view_config.instructions is None:
             return self.server
         return self.server.model_copy(update={"instructions": view_config.instructions})
+
+    @model_validator(mode="after")
+    def _scopes_need_callers(self) -> GatewayConfig:
+        if self.auth == "none" and self.rate.scopes:
+            raise ValueError("rate.scopes needs auth: without it, callers have no scopes")
+        return self
 
     @model_validator(mode="after")
     def _views_differ(self) -> GatewayConfig:

@@ -316,6 +316,11 @@ class Exchange:
         scope[_EXCHANGE] = self
 
     @property
+    def address(self) -> str:
+        """The address of the client, or an empty text."""
+        return self.client[0] if self.client else ""
+
+    @property
     def caller(self) -> Principal:
         """The caller.
 

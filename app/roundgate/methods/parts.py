@@ -21,6 +21,7 @@ from roundgate.errors import InsufficientScope, InternalError, Unavailable
 from roundgate.json import encode
 from roundgate.methods.changes import Changes
 from roundgate.methods.once import Once
+from roundgate.methods.rates import Rates
 from roundgate.methods.rounds import (
     Calls,
     InputRequired,
@@ -269,6 +270,7 @@ class Parts:
     tasks: NamedTasks
     watch: Watch
     """The watch for changes of tasks."""
+    rates: Rates
     sealer: StateSealer
     rows_of: RowsOf
     clock: Clock

@@ -118,6 +118,9 @@ class Instruments:
             "Duration of calls of the store and the queue",
             explicit_bucket_boundaries_advisory=STORE_S,
         )
+        self.refused = meter.create_counter(
+            "roundgate.calls.refused", description="Calls beyond a limit"
+        )
         self.missing = meter.create_gauge(
             "roundgate.backends.missing", description="Back ends that are not served"
         )
@@ -213,6 +216,12 @@ class Metrics:
             made.overdue.set(seconds)
             if queued is not None:
                 made.queued.set(queued)
+
+    def refused(self, row: str) -> None:
+        """Record that a call was beyond a limit. `row` names the row of `rate`."""
+        self.embed("call refused", {"refused": 1})
+        if made := instruments():
+            made.refused.add(1, {"limit": row})
 
     def missing(self, count: int) -> None:
         """Record the number of back ends that are not served."""

@@ -514,6 +514,12 @@ class ClientSpan:
     shared: dict[str, str | int] = field(default_factory=dict)
     """The attributes of the metric."""
     error: str | None = field(default=None, init=False)
+    is_detached: bool = field(default=False, init=False)
+
+    def detached(self) -> None:
+        """Record that another process continues the request, which is not an error."""
+        if self.span is not None:
+            self.is_detached = True
 
     def received(self, result: Mapping[str, Any]) -> None:
         """Record the result of an MCP server, which may be a tool's error."""
@@ -554,7 +560,8 @@ class ClientSpan:
             self.error = "cancelled"
             raise
         except Exception as error:
-            self._failed(error)
+            if not self.is_detached:
+                self._failed(error)
             raise
         finally:
             if peer is not None and peer.http_version is not None:

@@ -22,6 +22,8 @@ class Caller:
     """Milliseconds that the environment gave the request; `None` without a limit."""
     transport: Transport
     """The HTTP exchange of the request, for spans."""
+    address: str = ""
+    """The address from which the request came."""
 
     @property
     def revision(self) -> Revision:
