@@ -75,7 +75,8 @@ HOMES = {
     "jwt": {"auth", "client.auth", "net.oauth"},
     "asyncpg": {"storage.postgres"},
     "botocore": {"aws", "deployment.deploying"},
-    "opentelemetry": {"observability.tracing", "observability.metrics"},
+    "opentelemetry": {"observability"},
+    "prometheus_client": {"observability.exposition"},
     "sqlite3": {"storage.sqlite", "testing.instances"},
     "pytest": {"testing.plugin", "cassettes.pytest_plugin"},
     # to seed it where a snapshot goes on; generators of handlers, from a remembered seed

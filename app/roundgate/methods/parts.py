@@ -347,6 +347,11 @@ class Methods:
         or its scopes may be newer than the stream."""
         return self._scopes.may_subscribe(uri, principal, view="")
 
+    def knows(self, method: str, name: str) -> bool:
+        """Return whether a tool or prompt that a request names is served."""
+        served = self._catalog.prompts if method == "prompts/get" else self._catalog.tools
+        return name in served
+
     def has_output_schema(self, tool: str) -> bool:
         """Return whether clients expect a structured result of a tool."""
         served = self._catalog.tools.get(tool)

@@ -46,7 +46,7 @@ from roundgate.backends.python.modules import Modules
 from roundgate.backends.serving import core_of
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import ConfigError, Inside
-from roundgate.observability import metrics
+from roundgate.observability.metrics import Metrics
 from roundgate.runtime import loading
 from roundgate.runtime.effective_policy import EffectivePolicy, effective_policy, losses
 from roundgate.settings import Origin
@@ -221,7 +221,7 @@ class Reloader:
 
     def _note_missing(self, snapshot: Snapshot) -> None:
         loading.tell_missing(snapshot.catalog)
-        metrics.set_up().missing(len(snapshot.catalog.missing))
+        Metrics().missing(len(snapshot.catalog.missing))
 
     def _follow_servers(self) -> None:
         """Keep the offers of servers up to date."""

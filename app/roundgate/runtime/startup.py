@@ -19,8 +19,9 @@ from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.methods import Changes, Hub
-from roundgate.observability import metrics, tracing
+from roundgate.observability import tracing
 from roundgate.observability.metrics import Metrics
+from roundgate.observability.timing import timed
 from roundgate.runtime import loading
 from roundgate.settings import Settings
 from roundgate.settings import process as settings
@@ -253,7 +254,7 @@ def build_core(
     snapshot = loading.load(file, modules, may_be_missing=names, is_cold=using.on_lambda)
     serving = Serving(snapshot)
     loading.tell_missing(serving.catalog)
-    metrics.set_up().missing(len(serving.catalog.missing))
+    Metrics().missing(len(serving.catalog.missing))
     most_stored = file.config.limits.max_stored_bytes
     stores = stores or make_stores(using, clock, file.config.tasks.shards, most_stored, trail)
     accounts = stores.accounts or Accounts(stores.sessions, clock, most_stored)
@@ -341,7 +342,7 @@ def make_stores(
     """
     _check_queue(using)
     queue = None if using.sqs_url is None else _at_sqs(using.sqs_url)
-    counts = metrics.set_up(using.on_function, clock)
+    counts = Metrics(using.on_function, clock)
     if using.postgresql_url is not None:
         stores = _in_postgresql(
             *(using.postgresql_url, using.store_connections, clock, queue, counts)
@@ -350,6 +351,14 @@ def make_stores(
         stores = _in_dynamodb(using, clock, shards, queue, counts)
     else:
         stores = _in_sqlite(using, clock, queue, counts)
+    task_queue = timed(stores.queue, "queue")
+    stores = replace(
+        stores,
+        once=timed(stores.once, "once"),
+        queue=task_queue,
+        sessions=timed(stores.sessions, "sessions"),
+        tasks=StoredTasks(timed(stores.tasks.store, "tasks"), task_queue, counts),
+    )
     if most_stored is not None or trail is not None:
         accounts = None if most_stored is None else Accounts(stores.sessions, clock, most_stored)
         tasks = StoredTasks(stores.tasks.store, stores.queue, counts, accounts, trail)

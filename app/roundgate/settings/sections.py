@@ -104,6 +104,9 @@ class HttpConfig(Model):
     send_timeout_s: Seconds = Field(
         30, description="Seconds within which a client must accept 64 KB of an answer."
     )
+    metrics: bool = Field(
+        False, description="Serve GET /metrics for Prometheus to operators; extra `prometheus`."
+    )
     max_events_per_s: Count = Field(
         100, description="Requests to /events per second in one process; more get 429."
     )

@@ -246,8 +246,11 @@ class StoredTasks:
         if isinstance(swapped, Lost):
             self._give_back(reserved)
         elif "revision" in change.changes:
+            if swapped.status is not change.before.status:
+                self._metrics.entered(swapped.tool, swapped.status)
             if change.before.is_open and swapped.ending is not None:
-                self._metrics.ended(swapped.tool, swapped.ending)
+                took_ms = swapped.updated_ms - swapped.created_ms
+                self._metrics.ended(swapped.tool, swapped.ending, took_ms)
                 self._record("task_ended", swapped)
             for changed in list(self._listening.get(swapped.ref, ())):
                 changed()
@@ -328,8 +331,9 @@ class StoredTasks:
             self._give_back(reserved)
             return False
         self._metrics.created(task.tool)
+        self._metrics.entered(task.tool, record.status)
         if record.ending is not None:
-            self._metrics.ended(task.tool, record.ending)
+            self._metrics.ended(task.tool, record.ending, 0)
         self._record("task_created", record)
         if created.message_ms is not None:
             await self.send(task.ref, created.message_ms)

@@ -281,6 +281,7 @@ class Worker:
             with self._catalogs.use() as catalog:
                 task_call, served = self._served(claimed, catalog)
                 if claimed.record.suspect:
+                    self._metrics.taken_over(claimed.record.tool)
                     _log_takeover(task_call, claimed.record)
                 if self._trail is not None:
                     self._trail.turn(task_call.principal, claimed.record.attempts + 1)
@@ -377,9 +378,11 @@ class Worker:
 
     async def _outcome(self, running: Running, task_call: TaskCall, served: ServedTool) -> Outcome:
         context = Context(running.carrier.run)
-        with self._tracing.turn(task_call.tool, task_call.origin) as span:
+        record = running.carrier.claimed.record
+        ids = Correlation(record.tool, task=str(record.ref), known_call_id=record.call_id)
+        with self._tracing.turn(task_call.origin, ids, record.attempts + 1) as span:
             outcome = await running.outcome(lambda: served.call(context, dict(task_call.arguments)))
-            span.end("tool_error" if isinstance(outcome, Failed) else "ok", None)
+            span.end("tool_error" if isinstance(outcome, Failed) else "ok")
         if isinstance(outcome, Completed | Failed):
             self._reasons[running.carrier.ref] = failure_reason(outcome)
         return outcome
