@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from roundgate.deployment.machine import reserved_port
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("sdk_program.py")
@@ -50,24 +51,22 @@ async def over_http(
     interpreter: Path | str, folder: Path, *options: str, **settings: Any
 ) -> AsyncIterator[SdkServer]:
     """Serve over Streamable HTTP; `options` are arguments of `sdk_program.py`."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
     notes = folder / "notes.txt"
-    process = await asyncio.create_subprocess_exec(
-        *(str(interpreter), str(PROGRAM), str(port), str(notes), *options),
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        async with asyncio.timeout(60):
-            while not await _listens(port):  # noqa: ASYNC110 - nothing tells of it
-                await asyncio.sleep(0.05)
-        entry = {"kind": "mcp", "name": "up", "url": f"http://127.0.0.1:{port}/mcp", **settings}
-        yield SdkServer(entry, notes, process)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+    with reserved_port() as port:
+        process = await asyncio.create_subprocess_exec(
+            *(str(interpreter), str(PROGRAM), str(port), str(notes), *options),
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            async with asyncio.timeout(60):
+                while not await _listens(port):  # noqa: ASYNC110 - nothing tells of it
+                    await asyncio.sleep(0.05)
+            entry = {"kind": "mcp", "name": "up", "url": f"http://127.0.0.1:{port}/mcp", **settings}
+            yield SdkServer(entry, notes, process)
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
 
 
 async def _listens(port: int) -> bool:

@@ -8,8 +8,9 @@ import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from fastapi import FastAPI
 
 from roundgate.backends.mcp import calls, held
 from roundgate.client import DECLINE, VERSIONS, Client
+from roundgate.clock import Clock
 from roundgate.errors import QuotaExceeded, StoreAway
 from roundgate.main import build_app
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Exchange, client, config_of, stoppable
 from tests.support.asgi import Client as Mcp
+from tests.support.clocks import SkippingClock
 from tests.support.issuer import ISSUER, PUBLIC_URL, bearer, jwks, token
 from tests.support.round_robin import RoundRobin
 from tests.support.scripted import STREAM_HEAD, Asked, Scripted, event, result, scripted, text
@@ -58,11 +61,14 @@ KINDS = ["2.x", pytest.param("1.x", marks=needs_older)]
 
 
 @asynccontextmanager
-async def replica(folder: Path, entry: dict[str, Any], **settings: Any) -> AsyncIterator[FastAPI]:
+async def replica(
+    folder: Path, entry: dict[str, Any], clock: Clock | None = None, **settings: Any
+) -> AsyncIterator[FastAPI]:
     """One of several gateways over the store of a folder, whose server has been read."""
     tasks = {"poll_interval_ms": 100, "sweep_every_s": 0.1}
     file = config_of({"backends": [entry], "tasks": tasks})
-    app = await asyncio.to_thread(build_app, file, task_settings(folder, **settings))
+    using = task_settings(folder, **settings)
+    app = await asyncio.to_thread(partial(build_app, file, using, clock=clock))
     async with stoppable(app), client(app) as mcp:
 
         async def is_listed() -> bool:
@@ -306,18 +312,18 @@ async def test_sessions_are_reused_and_end(tmp_path: Path, monkeypatch: pytest.M
 
 
 class Asking:
-    """A tool of an older server that works for `works_s`, asks, and says what `after` returns."""
+    """A tool of an older server that works, asks, and says what `after` returns."""
 
-    def __init__(self, after: Any = None, works_s: float = 0) -> None:
+    def __init__(self, after: Any = None, works: Callable[[], None] = lambda: None) -> None:
         self.after = after
-        self.works_s = works_s
+        self.works = works
         self.server: Scripted | None = None
 
     async def __call__(self, asked: Asked) -> AsyncIterator[bytes]:
         assert self.server is not None
         answered = self.server.methods().count("(answer)") + 1
         yield STREAM_HEAD
-        await asyncio.sleep(self.works_s)
+        self.works()
         schema = {"type": "object", "properties": {"name": {"type": "string"}}}
         params = {"message": "Who?", "requestedSchema": schema}
         yield event({"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": params})
@@ -330,14 +336,14 @@ class Asking:
 
 @asynccontextmanager
 async def asking(
-    folder: Path, call_: Any, **settings: Any
+    folder: Path, call_: Any, clock: Clock | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Scripted, FastAPI]]:
     """A replica in front of a scripted older server."""
     async with scripted(Upstream(lambda asked: call_(asked), session="s1")) as server:
         if isinstance(call_, Asking):
             call_.server = server
         entry = {"kind": "mcp", "name": "up", "url": server.url, **settings}
-        async with replica(folder, entry) as app:
+        async with replica(folder, entry, clock) as app:
             yield server, app
 
 
@@ -366,8 +372,9 @@ async def test_progress_after_a_question_arrives_under_the_clients_token(tmp_pat
 
 
 async def test_only_the_wait_for_answers_counts_against_held_s(tmp_path: Path) -> None:
-    asks = Asking(works_s=1.5)
-    async with asking(tmp_path, asks, held_s=1) as (_, app), client(app) as mcp:
+    clock = SkippingClock()
+    asks = Asking(works=lambda: clock.skip(21))
+    async with asking(tmp_path, asks, clock, held_s=20) as (_, app), client(app) as mcp:
         asked = await call(mcp, "t")
         assert said(await again(mcp, "t", asked, ADA)) == "done"
 
@@ -389,7 +396,7 @@ async def test_a_fault_of_the_gateway_ends_a_held_call_at_once(
         await asyncio.sleep(60)
 
     tool = notifies if is_first else Asking(after)
-    async with asking(tmp_path, tool) as (_, app), client(app) as mcp, asyncio.timeout(20):
+    async with asking(tmp_path, tool) as (_, app), client(app) as mcp, asyncio.timeout(60):
         if is_first:
             monkeypatch.setattr(calls.Relay, "notify", fail)
             ended = await call(mcp, "t")
@@ -447,7 +454,7 @@ async def test_a_session_is_closed_if_its_call_is_given_up_before_it_begins(tmp_
         asked = wire.message("tools/call", {"name": "up__t", "arguments": {}}, **meta)
         ends = server.methods().count("DELETE")
         async with Exchange(app, asked):
-            await asyncio.wait_for(leveled.wait(), 30)
+            await asyncio.wait_for(leveled.wait(), 60)
 
         async def ended() -> int:
             return server.methods().count("DELETE") - ends
@@ -576,7 +583,7 @@ async def test_calls_beyond_the_limit_are_told_so(tmp_path: Path) -> None:
 async def test_a_process_asks_if_it_may(tmp_path: Path) -> None:
     for questions in (True, False):
         up = over_stdio(OLDER, tmp_path, questions=questions)
-        up.entry["timeout_s"] = 10
+        up.entry["timeout_s"] = 60
         async with clients(tmp_path, up.entry) as (one, two):
             asked = await call(one, "greet")
             if not questions:
