@@ -20,8 +20,8 @@ _SERVER = ("uvicorn>=0.38", "uvloop>=0.22", "httptools>=0.7")
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A virtual environment or a folder of npm packages. `scripts/setup` makes an environment
-    without either."""
+    """A virtual environment or a folder of npm packages. `scripts/setup` makes the
+    environment that has neither requirements nor packages."""
 
     folder: Path
     requirements: tuple[str, ...] = ()

@@ -185,8 +185,8 @@ def load(
     Args:
         path: the file.
         environ: the variables that `${NAME}` refers to.
-        placeholder: a text to use for references that cannot be resolved here, for commands that
-            look at the rest of the file. Without it, they are problems.
+        placeholder: a text to use for references that cannot be resolved on this machine, for
+            commands that look at the rest of the file. Without it, they are problems.
 
     Raises:
         ConfigError: lists every problem of the file.
@@ -240,8 +240,8 @@ def inspect(
 def _filled_in(
     origin: Origin, environ: Mapping[str, str], placeholder: str | None, problems: list[Problem]
 ) -> tuple[Any, dict[str, str], frozenset[Path]]:
-    """Return the file's value with its references filled in, the variables of its section `env`, to
-    which other sections may refer, and the files that references name."""
+    """Return three values: the file's value with its references filled in, the variables of its
+    section `env` (to which other sections may refer), and the files that references name."""
     value, own = origin.located.value, dict[str, str]()
     resolver = Resolver(environ, placeholder, problems)
     if not isinstance(value, dict) or "env" not in value:

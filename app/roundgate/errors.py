@@ -1,9 +1,10 @@
 """The exceptions that users, operators and other packages see.
 
-An exception that never leaves the package that raises it is defined there, below `Inside`. Classes
-carry facts, never codes: a revision's `wire_errors` has the JSON-RPC codes and the HTTP statuses
-that go with them. Only errors of HTTP itself (`TransportError`, `AuthError`) carry a status. The
-caller sees the text of a `ProtocolError`, `TransportError` or `ToolError`, so it holds no secrets.
+An exception that never leaves the package that raises it is defined in that package, below
+`Inside`. Classes carry facts, never codes: a revision's `wire_errors` has the JSON-RPC codes and
+the HTTP statuses that go with them. Only errors of HTTP itself (`TransportError`, `AuthError`)
+carry a status. The caller sees the text of a `ProtocolError`, `TransportError` or `ToolError`, so
+it holds no secrets.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, Final
 
 
 class RoundgateError(Exception):
-    """The base of all exceptions here except `Suspend`."""
+    """The base of all exceptions of this module except `Suspend`."""
 
     failed_step: str | None = None
     """The key of the step that failed, if the engine raised the error for a step."""
@@ -383,8 +384,9 @@ class NotJson(GatewayError, TypeError):
 class NondeterminismError(GatewayError):
     """A handler diverged from an earlier run, or took a path that no later run could repeat.
 
-    `key` is the place, if known. If the journal has another entry there than the handler asks for,
-    `remembered` and `asked` identify the two: a kind, a function, a digest of its arguments.
+    `key` is the place, if known. If the journal has another entry at that place than the handler
+    asks for, `remembered` and `asked` identify the two: a kind, a function, a digest of its
+    arguments.
     """
 
     def __init__(
@@ -677,8 +679,7 @@ class CallCancelled(Inside):
 
 
 class CleanedUp(Inside):
-    """The work that a call had started elsewhere was ended, or no such work was found; the text
-    says which."""
+    """The external work of a call was ended, or no such work was found; the text says which."""
 
 
 class NotCancelled(Inside):

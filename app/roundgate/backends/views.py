@@ -79,7 +79,7 @@ def _view(
     tools, items = _overridden(everything, chosen, config, origin, problems)
     left_out: list[Problem] = []
     if config.bare_names:
-        # a server may list another tool at any time, and must not take the view's others with it
+        # a server may add a colliding tool at any time, which must not remove other tools
         collisions = left_out if everything.is_tolerant else problems
         tools, items = _bare(everything.prefixes, tools, items, origin, collisions)
     view = replace(
@@ -141,7 +141,7 @@ def _bare(
     problems: list[Problem],
 ) -> tuple[dict[str, ServedTool], list[tuple[str, bytes]]]:
     """Return the tools of a view without the prefixes of their back ends, and their entries in the
-    list; leave out a tool whose name another has, and add a problem."""
+    list; leave out a tool whose name is taken, and add a problem."""
     bare: dict[str, ServedTool] = {}
     bare_items: list[tuple[str, bytes]] = []
     for whole_name, item in items:

@@ -119,7 +119,8 @@ class Connections:
         return BoundedConnection(self, config, server_state, app_state)
 
     def add(self, connection: BoundedConnection) -> None:
-        """Add a connection; close another one or refuse this one if there are too many."""
+        """Add a connection. If there are too many, close another connection or refuse this
+        connection."""
         bounds = self.bounds
         if len(self._open) >= bounds.connections:
             victim = connection_to_close(
@@ -425,7 +426,7 @@ class BoundedConnection(asyncio.Protocol):
             self._unread = (before, since + blocked_s)
 
     def _linger(self) -> None:
-        """Finish writing, and discard what the client still sends for `LINGER_S`."""
+        """Finish writing, and discard the client's bytes for `LINGER_S`."""
         self._enter(Stage.ENDING, LINGER_S)
         self.has_answered = True
         if self._transport.can_write_eof():

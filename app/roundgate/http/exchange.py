@@ -158,8 +158,8 @@ class Responder:
         return self._end_after(self._lock, status, body, headers, as_event)
 
     async def end(self) -> None:
-        """Finish without a response, because the call continues elsewhere or was cancelled: end the
-        stream, or send 202 if none is open."""
+        """Finish without a response, because another process continues the call or the call was
+        cancelled: end the stream, or send 202 if none is open."""
         if self.state is State.STREAMING:
             self.state = State.DONE
             await self._body(b"", more=False)

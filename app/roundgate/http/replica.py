@@ -134,7 +134,8 @@ class Replica:
         return [trouble for trouble in troubles if trouble is not None]
 
     def _make_pool(self) -> Pool | None:
-        """Return the workers, if this process may work on tasks and a tool makes tasks."""
+        """Return the workers, or `None` if this process may not work on tasks or no tool makes
+        tasks."""
         catalog = self.core.serving.catalog
         served = (catalog, *catalog.views.values())
         if not self._using.works or not any(map(makes_tasks, served)):

@@ -122,8 +122,8 @@ def _unused(idle: list[C], newcomer: str, now: float) -> list[C]:
 
 
 def _over_share(stages: list[list[C]], newcomer: str, share: int, now: float) -> C | None:
-    """Return the oldest call of the address furthest over its share, if the newcomer's address is
-    below its own share."""
+    """Return the oldest call of the address furthest over its share, or `None` if there is none or
+    the newcomer's address is not below its own share."""
     counts = _counts(chain.from_iterable(stages))
     if counts[newcomer] >= share:
         return None
@@ -140,7 +140,8 @@ def _over_share(stages: list[list[C]], newcomer: str, share: int, now: float) ->
 
 
 def _of_the_largest(group: list[C]) -> C | None:
-    """Return the oldest connection of the address, or addresses, with the most connections."""
+    """Return the oldest connection of the address, or addresses, with the most connections; `None`
+    if the group is empty."""
     counts = _counts(group)
     most = max(counts.values(), default=0)
     largest = (connection for connection in group if counts[connection.address] == most)

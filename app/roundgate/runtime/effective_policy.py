@@ -226,8 +226,8 @@ def _tool_policy(name: str, served: ServedTool, *overrides: ToolOverride) -> Too
 
 def _withheld(overrides: Sequence[ToolOverride]) -> dict[str, Any]:
     """Return the arguments that the model cannot set, each with its fixed value or the default of
-    the hidden argument. `overrides` has the override of the back end, then that of the view, which
-    may hide an argument with a default of the back end."""
+    the hidden argument. `overrides` has the override of the back end, then the override of the
+    view, which may hide an argument with a default of the back end."""
     defaults: dict[str, Any] = {}
     withheld: dict[str, Any] = {}
     for override in overrides:
@@ -303,7 +303,7 @@ def _auth_losses(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
 
 
 def _is_selected(view: str, backend: str, policy: EffectivePolicy) -> bool:
-    """Return whether a back end or a view selected the tools that it serves there; False for a
+    """Return whether `include` or `exclude` selects the tools of a back end in a view; False for a
     missing back end."""
     if backend not in policy.backends or backend in policy.missing:
         return False

@@ -88,7 +88,8 @@ async def load_again(
 
 
 async def refreshed(file: ConfigFile, snapshot: Snapshot, names: Collection[str]) -> Snapshot:
-    """Return a snapshot of the same back ends with new offers of some.
+    """Return a snapshot of the same back ends with new offers of the back ends in
+    `names`.
 
     Raises:
         ConfigError: the new offers conflict with each other.

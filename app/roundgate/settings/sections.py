@@ -317,7 +317,8 @@ class CallersConfig(Model):
 
     scopes: list[str] = Field([], description="Scopes that every call needs.")
     scopes_supported: list[str] | None = Field(
-        None, description="Scopes in the metadata document. Unset: those of tools and `scopes`."
+        None,
+        description="Scopes in the metadata document. Unset: the scopes of tools and `scopes`.",
     )
     operator_scope: str | None = Field(
         None,

@@ -227,7 +227,7 @@ async def test_no_argument_takes_the_place_of_a_credential(tmp_path: Path) -> No
             ):
                 result = await gate.call("op", arguments)
                 assert result["isError"]
-                assert "is the gateway's own" in result["content"][0]["text"]
+                assert "is reserved for the gateway" in result["content"][0]["text"]
             await gate.call("op", {"more": {"other": "mine"}})
     assert "api_key" not in tool["inputSchema"]["properties"]
     assert told.request_lines == [f"GET /x?other=mine&api_key={KEY} HTTP/1.1"]

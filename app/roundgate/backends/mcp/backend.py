@@ -157,7 +157,7 @@ class McpBackend:
     # -- the offer ---------------------------------------------------------------------------------
 
     async def offer(self) -> Offering:
-        """Return what the server offers, from the last poll or from a first one.
+        """Return the server's offer, from the last poll or from a first poll.
 
         A server that does not answer is reported as missing; `follow` polls it again.
 
@@ -278,8 +278,8 @@ class McpBackend:
         return self._pins.write(self._snapshot)
 
     async def _poll_to_compare(self) -> Snapshot:
-        """Poll the server before a call, and soon apply what has changed. Raise BackendError if the
-        server is unavailable."""
+        """Poll the server before a call. If its offer has changed, wake `follow`, which applies the
+        change. Raise BackendError if the server is unavailable."""
         try:
             snapshot = await self._poll(self._server)
         except ClientError as error:
@@ -374,7 +374,7 @@ class McpBackend:
 
     def follow(self, changed: Callable[[], None]) -> None:
         """Keep the lists up to date in this event loop until `aclose`. Call `changed` whenever
-        `offer` would return something new."""
+        `offer` would return a different result."""
         self._changed = changed
         if self._following is None:
             self._following = asyncio.create_task(self._follow())
@@ -384,7 +384,7 @@ class McpBackend:
             self._wake()
 
     def state(self) -> ServerState:
-        """Return the state of the server: whether the last poll succeeded, and what it offers."""
+        """Return the state of the server: the outcome of the last poll, and its offer."""
         condition, tools = self._condition, self._snapshot
         info = condition.info
         return ServerState(
@@ -604,7 +604,7 @@ def _limits_from_config(config: McpBackendConfig) -> Limits:
 def _no_process_on_lambda(origin: Origin) -> Problem:
     return origin.at("command").problem(
         "is a process, and AWS Lambda freezes and ends processes between two calls",
-        "run the server elsewhere and set its url; mcp-proxy serves such a program over HTTP",
+        "run the server on a machine and set its url; mcp-proxy serves such a program over HTTP",
     )
 
 

@@ -73,7 +73,9 @@ class ToolCalls:
         questions: Json = {}
         for number in count(1):
             if number > MAX_EXCHANGES:
-                raise UnexpectedAnswer(f"{self.config.name} asks for input endlessly")
+                raise UnexpectedAnswer(
+                    f"{self.config.name} asked for input more than {MAX_EXCHANGES} times"
+                )
             if "held" in questions:
                 outcome = await context.step("call", self._answer(context, questions, answering))
             else:
@@ -155,7 +157,7 @@ class ToolCalls:
         try:
             await self.server.set_log_level(level)
         except ClientError as error:
-            log.debug("a server did not take a log level", exc_info=error)
+            log.debug("a server refused a log level", exc_info=error)
 
     def _outcome(self, raw: Json, context: Context) -> Json:
         """Return a result, or its questions and state, in the form of the journal.
@@ -267,10 +269,10 @@ class Relay:
         return Listener(self.notify, refuse, meta or None, headers, capabilities)
 
     async def notify(self, method: str, params: Json) -> None:
-        """Relay a notification of the server."""
+        """Relay a notification of the server. Raise BadAnswer after `MAX_NOTICES` notifications."""
         self._notices += 1
         if self._notices > MAX_NOTICES:
-            raise BadAnswer("The server sends notifications endlessly")
+            raise BadAnswer(f"The server sends more than {MAX_NOTICES:,} notifications")
         if method == "notifications/progress" and params.get("progressToken") == self._token:
             await self._progress(params)
         elif self.log_level is None:

@@ -72,7 +72,7 @@ class PartConfig(Model):
         return any(fnmatchcase(name, each) for each in self.include) and not self.excludes(name)
 
     def excludes(self, name: str) -> bool:
-        """Return whether a prompt, URI or template is not to be served, listed or not. A server
+        """Return whether a prompt, URI or template must not be served, even if unlisted. A server
         may decode and normalize a URI, so no other spelling of it leads past `exclude`."""
         if not self.exclude:
             return False

@@ -105,7 +105,7 @@ class _CallRows:
 
     @property
     def forget_ms(self) -> int:
-        """The end of a row that is written now."""
+        """The expiry of a row that is written now, in milliseconds since the epoch."""
         return self.clock.now_ms() + self.keep_ms
 
     def key(self, name: str | int) -> str:
@@ -126,8 +126,8 @@ class _CallRows:
         return None
 
     async def read_outcome(self, number: int) -> tuple[Json | None, bytes | None]:
-        """Return an outcome, if it exists, and the last heartbeat. Raise Unavailable if the store
-        fails."""
+        """Return an outcome without a heartbeat, or `None` with the last heartbeat, if any. Raise
+        Unavailable if the store fails."""
         first, beat = self.key(f"{number}.0"), self.key("beat")
         values = await self.rows.read_values([first, beat])
         if (head := values.get(first)) is None:
@@ -401,7 +401,7 @@ async def _set_log_level(connection: Connection, level: str | None) -> None:
     try:
         await connection.request("logging/setLevel", {"level": level})
     except ClientError as error:
-        log.debug("a server did not take a log level", exc_info=error)
+        log.debug("a server refused a log level", exc_info=error)
 
 
 async def _end_session(connection: Connection) -> None:
@@ -438,7 +438,8 @@ class _HeldCall:
         self.task = asyncio.create_task(self._run())
 
     async def first_outcome(self) -> Json:
-        """Return the first outcome; cancel the call if the caller is cancelled before."""
+        """Return the first outcome; cancel the call if the caller is cancelled before. Raise the
+        failure of the call, or ToolError if the gateway stopped the call."""
         try:
             outcome = await self.outcome(0)
         except asyncio.CancelledError:

@@ -1,7 +1,8 @@
 """Requests for a server's prompts and resources: their rounds, and the completion of arguments.
 
-The rounds of a request use the sealed journal, as those of a tool call do (`mcp.calls`): with the
-same keys, and the server's state inside the gateway's. All of these requests are repeatable.
+The rounds of a request use the sealed journal, as the rounds of a tool call do (`mcp.calls`): with
+the same keys, and the server's state inside the gateway's state. All of these requests are
+repeatable.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ class Requests:
         answering: Json = {}
         for number in count(1):
             if number > MAX_EXCHANGES:
-                raise UnexpectedAnswer(f"{self.server.name} asks for input endlessly")
+                raise UnexpectedAnswer(
+                    f"{self.server.name} asked for input more than {MAX_EXCHANGES} times"
+                )
             exchange = self._exchange(context, method, {**params, **answering})
             outcome: Json = await context.step(step, exchange)
             if "result" in outcome:

@@ -39,7 +39,8 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Responded:
-    """The end of a request. Without a response, the call continues elsewhere or was cancelled."""
+    """The end of a request. Without a response, another process continues the call, or the call was
+    cancelled."""
 
     response: bytes | None
     label: str

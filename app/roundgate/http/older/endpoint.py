@@ -8,8 +8,8 @@
             without         changes of lists, and of resources that the session has subscribed to
     DELETE                  ends the session
 
-Any replica serves any of these requests. `roundgate.protocol.inbound` decides which requests come
-here.
+Any replica serves any of these requests. `roundgate.protocol.inbound` decides which requests reach
+this endpoint.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class OlderEndpoint:
     async def _batch(self, body: list[Any], receive: Receive, exchange: Exchange) -> None:
         """Answer a batch, message after message, so that limits on requests count each message. A
         client that accepts streams gets each response when it is ready; other clients get one
-        array."""
+        array. Raise InvalidRequest if the revision has no batches, or the batch is too long."""
         caller = await self._caller(exchange)
         exchange.method = "batch"
         if not caller.revision.has_batches:
