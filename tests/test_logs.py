@@ -134,6 +134,6 @@ def test_lines_of_several_processes_do_not_come_in_between_each_other() -> None:
         while some := pipe.read(4_096):
             received += some
             time.sleep(0.0002)
-    assert [process.wait(30) for process in processes] == [0, 0, 0]
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
     told = [json.loads(line)["number"] for line in received.splitlines()]
     assert sorted(told) == sorted(list(range(200)) * 12 * 3)

@@ -145,7 +145,7 @@ async def test_the_back_ends_are_closed_when_the_app_ends() -> None:
     async with app.router.lifespan_context(app), client(app) as mcp:
         assert await mcp.text("s__get") == "hi"
         assert not closed.is_set()
-    await asyncio.wait_for(closed.wait(), 20)
+    await asyncio.wait_for(closed.wait(), 60)
     service.close()
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from threading import Timer
 
 import pytest
 
+from roundgate.deployment.machine import reserved_port
 from tests.support.documents import ROOT
 
 BLOCK = re.compile(
@@ -85,11 +85,18 @@ def matches(shown: str, printed: str) -> bool:
     )
 
 
+@pytest.fixture
+def free_port() -> Iterator[int]:
+    with reserved_port() as port:
+        yield port
+
+
 @pytest.mark.parametrize("name", ["start", "tutorial"])
-def test_every_block_of_the_page_does_what_it_says(shell: Shell, tmp_path: Path, name: str) -> None:
+def test_every_block_of_the_page_does_what_it_says(
+    shell: Shell, tmp_path: Path, free_port: int, name: str
+) -> None:
     page = (ROOT / "docs" / f"{name}.md").read_text()
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
+    port = str(free_port)
     printed, log = "", tmp_path / "gateway.log"
     kinds = []
     for block in BLOCK.finditer(page):

@@ -38,7 +38,7 @@ class Busy:
     async def have_begun(self, count: int) -> None:
         """Wait until so many more of them have."""
         for _ in range(count):
-            assert await asyncio.to_thread(self._began.acquire, timeout=30)
+            assert await asyncio.to_thread(self._began.acquire, timeout=60)
 
 
 async def given_up(busy: Busy, limiter: CapacityLimiter) -> None:
@@ -49,6 +49,9 @@ async def given_up(busy: Busy, limiter: CapacityLimiter) -> None:
 
 async def test_callers_that_give_up_do_not_free_the_place_of_a_function_that_still_runs() -> None:
     busy, limiter = Busy(), CapacityLimiter(1)
+    begun = asyncio.ensure_future(in_thread(busy, limiter))
+    await busy.have_begun(1)
+    begun.cancel()
     for _ in range(5):
         await given_up(busy, limiter)
     assert busy.most == 1
@@ -59,7 +62,7 @@ async def test_the_place_is_free_again_when_the_function_has_ended() -> None:
     busy, limiter = Busy(), CapacityLimiter(1)
     await given_up(busy, limiter)
     busy.go.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await in_thread(busy, limiter) == "done"
     assert limiter.borrowed_tokens <= 1
 
@@ -76,7 +79,7 @@ async def test_one_that_was_cancelled_before_it_began_never_runs() -> None:
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await in_thread(lambda: "next", limiter) == "next"
 
 
@@ -84,7 +87,7 @@ async def test_a_caller_that_has_its_share_leaves_the_rest_to_others() -> None:
     busy, threads = Busy(), Threads(4, share=2)
     held = [asyncio.ensure_future(threads.run(busy, ANN)) for _ in range(10)]
     await busy.have_begun(2)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await threads.run(lambda: "done", EVE) == "done"
     assert busy.most == 2
     busy.go.set()
@@ -99,7 +102,7 @@ async def test_a_caller_is_the_same_whatever_its_token_lets_it_do() -> None:
         for some in scopes
     ]
     await busy.have_begun(1)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await threads.run(lambda: "done", EVE) == "done"
     assert busy.most == 1
     busy.go.set()
@@ -124,7 +127,7 @@ async def test_who_gives_up_waiting_for_a_thread_of_another_keeps_none_of_its_ow
             await threads.run(busy, EVE)
     busy.go.set()
     await held
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await threads.run(lambda: "done", EVE) == "done"
 
 

@@ -359,7 +359,7 @@ async def test_a_back_end_whose_secret_was_missing_is_served_when_it_is_there(
     name = f"app/{uuid.uuid4()}"
     async with service() as told:
         file = file_with(tmp_path, f'{{bearer: "${{secret:{name}}}"}}', told.url)
-        async with serving(file) as mcp, asyncio.timeout(30):
+        async with serving(file) as mcp, asyncio.timeout(60):
             assert len((await mcp.result("tools/list"))["tools"]) == 1
             boto3.client("secretsmanager").create_secret(Name=name, SecretString="there-now")
             while len((await mcp.result("tools/list"))["tools"]) == 1:  # noqa: ASYNC110

@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import json
-import socket
 import sys
 import tracemalloc
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from roundgate import observability as logs
 from roundgate.backends.http.config import HttpBackendConfig
+from roundgate.deployment.machine import reserved_port
 from roundgate.errors import ConfigError
 from tests.support import root_logger, wire
 from tests.support.services import answer, gateway_to, service
@@ -510,7 +510,7 @@ async def test_a_slow_answer_is_a_tool_error_that_says_how_long_it_was_waited_fo
 async def test_an_answer_that_trickles_in_is_timed_as_a_whole_and_a_tool_may_have_its_own_time() -> (
     None
 ):
-    tools = ({"name": "short", "timeout_s": 0.15}, {"name": "long", "timeout_s": 5})
+    tools = ({"name": "short", "timeout_s": 0.15}, {"name": "long", "timeout_s": 60})
     trickle = service(answer(b'{"a": 1}'), pause_s=0.05, at_once=20)
     async with trickle as told, gateway_to(told.url, *tools, timeout_s=0.01) as gate:
         assert "did not answer within 0.15 s" in await gate.text("short")
@@ -550,10 +550,9 @@ async def test_a_connection_is_used_again_while_the_service_surely_keeps_it(
 
 
 async def test_a_service_that_is_not_there_is_a_tool_error() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    async with gateway_to(f"http://127.0.0.1:{port}", {}) as gate:
-        result = await gate.call("tool")
+    with reserved_port() as port:  # nothing listens there
+        async with gateway_to(f"http://127.0.0.1:{port}", {}) as gate:
+            result = await gate.call("tool")
     assert result["isError"] is True
     assert (
         result["content"][0]["text"]
@@ -668,7 +667,7 @@ async def test_a_charset_that_no_page_is_written_in_is_not_tried(charset: str) -
         b"a" * 100_000 + b"-" + b"b" * 100_000, content_type=f"text/plain; charset={charset}"
     )
     async with service(said) as told, gateway_to(told.url, {}) as gate:
-        (block,) = (await asyncio.wait_for(gate.call("tool"), 10))["content"]
+        (block,) = (await asyncio.wait_for(gate.call("tool"), 60))["content"]
     assert block["type"] == "resource"
 
 

@@ -7,8 +7,7 @@ import asyncio
 import base64
 import json
 import logging
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from botocore.exceptions import ClientError
 
 from roundgate import aws
 from roundgate.auth.principal import LOCAL, Principal
-from roundgate.backends.aws_lambda import messages
+from roundgate.backends.aws_lambda import invoking, messages
 from roundgate.backends.aws_lambda.backend import FORMAT, write_index
 from roundgate.backends.aws_lambda.config import LambdaBackendConfig
 from roundgate.backends.aws_lambda.invoking import Functions, Invocation, target
@@ -30,6 +29,7 @@ from roundgate.backends.aws_lambda.messages import (
 from roundgate.errors import ConfigError, FunctionAway, ToolError
 from roundgate.settings.process import Settings
 from tests.support.asgi import built, config_of
+from tests.support.clocks import FixedClock, pass_time
 from tests.support.lambdas import entry, gateway_with, refused, said, use
 from tests.support.rounds import Conversation, accept, tool
 from tests.support.services import Service, answer, service
@@ -138,13 +138,14 @@ async def test_an_invocation_that_may_have_happened_is_tried_again_only_if_it_is
 async def test_an_answer_that_does_not_come_is_given_up_in_time(
     patch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    async with service(said(1), pause_s=2) as told:
+    async with service(said(1), pause_s=600) as told:
         use(patch, told.url)
-        async with gateway_with(tmp_path, entry({"input_schema": ANY, "timeout_s": 0.3})) as mcp:
-            text = error_of(await mcp.call("tool"))
-    assert text.startswith(
-        "The function desk did not answer within 0.3 s, and may still be running"
-    )
+        async with gateway_with(tmp_path, entry({"input_schema": ANY, "timeout_s": 30})) as mcp:
+            asked = asyncio.create_task(mcp.call("tool"))
+            await sent(told, 1)
+            pass_time(31)
+            text = error_of(await asked)
+    assert text.startswith("The function desk did not answer within 30 s, and may still be running")
 
 
 async def test_nothing_that_listens_is_an_error_that_says_that_nothing_was_done(
@@ -163,35 +164,57 @@ async def test_a_call_that_gets_no_connection_in_time_says_that_nothing_was_done
     async with service(said(1), pause_s=60) as functions:
         use(patch, functions.url)
         declared = entry(
-            {"input_schema": ANY, "timeout_s": 30},
+            {"input_schema": ANY, "timeout_s": 600},
             {"input_schema": ANY, "timeout_s": 0.3, "name": "other"},
             max_connections=1,
         )
         async with gateway_with(tmp_path, declared) as mcp:
             running = asyncio.create_task(mcp.call("tool"))
-            while not functions.requests:  # noqa: ASYNC110 - the service tells nobody
-                await asyncio.sleep(0.01)
+            await sent(functions, 1)
             text = error_of(await mcp.call("other"))
             running.cancel()
     assert text.startswith("The function desk was not invoked within 0.3 s")
     assert len(functions.requests) == 1
 
 
-async def test_a_timeout_between_two_attempts_reports_the_refusal(
-    patch: pytest.MonkeyPatch,
-) -> None:
-    throttled = ClientError({"Error": {"Code": "TooManyRequestsException"}}, "Invoke")
+class Read(FixedClock):
+    """Does something when an attempt has been made, whose duration is read then."""
 
+    def __init__(self, then: Callable[[], object]) -> None:
+        super().__init__()
+        self._then, self._reads = then, 0
+
+    def monotonic_ms(self) -> float:
+        self._reads += 1
+        if self._reads == 2:
+            self._then()
+        return super().monotonic_ms()
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda: asyncio.get_running_loop().call_later(0.01, pass_time, 61),
+        lambda: pass_time(59.9),
+    ],
+    ids=["it ends in the pause", "too little for the pause"],
+)
+async def test_a_throttled_call_without_time_for_another_attempt_says_when_to_call_again(
+    patch: pytest.MonkeyPatch, then: Callable[[], object]
+) -> None:
     class Throttled:
         def invoke(self, **_: Any) -> None:
-            loop.call_soon_threadsafe(time.sleep, 0.4)
-            raise throttled
+            raise ClientError({"Error": {"Code": "TooManyRequestsException"}}, "Invoke")
 
-    loop = asyncio.get_running_loop()
     patch.setattr(aws, "client", lambda *_, **__: Throttled())
+    patch.setattr(invoking, "Clock", lambda: Read(then))
     desk = Invocation(target("desk", None, None), b"{}")
-    with pytest.raises(FunctionAway, match="is throttled"):
-        await Functions(1, 1_000).invoke(desk, 0.3, LOCAL)
+    with pytest.raises(FunctionAway) as caught:
+        await Functions(1, 1_000).invoke(desk, 60, LOCAL)
+    assert str(caught.value) == (
+        "The function desk is throttled: its concurrency limit is reached; nothing was done."
+        " Try again in 1 s"
+    )
 
 
 async def test_a_qualifier_a_region_and_the_caller_are_in_the_request_and_no_token(

@@ -111,25 +111,14 @@ async def test_a_function_that_runs_out_of_its_time_says_so(served: Served, tmp_
         assert await mcp.text("tool", {"seconds": 0}) == "awake"
 
 
-async def test_what_is_throttled_waits_for_its_turn_while_there_is_time_and_else_says_when_to_come_back(
-    served: Served, tmp_path: Path
-) -> None:
-    backend = entry(
-        {"function": "narrow", "input_schema": ANY},
-        {"name": "hasty", "function": "narrow", "input_schema": ANY, "timeout_s": 0.9},
-    )
+async def test_what_is_throttled_waits_for_its_turn(served: Served, tmp_path: Path) -> None:
+    backend = entry({"function": "narrow", "input_schema": ANY})
     async with gateway_with(tmp_path, backend) as mcp:
         assert await mcp.text("tool", {}) == "awake"
-        first = asyncio.create_task(mcp.text("tool", {"seconds": 3}))
+        first = asyncio.create_task(mcp.text("tool", {"seconds": 1.5}))
         await runs(served, "narrow")
-        patient = asyncio.create_task(mcp.text("tool", {"seconds": 0}))
-        hasty = await mcp.call("hasty", {"seconds": 0})
-        assert hasty["isError"]
-        assert hasty["content"][0]["text"] == (
-            "The function narrow is throttled: its concurrency limit is reached; nothing was done."
-            " Try again in 1 s"
-        )
-        assert await first == await patient == "awake"
+        second = asyncio.create_task(mcp.text("tool", {"seconds": 0}))
+        assert await first == await second == "awake"
 
 
 async def test_a_large_answer_arrives_and_one_that_is_too_large_is_an_error_that_says_so(
@@ -204,7 +193,7 @@ async def test_an_asynchronous_call_is_accepted_and_done_later(
         result = await mcp.call("tool")
         assert result["structuredContent"]["accepted"] is True
         assert result["content"][0]["text"].startswith("Accepted: AWS Lambda has queued the call")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while served.done("async") != ["looked"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
@@ -315,13 +304,13 @@ async def test_a_function_that_is_killed_at_work_is_an_error_that_does_not_claim
 
 async def runs(served: Served, function: str) -> None:
     """Wait until a function is at work."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not served.api.pools[function].account.running:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
 async def happens(served: Served, order: str, what: str) -> None:
     """Wait until something was done for an order."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while what not in served.done(order):  # noqa: ASYNC110
             await asyncio.sleep(0.02)

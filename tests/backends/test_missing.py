@@ -48,7 +48,7 @@ async def names(mcp: Client) -> list[str]:
 
 
 async def until(expected: Any, ask: Callable[[], Awaitable[Any]]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while await ask() != expected:  # noqa: ASYNC110 - a file is watched
             await asyncio.sleep(0.02)
 
@@ -212,7 +212,7 @@ async def test_trying_again_takes_nothing_away(
         (folder / "well.py").unlink()
         (folder / "ill.py").write_text(GOOD)
         monkeypatch.setattr(loading, "load_again", seen)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await tried.wait()
         assert "well__hello" in await names(mcp)
         assert await mcp.text("well__hello") == "WORD"

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
+from roundgate.backends.http import oauth
 from roundgate.backends.http.credential_config import ClientCredentials
 from roundgate.backends.http.oauth import TokenSource
 from roundgate.backends.http.tls import Certificates
@@ -17,7 +18,7 @@ from roundgate.backends.secret_reading import Secrets
 from roundgate.errors import BackendError
 from roundgate.settings import Origin
 from roundgate.settings.yaml_file import Located
-from tests.support.clocks import FixedClock
+from tests.support.clocks import FixedClock, pass_time
 from tests.support.services import Service, answer, gateway_to, service
 
 SECRET = "s€cret & more"
@@ -183,15 +184,22 @@ async def test_tokens_are_taken_out_of_what_a_service_echoes() -> None:
             assert (await gate.call("tool"))["structuredContent"] == "you sent [redacted]"
 
 
-async def test_who_is_slow_to_give_tokens_is_no_trouble_of_the_service() -> None:
+async def test_who_is_slow_to_give_tokens_is_no_trouble_of_the_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(oauth, "TIMEOUT_S", 600.0)
     good = answer(b'"good"')
-    settings = {"timeout_s": 1, "breaker": {"failures": 1}}
+    settings = {"timeout_s": 30, "breaker": {"failures": 1}}
     async with (
-        service(granted("late-token"), pause_s=1.5) as issuer,
+        service(granted("late-token"), pause_s=20) as issuer,
         service(good) as told,
         gateway_to(told.url, {}, credential=credential(issuer), **settings) as gate,
     ):
-        assert [await gate.text("tool") for _ in range(2)] == ["good"] * 2
+        first = asyncio.create_task(gate.text("tool"))
+        while not issuer.requests:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        pass_time(31)
+        assert [await first, await gate.text("tool")] == ["good"] * 2
 
 
 async def test_without_a_token_the_call_is_a_tool_error_that_says_why() -> None:

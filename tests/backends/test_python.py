@@ -104,7 +104,7 @@ async def test_a_plain_function_runs_in_a_thread_with_its_context_variables_and_
     @tool
     def wait() -> list[str]:
         started.set()
-        assert finish.wait(5)
+        assert finish.wait(60)
         return [threading.current_thread().name, request_of.get()]
 
     @tool
@@ -115,14 +115,14 @@ async def test_a_plain_function_runs_in_a_thread_with_its_context_variables_and_
     async with client(gateway(wait, release)) as gate:
         request_of.set("ann")
         waiting = asyncio.create_task(gate.call("wait"))
-        assert await asyncio.to_thread(started.wait, 5)
+        assert await asyncio.to_thread(started.wait, 60)
         assert await gate.text("release") == threading.current_thread().name
         assert (await waiting)["structuredContent"] == ["AnyIO worker thread", "ann"]
 
 
 async def test_no_more_plain_functions_run_at_once_than_there_are_threads() -> None:
     running, most = 0, 0
-    lock = threading.Lock()
+    lock, two = threading.Lock(), threading.Barrier(2, timeout=60)
 
     @tool
     def work() -> None:
@@ -130,6 +130,7 @@ async def test_no_more_plain_functions_run_at_once_than_there_are_threads() -> N
         with lock:
             running += 1
             most = max(most, running)
+        two.wait()
         time.sleep(0.02)
         with lock:
             running -= 1

@@ -38,14 +38,14 @@ async def sampling(client: Client) -> Any:
 
 async def task_with_a_question(client: Client) -> Any:
     task = await client.start("deploy", env="prod")
-    return (await task.wait(answers={"apply": {"go": True}}, timeout_s=30)).value
+    return (await task.wait(answers={"apply": {"go": True}}, timeout_s=60)).value
 
 
 async def task_cancelled(client: Client) -> Any:
     task = await client.start("deploy", env="test")
     await task.cancel()
     try:
-        await task.wait(timeout_s=30)
+        await task.wait(timeout_s=60)
     except TaskEnded as ended:
         return ended.status
 
@@ -57,7 +57,7 @@ async def pages_of_a_list(client: Client) -> Any:
 async def listening(client: Client) -> Any:
     async with client.listen(tools=True) as changes:
         await client.call("grow")
-        return (await asyncio.wait_for(anext(changes), 30)).method
+        return (await asyncio.wait_for(anext(changes), 60)).method
 
 
 async def older_session(client: Client) -> Any:

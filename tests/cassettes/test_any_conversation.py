@@ -92,7 +92,7 @@ async def asked_again(cassette: Any, said: list[Any]) -> None:
     """A stand-in answers whatever it is asked, with what was recorded or an error."""
     found = StandIn(cassette)
     for http, body, *_ in said:
-        reply = await asyncio.wait_for(answered(found, http, body), 30)
+        reply = await asyncio.wait_for(answered(found, http, body), 60)
         assert reply is None or 200 <= reply.status <= 599
 
 
@@ -140,12 +140,12 @@ async def test_a_call_that_was_cancelled_is_sent_and_cancelled_again() -> None:
         async with Client(server.url, transport=recorder) as client:
             seen = asyncio.Event()
             call = asyncio.create_task(client.call("t", on_progress=lambda one: seen.set()))
-            await asyncio.wait_for(seen.wait(), 30)
+            await asyncio.wait_for(seen.wait(), 60)
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
         cassette = recorder.cassette
         last = cassette.interactions[-1].response
         assert last is not None
         assert last.end == "client"
-        verifier = Verifier(cassette, [server.url], timeout_s=30)
+        verifier = Verifier(cassette, [server.url], timeout_s=60)
         assert [one async for one in verifier.run() if one.differences] == []

@@ -126,7 +126,7 @@ async def test_a_redirect_to_another_host_does_not_get_through_the_proxy() -> No
     ],
 )
 async def test_what_is_no_request_is_refused(sent: bytes, status: bytes) -> None:
-    async with stand_in("plain_call") as url, asyncio.timeout(30):
+    async with stand_in("plain_call") as url, asyncio.timeout(60):
         port = int(url.split(":")[2].split("/")[0])
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)

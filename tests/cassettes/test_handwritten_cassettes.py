@@ -220,7 +220,7 @@ async def test_a_result_waits_for_the_answer_that_it_follows(
     await asyncio.sleep(0)
     assert not call.done()
     await said(stand_in, {"jsonrpc": "2.0", "id": "q", "result": {"action": action}})
-    answered = json.loads((await asyncio.wait_for(call, 30))[1])
+    answered = json.loads((await asyncio.wait_for(call, 60))[1])
     assert answered["id"] == 7
     assert answered.get("result") == end.get("result")
     assert answered.get("error", {}).get("code") == end.get("error", {}).get("code")
@@ -237,7 +237,7 @@ async def test_a_stream_whose_question_got_another_answer_ends_with_an_error() -
     await asyncio.sleep(0)
     no = {"action": "accept", "content": {"go": False}}
     assert (await said(stand_in, {"jsonrpc": "2.0", "id": "request-1", "result": no}))[0] == 400
-    *_, last = (await asyncio.wait_for(stream, 30)).strip().split("data: ")
+    *_, last = (await asyncio.wait_for(stream, 60)).strip().split("data: ")
     assert (
         "content.go was recorded as true and is now false" in json.loads(last)["error"]["message"]
     )
@@ -276,7 +276,7 @@ def streams(*pieces: bytes) -> Script:
 
 async def silence(_: Asked) -> AsyncGenerator[bytes, None]:
     yield STREAM_HEAD
-    await asyncio.sleep(60)
+    await asyncio.sleep(600)
 
 
 def done(value: Any) -> bytes:
@@ -310,7 +310,8 @@ NOTE = "{events: [{message: plain words}]}"
 async def test_each_way_in_which_an_answer_may_differ_is_told(
     tmp_path: Path, response: str, script: Script, found: list[str]
 ) -> None:
-    differing = await told(written(tmp_path, ONE + response), script, timeout_s=0.5)
+    timeout_s = 0.5 if script is silence else 60
+    differing = await told(written(tmp_path, ONE + response), script, timeout_s=timeout_s)
     if not found:
         assert differing == {}
         return

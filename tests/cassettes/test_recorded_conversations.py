@@ -25,7 +25,7 @@ EACH = pytest.mark.parametrize("name", ALL)
 
 async def differing(cassette: Cassette, *urls: str, **options: Any) -> dict[int, list[str]]:
     """What verifying tells, by the number of the interaction."""
-    outcomes = [one async for one in Verifier(cassette, urls, timeout_s=30, **options).run()]
+    outcomes = [one async for one in Verifier(cassette, urls, timeout_s=60, **options).run()]
     assert [one.number for one in outcomes] == list(range(1, len(cassette.interactions) + 1))
     return {
         one.number: [str(found) for found in one.differences] for one in outcomes if one.differences

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -398,11 +399,45 @@ async def test_a_server_process_that_dies_is_reported_and_replaced(
         assert server.stop() == 0
 
 
+async def test_a_server_process_that_stands_still_for_a_while_is_not_replaced(
+    environment: dict[str, str], config: Path
+) -> None:
+    with running(config, environment, "--workers", "2") as server:
+
+        async def pid() -> int:
+            async with connected(server) as mcp:
+                return int(await mcp.text("process"))
+
+        stopped = await pid()
+        os.kill(stopped, signal.SIGSTOP)
+        await asyncio.sleep(6)  # longer than uvicorn waits for a process by default
+        os.kill(stopped, signal.SIGCONT)
+        await until(stopped, pid)
+        assert [line for line in server.lines() if line["level"] == "error"] == []
+        assert server.stop() == 0
+
+
 def wait_for(text: str, log: Path) -> None:
     until_s = time.monotonic() + 60
     while not log.exists() or text not in log.read_text():
         assert time.monotonic() < until_s, text
         time.sleep(0.05)
+
+
+def wait_until_it_serves(log: Path) -> None:
+    """Return once the server at the URL in the log answers; it handles signals by then."""
+    wait_for("serving", log)
+    found = re.search(r"serving (http://127\.0\.0\.1:\d+)", log.read_text())
+    assert found is not None
+    until_s = time.monotonic() + 60
+    while True:
+        try:
+            httpx.get(f"{found[1]}/healthz", timeout=60).raise_for_status()
+        except httpx.TransportError:
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
+        else:
+            return
 
 
 @pytest.mark.parametrize(
@@ -442,11 +477,10 @@ print(os.waitpid(pid, 0)[1], flush=True)
     assert holder.stdout is not None
     pid = int(holder.stdout.readline())
     try:
-        wait_for("serving", log)
-        time.sleep(1)
+        wait_until_it_serves(log)
         close.touch()
         if ends:
-            holder.wait(20)
+            holder.wait(60)
             assert holder.stdout.readline() == b"0\n"
         else:
             wait_for("reloaded", log)  # what SIGHUP means otherwise

@@ -22,10 +22,12 @@ def write(folder: Path, *backends: dict[str, Any]) -> str:
     return str(path)
 
 
+_NOWHERE = socket.socket()
+_NOWHERE.bind(("127.0.0.1", 0))  # and it never listens, nor can another process
+
+
 def nowhere() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{free.getsockname()[1]}/mcp"
+    return f"http://127.0.0.1:{_NOWHERE.getsockname()[1]}/mcp"
 
 
 async def upstreams(*arguments: str) -> int:

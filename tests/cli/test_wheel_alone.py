@@ -127,7 +127,7 @@ def served(repository: Shell) -> Iterator[str]:
             yield f"http://127.0.0.1:{port}/mcp"
         finally:
             server.terminate()
-            server.wait(20)
+            server.wait(60)
 
 
 def until(repository: Shell, url: str, says: str, limit_s: float = 60) -> str:

@@ -189,7 +189,7 @@ async def test_a_task_can_be_looked_at_answered_and_cancelled_by_hand(url: str) 
         other = client.resume((await client.start("slow_compute", seconds=60, label="x")).id)
         await other.cancel()
         with pytest.raises(TaskEnded) as caught:
-            await other.wait(timeout_s=30)
+            await other.wait(timeout_s=60)
     assert caught.value.status == "cancelled"
 
 
@@ -242,7 +242,7 @@ async def test_changes_are_told_and_make_what_is_kept_stale(url: str) -> None:
         async with client.listen(tools=True) as changes:
             assert changes.acknowledged == {"toolsListChanged": True}
             await client.call("test_trigger_tool_change")
-            change = await asyncio.wait_for(anext(changes), 30)
+            change = await asyncio.wait_for(anext(changes), 60)
         assert (change.method, change.was_interrupted) == (
             "notifications/tools/list_changed",
             False,
@@ -254,7 +254,7 @@ async def test_a_tasks_changes_are_told(url: str) -> None:
         task = await client.start("confirm_delete", filename="c")
         async with client.listen(tasks=[task.id]) as changes:
             await task.cancel()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 async for change in changes:
                     if change.task is not None and change.task.is_over:
                         break

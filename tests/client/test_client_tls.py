@@ -111,7 +111,7 @@ async def test_a_server_without_tls_is_said_so() -> None:
         port = listening.sockets[0].getsockname()[1]
         with pytest.raises(ConnectionLost, match="No secure connection"):
             await called(f"https://127.0.0.1:{port}/mcp")
-        await asyncio.wait_for(over.wait(), 30)
+        await asyncio.wait_for(over.wait(), 60)
 
 
 async def test_a_server_with_tls_hears_nothing_in_the_clear(authority: Authority) -> None:
@@ -135,7 +135,7 @@ async def test_a_handshake_that_does_not_go_on_ends_in_time() -> None:
         port = listening.sockets[0].getsockname()[1]
         with pytest.raises(TimedOut, match="connect_s"):
             await called(f"https://127.0.0.1:{port}/mcp", limits=Limits(connect_s=0.5))
-        await asyncio.wait_for(over.wait(), 30)
+        await asyncio.wait_for(over.wait(), 60)
 
 
 @pytest.mark.parametrize("is_trusted", [True, False])

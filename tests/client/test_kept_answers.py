@@ -99,7 +99,7 @@ async def test_a_resource_that_changed_is_read_again_and_no_other(shelf: Shelf) 
     params = {"uri": "book://a"}
     async with (
         scripted(shelf) as server,
-        asyncio.timeout(30),
+        asyncio.timeout(60),
         Client(server.url) as client,
         client.listen(uris=["book://a", "book://b"]) as changes,
     ):

@@ -40,7 +40,7 @@ async def called(guarded: Guarded, url: str, storage: SystemKeyring | None) -> l
         await guarded.browser()(to)
 
     auth = BrowserLogin(open_url=visit, storage=storage)
-    async with asyncio.timeout(30), Client(url, auth=auth) as client:
+    async with asyncio.timeout(60), Client(url, auth=auth) as client:
         assert (await client.call("t")).text == "secret things"
     return visited
 

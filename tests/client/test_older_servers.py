@@ -20,6 +20,7 @@ from roundgate.errors import (
     TimedOut,
     Unanswered,
 )
+from tests.support.clocks import pass_time
 from tests.support.scripted import (
     STREAM_HEAD,
     Asked,
@@ -92,7 +93,7 @@ async def asks(older: Older, asked: Asked) -> AsyncGenerator[bytes, None]:
     """A call that asks on its stream and ends with what was answered."""
     yield STREAM_HEAD
     yield event(question())
-    answer = await asyncio.wait_for(older.answers.get(), 20)
+    answer = await asyncio.wait_for(older.answers.get(), 60)
     yield event(
         {"jsonrpc": "2.0", "id": asked.message["id"], "result": text(str(answer.get("result")))}
     )
@@ -136,12 +137,15 @@ async def test_a_question_on_the_stream_of_a_call_is_answered_by_the_names_of_it
 
 
 async def test_while_a_person_thinks_no_time_is_counted() -> None:
+    pass_time(0)  # from here on the loop has the time of the test
+
     async def slow(_: Question) -> Any:
-        await asyncio.sleep(1.2)
+        pass_time(31)
+        await asyncio.sleep(0.1)
         return True
 
     older: Older = Older(lambda asked: asks(older, asked))
-    async with scripted(older) as server, Client(server.url, limits=Limits(request_s=1)) as client:
+    async with scripted(older) as server, Client(server.url, limits=Limits(request_s=30)) as client:
         assert "accept" in (await client.call("t", answers=slow)).text
 
 
@@ -150,8 +154,11 @@ async def test_a_silent_server_may_wait_for_a_person(place: str) -> None:
     called = asyncio.Event()
     older: Older
 
+    pass_time(0)  # from here on the loop has the time of the test
+
     async def slow(_: Question) -> Any:
-        await asyncio.sleep(1.2)
+        pass_time(31)
+        await asyncio.sleep(0.1)
         return True
 
     async def session_stream(_: Asked) -> AsyncGenerator[bytes, None]:
@@ -162,14 +169,14 @@ async def test_a_silent_server_may_wait_for_a_person(place: str) -> None:
 
     async def call(asked: Asked) -> bytes:
         called.set()
-        answer = await asyncio.wait_for(older.answers.get(), 20)
+        answer = await asyncio.wait_for(older.answers.get(), 60)
         return result(asked, text(str(answer["result"])))
 
     if place == "the call":
         older = Older(lambda asked: asks(older, asked))
     else:
         older = Older(call, session_stream=session_stream)
-    async with scripted(older) as server, Client(server.url, limits=Limits(idle_s=0.5)) as client:
+    async with scripted(older) as server, Client(server.url, limits=Limits(idle_s=30)) as client:
         assert "accept" in (await client.call("t", answers=slow)).text
 
 
@@ -201,13 +208,13 @@ async def test_a_question_on_the_stream_of_the_session_is_answered_for_the_call_
 
     async def session_stream(_: Asked) -> AsyncGenerator[bytes, None]:
         yield STREAM_HEAD
-        await asyncio.wait_for(called.wait(), 20)
+        await asyncio.wait_for(called.wait(), 60)
         yield event(question())
         await asyncio.sleep(60)
 
     async def call(asked: Asked) -> bytes:
         called.set()
-        answer = await asyncio.wait_for(older.answers.get(), 20)
+        answer = await asyncio.wait_for(older.answers.get(), 60)
         return result(asked, text(answer["result"]["action"]))
 
     older = Older(call, session_stream=session_stream)
@@ -221,7 +228,7 @@ async def test_a_server_may_ask_whether_the_client_is_there_and_for_what_no_clie
         yield event(question(1, "ping", {}))
         yield event(question(2, "secrets/list", {}))
         got = sorted(
-            [await asyncio.wait_for(older.answers.get(), 20) for _ in range(2)],
+            [await asyncio.wait_for(older.answers.get(), 60) for _ in range(2)],
             key=lambda one: one["id"],
         )
         codes = [one.get("error", {}).get("code") for one in got]
@@ -322,7 +329,7 @@ async def test_questions_without_end_are_refused() -> None:
         yield STREAM_HEAD
         for number in range(100):
             yield event(question(number))
-            await asyncio.wait_for(older.answers.get(), 20)
+            await asyncio.wait_for(older.answers.get(), 60)
 
     older = Older(call)
     limits = Limits(max_questions=5, max_rounds=2)
@@ -341,7 +348,7 @@ async def test_a_question_that_is_sent_again_is_asked_once() -> None:
             yield event(question(), "1", retry=10)
             return
         yield event(question(), "1")
-        answer = await asyncio.wait_for(older.answers.get(), 20)
+        answer = await asyncio.wait_for(older.answers.get(), 60)
         yield event({"jsonrpc": "2.0", "id": call_id(server), "result": text(str(answer["id"]))})
 
     def answer(asked: Question) -> Any:
@@ -382,7 +389,7 @@ async def test_what_nobody_declared_is_refused_and_the_call_goes_on() -> None:
             ("elicitation/create", FORM),
         ):
             yield event(question(method, method, params))
-            answer = await asyncio.wait_for(older.answers.get(), 20)
+            answer = await asyncio.wait_for(older.answers.get(), 60)
             assert answer["error"]["code"] == -32601, answer
         yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": text("done")})
 
@@ -415,17 +422,19 @@ async def test_a_notification_that_is_never_received_ends_in_time() -> None:
     older = Older(lambda asked: result(asked, text("x")))
 
     async def drops() -> AsyncGenerator[bytes, None]:
+        yield b"H"
+        pass_time(31)
         while True:
-            yield b"H"
             await asyncio.sleep(0.05)
+            yield b"H"
 
     def script(asked: Asked) -> Any:
         return drops() if asked.rpc == "notifications/initialized" else older(asked)
 
     async with (
         scripted(script) as server,
-        asyncio.timeout(30),
-        Client(server.url, limits=Limits(request_s=2)) as client,
+        asyncio.timeout(60),
+        Client(server.url, limits=Limits(request_s=30)) as client,
     ):
         with pytest.raises(TimedOut, match="notifications/initialized"):
             await client.call("t")
@@ -455,7 +464,7 @@ async def test_a_cancelled_request_is_cancelled_at_an_older_server() -> None:
         return b""
 
     begun = asyncio.Event()
-    async with scripted(Older(call)) as server, asyncio.timeout(20):
+    async with scripted(Older(call)) as server, asyncio.timeout(60):
         async with Client(server.url) as client:
             calling = asyncio.create_task(client.call("t"))
             await begun.wait()
@@ -481,7 +490,7 @@ async def test_changes_come_on_the_stream_of_the_session() -> None:
     older = Older(lambda asked: result(asked, {}), session_stream=session_stream)
     async with scripted(older) as server, Client(server.url) as client:
         async with client.listen(tools=True, uris=["file:///a"]) as changes:
-            change = await asyncio.wait_for(anext(changes), 20)
+            change = await asyncio.wait_for(anext(changes), 60)
         assert change.method == "notifications/tools/list_changed"
         assert "resources/subscribe" in server.methods()
 
@@ -513,7 +522,7 @@ async def test_resources_are_subscribed_to_again_in_another_session() -> None:
     older = Older(call, session_stream=session_stream)
     async with (
         scripted(older) as server,
-        asyncio.timeout(20),
+        asyncio.timeout(60),
         Client(server.url) as client,
         client.listen(uris=["file:///a"]) as changes,
     ):
@@ -542,7 +551,7 @@ async def test_who_is_asked_while_no_call_is_under_way_says_so_and_answers_a_pin
         await asyncio.sleep(60)
 
     older = Older(lambda asked: result(asked, text("x")), session_stream=session_stream)
-    async with scripted(older) as server, asyncio.timeout(30), Client(server.url) as client:
+    async with scripted(older) as server, asyncio.timeout(60), Client(server.url) as client:
         await client.connect()
         ping, asked = await older.answers.get(), await older.answers.get()
     assert (ping["id"], ping["result"]) == ("p", {})
@@ -568,7 +577,7 @@ async def test_the_stream_of_a_session_that_breaks_is_opened_again_and_changes_a
     older = Older(lambda asked: result(asked, {}), session_stream=session_stream)
     async with (
         scripted(older) as server,
-        asyncio.timeout(30),
+        asyncio.timeout(60),
         Client(server.url) as client,
         client.listen(tools=True) as changes,
     ):
@@ -630,9 +639,9 @@ class WithTasks(Older):
 
     async def _session(self) -> AsyncGenerator[bytes, None]:
         yield STREAM_HEAD
-        await asyncio.wait_for(self.asks.wait(), 20)
+        await asyncio.wait_for(self.asks.wait(), 60)
         yield event(question())
-        await asyncio.wait_for(self.answers.get(), 20)
+        await asyncio.wait_for(self.answers.get(), 60)
         self.status = self.ends
         await asyncio.sleep(60)
 
@@ -642,7 +651,7 @@ class WithTasks(Older):
 
 async def test_a_tool_that_has_to_be_a_task_is_one_and_may_ask_while_nothing_is_sent() -> None:
     seen: list[str] = []
-    async with scripted(WithTasks()) as server, asyncio.timeout(30), Client(server.url) as client:
+    async with scripted(WithTasks()) as server, asyncio.timeout(60), Client(server.url) as client:
         done = await client.call(
             "t", answers={"ok": True}, on_task=lambda task: seen.append(task.status)
         )
@@ -657,7 +666,7 @@ async def test_a_tool_that_has_to_be_a_task_is_one_and_may_ask_while_nothing_is_
 async def test_such_a_task_is_handed_over_and_waited_for(support: str) -> None:
     async with (
         scripted(WithTasks(support=support)) as server,
-        asyncio.timeout(30),
+        asyncio.timeout(60),
         Client(server.url, answers={"ok": True}) as client,
     ):
         task = await client.start("t")
@@ -674,7 +683,7 @@ async def test_a_tool_that_may_be_a_task_is_none_where_the_caller_waits() -> Non
 async def test_such_a_task_without_a_result_says_how_it_ended(ends: str, said: str) -> None:
     async with (
         scripted(WithTasks(ends)) as server,
-        asyncio.timeout(30),
+        asyncio.timeout(60),
         Client(server.url, answers={"ok": True}) as client,
     ):
         with pytest.raises(TaskEnded, match=said) as caught:
@@ -683,7 +692,7 @@ async def test_such_a_task_without_a_result_says_how_it_ended(ends: str, said: s
 
 
 async def test_what_such_a_task_asks_and_nobody_answers_ends_the_call() -> None:
-    async with scripted(WithTasks()) as server, asyncio.timeout(30), Client(server.url) as client:
+    async with scripted(WithTasks()) as server, asyncio.timeout(60), Client(server.url) as client:
         with pytest.raises(Unanswered, match="Sure"):
             await client.call("t")
 
@@ -708,7 +717,7 @@ async def test_roots_that_nobody_gave_are_none() -> None:
     async def call(asked: Asked) -> AsyncGenerator[bytes, None]:
         yield STREAM_HEAD
         yield event(question("r", "roots/list", {}))
-        answer = await asyncio.wait_for(older.answers.get(), 20)
+        answer = await asyncio.wait_for(older.answers.get(), 60)
         yield event(
             {"jsonrpc": "2.0", "id": asked.message["id"], "result": text(str(answer["result"]))}
         )

@@ -86,8 +86,10 @@ async def test_many_tasks_at_once_each_end_once_and_rightly(fleet: Fleet) -> Non
 
 async def test_a_cancellation_reaches_the_process_that_works_on_it(fleet: Fleet) -> None:
     async with clients(*fleet.gateways) as (one, two, three):
-        task_id = await one.begin("dig", seconds=60)
-        await asyncio.sleep(0.5)
+        task_id = await one.begin("dig", seconds=600)
+        async with asyncio.timeout(60):
+            while (await one.get(task_id)).get("statusMessage") != "digging":  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
         await two.cancel(task_id)
         assert (await three.get(task_id))["status"] == "cancelled"
         until = time.monotonic() + 60

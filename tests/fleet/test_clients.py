@@ -119,7 +119,7 @@ async def test_the_official_client_drives_a_task_and_does_not_notice_that_each_r
 
     tasks = Tasks()
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(60),
         httpx2.AsyncClient(transport=Tour(fleet.gateways)) as http,
         Client(
             streamable_http_client("http://127.0.0.1/mcp", http_client=http),
@@ -140,7 +140,7 @@ async def test_the_official_client_without_the_extension_gets_results_and_no_tas
         return types.ElicitResult(action="accept", content={"name": "Ann"})
 
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(60),
         httpx2.AsyncClient(transport=Tour(fleet.gateways)) as http,
         Client(
             streamable_http_client("http://127.0.0.1/mcp", http_client=http),

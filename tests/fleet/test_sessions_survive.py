@@ -120,7 +120,7 @@ async def test_a_call_whose_gateway_is_killed_while_it_works_on_the_answer_goes_
         one, two = served(stack, tmp_path, 2)
         async with httpx.AsyncClient(timeout=PATIENCE_S) as http, asyncio.timeout(PATIENCE_S):
             caller = await Caller.opened(http, two)
-            async with caller.call(one, calling("journey", log=str(log), slow=3)) as stream:
+            async with caller.call(one, calling("journey", log=str(log), slow=600)) as stream:
                 who = await stream.message()
                 await caller.answer(one, who, "Ann")
                 while "left" not in log.read_text():  # noqa: ASYNC110 — of another process

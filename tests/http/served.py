@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from pathlib import Path
 
 from roundgate import Context, SyncContext, tool
 
@@ -64,6 +65,15 @@ def block(ctx: SyncContext, seconds: float) -> str:
 
 
 @tool
+def hold(file: str) -> str:
+    """Keeps a thread busy until there is a file."""
+    log.info("holding")
+    while not Path(file).exists():
+        time.sleep(0.02)
+    return "held"
+
+
+@tool
 async def change(ctx: Context) -> str:
     """Tells the listeners that the tools have changed."""
     await ctx.tools_changed()
@@ -79,7 +89,8 @@ def flood_thread(ctx: SyncContext, count: int, size: int) -> str:
 
 
 @tool
-async def stand_still(seconds: float) -> str:
-    """Blocks the event loop."""
-    time.sleep(seconds)  # noqa: ASYNC251  what it is for
+async def stand_still(file: str) -> str:
+    """Blocks the event loop until there is a file."""
+    while not Path(file).exists():  # noqa: ASYNC240
+        time.sleep(0.02)  # noqa: ASYNC251  what it is for
     return "stood still"

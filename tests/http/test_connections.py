@@ -14,10 +14,11 @@ from uvicorn.server import ServerState
 
 from roundgate.errors import TransportError
 from roundgate.http import ConnectionMiddleware
-from roundgate.http.connections import LINGER_S, Bounds, Connections
+from roundgate.http.connections import LINGER_S, LOOK_EVERY_S, Bounds, Connections
 from roundgate.settings import HttpConfig
 from tests.fuzz.targets import Wire
 from tests.support.asgi import gateway
+from tests.support.clocks import pass_time
 from tests.support.functions import add
 
 GET: Final = b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n%b\r\n"
@@ -222,6 +223,18 @@ async def test_a_body_has_to_arrive_in_time() -> None:
     answer = bytes(connection.client.answer)
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"\r\nconnection: close\r\n" in answer
+
+
+async def test_time_in_which_the_event_loop_is_blocked_does_not_count_against_a_client() -> None:
+    connection = Connection(answering(start((b"content-length", b"0")), body(b"")))
+    pass_time(HttpConfig().head_timeout_s + 5)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert bytes(connection.client.answer) == b""
+    while not connection.client.answer:  # it counts while the loop runs
+        pass_time(LOOK_EVERY_S / 4)
+        await asyncio.sleep(0)
+    assert bytes(connection.client.answer).startswith(b"HTTP/1.1 408 ")
 
 
 async def test_a_client_that_sent_no_whole_body_is_not_told_to_continue() -> None:

@@ -72,7 +72,7 @@ async def test_a_handler_that_will_not_be_cancelled_harms_nobody(
     @tool
     async def stubborn() -> str:
         try:
-            await asyncio.sleep(30)
+            await asyncio.sleep(600)
         except asyncio.CancelledError:
             await asyncio.sleep(0.01)
         return "anyway"
@@ -89,7 +89,7 @@ async def test_a_handler_that_fails_while_it_is_cancelled_harms_nobody() -> None
     @tool
     async def clumsy() -> str:
         try:
-            await asyncio.sleep(30)
+            await asyncio.sleep(600)
         finally:
             raise RuntimeError("in the clean-up")
 
@@ -115,11 +115,11 @@ async def test_a_thread_is_left_to_itself_when_its_client_hangs_up() -> None:
 
     asked = wire.message("tools/call", {"name": "work"}, progressToken=1)
     async with Exchange(gateway(work), asked) as exchange:
-        assert await asyncio.to_thread(began.wait, 30)
+        assert await asyncio.to_thread(began.wait, 60)
         exchange.hang_up()
-        await asyncio.wait_for(asyncio.shield(exchange.running), 30)
+        await asyncio.wait_for(asyncio.shield(exchange.running), 60)
         goes_on.set()
-        assert await asyncio.to_thread(ended.wait, 30)
+        assert await asyncio.to_thread(ended.wait, 60)
 
 
 async def gone() -> dict[str, str]:
@@ -128,7 +128,7 @@ async def gone() -> dict[str, str]:
 
 async def test_after_a_disconnect_its_own_cancellation_is_taken_back() -> None:
     with DisconnectWatch(gone) as watch:
-        await asyncio.sleep(5)
+        await asyncio.sleep(600)
     task = asyncio.current_task()
     assert watch.disconnected
     assert task is not None
@@ -140,7 +140,7 @@ async def test_a_cancellation_from_outside_beside_a_disconnect_still_counts() ->
     async def watched() -> None:
         with DisconnectWatch(gone):
             try:
-                await asyncio.sleep(5)
+                await asyncio.sleep(600)
             finally:
                 task.cancel()  # as a server does that shuts down at this moment
 
@@ -210,8 +210,9 @@ async def test_a_call_that_is_over_is_not_watched_any_more() -> None:
     async with client(gateway(add)) as mcp:
         for _ in range(20):
             await mcp.call("add", {"a": 1, "b": 2})
-        await asyncio.sleep(0.03)
-        assert len(asyncio.all_tasks()) == before
+        async with asyncio.timeout(60):
+            while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110 - of calls that took long
+                await asyncio.sleep(0.01)
 
 
 async def test_a_call_longer_than_the_first_moments_is_answered_as_usual() -> None:

@@ -288,16 +288,16 @@ async def test_large_bodies_that_are_being_served_are_bounded_together() -> None
     asked = wire.message(
         "tools/call", {"name": "wait_for_gate", "arguments": {"text": "x" * 400_000}}
     )
-    async with Exchange(app, asked), Exchange(app, asked):
-        await asyncio.sleep(0.05)
+    async with Exchange(app, asked), Exchange(app, asked), asyncio.timeout(60):
+        await at_the_gate.get()
+        await at_the_gate.get()
         async with Exchange(app, asked) as third:
             assert b"http.max_pending_bytes" in await third.body()
         assert (third.status, third.headers[b"retry-after"]) == (503, b"5")
         async with client(app) as mcp:
             assert (await mcp.post("tools/list")).status_code == 200, "a small one is served"
-    async with Exchange(app, asked) as later:
-        await asyncio.sleep(0.05)
-        assert later.status is None, "what was taken is given back"
+    async with Exchange(app, asked), asyncio.timeout(60):
+        await at_the_gate.get()  # what was taken is given back
 
 
 async def test_a_stream_is_not_kept_for_a_large_request(mcp: Client) -> None:
@@ -363,7 +363,7 @@ async def test_who_does_not_read_its_events_loses_its_call_under_any_server() ->
     async with Exchange(app, asked) as one:
         await one.event()
         one.reading.clear()
-        await asyncio.wait_for(ended.wait(), 20)
+        await asyncio.wait_for(ended.wait(), 60)
         await asyncio.wait_for(one.running, 60)
 
 
@@ -373,8 +373,13 @@ async def echo_any(value: Any) -> str:
     return "taken"
 
 
+at_the_gate: asyncio.Queue[None] = asyncio.Queue()
+"""An item for each call of `wait_for_gate` that has begun."""
+
+
 @tool
 async def wait_for_gate(text: str) -> str:
     """Waits until it is cancelled."""
+    at_the_gate.put_nowait(None)
     await asyncio.Event().wait()
     return text

@@ -66,7 +66,7 @@ async def event_url(ann: TaskClient, **arguments: Any) -> tuple[str, str]:
     """A task, and the path of its event."""
     known = len(URLS)
     task_id = await ann.begin("buy", **arguments)
-    until_s = time.monotonic() + 10
+    until_s = time.monotonic() + 60
     while len(URLS) == known:
         assert time.monotonic() < until_s, await ann.get(task_id)
         await asyncio.sleep(0.01)
@@ -221,8 +221,12 @@ async def test_only_post_is_served(ann: TaskClient, method: str) -> None:
 async def test_more_than_the_rate_allows_get_429_before_a_token_is_opened(tmp_path: Path) -> None:
     http = {"max_events_per_s": 3}
     async with tasked(tmp_path, buy, public_url=PUBLIC, http=http) as ann:
-        answers = [await post(ann, "/events/forged", 7) for _ in range(6)]
-    assert [one.status_code for one in answers[:3]] == [404] * 3
+        answers = [await post(ann, "/events/forged", 7)]
+        while (
+            answers[-1].status_code == 404 and len(answers) < 1_000
+        ):  # a slow machine sends few a second
+            answers.append(await post(ann, "/events/forged", 7))
+    assert len(answers) > 3
     assert answers[-1].status_code == 429
     assert answers[-1].headers["retry-after"] == "5"
 
@@ -304,7 +308,7 @@ async def test_an_operator_sees_events_and_delivers_them(
     async with tasked(tmp_path, buy, public_url=PUBLIC) as ann:
         task_id, _ = await event_url(ann)
         ref = ref_of(task_id)
-        until_s = time.monotonic() + 10
+        until_s = time.monotonic() + 60
         while "awaited" not in (await _operate(capsys, "show", ref))[1]:
             assert time.monotonic() < until_s
             await asyncio.sleep(0.05)

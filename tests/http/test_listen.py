@@ -139,8 +139,9 @@ async def test_every_message_has_the_id_of_the_request_and_its_json_type(request
 async def test_changes_that_a_reader_has_not_seen_yet_are_told_once(everything: FastAPI) -> None:
     async with listening(everything, ALL) as stream:
         stream.reading.clear()
+        stream.sends.clear()
         await announce(everything)
-        await asyncio.sleep(0.01)
+        await asyncio.wait_for(stream.sends.wait(), 60)
         for _ in range(100):
             await announce(everything)
         stream.reading.set()

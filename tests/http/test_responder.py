@@ -262,32 +262,40 @@ async def test_what_is_said_after_the_answer_is_dropped() -> None:
     asked = wire.message("tools/call", {"name": "linger"}, progressToken="t")
     async with Exchange(gateway(linger), asked) as exchange:
         first, last = await exchange.rest()
-        await asyncio.wait_for(said_late.wait(), 20)
+        await asyncio.wait_for(said_late.wait(), 60)
         assert await exchange.rest() == [first, last]
     assert (first["params"]["progress"], last["id"]) == (1, 1)
 
 
 @pytest.fixture
-def eager() -> FastAPI:
+def timed_out() -> asyncio.Event:
+    return asyncio.Event()
+
+
+@pytest.fixture
+def eager(timed_out: asyncio.Event) -> FastAPI:
     """A gateway whose one tool reports at once, waits, and has 0.1 seconds for a call."""
 
     @tool
     async def eager(ctx: Context) -> str:
-        await ctx.progress(1)
-        await asyncio.sleep(5)
+        try:
+            await ctx.progress(1)
+            await asyncio.sleep(600)
+        finally:
+            timed_out.set()
         return "never"
 
     return gateway(eager, limits={"call_timeout_s": 0.1})
 
 
 async def test_a_call_that_times_out_while_its_client_does_not_read_gets_a_whole_answer_in_the_end(
-    eager: FastAPI,
+    eager: FastAPI, timed_out: asyncio.Event
 ) -> None:
     async with Exchange(
         eager, wire.message("tools/call", {"name": "eager"}, progressToken=1)
     ) as exchange:
         exchange.reading.clear()
-        await asyncio.sleep(0.15)
+        await asyncio.wait_for(timed_out.wait(), 60)
         exchange.reading.set()
         result = json.loads(await exchange.body())["result"]
     assert (exchange.status, exchange.headers[b"content-type"]) == (200, b"application/json")

@@ -67,7 +67,7 @@ def text(response: dict[str, Any]) -> str:
 
 async def begun() -> None:
     """Wait until some gateway has begun the step."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not steps:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -209,6 +209,31 @@ async def test_a_call_that_is_replaced_has_no_result_of_the_other(
     async with session.resumed(app, asked.id) as again:
         await again.body()
     assert again.status == 400
+
+
+async def test_a_call_that_is_just_being_replaced_is_not_told_that_it_was_too_late(
+    app: FastAPI, using: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its task was deleted, and that of the other does not exist yet."""
+    session, other = await opened(app), gateway(order, using=using)
+    is_over, tasks, created = asyncio.Event(), other.state.core.stores.tasks, 0
+    real = tasks.create
+
+    async def create(task: Any) -> Any:
+        nonlocal created
+        created += 1
+        if created == 2:  # the first attempt found the task of the other
+            await asyncio.wait_for(is_over.wait(), 60)
+        return await real(task)
+
+    monkeypatch.setattr(tasks, "create", create)
+    async with session.stream(app, calling("order", 1, what="tea")) as first:
+        await first.asked()
+        async with session.stream(other, calling("order", 1, what="cake")) as second:
+            assert await first.over() == []
+            is_over.set()
+            await second.asked()
+    assert created == 2
 
 
 @pytest.mark.parametrize("moved", ["..0", ".x.1", ".x.9999", ".x.99999", ".x", "", ".é.1", ".x.-1"])

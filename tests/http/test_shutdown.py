@@ -36,7 +36,7 @@ async def test_the_action_runs_in_the_loop_and_the_handler_of_the_server_too(
     done = asyncio.Event()
     with on_stop_signal(asyncio.get_running_loop(), done.set):
         signal.raise_signal(number)
-        await asyncio.wait_for(done.wait(), 20)
+        await asyncio.wait_for(done.wait(), 60)
     assert received == [number]
 
 
@@ -56,7 +56,7 @@ async def test_a_signal_that_the_server_ignores_stays_ignored() -> None:
     done = asyncio.Event()
     with on_stop_signal(asyncio.get_running_loop(), done.set):
         signal.raise_signal(signal.SIGTERM)
-        await asyncio.wait_for(done.wait(), 20)
+        await asyncio.wait_for(done.wait(), 60)
     signal.signal(signal.SIGTERM, before)
 
 

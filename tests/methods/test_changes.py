@@ -128,7 +128,7 @@ async def told(stream: Subscription) -> AsyncIterator[Callable[[], Awaitable[Top
     changes = stream.changes(30)
 
     async def following() -> Topic:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             change = await anext(changes)
         assert change is not None
         return change[0]
@@ -283,7 +283,7 @@ async def test_whatever_fails_while_one_looks_one_looks_again(
     one, other = replica(), replica()
     stream = await other.listen("u:1")
     other.rows.fault, other.rows.is_cut = RuntimeError("nobody thought of this"), True
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await other.rows.failed.wait()
     other.rows.is_cut = False
     await one.changes.publish(RESOURCE_UPDATED, "u:1")

@@ -359,7 +359,7 @@ async def test_thirty_replays_over_two_processes_are_one_task_and_one_charge(
     pair: list[Server], tmp_path: Path, by: str
 ) -> None:
     async with AsyncExitStack() as stack:
-        opened = [httpx.AsyncClient(base_url=server.url, timeout=30) for server in pair]
+        opened = [httpx.AsyncClient(base_url=server.url, timeout=60) for server in pair]
         clients = [TaskClient(Client(await stack.enter_async_context(http))) for http in opened]
         params: dict[str, Any] = {"name": "order" if by == "state" else "at_once", "arguments": {}}
         meta = {} if by == "state" else {KEY: "order-4711"}

@@ -154,7 +154,7 @@ async def test_a_tool_is_not_run_with_arguments_that_do_not_fit() -> None:
 def sleeps_async() -> Any:
     @tool
     async def sleepy() -> str:
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
         return "never"
 
     return sleepy
@@ -179,13 +179,16 @@ async def test_a_call_that_outlives_its_deadline_is_a_tool_error(make: Callable[
         result = await mcp.call("sleepy")
         let_go.set()
     assert result["isError"]
-    assert re.fullmatch(r"The call did not finish within 0\.0[0-5] s", result["content"][0]["text"])
+    assert re.fullmatch(
+        r"The call did not finish within 0\.0[1-5] s|No time was left for the call when it began; .*",
+        result["content"][0]["text"],
+    )
 
 
 async def test_a_resource_that_outlives_its_deadline_is_an_internal_error() -> None:
     @resource("slow://one")
     async def slow() -> str:
-        await asyncio.sleep(5)
+        await asyncio.sleep(600)
         return "never"
 
     async with client(gateway(slow, limits={"call_timeout_s": 0.03})) as mcp:
@@ -199,7 +202,7 @@ async def test_a_timeout_of_the_handlers_own_is_not_taken_for_the_deadline(
     @tool
     async def impatient() -> str:
         async with asyncio.timeout(0.01):
-            await asyncio.sleep(5)
+            await asyncio.sleep(600)
         return "never"
 
     async with client(gateway(impatient)) as mcp:

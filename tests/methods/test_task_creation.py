@@ -202,11 +202,11 @@ async def test_what_can_be_asked_at_once_is_asked_before_the_task_also_by_a_bran
         assert await ann.text(created["taskId"]) == "Ann"
 
 
-def slow(mode: Any, ran: list[str]) -> Any:
-    """Three steps of which no call has the time for all."""
+def slow(mode: Any, ran: list[str], clock: SkippingClock) -> Any:
+    """Three steps of which no call of six seconds has the time for all."""
 
     async def take(what: str) -> str:
-        await asyncio.sleep(0.2)
+        clock.skip(2.2)
         ran.append(what)
         return what
 
@@ -221,7 +221,10 @@ async def test_a_call_that_runs_out_of_time_becomes_a_task_between_two_steps(
     tmp_path: Path,
 ) -> None:
     ran: list[str] = []
-    async with tasked(tmp_path, slow("optional", ran), limits={"call_timeout_s": 0.55}) as ann:
+    clock = SkippingClock()
+    limits = {"call_timeout_s": 6}
+    steps = slow("optional", ran, clock)
+    async with tasked(tmp_path, steps, limits=limits, clock=clock) as ann:
         task_id = await ann.begin("three_steps")
         assert await ann.text(task_id) == "one two three"
     assert ran == ["one", "two", "three"]
@@ -235,7 +238,9 @@ async def test_where_it_may_not_it_gives_its_turn_back_and_goes_on_in_the_next_r
 ) -> None:
     ran: list[str] = []
     params: dict[str, Any] = {"name": "three_steps", "arguments": {}}
-    async with tasked(tmp_path, slow(mode, ran), limits={"call_timeout_s": 0.55}) as ann:
+    clock = SkippingClock()
+    limits = {"call_timeout_s": 6}
+    async with tasked(tmp_path, slow(mode, ran, clock), limits=limits, clock=clock) as ann:
         ann.capabilities = capabilities
         rounds = 1
         body = (await ann.send("tools/call", params)).json()

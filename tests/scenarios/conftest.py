@@ -112,7 +112,7 @@ async def clients(*servers: Server, **headers: Any) -> AsyncIterator[list[TaskCl
     """A client of each, that can do everything; the headers go with every request."""
     async with AsyncExitStack() as stack:
         opened = [
-            httpx.AsyncClient(base_url=server.url, timeout=30, verify=False) for server in servers
+            httpx.AsyncClient(base_url=server.url, timeout=60, verify=False) for server in servers
         ]
         yield [
             TaskClient(Client(await stack.enter_async_context(http)), headers=headers)

@@ -78,10 +78,12 @@ async def test_an_api_does_not_wait_longer_than_its_limit_and_the_function_goes_
 ) -> None:
     impatient = replace(stack.stack.deployment, times=replace(TIMES, api_s=4))
     with closing(impatient.gateways(1, "Impatient")) as pool:
-        async with to_api(impatient, pool) as http:
-            mcp = Client(http)
+        patient = replace(impatient, times=replace(TIMES, api_s=60))
+        async with to_api(impatient, pool) as http, to_api(patient, pool) as patient_http:
+            mcp = Client(patient_http)
             assert await mcp.text("greet", {"name": "Ada"}) == "Hello, Ada!"
-            late = await mcp.post("tools/call", {"name": "stare", "arguments": {"seconds": 6}})
+            asked = {"name": "stare", "arguments": {"seconds": 6}}
+            late = await Client(http).post("tools/call", asked)
             assert (late.status_code, late.json()) == (503, {"message": "Service Unavailable"})
             assert await mcp.text("greet", {"name": "Bob"}) == "Hello, Bob!", (
                 "when the other has ended"

@@ -102,7 +102,7 @@ async def test_a_deadline_is_that_of_its_request_alone(environment: None) -> Non
         with aws.bounded(Clock().deadline(0)), pytest.raises(Unavailable):
             await queue.send(REF)
         sending = asyncio.ensure_future(queue.send(REF))
-        await asyncio.wait_for(service.heard.wait(), 30)
+        await asyncio.wait_for(service.heard.wait(), 60)
         sending.cancel()
         await asyncio.wait([sending])
         await queue.aclose()

@@ -287,5 +287,5 @@ async def test_who_opens_a_new_file_waits_for_another_that_is_making_it(tmp_path
     assert not reading.done()
     other.execute("commit")
     other.close()
-    assert await asyncio.wait_for(reading, 30) is None
+    assert await asyncio.wait_for(reading, 60) is None
     await store.aclose()

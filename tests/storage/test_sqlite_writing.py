@@ -66,7 +66,7 @@ def held(database: Counting) -> asyncio.Task[None]:
     database.is_free.clear()
 
     def wait(db: sqlite3.Connection) -> None:
-        assert database.is_free.wait(10)
+        assert database.is_free.wait(60)
 
     return asyncio.create_task(database.write(wait))
 
@@ -170,11 +170,11 @@ def test_a_database_outlives_an_event_loop_that_was_closed_over_a_write(tmp_path
 
     def slow(db: sqlite3.Connection) -> None:
         begun.set()
-        assert goes_on.wait(10)
+        assert goes_on.wait(60)
 
     async def leave() -> None:
         write = asyncio.create_task(database.write(slow))
-        await asyncio.to_thread(begun.wait, 10)
+        await asyncio.to_thread(begun.wait, 60)
         write.cancel()
 
     asyncio.run(leave())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 
 from roundgate.errors import ConnectionLost, UsageError
 from roundgate.suites.targets import Target, started
+from tests.support.clocks import pass_time
 
 URL = "http://127.0.0.1:${port}/mcp"
 LISTENS = """
@@ -77,10 +79,23 @@ async def test_a_server_that_ends_is_quoted(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_never_listens_is_given_up_with_what_it_said(tmp_path: Path) -> None:
-    code = "import time; print('warming up', flush=True); time.sleep(120)"
-    with pytest.raises(ConnectionLost, match=r"after 1\.5 s \(start_timeout_s\):\nwarming up"):
-        async with started(running(tmp_path, code, start_timeout_s=1.5)):
+    code = """
+import time
+print("warming up", flush=True)
+open("warm", "w").close()
+time.sleep(120)
+"""
+
+    async def start() -> None:
+        async with started(running(tmp_path, code, start_timeout_s=60)):
             pass
+
+    starting = asyncio.create_task(start())
+    while not (tmp_path / "warm").exists():  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    pass_time(61)
+    with pytest.raises(ConnectionLost, match=r"after 60 s \(start_timeout_s\):\nwarming up"):
+        await starting
 
 
 async def test_a_command_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:

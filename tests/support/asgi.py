@@ -178,6 +178,8 @@ class Exchange:
         self._buffer = b""
         self.reading = asyncio.Event()
         self.reading.set()
+        self.sends = asyncio.Event()
+        """Set when the app sends something, whether or not the client reads it."""
         self.status: int | None = None
         self.headers: dict[bytes, bytes] = {}
         sent = headers or (wire.headers(asked) if isinstance(asked, dict) else {})
@@ -203,7 +205,7 @@ class Exchange:
     async def __aexit__(self, *exception: object) -> None:
         if not self.running.done():
             self.hang_up()
-        await asyncio.wait_for(self.running, 30)
+        await asyncio.wait_for(self.running, 60)
 
     def feed(self, body: bytes, more: bool = True) -> None:
         """The client sends (a part of) the body."""
@@ -212,6 +214,13 @@ class Exchange:
     def hang_up(self) -> None:
         """The client closes the connection."""
         self._incoming.put_nowait({"type": "http.disconnect"})
+
+    async def gone(self) -> None:
+        """The client closes the connection, and the app notices."""
+        self.hang_up()
+        async with asyncio.timeout(60):
+            while not (self._incoming.empty() or self.running.done()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
     async def event(self) -> dict[str, Any] | None:
         """The next message of the event stream; `None` is a comment."""
@@ -225,7 +234,7 @@ class Exchange:
 
     async def body(self) -> bytes:
         """The whole body of an answer that is not a stream."""
-        await asyncio.wait_for(asyncio.shield(self.running), 30)
+        await asyncio.wait_for(asyncio.shield(self.running), 60)
         while not self._outgoing.empty():
             self._buffer += await self._next_body()
         return self._buffer
@@ -235,7 +244,7 @@ class Exchange:
         return wire.events((await self.body()).decode())
 
     async def _next_body(self) -> bytes:
-        sent = await asyncio.wait_for(self._outgoing.get(), 30)
+        sent = await asyncio.wait_for(self._outgoing.get(), 60)
         if sent["type"] == "http.response.start":
             assert self.status is None, "an answer begins once"
             self.status, self.headers = sent["status"], dict(sent["headers"])
@@ -245,5 +254,6 @@ class Exchange:
         return body
 
     async def _send(self, sent: MutableMapping[str, Any]) -> None:
+        self.sends.set()
         await self.reading.wait()
         self._outgoing.put_nowait(sent)

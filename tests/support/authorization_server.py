@@ -53,6 +53,8 @@ class Issuer:
     subject: str | None = None
     """The common name that a client's certificate has to have."""
     lifetime_s: int = 3600
+    skipped_s: float = 0
+    """The time that has passed beside the real time."""
     is_down: bool = False
     pause_s: float = 0
     url: str = ""
@@ -63,6 +65,9 @@ class Issuer:
     calls: list[str] = field(default_factory=list)
     """The tokens that the service was shown."""
     _used: set[str] = field(default_factory=set)
+
+    def now_s(self) -> float:
+        return time.monotonic() + self.skipped_s
 
     def revoke_all(self) -> None:
         """Take back all tokens."""
@@ -96,7 +101,7 @@ class Issuer:
             )
 
         def save(token: dict[str, Any], _: Any) -> None:
-            issuer.tokens[token["access_token"]] = time.monotonic() + issuer.lifetime_s
+            issuer.tokens[token["access_token"]] = issuer.now_s() + issuer.lifetime_s
 
         server = AuthorizationServer(flask, lambda name: self._client(name), save)
         server.register_grant(Grant)
@@ -115,7 +120,7 @@ class Issuer:
         def api() -> Any:
             shown = request.headers.get("authorization", "").removeprefix("Bearer ")
             issuer.calls.append(shown)
-            if issuer.tokens.get(shown, 0) <= time.monotonic():
+            if issuer.tokens.get(shown, 0) <= issuer.now_s():
                 return Response(
                     status=401, headers={"WWW-Authenticate": 'Bearer error="invalid_token"'}
                 )

@@ -1,8 +1,24 @@
-"""A clock that a test can set forward and back."""
+"""A clock that a test can set forward and back, and time that passes for an event loop."""
 
 from __future__ import annotations
 
+import asyncio
+from weakref import WeakKeyDictionary
+
 from roundgate.clock import Clock
+
+
+def pass_time(seconds: float) -> None:
+    """Let time pass for the timers of the running event loop. A test that waits for a limit sets one
+    that no slow machine reaches, waits for what has to happen before, and then lets it pass."""
+    loop = asyncio.get_running_loop()
+    if loop not in _passed_s:
+        now = loop.time
+        loop.time = lambda: now() + _passed_s[loop]  # type: ignore[method-assign]
+    _passed_s[loop] = _passed_s.get(loop, 0.0) + seconds
+
+
+_passed_s: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
 
 
 class SkippingClock(Clock):

@@ -128,5 +128,5 @@ class Guarded:
 async def logged_in(guarded: Guarded, auth: Any) -> tuple[str, Scripted]:
     async with scripted(guarded) as server:
         guarded.origin = server.origin
-        async with asyncio.timeout(30), Client(server.url, auth=auth) as client:
+        async with asyncio.timeout(60), Client(server.url, auth=auth) as client:
             return (await client.call("t")).text, server

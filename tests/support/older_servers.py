@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from roundgate.clock import Clock
 from roundgate.main import build_app
 from tests.support.asgi import STATE_KEY, client, config_of, stoppable
 from tests.support.asgi import Client as Mcp
@@ -47,11 +49,14 @@ BOTH = ["2.x", "2.x keeps"]
 
 
 @asynccontextmanager
-async def replica(folder: Path, entry: dict[str, Any], **settings: Any) -> AsyncIterator[FastAPI]:
+async def replica(
+    folder: Path, entry: dict[str, Any], clock: Clock | None = None, **settings: Any
+) -> AsyncIterator[FastAPI]:
     """One of several gateways over the store of a folder, whose server has been read."""
     tasks = {"poll_interval_ms": 100, "sweep_every_s": 0.1}
     file = config_of({"backends": [entry], "tasks": tasks})
-    app = await asyncio.to_thread(build_app, file, task_settings(folder, **settings))
+    using = task_settings(folder, **settings)
+    app = await asyncio.to_thread(partial(build_app, file, using, clock=clock))
     async with stoppable(app), client(app) as mcp:
 
         async def is_listed() -> bool:
@@ -140,18 +145,18 @@ def gateways(
 
 
 class Asking:
-    """A tool of an older server that works for `works_s`, asks, and says what `after` returns."""
+    """A tool of an older server that works, asks, and says what `after` returns."""
 
-    def __init__(self, after: Any = None, works_s: float = 0) -> None:
+    def __init__(self, after: Any = None, works: Callable[[], None] = lambda: None) -> None:
         self.after = after
-        self.works_s = works_s
+        self.works = works
         self.server: Scripted | None = None
 
     async def __call__(self, asked: Asked) -> AsyncIterator[bytes]:
         assert self.server is not None
         answered = self.server.methods().count("(answer)") + 1
         yield STREAM_HEAD
-        await asyncio.sleep(self.works_s)
+        self.works()
         schema = {"type": "object", "properties": {"name": {"type": "string"}}}
         params = {"message": "Who?", "requestedSchema": schema}
         yield event({"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": params})
@@ -164,12 +169,12 @@ class Asking:
 
 @asynccontextmanager
 async def asking(
-    folder: Path, call_: Any, **settings: Any
+    folder: Path, call_: Any, clock: Clock | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Scripted, FastAPI]]:
     """A replica in front of a scripted older server."""
     async with scripted(Upstream(lambda asked: call_(asked), session="s1")) as server:
         if isinstance(call_, Asking):
             call_.server = server
         entry = {"kind": "mcp", "name": "up", "url": server.url, **settings}
-        async with replica(folder, entry) as app:
+        async with replica(folder, entry, clock) as app:
             yield server, app

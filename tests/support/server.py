@@ -94,7 +94,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
     if "COVERAGE_PROCESS_CONFIG" in os.environ and process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(20)
+            process.wait(60)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

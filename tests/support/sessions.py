@@ -93,7 +93,7 @@ class Stream(Exchange):
 
     async def over(self) -> list[dict[str, Any]]:
         """The messages that are left once the answer has ended."""
-        await asyncio.wait_for(asyncio.shield(self.running), 20)
+        await asyncio.wait_for(asyncio.shield(self.running), 60)
         body = (await self.body()).decode()
         data = [
             line.removeprefix("data: ") for line in body.split("\r\n") if line.startswith("data: ")

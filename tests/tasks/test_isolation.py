@@ -125,10 +125,10 @@ async def test_one_poison_task_takes_none_of_its_neighbours_along(
     refs = [await shop.begin("innocent", number=number) for number in range(6)]
     bad = await shop.begin("poison", kind=kind)
     with working(config, tmp_path / "one.log", environment) as one:
-        one.process.wait(20)  # it takes the process along, once
+        one.process.wait(60)  # it takes the process along, once
     assert one.process.returncode == (9 if kind == "exit" else 70)
     with working(config, tmp_path / "two.log", environment) as two:
-        ended = await over(shop, bad, *refs, within_s=60)
+        ended = await over(shop, bad, *refs, within_s=240)
         assert two.process.poll() is None  # and never again
     assert [record.status for record in ended] == [Status.FAILED] + [Status.COMPLETED] * 6
     assert "3 workers died or stalled while they ran this task alone" in (
@@ -452,7 +452,7 @@ async def test_a_process_that_is_told_to_stop_ends_whatever_its_handlers_do(
     ref = await shop.begin("stubborn")
     with working(config, tmp_path / "one.log", environment) as one:
         await held(shop, ref)
-        assert one.stop(timeout_s=25) == 0
+        assert one.stop() == 0
     record = await shop.record(ref)
     assert (record.status, record.lease_until_ms, record.suspect) == (Status.WORKING, 0, False)
 
@@ -468,7 +468,7 @@ async def test_steps_that_end_within_the_grace_are_not_begun_again_elsewhere(
         with working(config, tmp_path / name, environment) as one:
             await held(shop, ref)
             time.sleep(0.7)  # noqa: ASYNC251
-            assert one.stop(timeout_s=25) == 0
+            assert one.stop() == 0
         assert (await shop.record(ref)).lease_until_ms == 0
     with working(config, tmp_path / "four.log", environment):
         await over(shop, ref, within_s=60)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.replay.context import Context
 from roundgate.storage.tasks import TaskRecord, TaskRef
@@ -122,7 +121,7 @@ async def test_steps_renew_the_lease_and_nothing_else_is_written(
 
 
 async def test_a_task_that_is_claimed_shortly_before_it_is_due_is_moved_by_the_next_heartbeat(
-    share: Share,
+    share: Share, clock: FixedClock
 ) -> None:
     """Not by the claim: most tasks are over by then."""
     over = asyncio.Event()
@@ -131,13 +130,14 @@ async def test_a_task_that_is_claimed_shortly_before_it_is_due_is_moved_by_the_n
         await over.wait()
         return "done"
 
-    shared = share(Clock(), lease_s=6, requeue_after_s=1)
+    shared = share(lease_s=6, requeue_after_s=1)
     shop = shared.workshop(waits=waits)
     ref = await shop.begin("waits")
     created_ms = (await shop.record(ref)).due_ms
     counting = Counting(shop)
     turn = asyncio.create_task(counting.worker().worker.work(ref))
     until = time.monotonic() + 60
+    clock.skip(0.5)
     while (found := await shop.record(ref)).due_ms == created_ms:
         assert time.monotonic() < until, "no heartbeat has moved it"
         await asyncio.sleep(0.02)

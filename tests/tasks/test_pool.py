@@ -46,11 +46,12 @@ async def ends(shop: Workshop, *refs: TaskRef, within_s: float = 60) -> list[Sta
 
 
 async def test_no_more_tasks_are_worked_on_at_once_than_allowed(share: Share) -> None:
-    running, most = 0, 0
+    running, most, three = 0, 0, asyncio.Barrier(3)
 
     async def busy(ctx: Context) -> None:
         nonlocal running, most
         running, most = running + 1, max(most, running + 1)
+        await three.wait()
         await asyncio.sleep(0.02)
         running -= 1
 
@@ -62,15 +63,17 @@ async def test_no_more_tasks_are_worked_on_at_once_than_allowed(share: Share) ->
 
 
 async def test_what_there_is_no_room_for_stays_in_the_queue_for_others(share: Share) -> None:
-    free = asyncio.Event()
+    free, begun = asyncio.Event(), asyncio.Semaphore(0)
 
     async def waits(ctx: Context) -> None:
+        begun.release()
         await free.wait()
 
     shop = share(Clock(), concurrency=2).workshop(waits=waits)
     refs = [await shop.begin("waits") for _ in range(5)]
     async with at_work(shop):
-        await asyncio.sleep(0.2)
+        for _ in range(2):
+            await asyncio.wait_for(begun.acquire(), 60)
         left = [message.ref for message in await shop.messages()]
         assert len(left) >= 2  # one more may be on its way
         assert set(left) < set(refs)
@@ -188,9 +191,7 @@ async def test_a_pool_that_stops_lets_go_at_the_next_step_and_the_task_is_queued
     ref = await shop.begin("steps")
     shop.pool.start()
     await began.wait()
-    begun = time.monotonic()
     await shop.pool.stop()
-    assert time.monotonic() - begun < 10
     assert 0 < len(effects.seen) < 30
 
     other = shared.workshop(steps=steps)
@@ -210,7 +211,7 @@ async def test_a_pool_that_stops_cancels_what_comes_to_no_step_and_lets_go_of_it
 
     async def waits(ctx: Context) -> None:
         began.set()
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
 
     shared = share(Clock(), stop_grace_s=0.2)
     shop = shared.workshop(waits=waits)
@@ -219,7 +220,7 @@ async def test_a_pool_that_stops_cancels_what_comes_to_no_step_and_lets_go_of_it
     await began.wait()
     begun = time.monotonic()
     await shop.pool.stop()
-    assert 0.2 <= time.monotonic() - begun < 10
+    assert time.monotonic() - begun >= 0.2
     record = await shop.record(ref)
     assert (record.status, record.lease_until_ms) == (Status.WORKING, 0)
     assert [message.ref for message in await shared.workshop(waits=waits).messages()] == [ref]

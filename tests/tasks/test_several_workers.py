@@ -180,7 +180,7 @@ async def test_each_task_ends_once_and_rightly_whatever_becomes_of_messages_and_
 
     first = process()
     refs = [await first.begin("work", number=number) for number in range(TASKS)]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         async with asyncio.TaskGroup() as group:
             group.create_task(pass_time(first))
             worked = [group.create_task(worker(process())) for _ in range(workers)]

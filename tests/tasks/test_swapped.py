@@ -59,7 +59,7 @@ async def test_a_turn_ends_on_what_it_began_with_and_the_next_has_the_new_versio
     assert not closed.is_set()
     gate.set()
     assert await turns == [Turn.ASKED]  # what only the old version does before it asks
-    await asyncio.wait_for(closed.wait(), 20)
+    await asyncio.wait_for(closed.wait(), 60)
     await shop.answer(ref, who=accept(name="me"))
     assert await shop.turns() == [Turn.FINISHED]
     assert await shop.value(ref) == "new for me"

@@ -28,7 +28,7 @@ from roundgate.tasks.call import TaskCall
 from roundgate.tasks.events import NOTHING, Added, NewTask, NotClaimed
 from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.turn import DECLINED_MS, Turn
-from tests.support.clocks import FixedClock
+from tests.support.clocks import FixedClock, pass_time
 from tests.support.replay import Effects, Name
 from tests.support.rounds import accept
 from tests.support.tasks import Shared, Workshop, as_stored
@@ -51,9 +51,9 @@ async def sleeps(ctx: Context) -> str:
     return "awake"
 
 
-async def within(seconds: float, task: asyncio.Task[Any]) -> Any:
+async def in_time(task: asyncio.Task[Any]) -> Any:
     """What a task returns in time. (A timeout around it would cancel it, and be taken for its end.)"""
-    await asyncio.wait({task}, timeout=seconds)
+    await asyncio.wait({task}, timeout=60)
     assert task.done(), "it goes on"
     return await task
 
@@ -278,21 +278,22 @@ async def test_a_state_that_is_no_json_at_a_step_is_an_error_of_the_tool(shared:
 async def test_a_heartbeat_that_finds_the_state_half_done_does_not_stop(share: Share) -> None:
     """The handler may be in the middle of a change, in a thread too; only at its own calls
     is the state of a piece."""
-    clock = Clock()
+    seen = asyncio.Event()
 
     async def halfway(ctx: Context) -> str:
         ctx.state["half"] = object()
         await ctx.status("halfway")
-        await asyncio.sleep(1.2)
+        await seen.wait()
         del ctx.state["half"]
         return "whole"
 
-    shop = share(clock, lease_s=1).workshop(halfway=halfway)
+    shop = share(Clock(), lease_s=600).workshop(halfway=halfway)
     ref = await shop.begin("halfway")
     turn = asyncio.create_task(shop.worker.work(ref))
-    await asyncio.sleep(0.9)
-    seen = await shop.record(ref)
-    assert seen.status_message == "halfway"
+    async with asyncio.timeout(60):
+        while (await shop.record(ref)).status_message != "halfway":  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    seen.set()
     assert await turn is Turn.FINISHED
     assert await shop.value(ref) == "whole"
 
@@ -549,18 +550,30 @@ async def test_a_call_that_no_version_of_ours_wrote_fails_in_the_end(
 # Leases
 
 
-async def test_a_lease_is_renewed_while_a_long_step_runs(share: Share) -> None:
+async def renewal(shop: Workshop, ref: TaskRef, clock: FixedClock) -> None:
+    """Let more than half of the lease pass, and wait until its worker has renewed it."""
+    before = await shop.record(ref)
+    clock.skip(0.6 * shop.config.lease_s)
+    async with asyncio.timeout(60):
+        while (await shop.record(ref)).lease_until_ms == before.lease_until_ms:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def test_a_lease_is_renewed_while_a_long_step_runs(share: Share, clock: FixedClock) -> None:
+    over = asyncio.Event()
+
     async def long(ctx: Context) -> str:
-        await ctx.step("long", asyncio.sleep, 1.6)
+        await ctx.step("long", over.wait)
         return "done"
 
-    shared = share(Clock(), lease_s=1)
+    shared = share(lease_s=1)
     shop, thief = shared.workshop(long=long), shared.workshop(long=long)
     ref = await shop.begin("long")
     turn = asyncio.create_task(shop.worker.work(ref))
-    while not turn.done():
-        await asyncio.sleep(0.1)
+    for _ in range(4):
+        await renewal(shop, ref, clock)
         assert await thief.worker.work(ref) is Turn.NOT_CLAIMED
+    over.set()
     assert await turn is Turn.FINISHED
     assert (await shop.record(ref)).fence == 1
 
@@ -634,12 +647,14 @@ async def test_no_step_begins_while_nobody_can_say_whether_the_lease_holds(
     assert effects.seen == [1]  # the arguments are older than the renewal; it ran once
 
 
-async def test_the_lease_is_renewed_through_any_error(share: Share) -> None:
+async def test_the_lease_is_renewed_through_any_error(share: Share, clock: FixedClock) -> None:
+    over = asyncio.Event()
+
     async def long(ctx: Context) -> str:
-        await ctx.step("long", asyncio.sleep, 4.5)
+        await ctx.step("long", over.wait)
         return "done"
 
-    shared = share(Clock(), lease_s=4, clock_skew_s=0)
+    shared = share(lease_s=4, clock_skew_s=0)
     shop, thief = shared.workshop(long=long), shared.workshop(long=long)
     ref = await shop.begin("long")
     flaky = Flaky(shop.store, RuntimeError("ExpiredTokenException"), checkpoint=2)
@@ -648,32 +663,35 @@ async def test_the_lease_is_renewed_through_any_error(share: Share) -> None:
             ref
         )
     )
-    while not turn.done():
-        await asyncio.sleep(0.05)
-        assert await thief.worker.claim(ref, alone=True) in (NotClaimed.LEASED, NotClaimed.OVER)
+    for _ in range(3):
+        await renewal(shop, ref, clock)
+        assert await thief.worker.claim(ref, alone=True) is NotClaimed.LEASED
+    over.set()
     assert await turn is Turn.FINISHED
+    assert flaky.failures == {"checkpoint": 0}
 
 
-async def test_a_handler_that_cancels_the_heartbeat_does_not_stop_it(share: Share) -> None:
+async def test_a_handler_that_cancels_the_heartbeat_does_not_stop_it(
+    share: Share, clock: FixedClock
+) -> None:
+    over = asyncio.Event()
+
     async def wild(ctx: Context) -> str:
         for task in asyncio.all_tasks():
             if "Heartbeat" in repr(task.get_coro()):
                 task.cancel()
-        await ctx.step("long", asyncio.sleep, 4.5)
+        await ctx.step("long", over.wait)
         return "done"
 
-    shared = share(Clock(), lease_s=4, clock_skew_s=0)
+    shared = share(lease_s=4, clock_skew_s=0)
     shop, thief = shared.workshop(wild=wild), shared.workshop(wild=wild)
     ref = await shop.begin("wild")
     turn = asyncio.create_task(shop.worker.work(ref))
 
-    async def steal() -> None:
-        while not turn.done():
-            await asyncio.sleep(0.05)
-            assert await thief.worker.claim(ref, alone=True) in (NotClaimed.LEASED, NotClaimed.OVER)
-
-    await asyncio.sleep(0.2)
-    await steal()
+    for _ in range(3):
+        await renewal(shop, ref, clock)
+        assert await thief.worker.claim(ref, alone=True) is NotClaimed.LEASED
+    over.set()
     assert await turn is Turn.FINISHED
 
 
@@ -681,13 +699,13 @@ async def test_a_handler_that_cancels_everything_in_sight_ends_with_an_error(sha
     async def wild(ctx: Context) -> None:
         for task in asyncio.all_tasks() - before - {asyncio.current_task(), turn}:
             task.cancel()
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
 
     before = asyncio.all_tasks()
     shop = share(Clock()).workshop(wild=wild)
     ref = await shop.begin("wild")
     turn = asyncio.create_task(shop.worker.work(ref))
-    assert await within(5, turn) is Turn.FINISHED
+    assert await in_time(turn) is Turn.FINISHED
     assert "failed unexpectedly" in await error_of(shop, ref)
 
 
@@ -762,7 +780,7 @@ async def test_a_handler_that_swallows_every_suspension_and_asks_on_holds_no_wor
 
     shop = share(Clock()).workshop(swallows=swallows)
     ref = await shop.begin("swallows")
-    assert await within(8, asyncio.create_task(shop.worker.work(ref))) is Turn.ASKED
+    assert await in_time(asyncio.create_task(shop.worker.work(ref))) is Turn.ASKED
     assert (await shop.shown(ref))["status"] == "input_required"
     assert calls < 1_000
     assert "is abandoned" not in caplog.text
@@ -777,6 +795,7 @@ async def test_a_checkpoint_survives_the_time_out_that_its_handler_puts_around_t
         def __getattr__(self, name: str) -> Any:
             async def call(*args: Any, **kwargs: Any) -> Any:
                 if name == "checkpoint" and args[1].entries:
+                    pass_time(31)
                     await asyncio.sleep(0.3)
                 return await getattr(shop.store, name)(*args, **kwargs)
 
@@ -784,7 +803,7 @@ async def test_a_checkpoint_survives_the_time_out_that_its_handler_puts_around_t
 
     async def impatient(ctx: Context) -> str:
         try:
-            async with asyncio.timeout(0.1):
+            async with asyncio.timeout(30):
                 await ctx.step("one", effects.do, "one")
         except TimeoutError:
             pass
@@ -834,7 +853,7 @@ async def test_a_task_that_takes_longer_than_a_task_may_is_ended_and_says_so(
     over = asyncio.Event()
     shop = share(Clock(), lease_s=1, task_timeout_s=0.5).workshop(hangs=hangs)
     ref = await shop.begin("hangs")
-    assert await within(4, asyncio.create_task(shop.worker.work(ref))) is Turn.FINISHED
+    assert await in_time(asyncio.create_task(shop.worker.work(ref))) is Turn.FINISHED
     assert "exceeded the time limit" in await error_of(shop, ref)
     assert "a handler does not end and is abandoned" in caplog.text
     over.set()
@@ -848,9 +867,12 @@ async def test_an_async_handler_of_a_cancelled_task_is_cancelled_after_the_grace
     monkeypatch.setattr(running, "GRACE_S", 0.3)
     ended: list[tuple[str, bool]] = []
 
+    began = asyncio.Event()
+
     async def waits(ctx: Context) -> None:
+        began.set()
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         except asyncio.CancelledError:
             ended.append(("cancelled", ctx.cancelled))
             raise
@@ -858,10 +880,10 @@ async def test_an_async_handler_of_a_cancelled_task_is_cancelled_after_the_grace
     shop = share(Clock(), lease_s=1).workshop(waits=waits)
     ref = await shop.begin("waits")
     turn = asyncio.create_task(shop.worker.work(ref))
-    await asyncio.sleep(0.1)
+    await began.wait()
     await shop.cancel(ref)
     before = await shop.record(ref)
-    assert await within(3, turn) is Turn.LOST
+    assert await in_time(turn) is Turn.LOST
     assert ended == [("cancelled", True)]
     assert await shop.record(ref) == before
     assert (await shop.shown(ref))["status"] == "cancelled"
@@ -873,15 +895,18 @@ async def test_a_cancel_is_noticed_long_before_the_lease_is_to_be_renewed(
     monkeypatch.setattr(running, "LOOK_S", 0.5)
     monkeypatch.setattr(running, "GRACE_S", 0.1)
 
+    began = asyncio.Event()
+
     async def waits(ctx: Context) -> None:
-        await asyncio.sleep(60)
+        began.set()
+        await asyncio.sleep(600)
 
     shop = share(Clock(), lease_s=600).workshop(waits=waits)
     ref = await shop.begin("waits")
     turn = asyncio.create_task(shop.worker.work(ref))
-    await asyncio.sleep(0.1)
+    await began.wait()
     await shop.cancel(ref)
-    assert await within(4, turn) is Turn.LOST
+    assert await in_time(turn) is Turn.LOST
 
 
 async def test_the_task_that_runs_a_turn_survives_the_end_of_its_handler(
@@ -891,8 +916,11 @@ async def test_the_task_that_runs_a_turn_survives_the_end_of_its_handler(
     by what ended this one."""
     monkeypatch.setattr(running, "GRACE_S", 0.1)
 
+    began = asyncio.Event()
+
     async def waits(ctx: Context) -> None:
-        await asyncio.sleep(60)
+        began.set()
+        await asyncio.sleep(600)
 
     shop = share(Clock(), lease_s=1).workshop(waits=waits, quick=quick)
     ref, other = await shop.begin("waits"), await shop.begin("quick")
@@ -901,9 +929,9 @@ async def test_the_task_that_runs_a_turn_survives_the_end_of_its_handler(
         return [await shop.worker.work(ref), await shop.worker.work(other)]
 
     both = asyncio.create_task(two_turns())
-    await asyncio.sleep(0.1)
+    await began.wait()
     await shop.cancel(ref)
-    assert await within(3, both) == [Turn.LOST, Turn.FINISHED]
+    assert await in_time(both) == [Turn.LOST, Turn.FINISHED]
 
 
 async def test_a_plain_function_sees_in_its_thread_that_the_task_was_cancelled(
@@ -929,7 +957,10 @@ async def test_a_plain_function_sees_in_its_thread_that_the_task_was_cancelled(
     assert (await shop.shown(ref))["status"] == "cancelled"
 
 
-async def test_a_poll_of_a_cancelled_task_polls_no_more(share: Share) -> None:
+async def test_a_poll_of_a_cancelled_task_polls_no_more(
+    share: Share, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "GRACE_S", 600)
     calls: list[float] = []
 
     async def polls(ctx: Context) -> None:
@@ -938,23 +969,29 @@ async def test_a_poll_of_a_cancelled_task_polls_no_more(share: Share) -> None:
     shop = share(Clock(), lease_s=1).workshop(polls=polls)
     ref = await shop.begin("polls")
     turn = asyncio.create_task(shop.worker.work(ref))
-    await asyncio.sleep(0.2)
+    async with asyncio.timeout(60):
+        while len(calls) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
     await shop.cancel(ref)
-    assert await within(4, turn) is Turn.LOST  # which is less than the grace
-    assert len(calls) > 1
+    assert await in_time(turn) is Turn.LOST  # which is less than the grace
 
 
 async def test_a_task_that_expires_while_it_runs_is_stopped(
-    share: Share, monkeypatch: pytest.MonkeyPatch
+    share: Share, clock: FixedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "GRACE_S", 0)
+    began = asyncio.Event()
 
     async def waits(ctx: Context) -> None:
-        await asyncio.sleep(60)
+        began.set()
+        await asyncio.sleep(600)
 
-    shop = share(Clock(), lease_s=1, ttl_s=1).workshop(waits=waits)
+    shop = share(lease_s=1, ttl_s=60).workshop(waits=waits)
     ref = await shop.begin("waits")
-    assert await within(3, asyncio.create_task(shop.worker.work(ref))) is Turn.LOST
+    turn = asyncio.create_task(shop.worker.work(ref))
+    await began.wait()
+    clock.skip(61)
+    assert await in_time(turn) is Turn.LOST
 
 
 async def test_a_process_that_stops_lets_go_of_what_it_runs(shared: Shared) -> None:
@@ -962,7 +999,7 @@ async def test_a_process_that_stops_lets_go_of_what_it_runs(shared: Shared) -> N
 
     async def waits(ctx: Context) -> None:
         began.set()
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
 
     shop = shared.workshop(waits=waits)
     ref = await shop.begin("waits")
@@ -1010,7 +1047,7 @@ async def test_a_turn_that_is_cancelled_though_nobody_stops_the_process_leaves_a
 
     async def waits(ctx: Context) -> None:
         began.set()
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
 
     shop = shared.workshop(waits=waits)
     ref = await shop.begin("waits")

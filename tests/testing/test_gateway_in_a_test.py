@@ -245,7 +245,7 @@ async def test_a_call_that_is_given_up_is_cancelled_where_it_is() -> None:
 
     async with Gateway(waits) as gateway:
         call = asyncio.ensure_future(gateway.call("waits"))
-        await asyncio.wait_for(begun.wait(), 30)
+        await asyncio.wait_for(begun.wait(), 60)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call

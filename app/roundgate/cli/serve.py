@@ -30,6 +30,9 @@ STARTUP_FAILURE: Final = 3
 """The exit status of uvicorn if the app fails to start."""
 
 GRACEFUL_SHUTDOWN_S: Final = 10
+WORKER_ANSWER_S: Final = 30
+"""Seconds that a server process has to answer its supervisor before it is replaced. A process that
+starts does not answer while it imports the gateway, which takes a busy machine several seconds."""
 ACCEPTS_AT_ONCE: Final = 16
 """The number of connections accepted in one iteration of the event loop."""
 log = logging.getLogger("roundgate")
@@ -64,9 +67,14 @@ def run(arguments: argparse.Namespace) -> int:
     options = _options(file.config.http, arguments)
     if arguments.workers > 1:
         factory, workers = "roundgate.cli.serve:create_worker_app", arguments.workers
-        Supervisor(
-            uvicorn.Config(factory, factory=True, workers=workers, **options), sockets=[bound]
-        ).run()
+        configured = uvicorn.Config(
+            factory,
+            factory=True,
+            workers=workers,
+            timeout_worker_healthcheck=WORKER_ANSWER_S,
+            **options,
+        )
+        Supervisor(configured, sockets=[bound]).run()
     else:
         _serve(uvicorn.Config(ConnectionMiddleware(app), **options), bound)
     return 0

@@ -179,24 +179,30 @@ class StdioLink:
         """
         revision = self._version() if version is None else version
         message = self._speaker.message(method, params, next(self._ids), revision, listener)
-        limit_s = PROBE_S if method == "server/discover" and version else self.limits.idle_s
-        pending = _Pending(listener, limit_s)
+        is_probe = method == "server/discover" and version is not None
+        idle_s = PROBE_S if is_probe else self.limits.idle_s
+        pending = _Pending(listener, idle_s)
+        whole = asyncio.timeout(self.limits.request_s)
         try:
             with client_span(message, revision, Peer()) as span:
-                result = await self._answer_to(message, pending)
+                result = await self._answer_to(message, pending, idle_s, whole)
                 span.received(result)
                 return result
         except TimeoutError:
-            raise TimedOut(
-                f"No answer to {method} arrived within {limit_s:g} s (limit idle_s)"
-            ) from None
+            if whole.expired():
+                limit = f"{self.limits.request_s:g} s (limit request_s)"
+            else:
+                limit = f"{idle_s:g} s" if is_probe else f"{idle_s:g} s (limit idle_s)"
+            raise TimedOut(f"No answer to {method} arrived within {limit}") from None
 
-    async def _answer_to(self, message: Json, pending: _Pending) -> Json:
+    async def _answer_to(
+        self, message: Json, pending: _Pending, idle_s: float, whole: asyncio.Timeout
+    ) -> Json:
         request_id: int = message["id"]
         self._waiting[request_id] = pending
         try:
-            async with asyncio.timeout(self.limits.request_s):
-                async with asyncio.timeout(self.limits.idle_s):
+            async with whole:
+                async with asyncio.timeout(idle_s):
                     await self._write(message)
                 answer = await pending.answer()
             return result_of(answer, request_id)

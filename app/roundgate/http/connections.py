@@ -107,6 +107,8 @@ class Connections:
     _leaving: dict[BoundedConnection, None] = field(default_factory=dict)
     """Connections that are being closed to free places for others."""
     _is_looking: bool = False
+    _looked: float = 0.0
+    """The time of the last check, or of its start, in seconds on the event loop's clock."""
 
     def __call__(
         self,
@@ -135,7 +137,7 @@ class Connections:
                 self._leave(victim)
         self._open[connection] = None
         if not self._is_looking:
-            self._is_looking = True
+            self._is_looking, self._looked = True, connection.since
             asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
 
     def _leave(self, victim: BoundedConnection) -> None:
@@ -155,8 +157,11 @@ class Connections:
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
+        since_s, self._looked = now - self._looked, now
+        # a check that is late: the loop was blocked, and did not read what clients had sent
+        blocked_s = since_s if since_s > 2 * LOOK_EVERY_S else 0.0
         for connection in [*self._open, *self._leaving]:
-            connection.look(now)
+            connection.look(now, blocked_s)
         self._is_looking = bool(self._open or self._leaving)
         if self._is_looking:
             loop.call_later(LOOK_EVERY_S, self._look)
@@ -385,11 +390,12 @@ class BoundedConnection(asyncio.Protocol):
             self._transport.abort()
         self._enter(Stage.ENDING, LINGER_S)
 
-    def look(self, now: float) -> None:
-        """End the connection if its stage takes too long. `Connections` calls it every
-        `LOOK_EVERY_S`."""
+    def look(self, now: float, blocked_s: float = 0.0) -> None:
+        """End the connection if its stage takes too long, without the `blocked_s` seconds in which
+        the event loop was blocked. `Connections` calls it every `LOOK_EVERY_S`."""
+        self._due += blocked_s
         if self._transport.is_closing() or self._is_write_paused:
-            self._abort_if_unread(now)
+            self._abort_if_unread(now, blocked_s)
             return
         self._unread = None
         if now < self._due:
@@ -409,14 +415,16 @@ class BoundedConnection(asyncio.Protocol):
         request.interrupt(error)
         self._transport.resume_reading()
 
-    def _abort_if_unread(self, now: float) -> None:
+    def _abort_if_unread(self, now: float, blocked_s: float) -> None:
         """Abort the connection if its client reads too little of a waiting response."""
         waiting = self._transport.get_write_buffer_size()
         before, since = self._unread or (waiting + LEAST_READ, now)
         if waiting <= before - LEAST_READ:
             self._unread = (waiting, now)
-        elif now - since >= self._bounds.send_s:
+        elif now - since - blocked_s >= self._bounds.send_s:
             self._transport.abort()
+        else:
+            self._unread = (before, since + blocked_s)
 
     def _linger(self) -> None:
         """Finish writing, and discard the client's bytes for `LINGER_S`."""

@@ -293,19 +293,21 @@ class _StallWatch:
 
     def _listen(self) -> None:
         reported_s: float | None = None
-        looked_s = time.monotonic()
+        looked_s = resumed_s = time.monotonic()
         while not self._is_over.wait(LOOK_EVERY_S):
             now_s, beat_s = time.monotonic(), self._beat_s
-            # this thread was late as well, so the whole process was stopped, as by SIGSTOP
-            was_stopped = now_s - looked_s > 2 * LOOK_EVERY_S
+            if now_s - looked_s > 2 * LOOK_EVERY_S:
+                # this thread was late as well, so the whole process was stopped, as by SIGSTOP
+                resumed_s = now_s
             looked_s = now_s
             if reported_s is not None and beat_s > reported_s:
                 fields = {"seconds": round(beat_s - reported_s, 1)}
                 stalls.warning("the event loop runs again", extra={"fields": fields})
                 reported_s = None
-            if reported_s is None and not was_stopped and now_s - beat_s > STALL_S:
+            blocked_s = now_s - max(beat_s, resumed_s)
+            if reported_s is None and blocked_s > STALL_S:
                 reported_s = beat_s
-                self._report(now_s - beat_s)
+                self._report(blocked_s)
 
     def _report(self, seconds: float) -> None:
         frame = sys._current_frames().get(self._loop_thread)

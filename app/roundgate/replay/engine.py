@@ -153,12 +153,16 @@ def _ended_by(error: BaseException, run: Run, limit: Limit) -> Suspended | Resta
         case BaseExceptionGroup():
             return _failed(_cause_in(error), run)
         case TimeoutError() if limit.expired:
-            return Failed(
-                CallTimeout(f"The call did not finish within {round(limit.after_s or 0, 2):g} s")
-            )
+            return Failed(_call_timeout(limit.after_s or 0.0))
         case Exception():
             return _failed(error, run)
     raise error
+
+
+def _call_timeout(after_s: float) -> CallTimeout:
+    if after_s == 0:  # the process was busy before the handler began
+        return CallTimeout("No time was left for the call when it began; call again later")
+    return CallTimeout(f"The call did not finish within {max(0.01, round(after_s, 2)):g} s")
 
 
 async def _coroutine(handler: Callable[[], Awaitable[T]]) -> T:

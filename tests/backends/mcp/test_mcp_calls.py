@@ -14,6 +14,7 @@ from roundgate.protocol.apps import DECLARED
 from tests.support import wire
 from tests.support.asgi import Exchange
 from tests.support.asgi import client as client_of
+from tests.support.clocks import pass_time
 from tests.support.scripted import (
     STREAM_HEAD,
     Asked,
@@ -193,8 +194,8 @@ async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
     async with scripted(Upstream(slow)) as server, app_of(entry(server)) as app:
         asked = wire.message("tools/call", {"name": "up__t", "arguments": {}})
         async with Exchange(app, asked):
-            await asyncio.wait_for(begun.wait(), 30)
-        await asyncio.wait_for(ended.wait(), 30)
+            await asyncio.wait_for(begun.wait(), 60)
+        await asyncio.wait_for(ended.wait(), 60)
 
 
 @pytest.mark.parametrize(
@@ -281,12 +282,13 @@ async def test_a_server_that_notifies_without_end_ends_in_an_error(
 
 async def test_a_silent_server_is_a_tool_error_in_time() -> None:
     async def silent(asked: Asked) -> AsyncGenerator[bytes, None]:
-        await asyncio.sleep(60)
+        pass_time(31)
+        await asyncio.sleep(600)
         yield b""
 
     async with (
         scripted(Upstream(silent)) as server,
-        gateway_of(entry(server, timeout_s=0.2)) as mcp,
+        gateway_of(entry(server, timeout_s=30)) as mcp,
     ):
         assert "did not answer" in said(await mcp.call("up__t"))
 
@@ -416,7 +418,7 @@ async def test_an_older_server_that_asks_all_the_same_is_told_why_not() -> None:
         yield STREAM_HEAD
         question = {"id": "q", "method": "elicitation/create", "params": {"message": "Sure?"}}
         yield event({"jsonrpc": "2.0", **question})
-        refused = await asyncio.wait_for(answered.get(), 20)
+        refused = await asyncio.wait_for(answered.get(), 60)
         failed = {**text(refused["error"]["message"]), "isError": True}
         yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": failed})
 

@@ -20,6 +20,7 @@ from roundgate.main import build_app
 from tests.support import wire
 from tests.support.asgi import Client as Mcp
 from tests.support.asgi import Exchange, client, config_of, stoppable
+from tests.support.clocks import SkippingClock
 from tests.support.issuer import ISSUER, PUBLIC_URL, bearer, jwks, token
 from tests.support.older_servers import (
     ADA,
@@ -257,8 +258,9 @@ async def test_progress_after_a_question_arrives_under_the_clients_token(tmp_pat
 
 
 async def test_only_the_wait_for_answers_counts_against_held_s(tmp_path: Path) -> None:
-    asks = Asking(works_s=1.5)
-    async with asking(tmp_path, asks, held_s=1) as (_, app), client(app) as mcp:
+    clock = SkippingClock()
+    asks = Asking(works=lambda: clock.skip(21))
+    async with asking(tmp_path, asks, clock, held_s=20) as (_, app), client(app) as mcp:
         asked = await call(mcp, "t")
         assert said(await again(mcp, "t", asked, ADA)) == "done"
 
@@ -280,7 +282,7 @@ async def test_a_fault_of_the_gateway_ends_a_held_call_at_once(
         await asyncio.sleep(60)
 
     tool = notifies if is_first else Asking(after)
-    async with asking(tmp_path, tool) as (_, app), client(app) as mcp, asyncio.timeout(20):
+    async with asking(tmp_path, tool) as (_, app), client(app) as mcp, asyncio.timeout(60):
         if is_first:
             monkeypatch.setattr(calls.Relay, "notify", fail)
             ended = await call(mcp, "t")
@@ -338,7 +340,7 @@ async def test_a_session_is_closed_if_its_call_is_given_up_before_it_begins(tmp_
         asked = wire.message("tools/call", {"name": "up__t", "arguments": {}}, **meta)
         ends = server.methods().count("DELETE")
         async with Exchange(app, asked):
-            await asyncio.wait_for(leveled.wait(), 30)
+            await asyncio.wait_for(leveled.wait(), 60)
 
         async def ended() -> int:
             return server.methods().count("DELETE") - ends
@@ -470,7 +472,7 @@ async def test_calls_beyond_the_limit_are_told_so(tmp_path: Path) -> None:
 async def test_a_process_asks_if_it_may(tmp_path: Path) -> None:
     for questions in (True, False):
         up = over_stdio(OLDER, tmp_path, questions=questions)
-        up.entry["timeout_s"] = 10
+        up.entry["timeout_s"] = 60
         async with clients(tmp_path, up.entry) as (one, two):
             asked = await call(one, "greet")
             if not questions:

@@ -60,7 +60,7 @@ async def listening(
 async def said(stream: Exchange) -> tuple[str, Any]:
     """Method and URI of the next notification."""
     while True:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             one = await stream.event()
         if one is not None:
             return one["method"], one["params"].get("uri")

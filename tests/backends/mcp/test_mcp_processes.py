@@ -19,7 +19,7 @@ from roundgate.backends.mcp import server as mcp_server
 from roundgate.client import Limits, stdio
 from roundgate.client.messages import Listener
 from roundgate.client.stdio import Program
-from roundgate.errors import BadAnswer, ConfigError, ConnectionLost
+from roundgate.errors import BadAnswer, ConfigError, ConnectionLost, TimedOut
 from roundgate.runtime import loading
 from tests.support import wire
 from tests.support.asgi import Exchange, built, client, config_of, stoppable
@@ -32,7 +32,7 @@ ECHO = {"a": [1, "ä\n", None]}
 def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_server, "FIRST_PAUSE_S", 0.1)
     monkeypatch.setattr(mcp_server, "LONGEST_PAUSE_S", 0.1)
-    monkeypatch.setattr(stdio, "PROBE_S", 1.0)
+    monkeypatch.setattr(stdio, "PROBE_S", 60.0)
     monkeypatch.setattr(stdio, "STOP_S", 0.5)
 
 
@@ -59,7 +59,11 @@ def listed(mcp: Any) -> Callable[[], Awaitable[bool]]:
 
 
 @pytest.mark.parametrize("how", [[], ["modern"], ["silent"], ["leaves"], ["noisy"]])
-async def test_a_process_of_any_revision_is_spoken_to(how: list[str]) -> None:
+async def test_a_process_of_any_revision_is_spoken_to(
+    how: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == ["silent"]:
+        monkeypatch.setattr(stdio, "PROBE_S", 1.0)
     async with gateway_of(process(*how)) as mcp:
         await until(True, listed(mcp))
         assert json.loads(await mcp.text("up__echo", ECHO)) == ECHO
@@ -272,7 +276,7 @@ async def test_the_end_of_a_process_is_noticed_although_a_child_holds_its_output
     link = stdio.StdioLink(program, info={}, capabilities={}, limits=Limits())
     link.version = "2025-11-25"
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(ConnectionLost, match="status 7"):
                 await link.request("tools/call", {"name": "crash"}, may_repeat=False)
         if not how:
@@ -282,6 +286,25 @@ async def test_the_end_of_a_process_is_noticed_although_a_child_holds_its_output
             os.kill(left, signal.SIGKILL)
         await link.end_session()
         await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("limits", "name"),
+    [(Limits(request_s=0.2), "request_s"), (Limits(idle_s=0.2), "idle_s")],
+    ids=["request", "idle"],
+)
+async def test_the_limit_that_ended_the_wait_for_an_answer_is_named(
+    tmp_path: Path, limits: Limits, name: str
+) -> None:
+    program = Program([sys.executable, str(PROGRAM)], {})
+    arguments = {"name": "slow", "arguments": {"file": str(tmp_path / "slow")}}
+    link = stdio.StdioLink(program, info={}, capabilities={}, limits=limits)
+    link.version = "2025-11-25"
+    try:
+        with pytest.raises(TimedOut, match=rf"within 0\.2 s \(limit {name}\)"):
+            await link.request("tools/call", arguments, may_repeat=False)
+    finally:
+        await link.end_session()
 
 
 async def test_the_id_of_a_process_that_ended_long_ago_gets_no_signal(

@@ -244,12 +244,12 @@ async def test_a_server_without_templates_or_with_a_broken_list_serves_the_rest(
 
 @pytest.mark.parametrize(
     ("fault", "reason"),
-    [(http(500, b"oops", "text/plain"), "500"), (asyncio.Event, "within 0.2 s")],
+    [(http(500, b"oops", "text/plain"), "500"), (asyncio.Event, "within 3 s")],
 )
 async def test_a_list_without_an_answer_takes_no_other_away(
     fault: Any, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp_lists, "LIST_S", 0.2)
+    monkeypatch.setattr(mcp_lists, "LIST_S", 3)  # for the other lists, on a slow machine
 
     class Broken(Shelf):
         def __call__(self, asked: Asked) -> Any:

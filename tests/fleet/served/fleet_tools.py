@@ -41,6 +41,7 @@ async def greet(ctx: Context) -> str:
 async def dig(ctx: Context, seconds: float = 0) -> str:
     """Takes its time."""
     await ctx.continue_as_task()
+    await ctx.status("digging")
     await asyncio.sleep(seconds)
     return "dug"
 
@@ -61,8 +62,9 @@ async def journey(ctx: Context, log: str, slow: float = 0) -> str:
             file.write(what + "\n")
 
     async def leave(what: str) -> None:
+        is_first = what not in Path(log).read_text()  # noqa: ASYNC240
         note(what)
-        await asyncio.sleep(slow)
+        await asyncio.sleep(slow if is_first else 0)
 
     await ctx.step("packed", note, "packed")
     who = await ctx.elicit("who", "Who?", Name)

@@ -32,16 +32,24 @@ async def introduce(ctx: Context) -> str:
     return " ".join(names)
 
 
+def has_left_trace(what: str) -> bool:
+    file = Path(os.environ["EFFECTS"])
+    return file.exists() and what in file.read_text()
+
+
 def leave_trace(line: str) -> None:
     with open(os.environ["EFFECTS"], "a") as file:
         file.write(line)
 
 
 async def effect(what: str) -> str:
-    """Does something that leaves a trace; returns what identifies this doing."""
+    """Does something that leaves a trace; returns what identifies this doing. For the order
+    `killed` it does not end the first time: it has happened, and nobody has noted it."""
     receipt = secrets.token_hex(4)
+    is_first = not has_left_trace(what)
     leave_trace(f"{what} {receipt}\n")
-    await asyncio.sleep(1)  # it has happened, and nobody has noted it yet
+    if what.startswith("killed ") and is_first:
+        await asyncio.sleep(600)
     return receipt
 
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import ssl
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, cast
 
 from roundgate.backends.http.config import RemoteConfig, TimeoutsConfig
@@ -110,16 +111,21 @@ class Service:
         import httpx
 
         request_line = f"{outgoing.method} {outgoing.path} of {self.name}"
-        headers = dict(outgoing.headers)
+        headers, progress = dict(outgoing.headers), _Progress()
         try:
             with http_span(outgoing.method, self._base_url, outgoing.route, headers) as span:
                 async with asyncio.timeout(timeout_s):
-                    return await self._exchange(outgoing, headers, request_line, timeout_s, span)
+                    return await self._exchange(
+                        outgoing, headers, request_line, timeout_s, span, progress
+                    )
         except (httpx.InvalidURL, httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
             raise BackendError(
                 f"{request_line} failed: the request cannot be sent ({type(error).__name__})"
             ) from None
-        except (TimeoutError, httpx.HTTPError) as error:
+        except TimeoutError:
+            cause = progress.timeout()
+            raise no_answer(cause, request_line, timeout_s, self._config.timeouts) from None
+        except httpx.HTTPError as error:
             raise no_answer(error, request_line, timeout_s, self._config.timeouts) from None
 
     async def _exchange(
@@ -129,6 +135,7 @@ class Service:
         what: str,
         timeout_s: float,
         span: ClientSpan,
+        progress: _Progress,
     ) -> Answer:
         import httpx
 
@@ -148,6 +155,7 @@ class Service:
                 write=phases.write_s or timeout_s,
                 read=phases.read_s or timeout_s,
             ),
+            extensions={"trace": progress.note},
         )
         for _ in range(_MAX_REDIRECTS + 1):
             try:
@@ -243,6 +251,29 @@ async def _send(
             log.debug("request to a service", extra={"fields": fields})
 
 
+class _Progress:
+    """The progress of a request, as httpcore reports it: at the limit on the whole request, only
+    that shows whether the service may have received it."""
+
+    def __init__(self) -> None:
+        self._connects = self._sends = False
+
+    async def note(self, event: str, _: Mapping[str, object]) -> None:
+        """Note an event of httpcore (https://www.encode.io/httpcore/extensions/#trace)."""
+        if event.endswith(".send_request_headers.started"):
+            self._sends = True
+        elif event.startswith("connection.connect_"):
+            self._connects = True
+
+    def timeout(self) -> TimeoutError | httpx.TimeoutException:
+        """Return the exception for a limit that has passed now."""
+        import httpx
+
+        if self._sends:
+            return TimeoutError()
+        return httpx.ConnectTimeout("") if self._connects else httpx.PoolTimeout("")
+
+
 def _same_origin(url: str, base_url: str) -> bool:
     try:
         return canonical_origin(url) == canonical_origin(base_url)
@@ -277,7 +308,7 @@ def no_answer(
         )
     if isinstance(error, (TimeoutError, httpx.TimeoutException)):
         limit_s = _limit_s(error, phases) or timeout_s
-        if isinstance(error, httpx.ConnectTimeout) and limit_s < timeout_s:
+        if isinstance(error, httpx.ConnectTimeout):
             message = f"{what} could not be sent: there was no connection within {limit_s:g} s"
         elif limit_s < timeout_s:
             message = f"{what} failed: the service was silent for {limit_s:g} s; try again later"

@@ -360,6 +360,8 @@ class SessionCalls:
         else:
             record = await self._tasks.patiently(lambda: self._tasks.head(ref))
         if record is None:
+            if known is not None and not self._is_past(known):
+                raise CallCancelled  # another request with the same id is replacing the call
             raise ToolError(_NOT_ANSWERED)
         return record
 
