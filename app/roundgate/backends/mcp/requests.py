@@ -18,6 +18,7 @@ from roundgate.backends.mcp.calls import (
     Relay,
     answers_to,
     questions_from_wire,
+    refuse_for_lack,
     with_meta,
 )
 from roundgate.backends.mcp.server import Server
@@ -30,6 +31,7 @@ from roundgate.errors import (
     BackendError,
     BadAnswer,
     InvalidParams,
+    NeedsCapability,
     ResourceNotFound,
     Unavailable,
     UnexpectedAnswer,
@@ -64,6 +66,7 @@ class Requests:
 
         Raises:
             InvalidParams: the server refused the request.
+            MissingCapability: the client lacks capabilities that the server needs.
             Unavailable: the server did not answer, or is busy.
             UnexpectedAnswer: the answer is malformed.
         """
@@ -76,6 +79,9 @@ class Requests:
             if "result" in outcome:
                 result: Json = outcome["result"]
                 return result
+            if "required" in outcome:
+                what_for = f"{method} of {self.server.name}"
+                refuse_for_lack(outcome["required"], context, what_for)
             if "refusal" in outcome:
                 raise self._refusal(outcome["reason"], outcome["refusal"], params)
             answering = await answers_to(outcome, context)
@@ -95,6 +101,8 @@ class Requests:
                 )
             except UnexpectedAnswer:
                 raise
+            except NeedsCapability as error:
+                return {"required": error.required}
             except BackendError as error:  # a failed step does not record the reason of its error
                 return {"refusal": str(error), "reason": error.reason or ""}
             return self._outcome(raw, context)
