@@ -45,7 +45,7 @@ HOMES = {
         *(
             "settings.yaml_file",
             "backends.openapi.documents",
-            "backends.skills.frontmatter",
+            "settings.frontmatter",
             "suites.expecting",
         ),
         *("deployment.template", "deployment.stack"),

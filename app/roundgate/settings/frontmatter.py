@@ -10,14 +10,11 @@ import re
 from typing import Any, Final
 
 from roundgate.errors import YamlTooCostly
-from roundgate.protocol.skills import NAME
 from roundgate.settings.yaml_file import check_cost
 
 MAX_CHARS: Final = 65_536
 """The maximum length of a frontmatter, in characters."""
 MAX_VALUES: Final = 2_000
-MAX_DESCRIPTION: Final = 1_024
-"""The maximum length of a description (Agent Skills specification, "description field")."""
 _BLOCK: Final = re.compile(r"---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 _NULL: Final = ("", "~", "null", "Null", "NULL")
 _BOOLEANS: Final = {
@@ -31,11 +28,12 @@ _NOT_FINITE: Final = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _TAG: Final = "tag:yaml.org,2002:"
 
 
-def parse_frontmatter(text: str) -> dict[str, Any]:
-    """Parse the frontmatter of a SKILL.md.
+def read_frontmatter(text: str) -> dict[str, Any]:
+    """Return the frontmatter of a SKILL.md.
 
     Raises:
-        ValueError: the frontmatter is missing, is not YAML, or lacks a valid name or description.
+        ValueError: the frontmatter is missing, or is not YAML with values that JSON has. The
+            text continues a sentence about the file.
     """
     block = _BLOCK.match(text[: MAX_CHARS + 1])
     if block is None:
@@ -49,13 +47,6 @@ def parse_frontmatter(text: str) -> dict[str, Any]:
     values = _read(block[1])
     if not isinstance(values, dict):
         raise ValueError("has a frontmatter that is not a mapping")
-    name, description = values.get("name"), values.get("description")
-    if not isinstance(name, str) or NAME.fullmatch(name) is None:
-        raise ValueError(
-            f"has the name {str(name)[:80]!r}; a name has 1 to 64 of a-z, 0-9 and single hyphens inside"
-        )
-    if not isinstance(description, str) or not 0 < len(description.strip()) <= MAX_DESCRIPTION:
-        raise ValueError(f"has no description of 1 to {MAX_DESCRIPTION:,} characters")
     return values
 
 
