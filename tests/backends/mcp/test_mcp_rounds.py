@@ -329,7 +329,7 @@ def needs(required: Any) -> Any:
 
 
 async def test_capabilities_that_a_server_needs_are_named_to_the_client() -> None:
-    required = {"sampling": {"tools": {}}, "elicitation": {"form": {}}}
+    required: dict[str, Any] = {"sampling": {"tools": {}}, "elicitation": {"form": {}}}
     async with scripted(Upstream(needs(required))) as server, gateway_of(entry(server)) as mcp:
         params = {"name": "up__t", "arguments": {}}
         status, refused = await mcp.error(
