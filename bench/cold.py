@@ -2,7 +2,7 @@
 
 The built zips run under AWS's Runtime Interface Emulator on the template's Python, with DynamoDB
 Local and moto's SQS where needed. The emulator already runs when the clock starts, and starts the
-function's process with the first event. The time is therefore that of the init phase and the first
+function's process with the first event. The time therefore covers the init phase and the first
 invocation, on one core. All functions are packaged alike: with byte code in the zip, as `roundgate
 package` does, and without, as most tools do. The runtime's own boto3 has byte code in both cases.
 

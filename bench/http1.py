@@ -69,7 +69,8 @@ class ResponseReader:
 # A server repeats the same head while the second in its Date header stays the same.
 @lru_cache(maxsize=1024)
 def read_head(raw: bytes) -> Head:
-    """Parse the status line and the headers, given without the final empty line."""
+    """Parse the status line and the headers, given without the final empty line. Raise
+    MalformedResponseError if they are malformed."""
     status_line, *lines = raw.decode("latin-1").split("\r\n")
     version, status, *_ = status_line.split(" ", 2)
     headers = {
@@ -85,7 +86,8 @@ def read_head(raw: bytes) -> Head:
 
 
 def read_chunks(received: bytes, start: int) -> bytes | None:
-    """Return the decoded chunked body that begins at `start`, or `None` while it is incomplete."""
+    """Return the decoded chunked body that begins at `start`, or `None` while it is incomplete.
+    Raise MalformedResponseError if it is malformed."""
     parts: list[bytes] = []
     while (end_of_size := received.find(b"\r\n", start)) >= 0:
         size = int(received[start:end_of_size].partition(b";")[0], 16)

@@ -314,12 +314,6 @@ _TASK_COLUMNS = (
     Column("sweep_ms", "sweep ms", 2),
     Column("delay_ms", "delay ms", 2),
     *_LOAD_COLUMNS,
-    Column("store_calls", "store calls"),
-    Column("queue_calls", "queue calls"),
-    Column("dynamodb_calls", "DynamoDB calls"),
-    Column("read_units", "read units", 1),
-    Column("write_units", "write units", 1),
-    Column("index_units", "of these for the index", 1),
 )
 _MEMORY_COLUMNS = (Column("rss_mib", "RSS MiB", 1), Column("pss_mib", "PSS MiB", 1))
 
@@ -352,14 +346,6 @@ MEASUREMENTS = (
         leaves_out=frozenset({"sdk", "fastmcp", "typescript", "starlette"}),
     ),
     Measurement(
-        "parts",
-        "where the time of a tools/call goes inside the gateway, without sockets and kernel",
-        (Column("us", "µs", 1),),
-        is_more_better=False,
-        sample=functools.partial(program, module="bench.parts"),
-        leaves_out=frozenset({"sdk", "fastmcp", "typescript", "fastapi", "starlette", "asgi"}),
-    ),
-    Measurement(
         "proxy",
         "tools/call that calls a service over HTTP",
         _LOAD_COLUMNS,
@@ -369,7 +355,7 @@ MEASUREMENTS = (
     ),
     Measurement(
         "circumstances",
-        "tools/call of a client with a session, with a JWT, of one of 100 tools, in a view with search",
+        "tools/call of a client with a session, with a JWT, with limits, of one of 100 tools, in a view with search",
         _LOAD_COLUMNS,
         is_more_better=True,
         sample=circumstances,

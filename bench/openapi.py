@@ -3,7 +3,6 @@
     scripts/tools openapi                               all documents in packages
     scripts/tools openapi github stripe                 some of them
     scripts/tools openapi labels=path/to/openapi.yaml   a file or folder on this machine
-    scripts/tools openapi --fastmcp …                   compare with FastMCP's tools
     scripts/tools openapi --fetch github stripe         only fetch the documents that tests need
 
 Times are processor time, so a busy machine gives the same results.
@@ -17,12 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.openapi_documents import CACHE, KNOWN, entry, fetched, files_of, parsed
+from bench.openapi_documents import KNOWN, entry, fetched
 from roundgate import config
 from roundgate.backends.openapi.compiling import compiled
 from roundgate.backends.openapi.config import OpenApiBackendConfig
@@ -30,16 +28,8 @@ from roundgate.backends.openapi.index import write
 from roundgate.config import ConfigFile
 from roundgate.runtime import loading
 
-FASTMCP: Final = "fastmcp==4.1.2"
-FASTMCP_S: Final = 300
-"""The seconds of processor time that FastMCP may use for a document."""
-FASTMCP_GB: Final = 8
-"""The gigabytes of memory that FastMCP may use."""
-_OURS: Final = (
+_HEAD: Final = (
     "| document | operations | tools | compile | index | a start reads it in | tools/list |"
-)
-_THEIRS: Final = (
-    f" FastMCP, within {FASTMCP_S} s and {FASTMCP_GB} GB: tools | every start | tools/list |"
 )
 
 
@@ -60,8 +50,7 @@ def main() -> int:
     arguments = _arguments()
     if arguments.fetch:
         return _fetch(arguments.documents or list(KNOWN))
-    print(_OURS + (_THEIRS if arguments.fastmcp else ""))
-    print("|---" * (10 if arguments.fastmcp else 7) + "|")
+    print(_HEAD, "|---" * 7 + "|", sep="\n")
     for argument in arguments.documents or list(KNOWN):
         name, _, document = argument.partition("=")
         try:
@@ -73,7 +62,7 @@ def main() -> int:
             )
             continue
         made = made_of(name, path)
-        print(_row(name, made) + (_fastmcp_row(path) if arguments.fastmcp else ""), flush=True)
+        print(_row(name, made), flush=True)
         print(*made.problems, sep="\n", end="\n" if made.problems else "", file=sys.stderr)
     return 0
 
@@ -91,7 +80,6 @@ def _fetch(names: list[str]) -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser("openapi-table", description="Measure OpenAPI documents.")
     parser.add_argument("documents", nargs="*", help=f"NAME=PATH, or names of: {', '.join(KNOWN)}")
-    parser.add_argument("--fastmcp", action="store_true", help=f"compare with {FASTMCP}")
     parser.add_argument("--fetch", action="store_true", help="only fetch the documents")
     return parser.parse_args()
 
@@ -134,40 +122,6 @@ def _row(name: str, made: Made) -> str:
 
 def _mb(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
-
-
-def _fastmcp_row(path: Path) -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        files = [_as_json(file, Path(folder)) for file in files_of(path)]
-        program = str(Path(__file__).with_name("openapi_fastmcp.py"))
-        running = [_environment(), program, str(FASTMCP_S), str(FASTMCP_GB), *files]
-        process = subprocess.run(
-            running, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False
-        )
-    if process.returncode != 0:
-        return f" none within these ({process.returncode}) | | |"
-    figures = json.loads(process.stdout)
-    print(*figures["refused"], sep="\n", end="\n" if figures["refused"] else "", file=sys.stderr)
-    refused = f" ({len(figures['refused'])} documents refused)" if figures["refused"] else ""
-    return (
-        f" {figures['tools']:,}{refused} | {figures['seconds']:.1f} s | {_mb(figures['bytes'])} |"
-    )
-
-
-def _as_json(path: Path, folder: Path) -> str:
-    if path.suffix == ".json":
-        return str(path)
-    (folder / f"{path.name}.json").write_text(json.dumps(parsed(path)))
-    return str(folder / f"{path.name}.json")
-
-
-def _environment() -> str:
-    """Return the Python of an environment with FastMCP; make the environment if it is missing."""
-    python = CACHE / "fastmcp/bin/python"
-    if not python.exists():
-        venv.create(CACHE / "fastmcp", with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", FASTMCP], check=True)
-    return str(python)
 
 
 if __name__ == "__main__":

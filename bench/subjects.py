@@ -20,8 +20,8 @@ _SERVER = ("uvicorn>=0.38", "uvloop>=0.22", "httptools>=0.7")
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A virtual environment or a folder of npm packages. `scripts/setup` makes an environment
-    without either."""
+    """A virtual environment or a folder of npm packages. `scripts/setup` makes the
+    environment that has neither requirements nor packages."""
 
     folder: Path
     requirements: tuple[str, ...] = ()
@@ -100,6 +100,7 @@ _GATEWAY_CONFIGS = MappingProxyType(
         "one_tool": "gateway.yaml",
         "hundred_tools": "gateway-hundred-tools.yaml",
         "jwt": "gateway-jwt.yaml",
+        "limits": "gateway-limits.yaml",
         "proxy": "gateway-proxy.yaml",
         "search": "gateway-search-in-a-view.yaml",
         "tasks": "gateway-tasks.yaml",

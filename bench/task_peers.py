@@ -87,7 +87,7 @@ class Mcp:
         return task_request(task_id, number)
 
     def result(self, response: Response) -> int | None:
-        """Return the sum in the result."""
+        """Return the sum in the result, or `None` while the task runs."""
         task = message_in(response)["result"]
         if task["status"] == "working":
             return None
@@ -113,7 +113,7 @@ class Rest:
         return f"GET /tasks/{task_id} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
 
     def result(self, response: Response) -> int | None:
-        """Return the output of the workflow."""
+        """Return the output of the workflow, or `None` while it runs."""
         workflow = json.loads(response.body)
         return int(workflow["output"]) if workflow["status"] == "SUCCESS" else None
 
@@ -216,7 +216,7 @@ def _subjects(database: postgresql.Server, redis_url: str, redis_pid: int) -> Se
 @contextmanager
 def _redis(folder: Path) -> Iterator[tuple[str, int]]:
     """Start a Redis that writes to the disk every second, as its documentation recommends; yield
-    its URL and its process id."""
+    its URL and its process id. Raise SystemExit if it does not start."""
     program = shutil.which("redis-server")
     if program is None:
         raise SystemExit("Redis is not installed: apt-get install redis-server")

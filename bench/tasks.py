@@ -26,7 +26,7 @@ from typing import Any
 
 import uvloop
 
-from bench import postgresql, task_costs, task_limits, task_tables
+from bench import postgresql, task_tables
 from bench.dynamodb import Emulator, why_not
 from bench.dynamodb import emulator as running_emulator
 from bench.http1 import ResponseReader
@@ -64,7 +64,6 @@ def samples(settings: Settings) -> Iterator[Sample]:
         tables = [
             task_tables.sqlite(folder / f"sqlite-{size}", size) for size in settings.table_sizes
         ]
-        emulator: Emulator | None = None
         if reason := why_not():
             yield Sample(
                 "tasks", "DynamoDB Local", {}, (f"tasks: no rows of DynamoDB Local: {reason}",)
@@ -79,10 +78,8 @@ def samples(settings: Settings) -> Iterator[Sample]:
             size = min(settings.table_sizes)
             tables.append(task_tables.postgresql(folder / "postgresql", size, server))
         swept = list(_sweeps(tables))  # first, because the load leaves tasks in the tables
-        yield from _loads(tables, settings, folder, emulator)
+        yield from _loads(tables, settings)
         yield from swept
-        if emulator is not None:
-            yield from task_costs.samples(emulator, folder)
 
 
 @contextmanager
@@ -107,13 +104,10 @@ def _dynamodb_tables(
         ]
 
 
-def _loads(
-    tables: Sequence[Filled], settings: Settings, folder: Path, emulator: Emulator | None
-) -> Iterator[Sample]:
-    """Yield the samples of all rounds over the tables, then the limits of each store. Each table
-    has a running gateway; all gateways except the measured one are idle."""
+def _loads(tables: Sequence[Filled], settings: Settings) -> Iterator[Sample]:
+    """Yield the samples of all rounds over the tables. Each table has a running gateway; all
+    gateways except the measured one are idle."""
     with ExitStack() as stack:
-        for_limits = None if emulator is None else stack.enter_context(emulator.table())
         served = [(table, stack.enter_context(_serving(table, settings))) for table in tables]
         for number in range(settings.rounds):
             for table, server in rotated(served, number):
@@ -121,9 +115,6 @@ def _loads(
                 yield _gets_sample(table, server, "get_task", settings)
                 if table.count == min(settings.table_sizes):
                     yield _gets_sample(table, server, "get_large_task", settings)
-            yield from task_limits.sqlite(folder / "limits", settings, TO_COMPLETED)
-            if emulator is not None and for_limits is not None:
-                yield from task_limits.dynamodb(emulator, for_limits, settings, TO_COMPLETED)
 
 
 def _serving(table: Filled, settings: Settings) -> AbstractContextManager[Server]:

@@ -84,7 +84,7 @@ Workload = Callable[[int], Sequence[Exchange]]
 
 def message_in(response: Response) -> dict[str, Any]:
     """Return the JSON-RPC response in an HTTP response: the JSON body, or the last event of an SSE
-    stream."""
+    stream. Raise WrongAnswerError if there is none."""
     body = response.body
     if response.media_type == "text/event-stream":
         # Progress and log messages may come first. The answer is the last event of the stream.

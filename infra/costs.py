@@ -1,23 +1,21 @@
 """The cost and capacity of the deployed gateway: counted units times published prices.
 
-    python -m infra.costs                                      print the tables
-    python -m infra.costs --set gateway_ms=80 --set api=1.11   use your durations, and the prices of your region
-    python -m infra.costs --write                              write the tables into bench/costs.md
+    python -m infra.costs             print the tables
+    python -m infra.costs --write     write the tables into bench/costs.md
 
 The counts are in infra/measured.json. tests/functions/test_costs_at_aws.py runs both functions and
 counts their units; with MEASURE=1 in its environment it writes the file. `Assumed` has the
-assumptions, `Prices` the prices of AWS.
+assumptions, `Prices` the prices of AWS: edit them to see the costs of your tools and region.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from roundgate.deployment.template import Template
 
@@ -75,9 +73,6 @@ class Assumed:
     polls: int = 10
     resends: float = 0
     """The messages that the sweep resends for a task, after a worker died or in a backlog."""
-
-
-T = TypeVar("T", Prices, Assumed)
 
 
 @dataclass(frozen=True)
@@ -428,39 +423,13 @@ def documented(text: str) -> str:
     return f"{before}{BEGIN}\n{tables(Prices(), Assumed())}{END}{rest.partition(END)[2]}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the tables, or write them into the document; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m infra.costs", description=__doc__.partition("\n")[0]
-    )
-    known = [field.name for model in (Prices, Assumed) for field in fields(model)]
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help=f"value to replace, for one of {', '.join(known)}",
-    )
-    parser.add_argument("--write", action="store_true", help="write the tables into bench/costs.md")
-    arguments = parser.parse_args(argv)
-    if arguments.write:
+def main() -> None:
+    """Print the tables, or write them into the document."""
+    if sys.argv[1:] == ["--write"]:
         DOCUMENT.write_text(documented(DOCUMENT.read_text("utf-8")), "utf-8")
-        return 0
-    chosen = dict(setting.partition("=")[::2] for setting in arguments.set)
-    if unknown := chosen.keys() - set(known):
-        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    print(tables(_with(Prices(), chosen), _with(Assumed(), chosen)), end="")
-    return 0
-
-
-def _with(instance: T, chosen: Mapping[str, str]) -> T:
-    """Return a copy with the chosen values, each converted to the type of its field."""
-    known = vars(instance)
-    changes: dict[str, Any] = {
-        name: type(known[name])(text) for name, text in chosen.items() if name in known
-    }
-    return replace(instance, **changes)
+    else:
+        print(tables(Prices(), Assumed()), end="")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

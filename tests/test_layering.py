@@ -35,7 +35,7 @@ HOMES = {
     "fastapi": {"http.events", "http.routes", "main"},
     "starlette": {"http", "main", "lambda_http", "deployment.stack"},
     "mangum": {"lambda_http"},
-    "uvicorn": {"cli.serve", "http.connections", "deployment.stack"},
+    "uvicorn": {"cli.serve", "http.connections", "net.serving"},
     "httpx": {
         *("backends.http", "backends.openapi.documents", "net.http"),
         *("client.session", "client.transport", "deployment.stack"),
@@ -47,6 +47,7 @@ HOMES = {
             "backends.openapi.documents",
             "settings.frontmatter",
             "suites.expecting",
+            "cassettes.files",
         ),
         *("deployment.template", "deployment.stack"),
     },

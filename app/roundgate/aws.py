@@ -56,8 +56,8 @@ _deadline: ContextVar[Deadline | None] = ContextVar("deadline of AWS calls", def
 
 @contextmanager
 def bounded(deadline: Deadline) -> Iterator[None]:
-    """Apply a deadline to the calls in this block, and in asyncio tasks started there. Do not start
-    tasks that outlive the block: the deadline would still apply to them."""
+    """Apply a deadline to the calls in this block, and in asyncio tasks that the block starts. Do
+    not start tasks that outlive the block: the deadline would still apply to them."""
     token = _deadline.set(deadline)
     try:
         yield
@@ -254,8 +254,8 @@ class Aws:
         return await self.do(lambda client: getattr(client, operation)(**arguments))
 
     async def do(self, work: Callable[[Any], Any], *, abandon: bool = False) -> Any:
-        """Run `work` with the client in one thread; see `call`. With `abandon`, a cancellation does
-        not wait for the thread."""
+        """Run `work` with the client in one thread; raise Unavailable as `call` does. With `abandon`,
+        a cancellation does not wait for the thread."""
         run, deadline = partial(self._run, work), _deadline.get()
         remaining_ms = None if deadline is None else deadline.remaining_ms()
         if remaining_ms is None:

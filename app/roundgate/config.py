@@ -30,6 +30,7 @@ from roundgate.settings import (
     Model,
     Origin,
     PackageConfig,
+    RateConfig,
     ServerConfig,
     SessionsConfig,
     StateConfig,
@@ -67,6 +68,9 @@ class GatewayConfig(Model):
     )
     http: HttpConfig = Field(HttpConfig.model_construct(), description="The HTTP edge.")
     limits: LimitsConfig = Field(LimitsConfig.model_construct(), description="Bounds on work.")
+    rate: RateConfig = Field(
+        RateConfig.model_construct(), description="Limits on the calls of each caller."
+    )
     auth: Annotated[
         Annotated[Literal["none"], Tag("<none>")]
         | Annotated[JwtAuthConfig, Tag("<jwt>")]
@@ -133,6 +137,12 @@ class GatewayConfig(Model):
         return self.server.model_copy(update={"instructions": view_config.instructions})
 
     @model_validator(mode="after")
+    def _scopes_need_callers(self) -> GatewayConfig:
+        if self.auth == "none" and self.rate.scopes:
+            raise ValueError("rate.scopes needs auth: without it, callers have no scopes")
+        return self
+
+    @model_validator(mode="after")
     def _views_differ(self) -> GatewayConfig:
         paths = [view.effective_path for view in self.views]
         for member, values in (("name", [view.name for view in self.views]), ("path", paths)):
@@ -185,8 +195,8 @@ def load(
     Args:
         path: the file.
         environ: the variables that `${NAME}` refers to.
-        placeholder: a text to use for references that cannot be resolved here, for commands that
-            look at the rest of the file. Without it, they are problems.
+        placeholder: a text to use for references that cannot be resolved on this machine, for
+            commands that look at the rest of the file. Without it, they are problems.
 
     Raises:
         ConfigError: lists every problem of the file.
@@ -240,8 +250,8 @@ def inspect(
 def _filled_in(
     origin: Origin, environ: Mapping[str, str], placeholder: str | None, problems: list[Problem]
 ) -> tuple[Any, dict[str, str], frozenset[Path]]:
-    """Return the file's value with its references filled in, the variables of its section `env`, to
-    which other sections may refer, and the files that references name."""
+    """Return three values: the file's value with its references filled in, the variables of its
+    section `env` (to which other sections may refer), and the files that references name."""
     value, own = origin.located.value, dict[str, str]()
     resolver = Resolver(environ, placeholder, problems)
     if not isinstance(value, dict) or "env" not in value:

@@ -1,9 +1,10 @@
 """The exceptions that users, operators and other packages see.
 
-An exception that never leaves the package that raises it is defined there, below `Inside`. Classes
-carry facts, never codes: a revision's `wire_errors` has the JSON-RPC codes and the HTTP statuses
-that go with them. Only errors of HTTP itself (`TransportError`, `AuthError`) carry a status. The
-caller sees the text of a `ProtocolError`, `TransportError` or `ToolError`, so it holds no secrets.
+An exception that never leaves the package that raises it is defined in that package, below
+`Inside`. Classes carry facts, never codes: a revision's `wire_errors` has the JSON-RPC codes and
+the HTTP statuses that go with them. Only errors of HTTP itself (`TransportError`, `AuthError`)
+carry a status. The caller sees the text of a `ProtocolError`, `TransportError` or `ToolError`, so
+it holds no secrets.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 
 class RoundgateError(Exception):
-    """The base of all exceptions here except `Suspend`."""
+    """The base of all exceptions of this module except `Suspend`."""
 
     failed_step: str | None = None
     """The key of the step that failed, if the engine raised the error for a step."""
@@ -203,13 +204,13 @@ class Unavailable(GatewayError):
     """A part that the answer needs is unavailable; a retry after `retry_s` seconds may succeed. A
     write may have taken effect."""
 
-    retry_s: ClassVar[int] = 5
+    retry_s: int = 5
 
 
 class QuotaExceeded(Unavailable):
     """429: the caller's stored data has reached the limit of `most` bytes. Nothing was written."""
 
-    retry_s: ClassVar[int] = 60
+    retry_s = 60
 
     def __init__(self, most: int) -> None:
         super().__init__(
@@ -218,6 +219,20 @@ class QuotaExceeded(Unavailable):
             "operator of this server to raise the limit"
         )
         self.most = most
+
+
+class RateExceeded(Unavailable):
+    """429: the caller makes more calls than `rate` allows. The call did not run. `limit` is the
+    limit in words, such as "60 a minute"."""
+
+    def __init__(self, limit: str, retry_s: int) -> None:
+        super().__init__(f"Too many calls: the limit is {limit}; try again in {retry_s} s")
+        self.limit = limit
+        self.retry_s = retry_s
+
+    @property
+    def data(self) -> dict[str, Any] | None:
+        return {"retryAfter": self.retry_s}
 
 
 class StoreAway(Unavailable):
@@ -392,8 +407,9 @@ class NotJson(GatewayError, TypeError):
 class NondeterminismError(GatewayError):
     """A handler diverged from an earlier run, or took a path that no later run could repeat.
 
-    `key` is the place, if known. If the journal has another entry there than the handler asks for,
-    `remembered` and `asked` identify the two: a kind, a function, a digest of its arguments.
+    `key` is the place, if known. If the journal has another entry at that place than the handler
+    asks for, `remembered` and `asked` identify the two: a kind, a function, a digest of its
+    arguments.
     """
 
     def __init__(
@@ -686,8 +702,7 @@ class CallCancelled(Inside):
 
 
 class CleanedUp(Inside):
-    """The work that a call had started elsewhere was ended, or no such work was found; the text
-    says which."""
+    """The external work of a call was ended, or no such work was found; the text says which."""
 
 
 class NotCancelled(Inside):

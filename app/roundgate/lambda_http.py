@@ -152,7 +152,7 @@ def _own_path(path: str, event: Event, served: Container[str], base: str) -> str
     a view could reach the endpoint of all tools.
     """
     at = path.find("/.well-known/")
-    if at >= 0:  # first, because the path of the metadata ends with that of the endpoint
+    if at >= 0:  # first, because the path of the metadata ends with the path of the endpoint
         return path[at:]
     stage = f"/{event['requestContext'].get('stage')}"
     prefixes = (_before_resource(path, event), "", stage, base)
@@ -172,7 +172,8 @@ def _before_resource(path: str, event: Event) -> str:
 
 
 def _claims(event: Event) -> Mapping[str, Any] | None:
-    """Return the claims of the API's authorizer, in any of its forms."""
+    """Return the claims of the API's authorizer, in any of its forms; `None` without an
+    authorizer."""
     authorizer = event.get("requestContext", {}).get("authorizer")
     if not isinstance(authorizer, dict):
         return None
@@ -257,7 +258,8 @@ def _too_large(event: Event, size: int) -> Response:
 
 
 def __getattr__(name: str) -> Function:
-    """Make `handler` when the runtime asks for it in the init phase, not at import."""
+    """Make `handler` when the runtime asks for it in the init phase, not at import. Raise
+    AttributeError for any other name."""
     if name != "handler":
         raise AttributeError(name)
     made = globals()["handler"] = make_handler(os.environ)

@@ -32,12 +32,13 @@ with kept():  # collecting garbage among all modules takes 4 % of a cold start
 Event: TypeAlias = dict[str, Any]
 
 MARGIN_MS: Final = 3_000
-"""The milliseconds kept after the end of a turn, to write its state and the log."""
+"""The milliseconds between the end of a turn and the end of the invocation, reserved to write the
+state and the log."""
 AWS_MARGIN_MS: Final = 500
-"""The milliseconds kept after the deadline of AWS calls."""
+"""The milliseconds between the deadline of AWS calls and the end of the invocation."""
 SWEEP_MS: Final = 50_000
-"""The limit on a sweep in milliseconds. The next sweep starts a minute after this one began, and
-continues it."""
+"""The limit on a sweep in milliseconds. The next sweep starts a minute after the start of this
+sweep, and continues it."""
 
 ALONE_MS: Final = 10_000
 """The milliseconds that a suspect needs after the others of its batch; with less, its message is
@@ -123,8 +124,8 @@ class Function:
         )
 
     async def _batch(self, records: list[Event], remaining_ms: int) -> list[dict[str, str]]:
-        """Return the failed messages, which SQS delivers again. Suspects run after all others, one
-        after another."""
+        """Run the turns of a batch; return the failed messages, which SQS delivers again. Suspects
+        run after all others, one after another."""
         deadline = self._clock.deadline(max(1, remaining_ms - MARGIN_MS))
         turns = await asyncio.gather(*(self._message(record, deadline) for record in records))
         for place, record in enumerate(records):
@@ -144,7 +145,7 @@ class Function:
     async def _message(
         self, record: Event, deadline: Deadline, *, alone: bool = False
     ) -> Turn | None:
-        """Return how the turn ended, or `None` if the message failed."""
+        """Run the turn of a message; return its outcome, or `None` if the message failed."""
         try:
             ref = TaskRef.parse(record.get("body", ""))
             turn = await self._worker.work(ref, deadline, alone=alone)
@@ -177,7 +178,8 @@ class Function:
 
 
 def __getattr__(name: str) -> Function:
-    """Make `handler` when the runtime asks for it in the init phase, not at import."""
+    """Make `handler` when the runtime asks for it in the init phase, not at import. Raise
+    AttributeError for any other name."""
     if name != "handler":
         raise AttributeError(name)
     made = globals()["handler"] = make_handler(os.environ)

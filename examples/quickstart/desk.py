@@ -49,7 +49,7 @@ def calculate(expression: Annotated[str, Field(max_length=500)]) -> Number:
             "That is not an arithmetic expression; write it as in Python, with * for multiplication"
         ) from None
     except (ZeroDivisionError, OverflowError, RecursionError) as error:
-        raise ToolError(f"That has no result: {error}") from None
+        raise ToolError(f"The expression has no result: {error}") from None
 
 
 def _evaluate(node: ast.expr) -> Fraction:

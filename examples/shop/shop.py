@@ -48,8 +48,8 @@ def reserve(item: str, count: int) -> str:
 
 
 def charge(key: str, count: int) -> str:
-    """Charge at a payment service that times out twice. It charges once per key, however often it
-    is called."""
+    """Charge at a payment service that times out twice, with TimeoutError. It charges once per key,
+    however often it is called."""
     tries = SHOP / f"payment-{key}"
     with tries.open("a") as file:
         file.write(".")
@@ -67,7 +67,7 @@ def pack(item: str) -> str:
 
 
 def book_carrier(city: str, day: str) -> str:
-    """Book the carrier, if it is open."""
+    """Book the carrier; raise ConnectionError while it is closed."""
     if (SHOP / "carrier-closed").exists():
         raise ConnectionError("the carrier is closed")
     return enter(f"send to {city} on {day}")

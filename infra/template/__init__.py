@@ -1,8 +1,6 @@
 """`scripts/template`: checks of `template.yaml` in the form that CloudFormation receives.
 
-    template.yaml ──SAM translator──▶ expanded ──┬─▶ cfn-lint: errors and warnings
-      + one set of parameters                    └─▶ moto: creates the stack, and updates it with
-      other parameters
+    template.yaml + one set of parameters ──SAM translator──▶ expanded ──▶ cfn-lint
 
 SAM's file itself lacks dependencies, policies of roles and permissions of routes, which the
 expansion adds. The checks run in the Python of `.cache/template`, which has the tools, and import

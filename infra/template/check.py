@@ -1,5 +1,5 @@
-"""The checks of `scripts/template` on the expanded template, with several sets of parameters:
-cfn-lint, and moto's CloudFormation. Problems go to stderr.
+"""The check of `scripts/template` on the expanded template, by cfn-lint with several sets of
+parameters. Problems go to stderr.
 
 python -m infra.template.check [--quick] [template.yaml]     --quick: only the default parameters
 """
@@ -16,7 +16,6 @@ from typing import Final
 from cfnlint.api import lint
 from cfnlint.config import ManualArgs
 
-from infra.template.create import created_and_updated
 from infra.template.expand import expand
 from infra.template.sets import MATTERS, Parameters, every_few
 
@@ -32,31 +31,26 @@ def linted(path: Path, parameters: Parameters) -> Iterator[str]:
         yield f"{match.rule.id} {match.message}"
 
 
-def problems(path: Path, *, is_quick: bool = False) -> Iterator[str]:
-    """Yield all problems of a template."""
+def problems(path: Path, *, is_quick: bool = False) -> list[str]:
+    """Return all problems of a template, and print the outcome of the check."""
     sets = [{}] if is_quick else every_few(MATTERS, 2)[:SLOW]
+    found = list(dict.fromkeys(problem for each in sets for problem in linted(path, each)))
     of_sets = f"{len(sets)} set{'s' * (len(sets) > 1)} of parameters"
-    all_problems = (problem for parameters in sets for problem in linted(path, parameters))
-    yield from _report(
-        f"cfn-lint on the expanded template, errors and warnings: {of_sets}", all_problems
+    outcome = "NOT OK" if found else "ok"
+    print(
+        f"{outcome:7} cfn-lint on the expanded template, errors and warnings: {of_sets}", flush=True
     )
-    yield from _report("moto creates the stack and updates it", created_and_updated(path, sets))
-
-
-def _report(check: str, problems_found: Iterator[str]) -> Iterator[str]:
-    unique = list(dict.fromkeys(problems_found))
-    print(f"{'NOT OK' if unique else 'ok':7} {check}", flush=True)
-    yield from unique
+    return found
 
 
 def main() -> int:
-    logging.disable(logging.ERROR)  # silence the translator and moto
+    logging.disable(logging.ERROR)  # silence the translator
     paths = [argument for argument in sys.argv[1:] if argument != "--quick"]
     path = Path(paths[0] if paths else "template.yaml")
-    all_problems = list(problems(path, is_quick="--quick" in sys.argv[1:]))
-    for problem in all_problems:
+    found = problems(path, is_quick="--quick" in sys.argv[1:])
+    for problem in found:
         print(f"{path}: {problem}", file=sys.stderr)
-    return 1 if all_problems else 0
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

@@ -251,7 +251,7 @@ async def test_an_argument_cannot_take_the_place_of_what_the_gateway_sends(
     credential: dict[str, str], argument: dict[str, str]
 ) -> None:
     tool = {"arguments": {"a": argument}, "headers": {"x-fixed": "1"}, "query": {"fixed": "1"}}
-    with pytest.raises(ConfigError, match="is the gateway's own"):
+    with pytest.raises(ConfigError, match="is reserved for the gateway"):
         async with gateway_to("http://127.0.0.1:1", tool, credential=credential):
             pass
 

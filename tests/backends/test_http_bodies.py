@@ -298,7 +298,10 @@ async def test_a_body_may_be_a_file_or_a_text_of_any_type(httpbin_url: str) -> N
         ({"fixed": {"a": 1}, "arguments": {"a": {}}}, "a is in the body already"),
         ({"arguments": {"a": {"file": True}}}, "with `body: multipart`"),
         ({"arguments": {"a": {"file": True, "in": "query"}}}, "a file must be the whole body"),
-        ({"body": {"x": 1}, "arguments": {"a": {"in": "whole_body"}}}, "excludes other arguments"),
+        (
+            {"body": {"x": 1}, "arguments": {"a": {"in": "whole_body"}}},
+            "cannot be combined with other arguments",
+        ),
         ({"body": "multipart", "content_type": "text/csv"}, "parts have their own"),
         ({"arguments": {"a": {"in": "header", "list": "repeat"}}}, "comma, pipe, space or json"),
         ({"arguments": {"a": {"default": 1}}}, "1 is not of type"),

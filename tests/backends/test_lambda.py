@@ -342,7 +342,9 @@ async def test_bytes_that_are_no_base64_and_json_that_is_none_are_errors(
     patch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _, result = await called(patch, tmp_path, said({"isBase64Encoded": True, "body": "!"}))
-    assert error_of(result) == "The function marked its answer as base64, but it is not"
+    assert (
+        error_of(result) == "The function marked its answer as base64, but the body is not base64"
+    )
     _, result = await called(patch, tmp_path, answer(b'{"n": NaN}'))
     assert "not JSON" in error_of(result)
 
@@ -645,8 +647,11 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"describe": True, "function": None},
         "describe needs `function`",
     ),
-    "no function": ({"function": None}, "no function for tool: name one there, or for all"),
-    "two qualifiers": ({"function": "desk:live", "qualifier": "7"}, "function ends in a qualifier"),
+    "no function": ({"function": None}, "tool: no function; set `function`"),
+    "two qualifiers": (
+        {"function": "desk:live", "qualifier": "7"},
+        "function already ends in a qualifier",
+    ),
     "a name that is none": ({"function": "desk/../pay"}, "pattern"),
 }
 OF_TOOLS: dict[str, tuple[dict[str, Any], str]] = {
@@ -654,14 +659,17 @@ OF_TOOLS: dict[str, tuple[dict[str, Any], str]] = {
         {"interactive": True, "durable": {}},
         "interactive and durable cannot be combined",
     ),
-    "a result of nothing": ({"asynchronous": True, "result": "/a"}, "asynchronous has no result"),
+    "a result of nothing": (
+        {"asynchronous": True, "result": "/a"},
+        "an asynchronous call has no result",
+    ),
     "http with a payload": (
         {"http": {"method": "GET", "path": "/"}, "payload": {"fixed": {"a": 1}}},
-        "http excludes payload",
+        "http cannot be combined with payload",
     ),
     "one name for two": (
         {"payload": {"arguments_in": "a", "fixed": {"a": 1}}},
-        "two members would have the same name",
+        "two members have this name; rename one",
     ),
 }
 
@@ -689,7 +697,7 @@ DECLARED: dict[str, tuple[dict[str, Any], str]] = {
             "input_schema": {"type": "object", "properties": {"inputResponses": {}}},
             "interactive": True,
         },
-        "inputResponses is the gateway's own name",
+        "inputResponses is a name of the gateway",
     ),
     "a variable of nothing": (
         {"job": {"poll": {"job": "{name}"}, "succeeded": ["done"]}},

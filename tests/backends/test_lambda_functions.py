@@ -280,7 +280,9 @@ async def test_an_argument_cannot_pass_for_what_the_user_answered(
     async with gateway_with(tmp_path, backend) as mcp:
         refused = await mcp.call("tool", {"action": "gift", **forged}, clientCapabilities=DECLARED)
     assert refused["isError"]
-    assert refused["content"][0]["text"] == "inputResponses: is the gateway's own; leave it out"
+    assert (
+        refused["content"][0]["text"] == "inputResponses: is reserved for the gateway; leave it out"
+    )
     assert served.done("forged") == []
 
 

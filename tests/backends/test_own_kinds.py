@@ -125,8 +125,12 @@ def test_an_installed_package_gives_it_a_name(folder: Path, tmp_path: Path) -> N
     [
         ("absent_kind:Notes", "", "No module named 'absent_kind'"),
         ("notes:Other", MODULE, "has no attribute 'Other'"),
-        ("notes:Notes", "class Notes: pass", "it needs a class attribute `Config`"),
-        ("notes:Notes", MODULE.replace("def offer", "def offers"), "it has no method 'offer'"),
+        ("notes:Notes", "class Notes: pass", "the class needs an attribute `Config`"),
+        (
+            "notes:Notes",
+            MODULE.replace("def offer", "def offers"),
+            "the class has no method 'offer'",
+        ),
         ("notes:Notes", "import sys; sys.exit(3)", "SystemExit: 3"),
         ("notes:Notes", "raise ValueError('no')", "ValueError: no"),
     ],
@@ -180,7 +184,7 @@ async def test_a_tool_that_returns_no_result_is_named_in_the_log(
             "tools/call", {"name": "notes__read", "arguments": {"name": "milk"}}
         )
     assert answer.json()["result"]["isError"]
-    assert "it returned list; a tool of a back end must return a ToolResult" in caplog.text
+    assert "the tool returned list; a back end's tool must return a ToolResult" in caplog.text
 
 
 def test_its_settings_are_checked_as_any_other(folder: Path) -> None:

@@ -594,7 +594,7 @@ def test_a_module_that_is_not_there_is_a_problem_without_a_place_of_ours(
             "@resource('a://b')\ndef work(c): ...",
             "parameters ['c'] must be the variables of 'a://b': []",
         ),
-        ("@resource('a://{b')\ndef work(b): ...", "'{' has no partner"),
+        ("@resource('a://{b')\ndef work(b): ...", "'{' is unmatched"),
         ("@resource('a://{b}', complete={'c': []})\ndef work(b): ...", "complete names ['c']"),
         ("work = tool(__import__('functools').partial(print, 1))", "partial: "),
     ],

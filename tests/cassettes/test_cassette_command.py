@@ -20,7 +20,7 @@ import pytest
 
 from roundgate.cassettes import Proxy, Recorder, StandIn, read, serving
 from roundgate.cli import main
-from roundgate.client import Client
+from roundgate.client import Client, HttpRequest, HttpxTransport, Limits, Url
 from roundgate.errors import ClientError, ConnectionLost, HttpRefused
 from tests.cassettes.conftest import HERE, desk
 from tests.cassettes.conversations import EXPECTED, INFO, held
@@ -52,8 +52,6 @@ async def test_a_proxy_records_what_a_client_would(name: str, url: str, tmp_path
     proxy = Proxy(url, recorder)
     async with serving(proxy.answer, "127.0.0.1", 0) as port:
         proxy.listens_at(f"http://127.0.0.1:{port}")
-        from roundgate.client import HttpxTransport, Limits
-
         transport = HttpxTransport(Limits())
         assert await held(name, f"http://127.0.0.1:{port}/mcp", transport) == EXPECTED[name]
     await recorder.close()
@@ -71,10 +69,28 @@ async def stand_in(name: str) -> AsyncGenerator[str, None]:
 
 @pytest.mark.parametrize("name", ["task_with_a_question", "listening", "older_session", "progress"])
 async def test_a_stand_in_serves_over_sockets(name: str) -> None:
-    from roundgate.client import HttpxTransport, Limits
-
     async with stand_in(name) as url:
         assert await held(name, url, HttpxTransport(Limits())) == EXPECTED[name]
+
+
+@pytest.mark.parametrize("end", ["", "response: {status: 200, text: so far, end: cut}"])
+async def test_a_response_that_was_lost_or_cut_is_incomplete_over_sockets(
+    tmp_path: Path, end: str
+) -> None:
+    file = tmp_path / "lost.yaml"
+    file.write_text(f"cassette: 1\ninteractions:\n- request: {{method: ping}}\n  {end}\n")
+    found = StandIn(read(file))
+    async with serving(
+        lambda asked: found.answer(asked.method, asked.headers, asked.body), "127.0.0.1", 0
+    ) as port:
+        transport = HttpxTransport(Limits())
+        body = b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}'
+        url = Url.parse(f"http://127.0.0.1:{port}/mcp")
+        response = await transport.send(HttpRequest("POST", url, [], body))
+        with pytest.raises(ConnectionLost):
+            [part async for part in response.chunks()]
+        await response.close()
+        await transport.close()
 
 
 async def test_a_redirect_to_another_host_does_not_get_through_the_proxy() -> None:
@@ -100,11 +116,7 @@ async def test_a_redirect_to_another_host_does_not_get_through_the_proxy() -> No
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
-        (b"GET http://x/ HTTP/1.1\r\n\r\n", b"400"),
-        (b"nonsense\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", b"400"),
         (b"POST / HTTP/1.1\r\nContent-Length: 99999999999999\r\n\r\n", b"413"),
-        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
         (b"POST / HTTP/1.1\r\nOrigin: https://evil.example\r\n\r\n", b"403"),
         (b"POST / HTTP/1.1\r\nHost: evil.example:8100\r\n\r\n", b"403"),
         (b"POST / HTTP/1.1\r\nHost: [\r\n\r\n", b"403"),
@@ -139,12 +151,9 @@ async def test_the_commands_serve_and_record_until_they_are_told_to_end(tmp_path
 
     try:
         async with asyncio.timeout(120):
-            lost = ("--fault", "lost:5")
-            played = await begin("serve", str(RECORDED / "plain_call.yaml"), *lost)
+            played = await begin("serve", str(RECORDED / "plain_call.yaml"))
             recorded = await begin("record", str(file), played)
             async with Client(recorded, info=INFO) as client:
-                with pytest.raises(ConnectionLost):
-                    await client.call("add", a=2, b=40)
                 assert (await client.call("add", a=2, b=40)).value == 42
             for process in reversed(processes):
                 process.send_signal(signal.SIGTERM)
@@ -158,7 +167,7 @@ async def test_the_commands_serve_and_record_until_they_are_told_to_end(tmp_path
     assert again[-1] == "tools/call add"
 
 
-# -- verify, show, schema
+# -- verify, schema
 # ---------------------------------------------------------------------------
 
 
@@ -183,64 +192,22 @@ def test_verify_says_what_differs_and_records_it_again(tmp_path: Path) -> None:
         assert (status, err) == (0, "6 interactions, all as recorded\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "revision"),
-    [
-        ("two_rounds", "2025-11-25"),
-        ("three_questions", "2025-06-18"),
-        ("error", "2025-11-25"),
-        ("older_session", "2026-07-28"),
-    ],
-)
-def test_a_call_has_the_same_result_in_another_revision(
-    name: str, revision: str, url: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "recorded.yaml"
-    recorded = (RECORDED / f"{name}.yaml").read_text()
-    file.write_text(recorded)
-    assert roundgate("cassette", "verify", file, url, "--revision", revision) == (
-        0,
-        "",
-        f"{1 + (name == 'error')} interactions, all as recorded\n",
-    )
-    said = {"three_questions": "text: Ada", "error": "text: The printer"}
-    changed = recorded.replace(said.get(name, "text: Refunded"), "text: Another")
-    file.write_text(changed)
-    assert roundgate("cassette", "verify", file, url, "--revision", revision)[0] == 1
-
-
 def test_call_records_and_what_it_recorded_is_verified(url: str, tmp_path: Path) -> None:
     file = tmp_path / "call.yaml"
     assert roundgate("call", url, "add", "a=1", "b=2", "--cassette", file)[:2] == (0, "3\n")
     assert roundgate("cassette", "verify", file, url, url)[0] == 0
-    assert "tools/call add\tcomplete\n" in roundgate("cassette", "show", file)[1]
-
-
-def test_show_is_a_line_an_interaction_whatever_a_server_said(tmp_path: Path) -> None:
-    file = tmp_path / "hostile.yaml"
-    file.write_text(
-        "cassette: 1\ninteractions:\n"
-        '  - request: {method: "tools/call", params: {name: "\\e[2Jgone\\n\\u202e"}}\n'
-        '    response: {error: {code: 1, message: "\\e]0;title\\a"}}\n'
-    )
-    status, out, _ = roundgate("cassette", "show", file)
-    assert status == 0
-    assert len(out.splitlines()) == 1
-    assert "\x1b" not in out
-    assert "\u202e" not in out
+    assert "tools/call add\n" in file.read_text(), "each interaction has its title as a comment"
 
 
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["show", "absent.yaml"], "No such file"),
+        (["serve", "absent.yaml"], "No such file"),
         (["verify", "absent.yaml", "http://127.0.0.1:9/mcp"], "give the path of a cassette"),
         (["serve", "plain.yaml", "--listen", "here"], "such as 127.0.0.1:8100"),
-        (["serve", "plain.yaml", "--fault", "twice:1"], "write it as one of"),
         (["verify", "plain.yaml", "http://127.0.0.1:9/mcp", "--only", "9"], "interactions 1 to 5"),
         (["verify", "plain.yaml", "http://a/", "http://b/", "--update"], "one URL"),
         (["verify", "plain.yaml", "http://a/", "--ignore", ".."], "is not a path"),
-        (["verify", "plain.yaml", "http://a/", "--revision", "2020-01-01"], "2026-07-28"),
         (["record", "absent/x.yaml", "http://127.0.0.1:9/mcp"], "cannot be written"),
         (["record", "x.yaml", "http://127.0.0.1:9/mcp", "--rule", "order"], "NAME=PATTERN"),
         (["record", "x.yaml", "http://127.0.0.1:9/mcp", "--rule", "a=("], "NAME=PATTERN"),
@@ -308,10 +275,8 @@ def test_a_test_records_once_and_needs_no_server_after(url: str, tmp_path: Path)
     assert pytest_says("once", url)[0] == 0
     recorded = file.read_text()
     assert pytest_says("once", nobody)[0] == 0
-    file.write_text(recorded.replace("Add two numbers.", "Add two integers."))
-    status, said = pytest_says("verify", url)
-    assert status == 1
-    assert 'recorded: "Add two integers."' in said
+    assert pytest_says("record", url)[0] == 0
+    assert file.read_text() == recorded, "so `git diff` shows what a server changed"
 
 
 def test_the_example_replays_and_its_server_still_answers_so(tmp_path: Path) -> None:

@@ -20,12 +20,10 @@ from roundgate.cassettes import (
     Reply,
     StandIn,
     Verifier,
-    differences,
-    in_another_era,
     read,
     write,
 )
-from roundgate.client import Bearer, Client, Limits
+from roundgate.client import Bearer, Client
 from roundgate.errors import ConnectionLost, UsageError
 from tests.cassettes.conftest import HERE
 from tests.support.scripted import (
@@ -357,48 +355,7 @@ async def test_requests_are_sent_again_with_the_credentials_of_now(tmp_path: Pat
     assert 1 in await told(cassette, script)
 
 
-# -- another revision, another recording
-# --------------------------------------------------------------------
-
-
-ARGUMENTS = "{pin: '${secret:PIN}', order: '${state:1}'}"
-
-
-async def test_a_call_is_made_in_another_revision_with_the_secrets_of_the_environment(
-    tmp_path: Path,
-) -> None:
-    def script(asked: Asked) -> bytes:
-        given = asked.params["arguments"]
-        return result(asked, text(f"{given['pin']} for {given['order']}"))
-
-    cassette = written(
-        tmp_path,
-        f"""
-        - request: {{method: tools/call, params: {{name: t, arguments: {ARGUMENTS}}}}}
-          response: {{result: {{content: [{{type: text, text: "4711 for $${{state:1}}"}}]}}}}
-        """,
-    )
-    async with scripted(modern(script)) as server, Client(server.url) as client:
-        outcomes = [one async for one in in_another_era(cassette, client, {"PIN": "4711"})]
-        assert [one.differences for one in outcomes] == [()]
-        with pytest.raises(UsageError, match="environment variable PIN"):
-            [one async for one in in_another_era(cassette, client, {})]
-
-
-async def test_a_server_that_refuses_the_call_in_another_revision_differs(tmp_path: Path) -> None:
-    cassette = written(tmp_path, ONE + "{result: {content: []}}")
-    script = modern(lambda asked: http(500, b"oops", "text/plain"))
-    async with scripted(script) as server, Client(server.url, limits=Limits()) as client:
-        [outcome] = [one async for one in in_another_era(cassette, client, {})]
-    assert "500" in " ".join(str(one) for one in outcome.differences)
-
-
-def test_recordings_of_which_one_is_longer_say_what_is_new_and_what_is_gone() -> None:
-    whole, short = recorded("two_rounds"), recorded("two_rounds")
-    short = replace(short, interactions=short.interactions[:5])
-    assert differences(whole, whole) == []
-    assert differences(short, whole) == ["6: tools/call refund is new"]
-    assert differences(whole, short) == ["6: tools/call refund is missing now"]
+# -- writing and recording
 
 
 def test_a_cassette_that_cannot_be_written_says_why_and_leaves_nothing(tmp_path: Path) -> None:

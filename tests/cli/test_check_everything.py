@@ -110,7 +110,7 @@ PLACES = {
     ("tools.py:9", "two(): @tool(read_only=…)", "True or False"),
     ("tools.py:17", "three()", "cannot be filled by name"),
     ("tools.py:22", "four(): @prompt(complete=…)", "write a list"),
-    ("tools.py:27", "five()", "has no partner"),
+    ("tools.py:27", "five()", "is unmatched"),
     ("gateway.yaml:25", "back end 'long'", "it has 76 characters"),
     ("gateway.yaml:26", "back end 'same'", "tool 'long__seven' is offered by 'long' too"),
     ("more.py:3", "more()", "'Missing' is not defined"),

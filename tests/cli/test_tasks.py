@@ -509,7 +509,7 @@ async def test_a_call_of_an_older_client_is_shown_and_cancelled_and_not_queued(
     assert "the client's requests run it" in (await operator("show", str(own)))[1]
     status, out, err = await operator("requeue", str(own))
     assert status == 1
-    assert "only requests of its client continue" in out + err
+    assert "only its client's requests can continue" in out + err
     assert (await operator("requeue", "--tool", "greet", "--yes"))[0] == 0
     assert await stores.queue.receive(10, 0) == []
     assert (await operator("cancel", str(own)))[0] == 0

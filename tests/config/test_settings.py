@@ -238,6 +238,8 @@ PLACES: dict[type[Model], str] = {
     sections.ServerConfig: "## `server`",
     sections.HttpConfig: "## `http`",
     sections.LimitsConfig: "## `limits`",
+    sections.CallLimits: "## `rate`",
+    sections.RateConfig: "## `rate`",
     sections.CallersConfig: "## `auth`",
     sections.JwtAuthConfig: "## `auth`",
     sections.AuthorizerConfig: "| setting of an authorizer",

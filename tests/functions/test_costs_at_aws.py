@@ -35,19 +35,6 @@ def test_the_tables_in_the_documentation_are_the_ones_that_are_computed() -> Non
     assert costs.documented(document) == document, "run `python -m infra.costs --write`"
 
 
-def test_prices_and_durations_can_be_set(capsys: pytest.CaptureFixture[str]) -> None:
-    assert costs.main(["--set", "api=0", "--set", "gateway_ms=200"]) == 0
-    mine = capsys.readouterr().out
-    assert "| HTTP API: requests | 0.00 | 0.00 | 0.00 | 0.00 |" in mine
-    assert costs.tables(replace(costs.Prices(), api=0), ASSUMED) != mine
-
-
-def test_a_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        costs.main(["--set", "coffee=3"])
-    assert "coffee" in capsys.readouterr().err
-
-
 def test_the_metrics_that_are_paid_for_are_those_of_tasks_that_end_well(
     functions: Functions, log: io.StringIO
 ) -> None:

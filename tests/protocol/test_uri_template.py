@@ -230,9 +230,9 @@ def test_what_is_not_percent_encoded_utf_8_is_no_match(template: str, bad: str) 
 @pytest.mark.parametrize(
     ("template", "complaint"),
     [
-        ("a{b", "character 2: '{' has no partner; add it, or write %7B"),
-        ("a}b", "character 2: '}' has no partner"),
-        ("{a{b}}", "character 1: '{' has no partner"),
+        ("a{b", "character 2: '{' is unmatched; add its counterpart, or write %7B"),
+        ("a}b", "character 2: '}' is unmatched"),
+        ("{a{b}}", "character 1: '{' is unmatched"),
         ("{}", "character 1: '' is not a variable name"),
         ("{a,}", "'' is not a variable name"),
         ("x{=a}", "character 3: '=' is not an operator; use one of + # . / ; ? & or none"),

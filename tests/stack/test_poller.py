@@ -13,12 +13,7 @@ from typing import Any
 import pytest
 
 from roundgate.deployment.stack.events import Poller, failures
-from roundgate.deployment.stack.functions import (
-    MOST_IN_CHAIN,
-    InvocationFailed,
-    invocations_in,
-    with_count,
-)
+from roundgate.deployment.stack.functions import InvocationFailed
 from tests.support import moto_server
 
 boto3 = pytest.importorskip("boto3")
@@ -32,10 +27,8 @@ class Function:
 
     answers: list[Any]
     batches: list[list[str]] = field(default_factory=list)
-    traces: list[str | None] = field(default_factory=list)
 
-    async def __call__(self, event: Any, trace: str | None = None) -> Any:
-        self.traces.append(trace)
+    async def __call__(self, event: Any) -> Any:
         self.batches.append(sorted(record["body"] for record in event["Records"]))
         answer = self.answers[min(len(self.batches), len(self.answers)) - 1]
         if isinstance(answer, Exception):
@@ -55,24 +48,15 @@ class Queue:
         entries = [{"Id": str(n), "MessageBody": body} for n, body in enumerate(bodies)]
         self.sqs.send_message_batch(QueueUrl=self.url, Entries=entries)
 
-    def send_traced(self, body: str, trace: str | None) -> None:
-        """As SQS has it of a function that was invoked with this header."""
-        told = {"AWSTraceHeader": {"DataType": "String", "StringValue": trace}} if trace else {}
-        self.sqs.send_message(QueueUrl=self.url, MessageBody=body, MessageSystemAttributes=told)
-
     def letters(self) -> list[str]:
         """The bodies in the dead-letter queue."""
         answer = self.sqs.receive_message(QueueUrl=self.dead, MaxNumberOfMessages=10)
         return sorted(one["Body"] for one in answer.get("Messages", []))
 
-    async def poll(self, function: Function, deliveries: int, **more: Any) -> None:
+    async def poll(self, function: Function, deliveries: int) -> None:
         """Deliver until the function has had so many batches, and then for a little longer."""
-        known: dict[str, Any] = {
-            "arn": "arn:aws:sqs:eu-central-1:1:q",
-            "dead_letters": self.dead,
-            **more,
-        }
-        poller = Poller(self.sqs, self.url, function, batch_size=10, concurrency=1, **known)
+        arn = "arn:aws:sqs:eu-central-1:1:q"
+        poller = Poller(self.sqs, self.url, function, batch_size=10, concurrency=1, arn=arn)
         polling = asyncio.create_task(poller.run())
         async with asyncio.timeout(60):
             while len(function.batches) < deliveries:  # noqa: ASYNC110
@@ -117,32 +101,6 @@ def failing(body: str) -> Any:
         return {"batchItemFailures": [{"itemIdentifier": one} for one in ids]}
 
     return answer
-
-
-@pytest.mark.parametrize(
-    ("number", "is_stopped"), [(0, False), (MOST_IN_CHAIN - 1, False), (MOST_IN_CHAIN, True)]
-)
-async def test_a_chain_of_messages_that_has_invoked_the_function_too_often_is_stopped(
-    queue: Queue, number: int, is_stopped: bool
-) -> None:
-    function = Function([None])
-    queue.send_traced("round and round", with_count(None, number) if number else None)
-    queue.send_traced("straight on", None)
-    await queue.poll(function, deliveries=1)
-    assert queue.letters() == (["round and round"] if is_stopped else [])
-    delivered = [body for batch in function.batches for body in batch]
-    assert ("round and round" in delivered) is not is_stopped
-    assert "straight on" in delivered
-
-
-async def test_a_function_that_allows_loops_is_invoked_and_told_how_often_it_was(
-    queue: Queue,
-) -> None:
-    function = Function([None])
-    queue.send_traced("round and round", with_count(None, 50))
-    await queue.poll(function, deliveries=1, allows_loops=True)
-    assert function.batches == [["round and round"]]
-    assert [invocations_in(trace) for trace in function.traces] == [51]
 
 
 async def test_the_reported_message_alone_comes_again_and_ends_in_the_dead_letter_queue(

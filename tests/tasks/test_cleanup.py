@@ -471,7 +471,7 @@ async def test_a_cancel_reaches_what_was_started(
     elif is_lost and not takes_keys:
         assert len(house.service.running) == 1
         reasons = [one.fields.get("reason", "") for one in caplog.records]  # type: ignore[attr-defined]
-        assert any("a job may have started whose answer was lost" in one for one in reasons)
+        assert any("a job may have started, but its answer was lost" in one for one in reasons)
     else:
         assert house.service.running == []
         assert house.service.cancels or moment == "fetch"

@@ -88,7 +88,7 @@ class Limit:
         if self.after_s is not None:
             task = asyncio.current_task()
             if task is None:
-                raise RuntimeError("a limit needs a task to cancel")
+                raise RuntimeError("a time limit works only in an asyncio task")
             self._task, self._cancelling, self._timer = task, task.cancelling(), of_this_loop()
             self._timer.set(self, self.after_s, self._expire)
         return self

@@ -25,8 +25,9 @@ from roundgate.errors import InsufficientScope, Unauthenticated, Unavailable
 from roundgate.settings import AuthorizerConfig, JwtAuthConfig
 
 _TYPES: Final = ("at+jwt", "application/at+jwt", "jwt", None)
-"""The accepted `typ` values: RFC 9068 section 4, and those of earlier servers. Logout tokens, DPoP
-proofs and explicitly typed ID tokens, which an issuer may sign with the same keys, are refused."""
+"""The accepted `typ` values: RFC 9068 section 4, and the values of earlier servers. Logout tokens,
+DPoP proofs and explicitly typed ID tokens, which an issuer may sign with the same keys, are
+refused."""
 
 
 @dataclass(frozen=True, slots=True)

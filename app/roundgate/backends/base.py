@@ -65,11 +65,11 @@ class About(Protocol):
 
     @property
     def method(self) -> str | None:
-        """The HTTP method, in capitals."""
+        """The HTTP method, in capitals; `None` for a tool without one."""
 
     @property
     def path(self) -> str | None:
-        """The path template below the service's URL."""
+        """The path template below the service's URL; `None` for a tool without one."""
 
     @property
     def extensions(self) -> Mapping[str, Any]:
@@ -104,7 +104,7 @@ class Tool:
     unasked_answers: bool = False
     """Whether to accept answers that a client sends before it is asked."""
     approve: Literal["never", "always"] | None = None
-    """Whether the user must approve each call; `None` means as in the back end's settings."""
+    """Whether the user must approve each call; `None` selects the back end's setting."""
     approval: str | None = None
     """The text above the arguments when the user approves a call; `{name}` is an argument."""
     ask_for: Sequence[str] = ()
@@ -143,7 +143,7 @@ class ChangeReporter(Protocol):
 
     def report(self, uris: frozenset[str], changed: Callable[[str], None]) -> None:
         """Call `changed` in this event loop with the URI of each of these resources that changes,
-        until the next call; an empty set ends it. The method does not wait."""
+        until the next call of `report`. An empty set ends the reports. The method does not wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Resource:
     scopes: frozenset[str] = frozenset()
     """The scopes that the caller's token must grant to see and read the resource."""
     pattern: UriPattern | None = None
-    """Matches the URIs of a template; `None` for those that RFC 6570 expands it to."""
+    """The matcher of a template's URIs; `None` selects `UriTemplate`."""
     reporter: ChangeReporter | None = None
     """Reports changes of the resource; `None` if handlers alone report them."""
 
@@ -189,7 +189,7 @@ class Offering:
     skill_source: SkillSource | None = None
     """The skills of the back end. Their files are resources."""
     files: frozenset[Path] = frozenset()
-    """The files behind the offer, besides gateway.yaml and Python modules."""
+    """The files that the offer depends on, besides gateway.yaml and Python modules."""
     left_out: Sequence[Problem] = ()
     """A problem for each part that is not offered."""
     missing: Sequence[Problem] = ()
@@ -234,8 +234,8 @@ class Backend(Protocol):
     async def offer(self) -> Offering:
         """Return everything that the back end offers now; called again at each reload.
 
-        The event loop and the thread may differ from those of the calls, so a connection opened
-        here must be closed here.
+        Calls may run in another event loop and thread, so `offer` must close every connection that
+        it opens.
 
         Raises:
             ConfigError: the back end cannot be served as configured.
@@ -365,8 +365,8 @@ class TaskSource(Protocol):
         tasks/get {our id} ──▶ source.get("17")        on any replica
 
     Each method may raise `TaskNotFound`, `Unavailable` (the service does not answer) and
-    `BackendError` (the service's answer is invalid). The gateway cancels a method that takes more
-    than some seconds.
+    `BackendError` (the service's answer is invalid). The gateway cancels a method after
+    `tasks.named.SOURCE_S` seconds.
     """
 
     async def get(self, task_id: str, principal: Principal) -> TaskView:
@@ -431,13 +431,13 @@ def _task_view(task: Any) -> TaskView:
 def _ms(moment: str) -> int:
     parsed = datetime.fromisoformat(moment)
     if parsed.tzinfo is None:
-        raise ValueError("a time without a zone")
+        raise ValueError("a time has no time zone")
     return int(parsed.timestamp() * 1000)
 
 
 def _text(value: Any, most: int) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= most:
-        raise ValueError("not a text of a usable length")
+        raise ValueError("a text is empty or too long")
     return value
 
 
@@ -451,11 +451,11 @@ def _requests(requests: Mapping[str, Any]) -> Mapping[str, bytes]:
 
 def _outcome(status: Status, task: Mapping[str, Any]) -> bytes | None:
     """Return the outcome of a completed or failed task, or `None`. Unknown error codes become
-    internal errors."""
+    internal errors. Raise ValueError if a result has no content."""
     if status is Status.COMPLETED and "result" in task:
         result = task["result"]
         if not isinstance(result["content"], list):
-            raise ValueError("a result of a tool has content")
+            raise ValueError("the result has no list `content`")
         return NEWEST.kept_result(result)
     if status is Status.FAILED and "error" in task:
         error = task["error"]
@@ -485,7 +485,7 @@ def check_request(request: Any) -> None:
             "params": {"message": str(), "requestedSchema": dict(fields), **others},
         }:
             if others.get("mode", "form") != "form":
-                raise ValueError("elicitation has the modes form and url")
+                raise ValueError("the mode of an elicitation is neither form nor url")
             form_schema(fields)
         case {
             "method": "sampling/createMessage",

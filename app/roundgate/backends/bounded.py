@@ -4,7 +4,7 @@
                                      └─▶ the first 20,000, and "call read_more with cursor …"
     read_more {cursor}     ──▶ the next 20,000, and so on
 
-If the rest cannot be kept, the result says so. The rows are in the store, so any process reads
+If the rest cannot be stored, the result says so. The rows are in the store, so any process reads
 them, for the same caller at the same view, with the scopes that the tool needed.
 
 A caller has a fixed number of places at each view. Texts are numbered, and each replaces the text
@@ -33,9 +33,10 @@ from roundgate.storage.accounts import CountedRows
 
 READ_MORE: Final = "read_more"
 CHUNK: Final = 50_000
-"""The number of characters of one row, at most 200 KB, after a line of facts about the text."""
+"""The number of characters in one row, at most 200 KB. A line of facts about the text precedes
+them."""
 _LONGER_S: Final = 60.0
-"""Seconds that the counter of texts is kept after the newest text has expired."""
+"""Seconds for which the counter of texts is stored after the newest text has expired."""
 _CURSOR: Final = re.compile(
     r"(?P<id>(?P<number>[1-9][0-9]{0,14})-[\w-]{1,40})\.(?P<start>[0-9]{1,9})", re.ASCII
 )
@@ -119,7 +120,7 @@ class KeptTexts:
         """Return the row that holds the character at `at`, or `None` if it is missing.
 
         Raises:
-            ToolError: a newer text has replaced this one.
+            ToolError: a newer text has replaced this text.
         """
         row = await self._rows_of(owner).read(self._key(owner, number, at // CHUNK))
         if row is None:
@@ -145,8 +146,8 @@ class KeptTexts:
 async def bounded(
     returned: Returned, limit: int, scopes: frozenset[str], context: Context
 ) -> Returned:
-    """Return the result with at most `limit` characters of text, and keep the rest for callers with
-    `scopes`. A cut drops structured content."""
+    """Return the result with at most `limit` characters of text, and store the rest for callers
+    with `scopes`. A shortened result loses its structured content."""
     if not isinstance(returned, ToolResult):
         return returned
     text = _joined_text(returned)

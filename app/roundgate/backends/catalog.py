@@ -71,6 +71,13 @@ class ServedTool:
     backend: str
     """The name of the tool's back end."""
     _arguments: Schema | None = None
+    other_name: str | None = None
+    """The tool's name in the catalog of all tools, if a view gives it another."""
+
+    @property
+    def whole_name(self) -> str:
+        """The tool's name in the catalog of all tools."""
+        return self.name if self.other_name is None else self.other_name
 
     def call(self, context: Context, arguments: dict[str, Any]) -> Awaitable[Returned]:
         """Call the tool; return at most `max_result` characters of the result's text, if a limit is
@@ -140,7 +147,7 @@ class Catalog:
     task_sources: Mapping[str, TaskSource] = field(default_factory=dict)
     """The tasks of services, by the name of the back end."""
     files: frozenset[Path] = frozenset()
-    """The files behind the back ends, besides gateway.yaml and Python modules."""
+    """The files that the back ends depend on, besides gateway.yaml and Python modules."""
     left_out: Sequence[Problem] = ()
     """A problem for each part that is left out while the rest is served."""
     missing: Mapping[str, Missing] = field(default_factory=dict)
@@ -167,8 +174,8 @@ class Catalog:
         return self.views[name] if name else self
 
     def lists_that_differ(self, other: Catalog) -> frozenset[str]:
-        """Return which of "tools", "prompts" and "resources" may list other entries for a client
-        than `other` does."""
+        """Return the names of the lists ("tools", "prompts", "resources") that may have other entries
+        for a client than the lists of `other`."""
         mine, others = self._lists(), other._lists()
         return frozenset(name for name in mine if mine[name] != others[name])
 
@@ -239,8 +246,8 @@ class Catalog:
         needed: Callable[[str], frozenset[str]],
         scopes: frozenset[str],
     ) -> Pages:
-        """Return the pages of the entries that need no other than `scopes`; cached by the scopes
-        that anything needs. `needed` returns the scopes of an entry by its key."""
+        """Return the pages of the entries that need no scopes beyond `scopes`, cached. `needed`
+        returns the scopes of an entry by its key."""
         granted = scopes & self.all_scopes()
         if (kind, granted) in self._visible:
             return self._visible[kind, granted]
@@ -271,7 +278,8 @@ class Catalog:
         return served
 
     def _meant(self, name: str) -> str:
-        """Return a hint if a name lacks the prefix of its back end, as names in pages do."""
+        """Return a hint if a name lacks the prefix of its back end, as names in HTML pages do;
+        otherwise an empty text."""
         for prefix in self.prefixes.values():
             if prefix and prefix + name in self.tools:
                 return f"; is {prefix}{name} meant?"
@@ -325,7 +333,8 @@ class Catalog:
         return self.unlisted.get(start) if self._is_part(uri) else None
 
     def _is_part(self, uri: str) -> bool:
-        """Return whether the catalog has a URI, if a back end has it."""
+        """Return whether the catalog may serve an unlisted URI: a pattern matches it, and it has no
+        dot segments."""
         return not has_dot_segments(uri) and any(
             fnmatchcase(uri, pattern) for pattern in self.unlisted_patterns
         )
@@ -336,8 +345,8 @@ class Catalog:
         return self.skill_sources.get(name) if self._is_part(uri) else None
 
     async def read_resource(self, context: Context, uri: str) -> Sequence[ResourceContents]:
-        """Return the contents at a URI; raise ResourceNotFound if no resource that the caller may
-        read has it."""
+        """Return the contents at a URI; raise ResourceNotFound if the caller may read no resource
+        there."""
         resource, values = self.resource(uri)
         if self.checks_scopes and not resource.scopes <= context.principal.scopes:
             raise ResourceNotFound(uri)
@@ -345,7 +354,7 @@ class Catalog:
         return result.contents if isinstance(result, ForwardedRead) else result
 
     def has_resource(self, uri: str) -> bool:
-        """Return whether a resource exists at this URI, as far as is known now."""
+        """Return whether a resource is known to exist at this URI now."""
         try:
             self.resource(uri)
         except (ResourceNotFound, Unavailable):
@@ -545,7 +554,7 @@ def merge(
         origins: the places of back ends in the configuration.
 
     Raises:
-        ConfigError: lists every problem, except those of back ends that may be missing.
+        ConfigError: lists every problem, except the problems of back ends that may be missing.
     """
     list_problems = _ListProblems(origins, offers.tolerated)
     tools, prompts = (

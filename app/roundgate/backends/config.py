@@ -50,12 +50,11 @@ class ArgumentOverride(Model):
         members = self.model_fields_set
         if "fixed" in members and members & {"default", "name", "description"}:
             raise ValueError(
-                "a fixed argument has no default, name or description, because the model does not "
-                "see it"
+                "leave out default, name and description: the model does not see a fixed argument"
             )
         if self.hidden and members & {"name", "description"}:
             raise ValueError(
-                "a hidden argument has no name or description, because the model does not see it"
+                "leave out name and description: the model does not see a hidden argument"
             )
         return self
 

@@ -249,7 +249,7 @@ async def _recover_values(job: Job) -> dict[str, str]:
         NotCancelled: the repeated start failed; the job may still be running.
     """
     if not job.starts_once:
-        raise CleanedUp("no job is known; a job may have started whose answer was lost")
+        raise CleanedUp("no job is known; a job may have started, but its answer was lost")
     try:
         return await _started(job)
     except (NotNow, BackendError) as error:

@@ -50,8 +50,8 @@ class Kind:
     checker: str | None = None
     """The function that `roundgate check` runs for each back end of the kind."""
     pinner: str | None = None
-    """The function that `roundgate compile` runs, and `roundgate package` does not: it accepts what
-    a service says now."""
+    """The function that accepts a service's current definitions. Only `roundgate compile` runs it,
+    not `roundgate package`."""
 
     def model(self) -> type[BackendConfig]:
         """Import and return the model of the kind's settings."""
@@ -124,7 +124,8 @@ GROUP: Final = "roundgate.backends"
 
 
 def kind_names() -> Sequence[str]:
-    """Return the names of all kinds: the gateway's own, then those of installed packages."""
+    """Return the names of all kinds: the gateway's own kinds, then the kinds of installed
+    packages."""
     installed = entry_points(group=GROUP).names
     return [*KINDS, *sorted(installed - KINDS.keys())]
 
@@ -157,9 +158,9 @@ def _own_kind(place: str) -> Kind:
     kind = _named(place)
     model = getattr(kind, "Config", None)
     if not isinstance(model, type) or not issubclass(model, BackendConfig):
-        raise TypeError("it needs a class attribute `Config`, derived from BackendConfig")
+        raise TypeError("the class needs an attribute `Config`, derived from BackendConfig")
     if missing := [name for name in ("offer", "aclose") if not callable(getattr(kind, name, None))]:
-        raise TypeError(f"it has no method {missing[0]!r}, which a back end needs")
+        raise TypeError(f"the class has no method {missing[0]!r}, which a back end needs")
     compiler = f"{place}.compile" if hasattr(kind, "compile") else None
     checker = f"{place}.remarks" if hasattr(kind, "remarks") else None
     return Kind(f"{place}.Config", place, compiler, checker)

@@ -379,7 +379,7 @@ def _projection(override: ToolOverride) -> _Project | None:
         except jmespath.exceptions.JMESPathError as error:
             reason = str(error).splitlines()[0][:200]
             raise ToolError(
-                f"The result is not what the gateway's projection expects: {reason}"
+                f"The gateway's projection cannot be applied to the result: {reason}"
             ) from None
 
     return project

@@ -399,7 +399,8 @@ def to_json_value(value: Any, adapter: TypeAdapter[Any] | None = None) -> Any:
 
 
 def prompt_messages(value: Any) -> Sequence[PromptMessage]:
-    """Return the messages of a prompt; a string or block becomes a message of the user."""
+    """Return the messages of a prompt; a string or block becomes a message of the user. Raise
+    UnusableReturn for any other value."""
     messages: list[PromptMessage] = []
     for item in value if isinstance(value, (list, tuple)) else (value,):
         if isinstance(item, PromptMessage):
@@ -444,7 +445,8 @@ def completion(value: Any) -> Completion:
 
 
 def _blocks(value: Any) -> Sequence[Any]:
-    """Return the blocks of a tool's content: none, one block or text, or several."""
+    """Return the blocks of a tool's content: none, one block or text, or several. Raise
+    UnusableReturn for a value of another type."""
     if value is None:
         return ()
     blocks = (value,) if isinstance(value, (str, *BLOCKS)) else tuple(value)

@@ -79,7 +79,7 @@ def _view(
     tools, items = _overridden(everything, chosen, config, origin, problems)
     left_out: list[Problem] = []
     if config.bare_names:
-        # a server may list another tool at any time, and must not take the view's others with it
+        # a server may add a colliding tool at any time, which must not remove other tools
         collisions = left_out if everything.is_tolerant else problems
         tools, items = _bare(everything.prefixes, tools, items, origin, collisions)
     view = replace(
@@ -141,7 +141,7 @@ def _bare(
     problems: list[Problem],
 ) -> tuple[dict[str, ServedTool], list[tuple[str, bytes]]]:
     """Return the tools of a view without the prefixes of their back ends, and their entries in the
-    list; leave out a tool whose name another has, and add a problem."""
+    list; leave out a tool whose name is taken, and add a problem."""
     bare: dict[str, ServedTool] = {}
     bare_items: list[tuple[str, bytes]] = []
     for whole_name, item in items:
@@ -156,7 +156,12 @@ def _bare(
             continue
         if name != whole_name:
             definition = renamed(served.tool.definition, name)
-            served = replace(served, name=name, tool=replace(served.tool, definition=definition))
+            served = replace(
+                served,
+                name=name,
+                tool=replace(served.tool, definition=definition),
+                other_name=served.whole_name,
+            )
             item = encoded(definition)
         bare[name] = served
         bare_items.append((name, item))
@@ -286,7 +291,8 @@ def _changed(
         remedy = f"choose one of 1 to {MAX_NAME} of A-Z a-z 0-9 _ . -"
         problems.append(place.at("name").problem("cannot be a tool's name", remedy))
         return None
-    return serve(name, tool, served.backend, problems)
+    changed = serve(name, tool, served.backend, problems)
+    return None if changed is None else replace(changed, other_name=served.name)
 
 
 def _unused(

@@ -11,7 +11,6 @@ Names that this package does not export may change with any release.
 from __future__ import annotations
 
 from roundgate.cassettes.files import SCHEMA as SCHEMA
-from roundgate.cassettes.files import differences as differences
 from roundgate.cassettes.files import read as read
 from roundgate.cassettes.files import write as write
 from roundgate.cassettes.matching import Difference as Difference
@@ -21,13 +20,10 @@ from roundgate.cassettes.model import Cassette as Cassette
 from roundgate.cassettes.model import Rule as Rule
 from roundgate.cassettes.recorder import Proxy as Proxy
 from roundgate.cassettes.recorder import Recorder as Recorder
-from roundgate.cassettes.standin import Faults as Faults
 from roundgate.cassettes.standin import Player as Player
 from roundgate.cassettes.standin import StandIn as StandIn
-from roundgate.cassettes.standin import parse_faults as parse_faults
 from roundgate.cassettes.verify import Outcome as Outcome
 from roundgate.cassettes.verify import Verifier as Verifier
-from roundgate.cassettes.verify import in_another_era as in_another_era
 from roundgate.cassettes.verify import secret_names as secret_names
 from roundgate.cassettes.web import IncomingRequest as IncomingRequest
 from roundgate.cassettes.web import Reply as Reply

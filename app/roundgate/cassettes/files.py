@@ -7,16 +7,16 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
-from itertools import zip_longest
 from pathlib import Path as FilePath
 from typing import Any, Final
 
+import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from roundgate.cassettes.matching import Bindings, Path, compare, parse
+from roundgate.cassettes.matching import Path, parse
 from roundgate.cassettes.model import (
     MESSAGE,
     VERSION,
@@ -262,162 +262,49 @@ def as_text(cassette: Cassette, *, is_json: bool = False) -> str:
     if is_json:
         text = json.dumps(to_document(cassette), indent=2, ensure_ascii=False)
         return "".join(f"{escaped(line)}\n" for line in text.split("\n"))
-    return "\n".join(_lines(cassette)) + "\n"
-
-
-def _lines(cassette: Cassette) -> Iterator[str]:
     document = to_document(cassette)
-    interactions = document.pop("interactions")
-    yield from dump(document)
-    yield "interactions:" if interactions else "interactions: []"
-    for number, (interaction, entry) in enumerate(
-        zip(cassette.interactions, interactions, strict=True), 1
-    ):
-        yield ""
-        yield f"  # {number}: {visible(interaction.title[:80])}"
-        yield from dump([entry], 2)
-
-
-# PyYAML is not used for writing, because it does not escape characters that reorder text, and a
-# cassette must have the same bytes on every version of Python.
-
-_WIDTH: Final = 96
-_PLAIN: Final = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*(?: [A-Za-z0-9_./-]+)*")
-_PLAIN_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,98}")
-_WORDS: Final = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
-_NAMED: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
-_BLOCK: Final = re.compile(r"[^\s](?:[\s\S]*[^\s])?\n?")
-_HIDDEN: Final = re.compile(
-    "[\\x00-\\x1f\\x7f-\\x9f\\xad\\u061c\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f"
-    "\\ud800-\\udfff\\ufeff\\ufff9-\\ufffb\\ufffe\\uffff\\U000e0000-\\U000e007f]"
-)
-"""The pattern of control characters, and of characters that hide or reorder text.
-`str.isprintable` differs between versions of Python."""
-
-
-def dump(value: Any, indent: int = 0) -> Iterator[str]:
-    """Yield the lines of a mapping or sequence, without line ends."""
-    space = " " * indent
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _dump_entry(f"{space}{_key(key)}:", item, indent + 2)
-        return
-    for item in value:
-        if isinstance(item, str) or _inline(item, _WIDTH - indent) is not None:
-            yield from _dump_entry(f"{space}-", item, indent + 2)
-        else:
-            lines = dump(item, indent + 2)
-            yield f"{space}- {next(lines)[indent + 2 :]}"
-            yield from lines
-
-
-def _dump_entry(head: str, value: Any, indent: int) -> Iterator[str]:
-    if (short := _inline(value, _WIDTH - len(head))) is not None:
-        yield f"{head} {short}"
-    elif isinstance(value, str):
-        yield f"{head} |{'' if value.endswith(chr(10)) else '-'}"
-        for line in value.removesuffix("\n").split("\n"):
-            yield f"{' ' * indent}{line}" if line else ""
-    else:
-        yield head
-        yield from dump(value, indent)
-
-
-def _inline(value: Any, room: int) -> str | None:
-    """Return a value in the form that fits on the line of its key, or `None` if it needs lines of
-    its own."""
-    if isinstance(value, str):
-        return None if "\n" in value and _is_block(value) else _scalar(value)
-    if not isinstance(value, (Mapping, list)):
-        return _scalar(value)
-    is_mapping = isinstance(value, Mapping)
-    items = list(value.values()) if isinstance(value, Mapping) else value
-    if len(items) > (8 if is_mapping else 12) or any(
-        isinstance(item, (dict, list)) for item in items
-    ):
-        return None
-    texts = list(map(_scalar, items))
-    if isinstance(value, Mapping):
-        texts = [f"{_key(key)}: {text}" for key, text in zip(value, texts, strict=True)]
-    text = f"{{{', '.join(texts)}}}" if is_mapping else f"[{', '.join(texts)}]"
-    return text if len(text) < room or not items else None
-
-
-def _is_block(text: str) -> bool:
+    entries = document.pop("interactions")
+    titles = (escaped(interaction.title[:80]) for interaction in cassette.interactions)
+    numbered = enumerate(zip(titles, entries, strict=True), 1)
+    blocks = [f"\n# {number}: {title}\n{dump([entry])}" for number, (title, entry) in numbered]
     return (
-        _BLOCK.fullmatch(text) is not None
-        and all(not line or not line.isspace() for line in text.split("\n"))
-        and _HIDDEN.search(text.replace("\n", "")) is None
-        and not text.removesuffix("\n").endswith("\n")
+        dump(document) + ("interactions:\n" if blocks else "interactions: []\n") + "".join(blocks)
     )
 
 
-def _key(text: str) -> str:
-    is_plain = _PLAIN_KEY.fullmatch(text) and text.lower() not in _WORDS
-    return text if is_plain else f'"{visible(text)}"'
+_WIDTH: Final = 96
+_HIDDEN: Final = re.compile(
+    "[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\xad\\u061c\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f"
+    "\\ud800-\\udfff\\ufeff\\ufff9-\\ufffb\\ufffe\\uffff\\U000e0000-\\U000e007f]"
+)
+"""The pattern of control characters, except line feeds, and of characters that hide or reorder
+text. PyYAML writes some of them as they are."""
 
 
-def _scalar(value: Any) -> str:
-    if isinstance(value, float):
-        # YAML 1.1 requires a decimal point, and a sign in the exponent
-        digits, exponent, power = repr(value).partition("e")
-        digits = digits if "." in digits else f"{digits}.0"
-        sign = "" if power.startswith(("-", "+")) or not exponent else "+"
-        return f"{digits}{exponent}{sign}{power}"
-    if not isinstance(value, str):
-        return json.dumps(value)
-    is_plain = _PLAIN.fullmatch(value) is not None and value.lower() not in _WORDS
-    return value if is_plain else f'"{visible(value)}"'
+class _Dumper(yaml.SafeDumper):
+    """A writer of readable YAML: texts of several lines as blocks, hidden characters escaped."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
-def visible(text: str) -> str:
-    """Return a text with hidden characters, quotes and line ends escaped."""
-    return "".join(map(_char, text))
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    style = '"' if _HIDDEN.search(text) else "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-def _char(char: str) -> str:
-    if char in _NAMED:
-        return _NAMED[char]
-    if _HIDDEN.match(char) is None:
-        return char
-    number = ord(char)
-    if number < 0x100:
-        return f"\\x{number:02x}"
-    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+_Dumper.add_representer(str, _text)
 
 
-# -- differences -----------------------------------------------------------------------------------
-
-
-def differences(recorded: Cassette, now: Cassette) -> list[str]:
-    """Return the differences of a new recording as lines of a report, ignoring the numbers of
-    placeholders."""
-    return list(_differences(recorded, now))
-
-
-def _differences(recorded: Cassette, now: Cassette) -> Iterator[str]:
-    bindings = Bindings()
-    pairs = zip_longest(recorded.interactions, now.interactions)
-    for number, (before, after) in enumerate(pairs, 1):
-        if before is None or after is None:
-            other = before or after
-            title = "" if other is None else other.title
-            yield f"{number}: {title} {'is new' if before is None else 'is missing now'}"
-            continue
-        differing = compare(_entry(before), _literal(_entry(after)), bindings, (), recorded.ignore)
-        for count, difference in enumerate(differing):
-            if count == 0:
-                yield f"{number}: {before.title}"
-            yield from (f"  {line}" for line in str(difference).splitlines())
-
-
-def _literal(value: Any) -> Any:
-    """Return a recorded value in which placeholders are literal texts."""
-    match value:
-        case str():
-            return "".join(map(str, parse(value)))
-        case dict():
-            return {key: _literal(item) for key, item in value.items()}
-        case list():
-            return [_literal(item) for item in value]
-    return value
+def dump(value: Any) -> str:
+    """Return a value as YAML. Hidden characters occur in quoted texts only, so they can be
+    escaped in the result."""
+    text: str = yaml.dump(
+        value,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=None,
+        width=_WIDTH,
+    )
+    return _HIDDEN.sub(lambda match: f"\\U{ord(match[0]):08x}", text)

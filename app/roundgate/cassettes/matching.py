@@ -176,7 +176,8 @@ class Bindings:
 
     def learn(self, slot: Slot, value: Any) -> str | None:
         """Bind a placeholder to a value. If the placeholder has another value, or another
-        placeholder of its kind has this value, return a description of the expected value."""
+        placeholder of its kind has this value, return a description of the expected value,
+        otherwise `None`."""
         if slot in self.values:
             bound = self.values[slot]
             return None if bound == value else f"{slot}, which is {shown(bound)}"

@@ -33,7 +33,8 @@ MESSAGE: Final[Mapping[str, Any]] = {
     "method": {"type": "string", "description": "The method of a request or a notification."},
     **dict.fromkeys(("params", "result", "error"), True),
 }
-"""The members of a message that a file has beside those of the exchange, with their schemas."""
+"""The members of a message that a file has beside the members of the exchange, with their
+schemas."""
 _LONGEST_PATTERN: Final = 200
 
 

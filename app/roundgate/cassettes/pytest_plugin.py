@@ -4,12 +4,11 @@
         async with cassette.client("http://127.0.0.1:8000/mcp") as client:
             assert (await client.call("refund", order=7, answers={"go": True})).value == "Refunded"
 
-The cassette is `cassettes/<file>/<test>.yaml` beside the test. `--cassettes` has four modes:
+The cassette is `cassettes/<file>/<test>.yaml` beside the test. `--cassettes` has three modes:
 
     once     record if there is no cassette, otherwise replay (the default)
     replay   replay; a test without a cassette fails (for CI)
-    record   record again
-    verify   call the server, and fail if its responses differ from the recording
+    record   record again; `git diff` shows the changes of the server
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from roundgate.cassettes.recorder import Recorder
     from roundgate.client import Client, Transport
 
-MODES: Final = ("once", "replay", "record", "verify")
+MODES: Final = ("once", "replay", "record")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cassettes",
         choices=MODES,
         default="once",
-        help="how to use the fixture cassette: record, replay, verify or once (default: record only without a file)",
+        help="how to use the fixture cassette: record, replay or once (default: record only without a file)",
     )
 
 
@@ -80,34 +79,22 @@ class CassetteOfTest:
         return self._recorder
 
     def client(self, url: str, **options: Any) -> Client:
-        """Return a client of the server, or of its recording. `options` are those of `Client`."""
+        """Return a client of the server, or of its recording. `options` are options of `Client`."""
         from roundgate.client import Client
 
         return Client(url, transport=self.transport(url), **options)
 
     def finish(self) -> None:
-        """Write the recording, or fail the test if it differs from the cassette (`verify`)."""
-        from roundgate.cassettes import differences, read, write
+        """Write the recording, if there is one."""
+        from roundgate.cassettes import write
 
-        if self._recorder is None:
-            return
-        if self._mode == "record":
+        if self._recorder is not None:
             write(self._recorder.cassette, self.path)
-            return
-        if not self.path.exists():
-            pytest.fail(
-                f"{self.path} does not exist: run the test with --cassettes=record",
-                pytrace=False,
-            )
-        lines = differences(read(self.path), self._recorder.cassette)
-        if lines:
-            text = "\n".join([f"{self.path}: the server does not answer as recorded", *lines])
-            pytest.fail(text, pytrace=False)
 
 
 @pytest.fixture
 def cassette(request: pytest.FixtureRequest) -> Iterator[CassetteOfTest]:
-    """Yield the cassette of a test. It is written or compared once the test has passed."""
+    """Yield the cassette of a test. It is written once the test has passed."""
     name = re.sub(r"[^\w.-]+", "-", request.node.name).strip("-")
     path = request.path.parent / "cassettes" / request.path.stem / f"{name}.yaml"
     of_test = CassetteOfTest(path, request.config.getoption("--cassettes"))

@@ -29,8 +29,8 @@ _FOLLOWED: Final = (307, 308)
 class Recorder:
     """A transport that sends through another transport, and writes a cassette when it is closed.
 
-    Only requests to the endpoint are recorded, not a login at another address. The only recorded
-    headers are those of MCP and Retry-After.
+    Only requests to the endpoint are recorded, not a login at another address. Of the headers, only
+    MCP's own and Retry-After are recorded.
 
     Args:
         path: the file to write; `None` writes no file.
@@ -171,7 +171,7 @@ class Proxy:
         return self._url.target
 
     def listens_at(self, origin: str) -> None:
-        """Record the origin of the proxy as `${server}`, like that of the server."""
+        """Record the origin of the proxy as `${server}`, like the server's origin."""
         self._recorder.recording.origins.append(origin)
 
     async def answer(self, request: IncomingRequest) -> Reply | None:

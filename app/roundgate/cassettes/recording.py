@@ -1,9 +1,9 @@
 """The recording of a conversation in memory, and the redaction of its secrets before it is written.
 
 Only headers that a cassette may hold are recorded. The values of secret headers are remembered, so
-they can be redacted elsewhere. A secret becomes `${secret:NAME}`; a replay reads its value from the
-environment variable NAME. A value of at least `_SHORTEST_ELSEWHERE` characters that is secret in
-one place is redacted everywhere.
+they can be redacted in other places. A secret becomes `${secret:NAME}`; a replay reads its value
+from the environment variable NAME. A value of at least `_SHORTEST_ELSEWHERE` characters that is
+secret in one place is redacted everywhere.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Exchange:
         return self.message.get("id") if isinstance(self.message, dict) else None
 
     def decoded_body(self) -> tuple[Any, str | None]:
-        """Return the message of a response that is not a stream, or its text if it is not JSON."""
+        """Return the message of a response that is not a stream, or `None` and the text if the body
+        is not JSON."""
         return decoded(bytes(self.body)) if self.body.strip() else (None, None)
 
     def responses(self) -> Iterator[Any]:
@@ -163,8 +164,8 @@ class Recording:
 
 
 def decoded(body: bytes) -> tuple[Any, str | None]:
-    """Return the JSON value of a body, or its text if the body is not JSON. `null` counts as
-    text."""
+    """Return the JSON value of a body, or `None` and its text if the body is not JSON. `null`
+    counts as text."""
     try:
         message = decode(body)
     except ParseError:

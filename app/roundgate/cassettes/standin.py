@@ -1,24 +1,17 @@
 """Replay of a cassette as a server: each request gets its recorded response, with the client's ids.
 
 A request is matched by its method, name, arguments, answers and state (and thus by its round), in
-the order of the cassette or in any order. A repeated call is replayed once no unplayed interaction
-matches it. A request that was not recorded gets an error that names the nearest recorded request.
+any order. A repeated call is replayed once no unplayed interaction matches it. A request that was
+not recorded gets an error that names the nearest recorded request.
 
     client ─ tools/call ──▶ 2 matched, its question goes out, event 3 waits (after: 3) client ─ the
     answer ──▶ 3 matched ─────────────────────────▶ the result follows on the stream of 2
-
-`--fault` and `faults=` inject faults into a replay:
-
-    lost:2       the response to interaction 2 is lost; the client sends the request again
-    twice:2      request 2 is sent twice, and both responses are compared (only in verification)
-    cut:2        the response to interaction 2 breaks off in the middle; cut:2:3 after three events
-    delay:2:0.5  interaction 2 begins half a second late
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +42,7 @@ from roundgate.cassettes.model import (
 from roundgate.cassettes.web import Reply, refusal
 from roundgate.client import HttpRequest
 from roundgate.clock import Clock, iso
-from roundgate.errors import ConnectionLost, ParseError, UsageError
+from roundgate.errors import ConnectionLost, ParseError
 from roundgate.json import decode, encode
 
 _INVALID: Final = -32602
@@ -63,80 +56,6 @@ _BEGINNINGS: Final = frozenset(
 """The methods whose repetition replays an interaction and all later ones again."""
 _ANY_PARAMS: Final = frozenset({"initialize", "server/discover"})
 """The methods that are matched whatever their params."""
-
-# -- faults ----------------------------------------------------------------------------------------
-
-FAULTS: Final = ("lost", "twice", "cut", "delay")
-_MAX_AMOUNTS: Final = {"delay": (60, "seconds"), "cut": (10_000, "events")}
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A fault at one interaction. `amount` is the number of events before a cut, or the seconds of
-    a delay."""
-
-    kind: str
-    number: int
-    amount: float = 0.0
-
-
-class Faults:
-    """The faults of one replay. Each happens once, except that a delay happens at each
-    repetition."""
-
-    def __init__(self, faults: Iterable[Fault] = ()) -> None:
-        self.all = tuple(faults)
-        self._left = list(self.all)
-
-    def take(self, kind: str, number: int) -> bool:
-        """Return whether an interaction still has a fault of a kind, and remove this fault."""
-        fault = next(
-            (fault for fault in self._left if (fault.kind, fault.number) == (kind, number)), None
-        )
-        if fault is not None:
-            self._left.remove(fault)
-        return fault is not None
-
-    def amount(self, kind: str, number: int) -> float:
-        """Return the total amount of a kind of fault at an interaction, including removed
-        faults."""
-        return sum(
-            fault.amount for fault in self.all if (fault.kind, fault.number) == (kind, number)
-        )
-
-
-def parse_faults(
-    texts: Iterable[str], interactions: int, *, kinds: Sequence[str] = FAULTS
-) -> Faults:
-    """Parse the faults of a command line.
-
-    Raises:
-        UsageError: a fault is malformed, is not one of `kinds`, or names an interaction that does
-            not exist.
-    """
-    return Faults(_parse_fault(text, interactions, kinds) for text in texts)
-
-
-def _parse_fault(text: str, interactions: int, kinds: Sequence[str]) -> Fault:
-    kind, *numbers = text.split(":")
-    try:
-        number, *more = map(float, numbers)
-    except ValueError:
-        number, more = 0.0, [0.0, 0.0]
-    if kind not in kinds or len(more) > 1 or (more and kind in ("lost", "twice")):
-        examples = ", ".join(f"{word}:2:0.5" if word == "delay" else f"{word}:2" for word in kinds)
-        raise UsageError(f"--fault {text}: write it as one of {examples}")
-    if not (number.is_integer() and 1 <= number <= interactions):
-        raise UsageError(f"--fault {text}: the cassette has interactions 1 to {interactions}")
-    amount = more[0] if more else 0.0
-    most, unit = _MAX_AMOUNTS.get(kind, (0, ""))
-    if not 0 <= amount <= most or (kind == "cut" and not amount.is_integer()):
-        whole = "a whole number, " if kind == "cut" else ""
-        raise UsageError(
-            f"--fault {text}: the amount must be {whole}at least 0 and at most {most} {unit}"
-        )
-    return Fault(kind, int(number), amount)
-
 
 # -- the server ------------------------------------------------------------------------------------
 
@@ -152,23 +71,17 @@ class _Played:
 
 
 class StandIn:
-    """A server that answers requests from a cassette. The clock only sets the values of
-    `${time}`."""
+    """A server that answers requests from a cassette."""
 
     def __init__(
         self,
         cassette: Cassette,
         *,
-        in_order: bool = False,
         origin: str = "http://cassette.invalid",
-        faults: Faults | None = None,
-        clock: Clock | None = None,
     ) -> None:
         self._all = cassette.interactions
         self._ignore = cassette.ignore
-        self._in_order = in_order
-        self._clock = clock or Clock()
-        self._faults = Faults(faults.all if faults else ())
+        self._clock = Clock()
         self._bindings = Bindings(
             {Slot("server"): origin, Slot("host"): origin.partition("://")[2]}
         )
@@ -176,7 +89,7 @@ class StandIn:
         self._methods = {read_method(interaction.request.message) for interaction in self._all}
 
     async def answer(self, http: str, headers: Mapping[str, str], body: bytes) -> Reply | None:
-        """Return the reply to a request, or `None` if the response is lost."""
+        """Return the reply to a request, or `None` if the response was lost."""
         try:
             message = decode(body) if http == "POST" else None
         except ParseError as error:
@@ -185,12 +98,8 @@ class StandIn:
         if index is None:
             return self._created_task(message) or self._never_recorded(http, message)
         self._play(index)
-        number = index + 1
-        await asyncio.sleep(self._faults.amount("delay", number))
         response = self._all[index].response
-        if self._faults.take("lost", number) or response is None:
-            return None
-        return await self._reply(response, index, message)
+        return None if response is None else await self._reply(response, message)
 
     # -- the interaction ---------------------------------------------------------------------------
 
@@ -207,10 +116,7 @@ class StandIn:
         other requests about the task."""
         unused = [index for index, played in enumerate(self._played) if not played.is_used]
         used = [index for index, played in enumerate(self._played) if played.is_used]
-        if self._in_order:
-            yield from unused[:1] or used[:1]
-            yield from (index for index in reversed(used) if is_poll(self._all[index]))
-        elif read_method(message) == "tasks/get":
+        if read_method(message) == "tasks/get":
             yield from self._polls(message, unused)
             yield from reversed(used)
         else:
@@ -357,13 +263,12 @@ class StandIn:
         except UnboundPlaceholder:
             return _made_up(slot)
 
-    async def _reply(self, response: Response, index: int, message: Any) -> Reply:
+    async def _reply(self, response: Response, message: Any) -> Reply:
         headers = {name: str(self._filled(text)) for name, text in response.headers.items()}
         request_id = message.get("id") if isinstance(message, dict) else None
-        is_cut = self._faults.take("cut", index + 1) or response.end == "cut"
+        is_cut = response.end == "cut"
         if response.events is not None:
-            values = dict(self._bindings.values)
-            stream = self._stream(response, index, request_id, values, is_cut)
+            stream = self._stream(response, request_id, dict(self._bindings.values))
             headers |= {"content-type": "text/event-stream", "cache-control": "no-store"}
             return Reply(response.status, headers, b"", stream, is_cut)
         if (failure := await self._failure_before(response.after)) is not None:
@@ -386,29 +291,17 @@ class StandIn:
         return played.failure
 
     async def _stream(
-        self,
-        response: Response,
-        index: int,
-        request_id: Any,
-        values: Mapping[Slot, Any],
-        is_cut: bool,
+        self, response: Response, request_id: Any, values: Mapping[Slot, Any]
     ) -> AsyncGenerator[bytes, None]:
         own = {slot: value for slot, value in values.items() if slot.kind in _OF_CLIENTS}
-        last = int(self._faults.amount("cut", index + 1)) if is_cut else None
-        for number, event in enumerate(response.events or ()):
+        for event in response.events or ():
             if (failure := await self._failure_before(event.after)) is not None:
                 error = {"code": _INVALID, "message": failure}
                 yield _event_bytes({"jsonrpc": "2.0", "id": request_id, "error": error})
                 return
             self._bindings.values |= own
-            try:
-                data = self._event(event, request_id)
-            except UnboundPlaceholder:
-                continue  # progress that this client did not request
-            if number == last:
-                yield data[: len(data) // 2]
-                return
-            yield data
+            with suppress(UnboundPlaceholder):  # progress that this client did not request
+                yield self._event(event, request_id)
         if response.end == "client":
             await asyncio.Event().wait()  # until the client hangs up
 
@@ -497,37 +390,23 @@ class Player:
         ConfigError: the file cannot be read, or is not a cassette.
     """
 
-    def __init__(
-        self,
-        cassette: Cassette | Path | str,
-        *,
-        in_order: bool = False,
-        faults: Faults | None = None,
-    ) -> None:
+    def __init__(self, cassette: Cassette | Path | str) -> None:
         self._cassette = cassette if isinstance(cassette, Cassette) else read(Path(cassette))
-        self._in_order = in_order
-        self._faults = faults
         self._stand_in: StandIn | None = None
 
     async def send(self, request: HttpRequest) -> PlayedResponse:
         """Return the recorded response, or a JSON-RPC error for a request that was not recorded.
 
         Raises:
-            ConnectionLost: the response was lost in the recording or by a fault.
+            ConnectionLost: the response was lost in the recording.
         """
         if self._stand_in is None:
-            self._stand_in = StandIn(
-                self._cassette,
-                in_order=self._in_order,
-                origin=request.url.root,
-                faults=self._faults,
-            )
+            self._stand_in = StandIn(self._cassette, origin=request.url.root)
         headers = {name.lower(): value for name, value in request.headers}
         reply = await self._stand_in.answer(request.method, headers, request.body or b"")
         if reply is None:
             raise ConnectionLost(
-                "The response was lost, as recorded in the cassette or set by a fault",
-                was_sent=True,
+                "The response was lost, as recorded in the cassette", was_sent=True
             )
         return PlayedResponse(reply)
 
@@ -546,7 +425,7 @@ class PlayedResponse:
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         stream = self._reply.stream
         if stream is None:
-            yield self._reply.sent_body
+            yield self._reply.body
         else:
             try:
                 async for data in stream:
@@ -555,8 +434,7 @@ class PlayedResponse:
                 await stream.aclose()
         if self._reply.is_cut:
             raise ConnectionLost(
-                "The response was cut off, as recorded in the cassette or set by a fault",
-                was_sent=True,
+                "The response was cut off, as recorded in the cassette", was_sent=True
             )
 
     async def close(self) -> None:

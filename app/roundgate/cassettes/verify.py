@@ -43,21 +43,19 @@ from roundgate.cassettes.model import (
     without,
 )
 from roundgate.cassettes.recording import decoded
-from roundgate.cassettes.standin import Faults, is_poll, wire
+from roundgate.cassettes.standin import is_poll, wire
 from roundgate.client import (
     Auth,
-    Client,
     EventReader,
     HttpRequest,
     HttpResponse,
     HttpxTransport,
     Limits,
-    Question,
     Transport,
     Url,
     of_request,
 )
-from roundgate.errors import ClientError, RpcError, UsageError
+from roundgate.errors import ClientError, UsageError
 from roundgate.json import encode
 
 _ACCEPT: Final = "application/json, text/event-stream"
@@ -142,7 +140,6 @@ class Verifier:
         headers: Sequence[tuple[str, str]] = (),
         environment: Mapping[str, str] | None = None,
         timeout_s: float = 30.0,
-        faults: Faults | None = None,
     ) -> None:
         self._cassette = cassette
         self._ignore = cassette.ignore
@@ -152,7 +149,6 @@ class Verifier:
         self._headers = tuple(headers)
         self._environment = os.environ if environment is None else environment
         self._timeout_s = timeout_s
-        self._faults = Faults(faults.all if faults else ())
         first = self._urls[0]
         self._bindings = Bindings({Slot("server"): first.root, Slot("host"): first.authority})
         self._course = Course()
@@ -182,43 +178,13 @@ class Verifier:
             await self._receive(live, live.expected_before(number))
         live = _Live(number, interaction)
         self._live.append(live)
-        await asyncio.sleep(self._faults.amount("delay", number))
         try:
             request = await self._request(live)
         except UnboundPlaceholder as error:
             live.failure = f"it cannot be sent: the server has not yet sent a value for {error}"
             live.is_over = True
             return
-        if self._faults.take("twice", number):
-            await self._send_before(live, request)
-        for fault in ("lost", "cut"):
-            if self._faults.take(fault, number):
-                await self._lose(request, is_read=fault == "cut")
         live.task = asyncio.create_task(self._converse(live, request))
-
-    async def _send_before(self, live: _Live, request: HttpRequest) -> None:
-        """Send a request once more before it is sent as recorded, and compare both responses."""
-        values = dict(self._bindings.values)
-        first = _Live(live.number, live.recorded, request_id=live.request_id)
-        first.task = asyncio.create_task(self._converse(first, request))
-        await self._receive(first, first.expected_before(live.number + 1))
-        await first.stop()
-        self._bindings.values = values  # the second response may have different values
-        again = "when it was sent the first time: "
-        live.differences += [
-            Difference(again + difference.path, difference.expected, difference.actual)
-            for difference in first.differences
-        ]
-
-    async def _lose(self, request: HttpRequest, *, is_read: bool) -> None:
-        """Send a request and hang up once the response begins; with `is_read`, after the first
-        chunk of its body."""
-        with suppress(ClientError):
-            response = await self._transport.send(request)
-            if is_read:
-                async for _ in response.chunks():
-                    break
-            await response.close()
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -430,121 +396,3 @@ def _metadata(message: Any, is_older: bool) -> dict[str, str]:
         return {}
     headers = of_request(method, params_of(message), "")
     return {name: value for name, value in headers if name != "MCP-Protocol-Version"}
-
-
-# -- another revision ------------------------------------------------------------------------------
-
-_COMPARED: Final = ("content", "structuredContent", "isError")
-
-
-@dataclass(slots=True)
-class _Call:
-    """A call with all its rounds."""
-
-    number: int
-    """The number of the interaction that ended the call."""
-    name: str
-    arguments: Json
-    answers: Json = field(default_factory=dict)
-    """The answers, by the texts of their questions."""
-    end: Json = field(default_factory=dict)
-    """The result or error that ended the call."""
-
-
-async def in_another_era(
-    cassette: Cassette, client: Client, environment: Mapping[str, str]
-) -> AsyncIterator[Outcome]:
-    """Yield the outcomes of calls repeated by a client that speaks another revision. Questions with
-    the same texts get the recorded answers; calls that became tasks are omitted.
-
-    Raises:
-        UsageError: the environment variable of a secret is not set.
-    """
-    bindings = Bindings({Slot("server"): client.url.rpartition("/")[0]})
-
-    def value_of(slot: Slot) -> Any:
-        if slot.kind == "secret":
-            return _secret(slot, environment)
-        return bindings.values.get(slot, str(slot))
-
-    for call in _calls(cassette):
-        answers = fill(call.answers, value_of)
-
-        def answer(question: Question, answers: Json = answers) -> Any:
-            response: Any = answers.get(question.message)
-            is_roots = isinstance(response, dict) and "roots" in response
-            return response["roots"] if is_roots else response
-
-        try:
-            arguments = fill(call.arguments, value_of)
-            done = await client.call(call.name, arguments, answers=answer, timeout_s=60)
-        except RpcError as error:
-            now: Json = {"error": {"code": error.code, "message": error.message}}
-        except ClientError as error:
-            now = {"error": str(error)}
-        else:
-            now = {"result": _compared(done.raw)}
-        differences = compare(call.end, now, bindings, (), cassette.ignore)
-        yield Outcome(call.number, f"tools/call {call.name}", tuple(differences))
-
-
-def _compared(result: Json) -> Json:
-    return {name: result[name] for name in _COMPARED if name in result}
-
-
-def _calls(cassette: Cassette) -> list[_Call]:
-    """Return the calls that ended without a task, because other revisions have no such tasks."""
-    calls: list[_Call] = []
-    latest: dict[str, _Call] = {}
-    texts: dict[str, str] = {}
-    for number, interaction in enumerate(cassette.interactions, 1):
-        message = interaction.request.message
-        if not isinstance(message, dict):
-            continue
-        if "method" not in message:  # an answer to a question on a stream
-            text = texts.get(str(message.get("id")))
-            for call in calls:
-                call.answers |= {} if text is None else {text: message.get("result")}
-        if read_method(message) != "tools/call":
-            continue
-        params = params_of(message)
-        key = repr((params.get("name"), params.get("arguments")))
-        if key not in latest or (latest[key].end and "requestState" not in params):
-            arguments = params.get("arguments")
-            latest[key] = _Call(
-                number,
-                str(params.get("name")),
-                arguments if isinstance(arguments, dict) else {},
-            )
-            calls.append(latest[key])
-        call = latest[key]
-        responses = params.get("inputResponses")
-        for name, answer in responses.items() if isinstance(responses, dict) else ():
-            question = texts.get(str(name), str(name))
-            call.answers[question] = answer
-        for piece in interaction.response.pieces if interaction.response else ():
-            texts |= _question_texts(piece.message)
-            if (end := _end(piece.message)) is not None:
-                call.number, call.end = number, end
-    return [call for call in calls if call.end]
-
-
-def _question_texts(message: Any) -> dict[str, str]:
-    """Return the text of each question in a message, by the key or id of the question."""
-    requests = (result_of(message) or {}).get("inputRequests")
-    questions = dict(requests) if isinstance(requests, dict) else {}
-    if isinstance(message, dict) and "method" in message and "id" in message:
-        questions[str(message["id"])] = message
-    return {key: str(params_of(question).get("message", "")) for key, question in questions.items()}
-
-
-def _end(message: Any) -> Json | None:
-    """Return the compared parts of a result or error that ends a call, or `None` for other
-    messages."""
-    error = message.get("error") if isinstance(message, dict) else None
-    if isinstance(error, dict):
-        return {"error": {"code": error.get("code"), "message": error.get("message")}}
-    result = result_of(message)
-    if result is None or result.get("resultType", "complete") != "complete":
-        return None
-    return {"result": _compared(result)}

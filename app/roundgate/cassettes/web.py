@@ -1,31 +1,28 @@
-"""A small HTTP/1.1 server for a replay or a recording proxy, with one request per connection and
-limits on size, time and connections.
+"""The ASGI app of a replay or a recording proxy, with limits on the origin and the size of requests.
 
-To imitate faults, it can close a connection without a response or in the middle of a response.
+A reply may be lost or cut: then the connection closes before the response is complete.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from http.client import responses
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from roundgate.errors import Inside, UsageError
 from roundgate.json import encode
+from roundgate.net.serving import served
 
-_MAX_HEAD: Final = 64 * 1024
 _MAX_BODY: Final = 32 * 1024 * 1024
 _MAX_CONNECTIONS: Final = 256
-_READ_S: Final = 60.0
 _HERE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-class RequestMalformed(Inside):
-    """A stand-in or a recording proxy refused a request; `status` is the HTTP status."""
+class RequestRefused(Inside):
+    """A replay or a recording proxy refused a request; `status` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -44,7 +41,7 @@ class IncomingRequest:
 
 @dataclass(slots=True)
 class Reply:
-    """An HTTP response. `None` in place of a reply closes the connection without a response."""
+    """An HTTP response. `None` in place of a reply closes the connection."""
 
     status: int
     headers: Mapping[str, str]
@@ -53,11 +50,6 @@ class Reply:
     """The chunks of a streamed body, sent instead of `body`."""
     is_cut: bool = False
     """Whether the response breaks off before its end."""
-
-    @property
-    def sent_body(self) -> bytes:
-        """The part of the body that is sent: the first half if the response is cut."""
-        return self.body[: len(self.body) // 2] if self.is_cut else self.body
 
 
 def refusal(request_id: Any, code: int, message: str, status: int = 200) -> Reply:
@@ -85,71 +77,72 @@ async def serving(answer: Answerer, host: str, port: int) -> AsyncGenerator[int,
     Raises:
         UsageError: the address cannot be bound.
     """
-    server = _Server(answer, is_local=host in _HERE)
     try:
-        listening = await asyncio.start_server(server.connected, host, port, limit=_MAX_HEAD)
+        app = _App(answer, is_local=host in _HERE)
+        # cut replies are errors for uvicorn, so they are not logged
+        options = {"log_level": "critical", "limit_concurrency": _MAX_CONNECTIONS}
+        async with served(app, host, port, server_header=False, **options) as bound:
+            yield bound
     except OSError as error:
         raise UsageError(f"--listen {host}:{port}: {error.strerror or error}") from None
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(server.close)
-        stack.callback(listening.close)
-        yield listening.sockets[0].getsockname()[1]
 
 
-class _Server:
-    """An HTTP server that answers requests with `answer`, and tracks its open connections."""
+class _App:
+    """An ASGI app that answers requests with `answer`, and cancels the answer to a client that
+    hangs up."""
 
     def __init__(self, answer: Answerer, *, is_local: bool) -> None:
         self._answer = answer
         self._is_local = is_local
-        self._open: set[asyncio.Task[None]] = set()
 
-    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._open.add(task)
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
-            if len(self._open) > _MAX_CONNECTIONS:
-                await _refuse(writer, RequestMalformed(503, "too many connections"))
-            else:
-                await self._converse(reader, writer)
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the client hung up or was too slow
+            request = await self._request(scope, receive)
+        except RequestRefused as error:
+            await _send(
+                Reply(error.status, {"content-type": "text/plain"}, f"{error}\n".encode()), send
+            )
+            return
+        answering = asyncio.ensure_future(self._respond(request, send))
+        hung_up = asyncio.ensure_future(receive())
+        try:
+            await asyncio.wait({answering, hung_up}, return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                answering.result()
         finally:
-            self._open.discard(task)
-            writer.close()
+            answering.cancel()
+            hung_up.cancel()
+            await asyncio.gather(answering, hung_up, return_exceptions=True)
 
-    async def close(self) -> None:
-        for task in list(self._open):
-            task.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
+    async def _request(self, scope: Any, receive: Any) -> IncomingRequest:
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        self._refuse_foreign(headers)
+        body, is_over = bytearray(), False
+        while not is_over:
+            if len(body) > _MAX_BODY or int(headers.get("content-length", "0")) > _MAX_BODY:
+                raise RequestRefused(413, "the body is too long")
+            message = await receive()
+            body += message.get("body", b"")
+            is_over = not message.get("more_body", False)
+        query = scope["query_string"].decode("latin-1")
+        target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
+        return IncomingRequest(scope["method"], target, headers, bytes(body))
 
-    def _refuse_foreign(self, request: IncomingRequest) -> None:
-        """Raise `RequestMalformed` if a web page of a non-local origin sent the request. At a local
+    def _refuse_foreign(self, headers: Mapping[str, str]) -> None:
+        """Raise `RequestRefused` if a web page of a non-local origin sent the request. At a local
         address, also check the Host header, against DNS rebinding."""
-        origin, host = request.headers.get("origin"), request.headers.get("host")
+        origin, host = headers.get("origin"), headers.get("host")
         is_foreign = origin is not None and _host_in(origin) not in _HERE
         if self._is_local and host is not None:
             is_foreign = is_foreign or _host_in(f"//{host}") not in _HERE
         if is_foreign:
-            raise RequestMalformed(403, "pages of other origins may not send requests here")
+            raise RequestRefused(403, "pages of other origins may not send requests to this server")
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(_READ_S):
-                request = await _read(reader)
-                self._refuse_foreign(request)
-        except RequestMalformed as error:
-            await _refuse(writer, error)
-            return
-        reply = await _unless_hung_up(self._answer(request), reader)
-        if reply is None:
-            writer.transport.abort()
-        elif reply.stream is None:
-            await _send_whole(writer, reply)
-        else:
-            async with aclosing(reply.stream):
-                await _unless_hung_up(_send_stream(writer, reply), reader)
+    async def _respond(self, request: IncomingRequest, send: Any) -> None:
+        reply = await self._answer(request)
+        await _send(Reply(200, {}, is_cut=True) if reply is None else reply, send)
 
 
 def _host_in(url: str) -> str | None:
@@ -159,89 +152,21 @@ def _host_in(url: str) -> str | None:
         return None
 
 
-async def _unless_hung_up(
-    work: Awaitable[Reply | None], reader: asyncio.StreamReader
-) -> Reply | None:
-    """Return the result of `work`; cancel it and return `None` if the client hangs up or sends more
-    data."""
-    task = asyncio.ensure_future(work)
-    hung_up = asyncio.ensure_future(reader.read(1))
-    try:
-        await asyncio.wait({task, hung_up}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        task.cancel()
-        hung_up.cancel()
-        await asyncio.gather(task, hung_up, return_exceptions=True)
-
-
-async def _read(reader: asyncio.StreamReader) -> IncomingRequest:
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-    first, *lines = head[:-4].split("\r\n")
-    method, _, rest = first.partition(" ")
-    target, _, version = rest.partition(" ")
-    if not version.startswith("HTTP/1.") or not target.startswith("/"):
-        raise RequestMalformed(400, "this is not an HTTP/1.1 request")
-    headers: dict[str, str] = {}
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if not colon or name.strip() != name or not name:
-            raise RequestMalformed(400, "a header is malformed")
-        headers[name.lower()] = value.strip()
-    return IncomingRequest(method, target, headers, await _read_body(reader, headers))
-
-
-async def _read_body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:
-    if headers.get("transfer-encoding", "").lower() == "chunked":
-        return await _read_chunks(reader)
-    length = headers.get("content-length", "0")
-    if not length.isascii() or not length.isdigit() or int(length[:12]) > _MAX_BODY:
-        raise RequestMalformed(413, "the body is too long")
-    return await reader.readexactly(int(length))
-
-
-async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
-    body = bytearray()
-    while True:
+async def _send(reply: Reply, send: Any) -> None:
+    """Send a reply. The server closes the connection of a response that is not completed."""
+    headers = {name.lower(): value for name, value in reply.headers.items()}
+    if reply.stream is None and not reply.is_cut:
+        headers["content-length"] = str(len(reply.body))
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": reply.status, "headers": raw})
+    if reply.stream is not None:
         try:
-            size = int((await reader.readuntil(b"\r\n")).split(b";")[0].strip(), 16)
-        except ValueError:
-            raise RequestMalformed(400, "a chunk is malformed") from None
-        if size < 0 or len(body) + size > _MAX_BODY:
-            raise RequestMalformed(413, "the body is too long")
-        body += await reader.readexactly(size)
-        await reader.readuntil(b"\r\n")
-        if size == 0:
-            return bytes(body)
-
-
-async def _refuse(writer: asyncio.StreamWriter, error: RequestMalformed) -> None:
-    headers = {"content-type": "text/plain"}
-    await _send_whole(writer, Reply(error.status, headers, f"{error}\n".encode()))
-
-
-def _head(reply: Reply, framing: str) -> bytes:
-    lines = [f"HTTP/1.1 {reply.status} {responses.get(reply.status, '')}", framing]
-    lines.append("Connection: close")
-    lines += [f"{name}: {value}" for name, value in reply.headers.items()]
-    clean = [line.replace("\r", " ").replace("\n", " ") for line in lines]
-    return "\r\n".join([*clean, "", ""]).encode("latin-1", "replace")
-
-
-async def _send_whole(writer: asyncio.StreamWriter, reply: Reply) -> None:
-    writer.write(_head(reply, f"Content-Length: {len(reply.body)}") + reply.sent_body)
-    with suppress(OSError):
-        await writer.drain()
-
-
-async def _send_stream(writer: asyncio.StreamWriter, reply: Reply) -> None:
-    writer.write(_head(reply, "Transfer-Encoding: chunked"))
-    await writer.drain()
-    assert reply.stream is not None
-    async for data in reply.stream:
-        if data:
-            writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-            await writer.drain()
+            async for data in reply.stream:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        finally:
+            await reply.stream.aclose()
+    elif reply.is_cut:
+        await send({"type": "http.response.body", "body": reply.body, "more_body": True})
     if not reply.is_cut:
-        writer.write(b"0\r\n\r\n")
-        await writer.drain()
+        body = b"" if reply.stream is not None else reply.body
+        await send({"type": "http.response.body", "body": body})

@@ -18,7 +18,8 @@ Number = TypeVar("Number", int, float)
 
 
 def task_ref(text: str) -> TaskRef:
-    """Parse a task's `owner.id`, as `roundgate tasks list` prints it."""
+    """Parse a task's `owner.id`, as `roundgate tasks list` prints it. Raise ArgumentTypeError if it
+    is malformed."""
     try:
         return TaskRef.parse(text)
     except ValueError:
@@ -27,7 +28,8 @@ def task_ref(text: str) -> TaskRef:
 
 
 def age_ms(text: str) -> int:
-    """Return an age such as `90s`, `15m`, `2h` or `1d` in milliseconds."""
+    """Return an age such as `90s`, `15m`, `2h` or `1d` in milliseconds. Raise ArgumentTypeError if
+    it is malformed."""
     age = re.fullmatch(r"(\d{1,6})([smhd])", text)
     if age is None:
         raise argparse.ArgumentTypeError("write an age such as 90s, 15m, 2h or 1d")

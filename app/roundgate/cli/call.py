@@ -237,7 +237,8 @@ def _parse_json(text: str) -> Any:
 
 
 def _read_file(name: str, key: str) -> str:
-    """Return the text of a file, or of standard input for `-`."""
+    """Return the text of a file, or of standard input for `-`. Raise UsageError if it cannot be
+    read or is too large."""
     try:
         if name == "-":
             data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)

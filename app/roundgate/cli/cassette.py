@@ -1,7 +1,7 @@
-"""`roundgate cassette record|verify|serve|show|schema`: recorded conversations.
+"""`roundgate cassette record|verify|serve|schema`: recorded conversations.
 
 `verify` returns 1 if a response differs from the recording. An invalid cassette is wrong usage (2);
-the other exit statuses are those of `cli.remote`.
+`cli.remote` lists the other exit statuses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from roundgate.cassettes import (
     RULES,
@@ -32,8 +32,6 @@ from roundgate.cassettes import (
     Verifier,
     address,
     check_paths,
-    in_another_era,
-    parse_faults,
     read,
     secret_names,
     serving,
@@ -41,11 +39,8 @@ from roundgate.cassettes import (
 )
 from roundgate.cli import remote
 from roundgate.cli.output import say
-from roundgate.client import VERSIONS, Bearer, Client
+from roundgate.client import Bearer
 from roundgate.errors import ConfigError, GatewayError, UsageError
-from roundgate.observability import escaped
-
-_SERVER_FAULTS: Final = ("lost", "cut", "delay")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -111,7 +106,6 @@ def _from_environment(name: str) -> str:
 async def _serve(arguments: argparse.Namespace) -> int:
     host, port = address(arguments.listen)
     cassette = read(arguments.file)
-    faults = parse_faults(arguments.fault, len(cassette.interactions), kinds=_SERVER_FAULTS)
     stand_in: StandIn | None = None  # created once the port is known
 
     async def answer(request: IncomingRequest) -> Reply | None:
@@ -119,8 +113,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
         return await stand_in.answer(request.method, request.headers, request.body)
 
     async with serving(answer, host, port) as port:
-        origin = _origin(host, port)
-        stand_in = StandIn(cassette, in_order=arguments.in_order, origin=origin, faults=faults)
+        stand_in = StandIn(cassette, origin=_origin(host, port))
         _announce(host, port, "/mcp", f"answering from {arguments.file}; press Ctrl-C to stop")
         await _wait_for_signal()
     return remote.DONE
@@ -151,30 +144,17 @@ async def _verify(arguments: argparse.Namespace) -> int:
     only = set(arguments.only or range(1, number + 1))
     if not only <= set(range(1, number + 1)):
         raise UsageError(f"--only: the cassette has interactions 1 to {number}")
-    faults = parse_faults(arguments.fault, number)
     ignore = (*cassette.ignore, *check_paths("--ignore", arguments.ignore))
     compared = replace(cassette, ignore=ignore)
     token = os.environ.get(arguments.token_env)
-    auth = Bearer(token) if token else None
-    headers = remote.headers(arguments.header)
-    if arguments.revision is not None:
-        _check_revision(arguments)
-        versions = [arguments.revision]
-        async with Client(
-            arguments.urls[0], auth=auth, headers=headers, versions=versions
-        ) as client:
-            outcomes = [result async for result in in_another_era(compared, client, os.environ)]
-        outcomes = [outcome for outcome in outcomes if outcome.number in only]
-        return _report([outcome for outcome in outcomes if outcome.differences], len(outcomes))
     recorder = _recorder(arguments, cassette) if arguments.update else None
     verifier = Verifier(
         compared,
         arguments.urls,
         transport=recorder,
-        auth=auth,
-        headers=list(headers.items()),
+        auth=Bearer(token) if token else None,
+        headers=list(remote.headers(arguments.header).items()),
         timeout_s=arguments.timeout,
-        faults=faults,
     )
     outcomes = [outcome async for outcome in verifier.run()]
     differing = [result for result in outcomes if result.number in only and result.differences]
@@ -183,18 +163,9 @@ async def _verify(arguments: argparse.Namespace) -> int:
     return _report(differing, len(only))
 
 
-def _check_revision(arguments: argparse.Namespace) -> None:
-    if arguments.revision not in VERSIONS:
-        raise UsageError(f"--revision {arguments.revision}: use one of {', '.join(VERSIONS)}")
-    if arguments.update or arguments.fault or len(arguments.urls) > 1:
-        raise UsageError(
-            "--revision accepts one URL, and cannot be combined with --update or --fault"
-        )
-
-
 def _recorder(arguments: argparse.Namespace, cassette: Cassette) -> Recorder:
-    if len(arguments.urls) > 1 or arguments.fault:
-        raise UsageError("--update accepts one URL, and cannot be combined with --fault")
+    if len(arguments.urls) > 1:
+        raise UsageError("--update accepts one URL")
     secrets = {name: os.environ.get(name, "") for name in secret_names(cassette)}
     return Recorder(
         None,
@@ -237,31 +208,6 @@ def _report(differing: Sequence[Outcome], total: int) -> int:
     return remote.DONE
 
 
-async def _show(arguments: argparse.Namespace) -> int:
-    for number, interaction in enumerate(read(arguments.file).interactions, 1):
-        print(number, escaped(interaction.title), escaped(_result(interaction.response)), sep="\t")
-    return remote.DONE
-
-
-def _result(response: Any) -> str:
-    """Return a short summary of a response."""
-    if response is None:
-        return "no answer"
-    message: Any = response.message
-    before = ""
-    if response.events is not None:
-        message = response.events[-1].message if response.events else None
-        before = f"{len(response.events)} events, "
-    message = message if isinstance(message, dict) else {}
-    error, result = message.get("error"), message.get("result")
-    if isinstance(error, dict):
-        return f"{before}error {error.get('code')}: {error.get('message')}"
-    if isinstance(result, dict):
-        kind = result.get("status") or result.get("resultType") or "complete"
-        return f"{before}{'tool error' if result.get('isError') else kind}"
-    return before.rstrip(", ") or f"HTTP {response.status}"
-
-
 async def _schema(_: argparse.Namespace) -> int:
     print(json.dumps(SCHEMA, indent=2))
     return remote.DONE
@@ -271,6 +217,5 @@ _ACTIONS: Mapping[str, Callable[[argparse.Namespace], Coroutine[Any, Any, int]]]
     "record": _record,
     "verify": _verify,
     "serve": _serve,
-    "show": _show,
     "schema": _schema,
 }

@@ -212,8 +212,8 @@ def _serving(file: ConfigFile, using: Settings, host: str, port: int | None) -> 
     if auth != "none" and using.public_url is None:
         message = "is required with auth: tokens and metadata contain this URL"
         remedy = (
-            "set it to the URL that clients use, such as https://mcp.example.com; if the file is "
-            "served elsewhere, use `roundgate check --file-only`"
+            "set it to the URL that clients use, such as https://mcp.example.com; if another "
+            "machine serves the file, use `roundgate check --file-only`"
         )
         yield Problem(_ENVIRONMENT, "GATEWAY_PUBLIC_URL", message, remedy)
     if port is not None:

@@ -109,7 +109,7 @@ def _add_local_commands(commands: Commands) -> None:
         "roundgate check", "roundgate check --file-only deployments/prod.yaml",
     )  # fmt: skip
     _add_config(check)
-    about = "skip checks of this environment, if the file is served elsewhere"
+    about = "skip checks of this environment, if another machine serves the file"
     _flag(check, "--file-only", about)
     check.add_argument(
         "--host", default="127.0.0.1", help="address to check (default: %(default)s)"
@@ -119,7 +119,7 @@ def _add_local_commands(commands: Commands) -> None:
     about = "compile the documents of back ends into indexes, and pin the definitions of servers"
     _add_config(_command(commands, "compile", "deploy", about, "roundgate compile gateway.yaml"))
 
-    about = "ask each MCP server behind a gateway, and print how it is"
+    about = "ask each MCP server behind a gateway, and print its state"
     upstreams = _command(
         commands, "upstreams", "upstreams", about,
         "roundgate upstreams", "roundgate upstreams gateway.yaml --json | jq -r .name",
@@ -233,7 +233,7 @@ def _add_tasks(commands: Commands) -> None:
     about = "maximum number of tasks to show (default: %(default)s)"
     listed.add_argument("--limit", type=number(int, 1, 999_999_999), default=100, help=about)
     listed.add_argument(
-        "--cursor", help="continue a list from the value that the page before printed"
+        "--cursor", help="continue a list from the value that the previous page printed"
     )
 
     about = "show a task, without its arguments, answers and result"
@@ -522,19 +522,13 @@ def _add_cassette(commands: Commands) -> None:
     verify.add_argument("--only", type=int, action="append", metavar="N", help=about)
     _flag(verify, "--update", "record differing interactions again (with --only, just these)")
     _repeated(verify, "--ignore", "PATH", "further path that is not compared; may be repeated")
-    about = "instead, make the calls in this revision of the protocol, and compare their results"
-    verify.add_argument("--revision", metavar="DATE", help=about)
     about = "time limit for each answer in seconds (default: %(default)s)"
     verify.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help=about)
     _add_token(verify)
-    _add_faults(verify)
 
     serve = _cassette_action(actions, "serve", "serve the recorded answers")
     _add_listen(serve)
-    _flag(serve, "--in-order", "accept requests only in the recorded order")
-    _add_faults(serve)
 
-    _cassette_action(actions, "show", "print the interactions of a cassette, one per line")
     actions.add_parser("schema", help="print the JSON Schema of cassettes, for editors")
 
 
@@ -548,8 +542,3 @@ def _cassette_action(actions: Commands, name: str, about: str) -> argparse.Argum
 def _add_listen(parser: argparse.ArgumentParser) -> None:
     about = "address to listen on (default: %(default)s; port 0 is any free port)"
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help=about)
-
-
-def _add_faults(parser: argparse.ArgumentParser) -> None:
-    about = "fault to inject: lost:2, twice:2, cut:2, delay:2:0.5; may be repeated"
-    _repeated(parser, "--fault", "KIND:N", about)

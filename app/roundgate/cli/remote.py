@@ -120,8 +120,9 @@ def client_options(arguments: argparse.Namespace, files: ExitStack) -> dict[str,
 
 
 def _auth(arguments: argparse.Namespace) -> Auth | str | None:
-    """Return the caller's credentials. Secrets come from the environment, because process lists
-    show command-line arguments."""
+    """Return the caller's credentials, or `None`. Secrets come from the environment, because
+    process lists show command-line arguments. Raise UsageError if a secret or the issuer is
+    missing."""
     if arguments.login:
         from roundgate.client.auth import BrowserLogin, SystemKeyring
 
@@ -166,7 +167,8 @@ def headers(options: Sequence[str]) -> dict[str, str]:
 
 
 def _transcript(path: Path | None, files: ExitStack) -> Observer | None:
-    """Return an observer that writes each message as a line of JSON, or `None` without a path."""
+    """Return an observer that writes each message as a line of JSON, or `None` without a path.
+    Raise UsageError if the file cannot be written."""
     if path is None:
         return None
     try:

@@ -119,7 +119,8 @@ def _project_name(directory: Path) -> str:
 
 
 def _document(openapi: Path) -> dict[str, bytes]:
-    """Return the content of an OpenAPI document by its file name."""
+    """Return the content of an OpenAPI document by its file name. Raise UsageError if it cannot be
+    read."""
     if re.match(r"https?:/", str(openapi)):
         raise UsageError(f"{openapi} is a URL: download the document, and pass the file")
     try:
@@ -129,7 +130,8 @@ def _document(openapi: Path) -> dict[str, bytes]:
 
 
 def _backend(file: str, raw: bytes) -> str:
-    """Return the back end of gateway.yaml for an OpenAPI document."""
+    """Return the back end of gateway.yaml for an OpenAPI document. Raise UsageError for any other
+    file."""
     try:
         base_url = base_url_for(raw, file, _PLACEHOLDER_URL)
     except UnreadableDocument as error:
@@ -198,8 +200,8 @@ def _or_reference(setting: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rotated(stage: int) -> str:
-    """Return GATEWAY_STATE_KEYS for a stage of a rotation (`roundgate docs
-    runbooks/rotate-keys`)."""
+    """Return GATEWAY_STATE_KEYS for a stage of a rotation (`roundgate docs runbooks/rotate-keys`).
+    Raise UsageError if the variable lacks the keys for the stage."""
     current = os.environ.get("GATEWAY_STATE_KEYS", "")
     if not current:
         raise UsageError("set GATEWAY_STATE_KEYS to the current keys")

@@ -208,7 +208,7 @@ class _ServerOptions:
         return Target(filled(server.url), command, environment, folder, timeout_s, shown)
 
     def client_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the client options of the command line, completed by those of the suite.
+        """Return the client options of the command line, completed by the suite's options.
 
         The suite's token and headers are not sent to a server set by `--url` or `--serve`.
         """

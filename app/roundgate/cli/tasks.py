@@ -269,7 +269,8 @@ def _payload(file: str | None) -> Any:
 
 async def _retry_from(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
     """Continue a parked or failed task from a chosen step, after showing the parts that are
-    repeated. Return 1 if that is not possible or the operator did not confirm."""
+    repeated. Return the exit status: 1 if the task cannot continue or the operator did not confirm,
+    2 if the arguments name no single task."""
     filters = (arguments.owner, arguments.tool, arguments.status, arguments.outcome)
     is_narrowed = any(value is not None for value in (*filters, arguments.older_than))
     if len(arguments.task) != 1 or is_narrowed:
@@ -544,21 +545,24 @@ async def _cancel(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
 
 
 async def _requeue(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
-    """Queue a task again.
+    """Queue a task again; return the result in words, or `None` if the task cannot be queued.
 
     Raises:
         NotRetryable: the task is hidden, and no worker runs hidden tasks.
     """
     ref, fence = chosen
     if ref.is_hidden:
-        raise NotRetryable("is a call that only requests of its client continue; cancel it instead")
+        raise NotRetryable(
+            "is a call that only its client's requests can continue; cancel it instead"
+        )
     if not await stores.tasks.requeue(ref, now_ms, now_ms, fence=fence):
         return None
     return "is queued; a worker that ran it can no longer write to it"
 
 
 async def _retry(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
-    """Retry a task at the failed step that ended it, or requeue a parked task.
+    """Retry a task at the failed step that ended it, or requeue a parked task. Return the result in
+    words, or `None` if nothing was done.
 
     Raises:
         NotRetryable: the task cannot be retried.

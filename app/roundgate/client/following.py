@@ -323,7 +323,7 @@ class Subscription:
 
     async def _subscribe(self) -> ServerInfo:
         """Subscribe to each resource in an older server's session; return the server's description,
-        which is another one in each session."""
+        a different object for each session."""
         server = await self._connection.connect()
         for uri in self._wanted.get("resourceSubscriptions", ()):
             await self._connection.request("resources/subscribe", {"uri": uri})

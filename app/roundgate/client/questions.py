@@ -147,7 +147,7 @@ class Question:
         return cls(key, _kind(key, method, params), params, target, round_)
 
     def as_json(self) -> Json:
-        """Return the question as JSON, for people and programs that answer it elsewhere."""
+        """Return the question as JSON, for people and programs that answer it."""
         methods = {Kind.SAMPLING: _SAMPLING, Kind.ROOTS: _ROOTS}
         method = methods.get(self.kind, _ELICITATION)
         return {"key": self.key, "method": method, "params": self.params}

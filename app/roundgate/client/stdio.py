@@ -210,7 +210,7 @@ class StdioLink:
 
     async def stream(self, method: str, params: Json) -> AsyncGenerator[Json, None]:
         """Send a request whose answer is a stream; yield the messages of the stream, the response
-        last."""
+        last. Raise `ConnectionLost` if the process ends first."""
         version = self._version()
         message = self._speaker.message(method, params, next(self._ids), version, NO_LISTENER)
         request_id: int = message["id"]

@@ -297,7 +297,8 @@ class _Gathering:
         return is_secret(relative) or is_secret(PurePosixPath(linked.as_posix()))
 
     def _relative(self, path: Path) -> PurePosixPath | None:
-        """Return the path relative to gateway.yaml, or `None` if it or its target is elsewhere."""
+        """Return the path relative to gateway.yaml, or `None` if it or its target is outside
+        of that folder."""
         if not path.resolve().is_relative_to(self.base):
             return None
         whole = Path(os.path.normpath(path))

@@ -56,7 +56,7 @@ def read_configuration(path: Path) -> dict[str, Any]:
 
 
 def _env(value: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that a configuration declares. Packaging reports invalid ones."""
+    """Return the variables that a configuration declares. Packaging reports invalid variables."""
     env = value.get("env")
     pairs = env.items() if isinstance(env, dict) else ()
     return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
@@ -323,7 +323,7 @@ def with_secrets(
     """Add the ARNs of the secrets and parameters to which the configuration refers, unless the
     options have them.
 
-    A variable's text is that of the command line, of the stack, or of the file, in this order.
+    A variable's text comes from the command line, the stack, or the file, in this order.
     """
     if {"SecretArns", "ParameterArns"} <= options.overrides.keys():
         return options

@@ -119,7 +119,7 @@ def _is_of_a_secret(loc: _Loc) -> bool:
 
 
 def _is_literal(text: str) -> bool:
-    """Return whether a text is not empty and refers to no value stored elsewhere."""
+    """Return whether a text is not empty and refers to no value outside of the package."""
     references = (
         expression
         for expression in expressions(text)

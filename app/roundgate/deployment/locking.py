@@ -231,7 +231,7 @@ def for_repository(
     """Return the lock of a repository; write it if it is missing or outdated.
 
     Args:
-        wanted: the repository's requirements.
+        requirements: the repository's requirements.
         directory: the folder of its gateway.yaml.
         arch: the functions' architecture.
         anew: whether to resolve the newest versions.
@@ -384,7 +384,7 @@ def _download(
 
 
 def _without_extra(requirement: str) -> str:
-    """Remove the marker of an extra: `mangum>=0.19; extra == "lambda"` is required here."""
+    """Remove the marker of an extra: functions always require `mangum>=0.19; extra == "lambda"`."""
     before, _, marker = requirement.partition(";")
     return before.strip() if "extra" in marker else requirement
 
@@ -407,7 +407,8 @@ def _refused(output: str, file: Path, arch: str) -> ConfigError:
 
 
 def _fetch(pins: Iterable[Pin], arch: str, file: Path) -> None:
-    """Add wheels to the cache. pip checks them against the hashes of the lock."""
+    """Add wheels to the cache. pip checks them against the hashes of the lock. Raise ConfigError if
+    pip fails."""
     with tempfile.TemporaryDirectory() as temporary:
         listed = Path(temporary, "requirements.txt")
         listed.write_text("\n".join([*(pin.line() for pin in pins), ""]), "utf-8")

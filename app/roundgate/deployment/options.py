@@ -85,15 +85,16 @@ def read_options(stack: str, rest: Sequence[str]) -> DeployOptions:
 
 
 def _split(words: Sequence[str]) -> Iterator[str]:
-    """Yield the words, splitting `OPTION=VALUE` into two words for the options used here."""
+    """Yield the words, splitting `OPTION=VALUE` into two words for the options that this module
+    reads."""
     for word in words:
         option, equals, value = word.partition("=")
         yield from (option, value) if equals and option in (OVERRIDES, *OF_SESSIONS) else (word,)
 
 
 def _parsed_overrides(text: str, place: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and value of each `NAME=VALUE`, or of each pair in CloudFormation's long
-    form."""
+    """Yield the name and value of each `NAME=VALUE`, or of each pair in CloudFormation's long form.
+    Raise UsageError for any other text."""
     end = 0
     while text[end:].strip():
         match = _OVERRIDE.match(text, end)
@@ -159,7 +160,7 @@ def _options(saved: Mapping[str, Any], arguments: Sequence[str]) -> Iterator[str
 
 
 def _taken(options: Sequence[str], name: str) -> tuple[str | None, list[str]]:
-    """Return the value of an option, and the other words."""
+    """Return the value of an option, `None` without it, and the other words."""
     value, rest, words = None, [], iter(options)
     for word in words:
         if word == name:
@@ -172,7 +173,8 @@ def _taken(options: Sequence[str], name: str) -> tuple[str | None, list[str]]:
 
 
 def _read(file: Path, environment: str) -> Mapping[str, Any]:
-    """Return the file's parameters of `sam deploy` in an environment."""
+    """Return the file's parameters of `sam deploy` in an environment. Raise UsageError if the file
+    cannot be read or lacks the environment."""
     if not file.is_file():
         raise UsageError(f"there is no {file}; correct the path")
     try:
@@ -193,7 +195,8 @@ def _read(file: Path, environment: str) -> Mapping[str, Any]:
 
 
 def _saved_overrides(value: Any, place: str) -> Iterator[tuple[str, str]]:
-    """Yield overrides in each form that SAM accepts: a table, a list, `NAME=VALUE NAME=VALUE`."""
+    """Yield overrides in each form that SAM accepts: a table, a list, `NAME=VALUE NAME=VALUE`.
+    Raise UsageError for any other form."""
     match value:
         case None:
             return

@@ -72,7 +72,7 @@ FUNCTIONS: Final = (
 _NEEDED_BY_KIND: Final = {"pyyaml": "skills"}
 """The packages that functions need only for back ends of a kind, with the kind."""
 PLACEHOLDER: Final = "unset-while-packaging"
-"""The value of variables that are not set here, because packaging needs no secrets."""
+"""The value of variables that are not set on this machine, because packaging needs no secrets."""
 Say = Callable[[str], None]
 
 
@@ -114,7 +114,7 @@ def compile_documents(file: ConfigFile, say: Say = print) -> None:
 
 
 def pin_definitions(file: ConfigFile, say: Say = print) -> None:
-    """Write the lock files of back ends: what their servers offer now is accepted.
+    """Write the lock files of back ends, which accept the current offers of their servers.
 
     Raises:
         ConfigError: a server is unavailable, or a file cannot be written.
@@ -374,7 +374,7 @@ def unloadable(
         arch: the functions' architecture.
         config: gateway.yaml, for the problems.
         placeholder: the value of unset variables.
-        variables: the variables of `env` that are set here.
+        variables: the variables of `env` that are set on this machine.
     """
     python = machine.interpreter() if arch == machine.architecture() else None
     if python is None or sys.platform != "linux":

@@ -72,9 +72,6 @@ class Function:
     runtime: str
     environment: Mapping[str, str]
     events: Mapping[str, Any]
-    allows_loops: bool
-    """Whether AWS Lambda allows the function to be invoked repeatedly by messages that it
-    caused."""
 
 
 class Template:
@@ -125,7 +122,6 @@ class Template:
             runtime=own.get("Runtime", shared["Runtime"]),
             environment={name: str(value) for name, value in variables.items()},
             events=own.get("Events", {}),
-            allows_loops=own.get("RecursiveLoop") == "Allow",
         )
 
     def named(self, kind: str) -> list[str]:
@@ -227,7 +223,7 @@ def env_parameters(env: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 def undeclared(source: Mapping[str, Any], file: str) -> Iterator[Problem]:
     """Yield a problem for each reference to a variable that the functions lack, and for each
-    variable whose parameter would be that of another."""
+    variable whose parameter would have the name of another variable's parameter."""
     env = source.get("env") or {}
     rest = {name: expression for name, expression in source.items() if name != "env"}
     variables = [expression for expression in expressions(rest) if expression.source in ("", "env")]

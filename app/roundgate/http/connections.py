@@ -32,7 +32,8 @@ from uvicorn.server import ServerState
 from roundgate.errors import TransportError, Unavailable
 from roundgate.http.arrival import STATE, Request
 from roundgate.http.exchange import error_headers
-from roundgate.http.room import Stage, client_address, connection_to_close
+from roundgate.http.room import Stage, connection_to_close
+from roundgate.net.client_address import client_address
 from roundgate.protocol import NEWEST
 from roundgate.settings import HttpConfig
 
@@ -117,7 +118,8 @@ class Connections:
         return BoundedConnection(self, config, server_state, app_state)
 
     def add(self, connection: BoundedConnection) -> None:
-        """Add a connection; close another one or refuse this one if there are too many."""
+        """Add a connection. If there are too many, close another connection or refuse this
+        connection."""
         bounds = self.bounds
         if len(self._open) >= bounds.connections:
             victim = connection_to_close(
@@ -417,7 +419,7 @@ class BoundedConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _linger(self) -> None:
-        """Finish writing, and discard what the client still sends for `LINGER_S`."""
+        """Finish writing, and discard the client's bytes for `LINGER_S`."""
         self._enter(Stage.ENDING, LINGER_S)
         self.has_answered = True
         if self._transport.can_write_eof():

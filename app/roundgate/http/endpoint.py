@@ -96,7 +96,7 @@ class McpEndpoint:
         self, endpoint: Endpoint, receive: Receive, exchange: Exchange
     ) -> Request | None:
         """Return the request in a body. Answer a notification, or a message of an older client, and
-        return `None`."""
+        return `None`. Raise TransportError if a request for a stream is too long."""
         body = await self._read(receive, exchange)
         decoded = json.decode(body)
         if may_be_older(exchange.headers) and is_older(exchange.headers, decoded):
@@ -138,6 +138,7 @@ class McpEndpoint:
                 span,
                 exchange.correlation,
                 exchange.host.remaining_ms,
+                address=exchange.address,
             )
             token = CORRELATION.set(context.correlation)
             try:

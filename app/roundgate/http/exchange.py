@@ -158,8 +158,8 @@ class Responder:
         return self._end_after(self._lock, status, body, headers, as_event)
 
     async def end(self) -> None:
-        """Finish without a response, because the call continues elsewhere or was cancelled: end the
-        stream, or send 202 if none is open."""
+        """Finish without a response, because another process continues the call or the call was
+        cancelled: end the stream, or send 202 if none is open."""
         if self.state is State.STREAMING:
             self.state = State.DONE
             await self._body(b"", more=False)
@@ -304,10 +304,17 @@ class Exchange:
         extensions = scope.get("extensions")
         hosting = extensions.get(_HOSTING) if extensions else None
         self.host = hosting if isinstance(hosting, Hosting) else _NO_HOSTING
+        self.client: tuple[str, int] | None = scope.get("client")
+        """The address and the port of the client."""
         self.responder = responder
         self.correlation = Correlation()
         """The ids of the call, for the log."""
         scope[_EXCHANGE] = self
+
+    @property
+    def address(self) -> str:
+        """The address of the client, or an empty text."""
+        return self.client[0] if self.client else ""
 
     @property
     def caller(self) -> Principal:

@@ -104,7 +104,7 @@ def make_resources(
         raise ConfigError(
             [
                 file.origin.at("auth").problem(
-                    message, "use bearer JWTs here: auth: {issuer: …, jwks_url: …}"
+                    message, "use bearer JWTs: auth: {issuer: …, jwks_url: …}"
                 )
             ]
         )

@@ -28,6 +28,7 @@ from roundgate.http.older.serving import OlderClients
 from roundgate.methods.extensions import makes_tasks
 from roundgate.methods.once import Once
 from roundgate.methods.parts import CurrentMethods, Methods, Parts, Use
+from roundgate.methods.rates import Rates
 from roundgate.methods.table import make_methods, server_info
 from roundgate.protocol import NEWEST, ResultFormat, notifications
 from roundgate.runtime.reload import Reloader
@@ -68,6 +69,7 @@ class Replica:
             file.config.tasks.poll_interval_ms / 1000,
             lambda refs: core.stores.tasks.glance(refs, clock.now_ms()),
         )
+        self._rates = Rates(core.stores.sessions, clock, core.stores.metrics)
         self.endpoints = {
             view: self._make_endpoint(view, ring.of_view(view))
             for view in file.config.endpoints.values()
@@ -91,6 +93,7 @@ class Replica:
             Once(stores.once, self.core.accounts, sealer, clock, view),
             NamedTasks(own_tasks, TaskIds(sealer.ring), source, clock, config.tasks),
             self._watch,
+            self._rates,
             sealer,
             self.core.rows_of(view),
             clock,
@@ -134,7 +137,8 @@ class Replica:
         return [trouble for trouble in troubles if trouble is not None]
 
     def _make_pool(self) -> Pool | None:
-        """Return the workers, if this process may work on tasks and a tool makes tasks."""
+        """Return the workers, or `None` if this process may not work on tasks or no tool makes
+        tasks."""
         catalog = self.core.serving.catalog
         served = (catalog, *catalog.views.values())
         if not self._using.works or not any(map(makes_tasks, served)):

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from enum import IntEnum
-from ipaddress import IPv6Address, ip_address
 from itertools import chain
 from operator import attrgetter
 from typing import Final, Protocol, TypeVar
@@ -59,20 +58,6 @@ class Connection(Protocol):
 
 
 C = TypeVar("C", bound=Connection)
-
-
-def client_address(host: str) -> str:
-    """Return the address that counts as one client: an IPv4 address, or the /64 of an IPv6 address,
-    which providers assign to one customer. The path of a Unix socket is returned unchanged."""
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return host
-    if not isinstance(address, IPv6Address):
-        return host
-    if address.ipv4_mapped:
-        return str(address.ipv4_mapped)
-    return str(IPv6Address(int(address) >> 64 << 64))
 
 
 def connection_to_close(
@@ -122,8 +107,8 @@ def _unused(idle: list[C], newcomer: str, now: float) -> list[C]:
 
 
 def _over_share(stages: list[list[C]], newcomer: str, share: int, now: float) -> C | None:
-    """Return the oldest call of the address furthest over its share, if the newcomer's address is
-    below its own share."""
+    """Return the oldest call of the address furthest over its share, or `None` if there is none or
+    the newcomer's address is not below its own share."""
     counts = _counts(chain.from_iterable(stages))
     if counts[newcomer] >= share:
         return None
@@ -140,7 +125,8 @@ def _over_share(stages: list[list[C]], newcomer: str, share: int, now: float) ->
 
 
 def _of_the_largest(group: list[C]) -> C | None:
-    """Return the oldest connection of the address, or addresses, with the most connections."""
+    """Return the oldest connection of the address, or addresses, with the most connections; `None`
+    if the group is empty."""
     counts = _counts(group)
     most = max(counts.values(), default=0)
     largest = (connection for connection in group if counts[connection.address] == most)

@@ -444,7 +444,7 @@ class Changes:
             await self._flush()
 
     async def _flush(self) -> bool:
-        """Write pending changes, and return whether that succeeded."""
+        """Write pending changes; return whether the write succeeded."""
         async with self._turn:
             # a change noted from here on is written again, even if it is the same change
             more, self._pending = self._pending, {}

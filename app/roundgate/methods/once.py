@@ -119,7 +119,7 @@ class Once:
         Raises:
             StateRefused: the token was used with other answers.
             QuotaExceeded: too much is stored for the caller; the round was not served.
-            Unavailable: the same retry is being served elsewhere, longer than the call's deadline;
+            Unavailable: another process is serving the same retry, longer than the call's deadline;
                 or a store cannot be reached.
             ToolError: an earlier attempt ended without a known outcome.
         """

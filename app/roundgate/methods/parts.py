@@ -21,6 +21,7 @@ from roundgate.errors import InsufficientScope, InternalError, Unavailable
 from roundgate.json import encode
 from roundgate.methods.changes import Changes
 from roundgate.methods.once import Once
+from roundgate.methods.rates import Rates
 from roundgate.methods.rounds import (
     Calls,
     InputRequired,
@@ -71,6 +72,9 @@ class Results:
         Args:
             result: the members, without those that every result has.
             cache: the caching hint for clients, for methods with such a hint.
+
+        Raises:
+            InternalError: a member has no JSON form.
         """
         try:
             return self._format.write(result, cache)
@@ -95,7 +99,8 @@ class Results:
         return Reply(self.write(created), "task")
 
     def input_required(self, outcome: InputRequired) -> Reply:
-        """Return the reply of a round that ended with questions, or only with state."""
+        """Return the reply of a round that ended with questions, or only with state. Raise
+        InternalError if a question has no JSON form."""
         try:
             written = self._format.input_required(outcome.requests, outcome.request_state)
         except (TypeError, ValueError, RecursionError) as error:
@@ -218,8 +223,8 @@ class Scopes:
         return self._catalog.template_pages
 
     def may_subscribe(self, uri: str, principal: Principal, view: str) -> bool:
-        """Return whether the caller may learn of changes at a URI. A URI without a resource is
-        refused in a view alone, because elsewhere one may appear."""
+        """Return whether the caller may learn of changes at a URI. Only a view
+        refuses a URI without a resource; outside of views, such a resource may appear later."""
         if not view and not self.any_resource:
             return True
         if not self._catalog.has_resource(uri):
@@ -265,6 +270,7 @@ class Parts:
     tasks: NamedTasks
     watch: Watch
     """The watch for changes of tasks."""
+    rates: Rates
     sealer: StateSealer
     rows_of: RowsOf
     clock: Clock

@@ -133,7 +133,7 @@ class CompletionMethods:
         self._clock = kit.parts.clock
 
     async def complete(self, context: RequestContext, params: CompleteParams) -> Reply:
-        """Serve completion/complete."""
+        """Serve completion/complete. Raise InternalError if the completion asks a question."""
         name = params.ref.name if isinstance(params.ref, PromptReference) else params.ref.uri
         item = self._catalog.completed(params.ref.type, name)
         self._scopes.require(name[:MAX_URI], item.scopes, context.principal)

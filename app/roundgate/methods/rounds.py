@@ -91,6 +91,10 @@ class RequestContext:
     page_done: PageDone | None = None
     """A function that notifies the client that its user has finished with a page; `None` for
     clients without that notification."""
+    address: str = ""
+    """The address from which the request came."""
+    is_counted: bool = True
+    """Whether the request counts for the limits of its caller (`methods.rates`)."""
 
 
 @dataclass(slots=True)

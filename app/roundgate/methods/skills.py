@@ -53,7 +53,7 @@ class SkillsExtension(Extension):
         return bool(catalog.skill_sources)
 
     def settings(self) -> dict[str, Any]:
-        """Return that directories can be read."""
+        """Return the setting that announces directories."""
         return {"directoryRead": True}
 
     def methods(self, kit: Kit) -> Mapping[str, Method[Any]]:
@@ -117,7 +117,7 @@ class SkillMethods:
         if page is None:
             raise InvalidParams(
                 f"{uri[:_SHOWN]} is not a directory resource; URIs of directories have no slash at "
-                "the end, and cursors are those of the last page"
+                "the end, and a cursor comes from the last page"
             )
         children = [dict(child) for child in page.children]
         members = {"resources": children, **without_none(nextCursor=page.next_cursor)}
@@ -144,6 +144,6 @@ class SkillMethods:
         outcome = await engine.run_handler(lambda: ask(source), Run(call, Journal()))
         if isinstance(outcome, (Suspended, Restarted)):  # a source has no context to ask with
             raise InternalError(
-                log_failure(subject, RuntimeError("it asked something"), self._clock)
+                log_failure(subject, RuntimeError("the back end asked a question"), self._clock)
             )
         return self._calls.value(outcome, subject)

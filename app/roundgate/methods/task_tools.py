@@ -313,7 +313,7 @@ class TaskTools:
 
         Raises:
             ToolError: the arguments are invalid, the task is unknown, or its questions cannot be
-                answered here.
+                answered in words.
             InsufficientScope: the tool of the task needs scopes that the token lacks.
             Unavailable, InternalError: the service of the task cannot be reached, or fails.
         """
@@ -370,7 +370,7 @@ class TaskTools:
         requests = task_requests(await task.look())
         if any(is_approval(requests[key]) for key in answers if key in requests):
             raise ToolError(
-                "This question asks a person for approval, which no text can do:"
+                "This question asks a person for approval, so it cannot be answered in words:"
                 f" call {self._names[OwnTool.RESULT]} in a client that can show forms"
             )
         if tool not in self._fallback.in_words:

@@ -120,7 +120,8 @@ class ToolMethods:
         round_: Round,
         call: Call,
     ) -> Reply:
-        """Return the reply for the end of a round; create the task if the call becomes one."""
+        """Return the reply for the end of a round; create the task if the call becomes one. Raise
+        MissingCapability if the client lacks a capability that the handler needs."""
         match outcome:
             case InputRequired():
                 return self._results.input_required(outcome)
@@ -234,7 +235,7 @@ class ToolMethods:
         ref = self._tasks.ref(call.principal, round_.task_id)
         fields = {"task": str(ref), "error": str(error)}
         log.warning(
-            "a task may have been created or not; its client is asked to call again",
+            "a task may have been created; the client is asked to call again",
             extra={"fields": fields},
         )
         return self._results.input_required(await self._calls.in_doubt(round_, call, journal, end))

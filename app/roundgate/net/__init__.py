@@ -1,1 +1,1 @@
-"""URL hosts, HTTP connections and OAuth client authentication for all outgoing requests."""
+"""URL hosts, HTTP connections, OAuth client authentication, and a server beside other work."""

@@ -27,7 +27,7 @@ import httpcore
 import httpx
 
 MAX_HEAD_BYTES: Final = 131_072
-"""The limit for an answer's head together with the interim answers before it."""
+"""The limit in bytes for an answer's head together with the interim answers before it."""
 _ERRORS: Final = (
     httpcore.TimeoutException,
     httpcore.NetworkError,

@@ -76,4 +76,4 @@ def _choose_algorithm(key: Any) -> str:
             return _OF_CURVES[key.curve.name]
         case ed25519.Ed25519PrivateKey():
             return "EdDSA"
-    raise ValueError("this kind of key signs no assertion")
+    raise ValueError("a key of this kind cannot sign an assertion")

@@ -51,7 +51,7 @@ def place_of(error: BaseException) -> str | None:
 
 def innermost(error: BaseException) -> tuple[str, int] | None:
     """Return the file and the line number of `place_of`; for a syntax error in the user's code, the
-    place of the error."""
+    place of the error. Return `None` if the exception passed no line of the user."""
     if isinstance(error, SyntaxError) and error.filename and _is_own(error.filename):
         return error.filename, error.lineno or 1
     own = [place for place in _places(error.__traceback__) if _is_own(place[0])]

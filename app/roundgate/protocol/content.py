@@ -1,8 +1,8 @@
 """Content blocks, resource contents, prompt messages and tool results (schema.ts: `ContentBlock`
 and its parts).
 
-Handlers make and return these values. `to_wire` returns their JSON; binary data is bytes here, and
-base64 there.
+Handlers make and return these values. `to_wire` returns their JSON; binary data is bytes in a
+value, and base64 in JSON.
 """
 
 from __future__ import annotations

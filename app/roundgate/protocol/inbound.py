@@ -56,7 +56,8 @@ CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 
 @dataclass(slots=True)
 class ClientCapabilities:
-    """The capabilities that one request declares; those of other requests do not count."""
+    """The capabilities that one request declares. The capabilities of other requests do not
+    count."""
 
     declared: Mapping[str, Any]
     substituted: Mapping[str, Any] = field(default_factory=dict)

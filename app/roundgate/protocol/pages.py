@@ -1,7 +1,7 @@
 """Pages of a list with opaque cursors (server/utilities/pagination).
 
 A cursor names the entry after which the next page starts, so any replica can serve any page, even
-after a restart with another page size or with entries added elsewhere in the list.
+after a restart with another page size or with entries added at other places in the list.
 """
 
 from __future__ import annotations

@@ -17,8 +17,9 @@ def event(message: bytes) -> bytes:
 
 
 def event_with_id(message: bytes, event_id: str, retry_ms: int | None = None) -> bytes:
-    """Return an event with an id from which a client can continue elsewhere; an empty message
-    sends only the id. `retry_ms` is the pause before a client reconnects, in milliseconds."""
+    """Return an event with an id from which a client can continue at another replica; an empty
+    message sends only the id. `retry_ms` is the pause before a client reconnects, in
+    milliseconds."""
     retry = b"" if retry_ms is None else b"retry: %d\r\n" % retry_ms
     kind = b"event: message\r\n" if message else b""
     return b"id: %b\r\n%b%bdata: %b\r\n\r\n" % (event_id.encode(), retry, kind, message)

@@ -111,13 +111,14 @@ class TaskView:
     created_ms: int
     updated_ms: int
     expires_ms: int | None
-    """`None` if the task is kept without a limit."""
+    """The expiry; `None` if the task is kept without a limit."""
     requests: Mapping[str, bytes]
     """The outstanding questions by wire key."""
     outcome: bytes | None
     """The result of a completed task, or the error of a failed task."""
     poll_interval_ms: int | None = None
-    """The pause between polls that the service of a remote task asks for, if any."""
+    """The pause in milliseconds between polls that the service of a remote task asks for, if
+    any."""
 
 
 def to_wire(view: TaskView, poll_interval_ms: int) -> dict[str, Any]:

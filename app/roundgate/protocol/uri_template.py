@@ -103,7 +103,7 @@ class _Operator:
     def decode(self, text: str) -> str:
         value = unquote(text, errors="strict")
         if self.is_guarded and ("/" in value or value in {".", ".."}):
-            raise ValueError("more than one segment, or a dot segment")
+            raise ValueError("a value has several segments, or is a dot segment")
         return value
 
 
@@ -167,7 +167,7 @@ class _Value:
         if not self.is_exploded:
             return {self.name: self.operator.decode(text)}
         if self.operator.is_guarded and text.startswith("/"):
-            raise ValueError("an absolute path, once joined")
+            raise ValueError("a list would be an absolute path")
         return {
             self.name: [self.operator.decode(item) for item in text.split(self.operator.separator)]
         }
@@ -200,7 +200,7 @@ class _Expression:
 
     def pieces(self, starts_later: frozenset[str]) -> Iterator[_Piece]:
         """Yield the pieces of the expression. `starts_later` has the first characters of later
-        `{?}`, `{&}`, `{;}` and `{#}`, which values here must not contain."""
+        `{?}`, `{&}`, `{;}` and `{#}`, which values of this expression must not contain."""
         alphabet = (
             frozenset(_UNRESERVED + "%" + (_RESERVED if self.operator.takes_reserved else ""))
             - starts_later
@@ -246,7 +246,7 @@ class _Parameters(_Expression):
         for pair in text[1:].split(self.operator.separator) if text else ():
             name, _, value = pair.partition("=")
             if name in values and name not in self.exploded:
-                raise ValueError("given twice")
+                raise ValueError("a parameter has two values")
             values.setdefault(name, []).append(self.operator.decode(value))
         return {
             name: items if name in self.exploded else items[0] for name, items in values.items()
@@ -339,8 +339,8 @@ def _parse_part(text: str, match: re.Match[str]) -> _Part:
         raise _fault(
             text,
             match.start(),
-            f"{match[0]!r} has no partner",
-            "add it, or write %7B for '{', %7D for '}'",
+            f"{match[0]!r} is unmatched",
+            "add its counterpart, or write %7B for '{', %7D for '}'",
         )
     if match["literal"] is None:
         return _parse_expression(text, match.start(), match["body"])

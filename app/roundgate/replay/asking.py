@@ -111,7 +111,8 @@ def answered_key(run: Run, name: str) -> str | None:
 
 
 def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
-    """Return the usable answer to a question, or the question in the form in which to send it."""
+    """Return the usable answer to a question, or the question in the form in which to send it.
+    Raise RuntimeError if the question changed in `MAX_CHANGES` consecutive rounds."""
     entry, shown = _received(run, key, name), question_digest(name, question)
     match entry:
         case None:
@@ -139,8 +140,8 @@ def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
 
 
 def _received(run: Run, key: str, name: str) -> Asked | Answered | Unanswered | None:
-    """Return the entry of a question, or an unasked answer if the handler accepts unasked
-    answers."""
+    """Return the entry of a question, or an unasked answer if the handler accepts unasked answers;
+    `None` if there is neither."""
     entry = run.journal.questions.get(key)
     if entry is None and run.call.takes_unasked and name in run.journal.unasked:
         return Answered(key, None, 1, 0, run.journal.unasked[name], _wire(run, key, name))

@@ -31,7 +31,7 @@ class Timer(Protocol):
     """A timer that ends a wait of a handler: an `asyncio.Timeout`, or the timer of `wait_for`."""
 
     def when(self) -> float | None:
-        """Return the deadline on the loop's clock, in seconds."""
+        """Return the deadline on the loop's clock in seconds; `None` without a deadline."""
 
 
 def state(timer: Timer) -> str:

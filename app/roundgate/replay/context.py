@@ -104,8 +104,8 @@ class CallFacts:
 
     @property
     def client_info(self) -> Mapping[str, Any] | None:
-        """Return the client's own name and version. Use them for display and logs only: the client
-        chooses them freely."""
+        """Return the client's own name and version, or `None`. Use them for display and logs only:
+        the client chooses them freely."""
         return self._call.meta.client_info
 
     def supports(self, *required: Question | Mapping[str, Any]) -> bool:
@@ -517,7 +517,8 @@ class Context(CallFacts):
         return TimeLimit(self._run, name, seconds)
 
     async def shed(self, name: str = "shed") -> None:
-        """End this round without a question, the first time. The client's retry continues here."""
+        """End this round without a question, the first time. The client's retry continues after
+        this call."""
         await waiting.shed(self._run, name)
 
     # continuing later
@@ -565,7 +566,7 @@ class Context(CallFacts):
         """Open an external event, such as a webhook. Its `url` takes one payload by POST; its
         `wait()` returns the payload.
 
-        Only a task can wait for an event. An ordinary call that may become a task becomes one here.
+        Only a task can wait for an event. An ordinary call that may become a task becomes a task.
 
         Args:
             name: the place in the handler, as for `step`.

@@ -274,7 +274,8 @@ def _find_branch(
 
 
 def _as_completed_branch(parent: Branch, awaitables: Any, coroutine: Any) -> Branch:
-    """Return the branch of a coroutine of `as_completed`, numbered in the order of its list."""
+    """Return the branch of a coroutine of `as_completed`, numbered in the order of its list. Raise
+    RuntimeError if the order is not fixed."""
     awaited = parent.awaited
     if id(coroutine) not in awaited:
         if not isinstance(awaitables, Sequence):

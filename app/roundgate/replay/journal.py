@@ -449,7 +449,8 @@ def _plain_key(key: Any, where: str) -> str:
 
 
 def _plain_text(value: str, where: str) -> str:
-    """Return the text as a plain `str`, because members of a `StrEnum` belong to a subclass."""
+    """Return the text as a plain `str`, because members of a `StrEnum` belong to a subclass. Raise
+    NotJson for a lone surrogate."""
     try:
         value.encode()
     except UnicodeEncodeError:

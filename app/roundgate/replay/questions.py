@@ -148,7 +148,7 @@ class Form:
 @dataclass(frozen=True, slots=True)
 class Url:
     """A page for the user to open, for data that the client must not see. The action "accept" means
-    that the user agreed to open the page, whatever happens there."""
+    only that the user agreed to open the page."""
 
     message: str
     url: str

@@ -53,7 +53,7 @@ log = logging.getLogger("roundgate.replay")
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 HOLD_MS: Final = 1_000
 """The longest wait in milliseconds during which a task keeps its worker. Resuming the task
-elsewhere would take as long."""
+on another worker would take as long."""
 HOLD_FOR_TIMEOUTS_S: Final = 60.0
 """The longest time in seconds for which a task keeps its worker until an `asyncio.timeout` of the
 handler ends a durable wait."""
@@ -72,7 +72,7 @@ _WITHOUT_PLACE: Final = (Cut, Told, Remembered)
 
 
 class Cleanup(StrEnum):
-    """The reason why a call only ends its earlier work elsewhere, after its task ended early."""
+    """The reason why a call only ends the external work of its task, which ended early."""
 
     OF_WHAT_IS_KNOWN = "of what is known"
     """The journal has all work that the task began."""
@@ -130,7 +130,7 @@ class Texts(Protocol):
         """
 
     async def part(self, cursor: str, owner: Principal) -> TextPart | None:
-        """Return the part at a cursor; `None` if the owner has no text there, or lacks a scope.
+        """Return the part at a cursor; `None` if the owner has no such text, or lacks a scope.
 
         Raises:
             ToolError: newer texts of the owner have replaced the text.
@@ -239,7 +239,7 @@ class Call:
     external: ExternalEvents | None = None
     """Opens external events, in a task."""
     cleanup: Cleanup | None = None
-    """Set if the call may only end its work elsewhere and begin no other."""
+    """Set if the call may only end external work and begin no other."""
     step_threads: Threads | None = field(default=None, compare=False)
     """The bounded thread pool for steps that are plain functions; by default 40 threads for each
     event loop."""
@@ -317,7 +317,7 @@ class Run:
     longest_ms = 0.0
     """The duration of the longest step in milliseconds."""
     is_beginning = False
-    """Whether the run is starting work elsewhere whose id only the response contains. A handler
+    """Whether the run is starting external work whose id only the response contains. A handler
     cancelled at this moment could never end that work."""
     is_beyond = False
     """Whether this run has gone further than every earlier run."""
@@ -382,8 +382,7 @@ class Run:
     # progress
 
     def begin(self, root: asyncio.Task[Any] | None = None) -> None:
-        """Begin the run in the current task, or in `root` if the current task waits for that
-        one."""
+        """Begin the run in the current task, or in `root` if the current task waits for `root`."""
         self.owner.run, self.owner.begun_ms = self, self.clock.monotonic_ms()
         if root is None:
             self.root_task = asyncio.current_task()
@@ -432,7 +431,7 @@ class Run:
         ]
 
     def is_same(self, before: str, now: str | None) -> bool:
-        """Return whether the `identity` of the action at a place is the recorded one."""
+        """Return whether two identities of an action at the same place are equal."""
         return before == now
 
     async def enter(self, kind: str, *names: str) -> Branch:

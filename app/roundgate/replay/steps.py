@@ -343,9 +343,7 @@ def _recordable(task: Task, value: Any) -> Any:
         if not is_converted(value):
             raise
         name = type(value).__name__
-        raise NotJson(
-            f"{error}; or annotate the function's return type (-> {name}) to get the value back as one"
-        ) from None
+        raise NotJson(f"{error}; or annotate the function's return type (-> {name})") from None
 
 
 def _text(error: BaseException) -> str:
@@ -432,7 +430,8 @@ _HELD: Final = (dict, list, tuple, str, int, float, bool, type(None))
 
 @lru_cache(maxsize=512)
 def _unheld(hint: Any) -> str | None:
-    """Return the name of an annotated return class if JSON can represent none of its values."""
+    """Return the name of an annotated return class of which JSON can represent no value, otherwise
+    `None`."""
     if typing.get_origin(hint) is typing.Annotated:
         hint = typing.get_args(hint)[0]
     if (

@@ -212,7 +212,8 @@ class SyncContext(CallFacts):
             self._run.limits.discard(limit)
 
     def _wait(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """Call the engine from this thread, in the thread's branch, and wait for the result."""
+        """Call the engine from this thread, in the thread's branch, and wait for the result. Raise
+        RuntimeError in a thread that the handler started itself."""
         place = here.get()
         if place is None:
             raise RuntimeError(

@@ -188,8 +188,8 @@ def is_converted(value: Any) -> bool:
 
 
 _known: Final[WeakKeyDictionary[Any, dict[Any, Any]]] = WeakKeyDictionary()
-"""The return annotations of functions, by what `_kept_by` returns. References are weak: a step is
-often a `lambda` that holds its call."""
+"""The return annotations of functions, by the keys that `_kept_by` returns. References are weak: a
+step is often a `lambda` that holds its call."""
 
 
 def returned(function: Any) -> Any:
@@ -205,8 +205,8 @@ def returned(function: Any) -> Any:
 
 
 def _kept_by(function: Any) -> tuple[Any, Any]:
-    """Return the two keys of a function's annotation. A function that is defined anew in each call
-    has the code, the module and the text of the annotation in common with the earlier ones."""
+    """Return the two keys of a function's annotation. Functions that one `def` defines anew in each
+    call have the same keys: code, module and text of the annotation."""
     if not isinstance(function, FunctionType) or hasattr(function, "__wrapped__"):
         return function, None
     annotation = function.__annotations__.get("return")

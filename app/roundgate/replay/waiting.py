@@ -51,7 +51,8 @@ SHED_MARGIN_MS: Final = 250
 
 @engine_call
 async def shed(run: Run, name: str) -> None:
-    """End this round or turn once. The client's next retry, or another worker, continues here."""
+    """End this round or turn once. The client's next retry, or another worker, continues after the
+    call."""
     branch = await run.enter("shed", name)
     key = run.come_to(branch, "shed", name)
     if key not in run.journal.steps:
@@ -177,9 +178,9 @@ async def _wait(run: Run, branch: Branch, until_ms: int) -> None:
 async def within_scopes(run: Run, branch: Branch) -> None:
     """Return once no durable time limit around the branch is about to end its block.
 
-    A passed limit usually cancels the branch here, directly or through the task that entered the
-    block. If that task continues in the block (it catches the cancellation, or waits for this
-    branch in a `finally`), the branch continues too, as inside `asyncio.timeout`.
+    A passed limit usually cancels the branch during this wait, directly or through the task that
+    entered the block. If that task continues in the block (it catches the cancellation, or waits
+    for this branch in a `finally`), the branch continues too, as inside `asyncio.timeout`.
 
     Raises:
         Suspend: the run has ended meanwhile.
@@ -275,7 +276,7 @@ class TimeLimit(Scope):
             is_ours = self._task.uncancel() <= self._cancelling
             is_late = is_ours and kind is not None and issubclass(kind, CancelledError)
         if is_late and self._run.stopped is None:
-            raise TimeoutError(f"the limit of {self._seconds:g} s is over") from error
+            raise TimeoutError(f"the time limit of {self._seconds:g} s is over") from error
         if self._begun is not None and not self._is_recorded and self._may_record_leaving(kind):
             entry = replace(self._begun, was_left=True)
             self._run.journal.add(entry)

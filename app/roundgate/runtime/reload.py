@@ -442,7 +442,7 @@ def on_hangup(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> It
 
 def terminal_watch() -> Callable[[], bool]:
     """Return a function that returns whether the current terminal has been closed. Under `nohup`,
-    which ignores SIGHUP, and without a terminal, that is always False."""
+    which ignores SIGHUP, and without a terminal, the function always returns False."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN or not _has_terminal():
         return lambda: False
     return lambda: not _has_terminal()

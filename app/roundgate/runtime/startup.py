@@ -66,7 +66,7 @@ class Stores:
     tasks: StoredTasks
     queue: TaskQueue
     sessions: SessionStore
-    """The session rows of the gateway itself, without an owner; `Core.rows_of` has those of
+    """The session rows of the gateway itself, without an owner; `Core.rows_of` returns the rows of
     callers."""
     prepares: Prepares = ()
     again: Callable[[], StoredTasks] | None = None
@@ -272,7 +272,7 @@ def _no_shared_keys() -> NoReturn:
 
 def is_private(file: ConfigFile, using: Settings) -> bool:
     """Return whether only the developer can call: the gateway has no authentication, no anonymous
-    callers from elsewhere, and no public URL, and does not run on AWS Lambda."""
+    callers from other machines, and no public URL, and does not run on AWS Lambda."""
     return (
         file.config.auth == "none"
         and using.public_url is None

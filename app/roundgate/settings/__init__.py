@@ -23,12 +23,14 @@ from roundgate.settings.sections import AuthorizerConfig as AuthorizerConfig
 from roundgate.settings.sections import CacheHint as CacheHint
 from roundgate.settings.sections import CachingConfig as CachingConfig
 from roundgate.settings.sections import CallersConfig as CallersConfig
+from roundgate.settings.sections import CallLimits as CallLimits
 from roundgate.settings.sections import FallbackConfig as FallbackConfig
 from roundgate.settings.sections import HttpConfig as HttpConfig
 from roundgate.settings.sections import JwtAuthConfig as JwtAuthConfig
 from roundgate.settings.sections import LimitsConfig as LimitsConfig
 from roundgate.settings.sections import Model as Model
 from roundgate.settings.sections import PackageConfig as PackageConfig
+from roundgate.settings.sections import RateConfig as RateConfig
 from roundgate.settings.sections import ServerConfig as ServerConfig
 from roundgate.settings.sections import SessionsConfig as SessionsConfig
 from roundgate.settings.sections import StateConfig as StateConfig

@@ -90,7 +90,8 @@ def _mapping(node: Any) -> dict[str, Any]:
 
 
 def _plain(text: str) -> Any:
-    """Return the value of an unquoted scalar (core schema of YAML 1.2)."""
+    """Return the value of an unquoted scalar (core schema of YAML 1.2). Raise ValueError if the
+    value has no JSON form."""
     if text in _NULL:
         return None
     if text in _BOOLEANS:

@@ -35,7 +35,7 @@ _ELSEWHERE: Final = {
     "store": "remove it: set GATEWAY_STORE",
     "mcpServers": "remove it: clients list servers there; a gateway has `backends`",
 }
-"""The remedies for settings that users expect in the file but must set elsewhere."""
+"""The remedies for settings that users expect in the file, but that the file does not have."""
 _BY_PATTERN: Final = (
     ("^https?://", "write the whole URL, such as https://api.example.com"),
     ("^/", "begin the path with /"),

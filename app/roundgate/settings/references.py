@@ -249,8 +249,8 @@ class Resolver:
 
     environ: Mapping[str, str]
     placeholder: str | None
-    """A replacement for references to AWS and for references that cannot be resolved here, which
-    then cause no problem. `None` reports them."""
+    """A replacement for references to AWS and for references that cannot be resolved on this
+    machine, which then cause no problem. `None` reports them."""
     problems: list[Problem]
     """A list that receives a problem for each reference that cannot be resolved."""
     files: set[Path] = field(default_factory=set)

@@ -157,6 +157,46 @@ class LimitsConfig(Model):
     )
 
 
+class CallLimits(Model):
+    """Limits on the calls of one caller. A limit that is not set does not apply."""
+
+    calls_per_minute: int | None = Field(
+        None, description="Calls that one caller may make in a minute.", ge=1, le=1_000_000
+    )
+    burst: int | None = Field(
+        None,
+        description="Calls that one caller may make at once after a pause. Unset: calls_per_minute.",
+        ge=1,
+        le=1_000_000,
+    )
+    concurrent: Count | None = Field(
+        None, description="Calls of one caller that one process runs at once."
+    )
+
+    @model_validator(mode="after")
+    def _burst_has_a_rate(self) -> CallLimits:
+        if self.burst is not None and self.calls_per_minute is None:
+            raise ValueError("burst needs calls_per_minute")
+        return self
+
+
+class RateConfig(CallLimits):
+    """Limits on the calls of each caller: issuer, subject and client; without auth, an address."""
+
+    shared: bool = Field(
+        False,
+        description="Whether replicas count calls a minute together, in the store. Unset: each by itself.",
+    )
+    tools: dict[str, CallLimits] = Field(
+        {},
+        description="Further limits on calls of tools, by whole name; * stands for any text. The tools of a row share.",
+    )
+    scopes: dict[str, CallLimits] = Field(
+        {},
+        description="Limits of callers with a scope, in place of the general ones. The first row that applies counts.",
+    )
+
+
 class StateConfig(Model):
     """Settings of requestState, the sealed journal of a call that travels through the client
     between rounds."""
@@ -317,7 +357,8 @@ class CallersConfig(Model):
 
     scopes: list[str] = Field([], description="Scopes that every call needs.")
     scopes_supported: list[str] | None = Field(
-        None, description="Scopes in the metadata document. Unset: those of tools and `scopes`."
+        None,
+        description="Scopes in the metadata document. Unset: the scopes of tools and `scopes`.",
     )
     operator_scope: str | None = Field(
         None,

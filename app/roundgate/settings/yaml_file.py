@@ -28,7 +28,8 @@ class Located:
     lines: Mapping[Loc, int]
 
     def line(self, loc: Sequence[str | int]) -> int | None:
-        """Return the line of a location, or of the nearest enclosing location that has one."""
+        """Return the line of a location, or of the nearest enclosing location that has one; `None`
+        without lines."""
         around = (tuple(loc[:length]) for length in range(len(loc), -1, -1))
         return next((self.lines[place] for place in around if place in self.lines), None)
 

@@ -107,7 +107,7 @@ def index_condition(wanted: Wanted) -> str | None:
 
 
 def number_from_cursor(cursor: str | None) -> int | None:
-    """Return the number of the last row of a page.
+    """Return the number of the last row of a page; `None` without a cursor.
 
     Raises:
         ValueError: the cursor is malformed.

@@ -50,7 +50,8 @@ class OnceStore(Protocol):
         """Store the outcome of a round that the caller claimed."""
 
     async def read(self, token_id: str) -> OnceRecord | None:
-        """Return the record of a token id, strongly consistent."""
+        """Return the record of a token id, strongly consistent; `None` if the id was not
+        claimed."""
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -47,8 +47,8 @@ class TaskQueue(Protocol):
         """Return up to `limit` messages; wait up to `wait_ms` for the first.
 
         The queue hides received messages for a while, then delivers them again unless they are
-        deleted. `skip` names owners that already have enough tasks running here; a queue that can
-        do so leaves their messages to other workers (see `put_back`).
+        deleted. `skip` names owners that already have enough running tasks in this process; a queue
+        that can do so leaves their messages to other workers (see `put_back`).
         """
 
     async def delete(self, messages: Sequence[Message]) -> None:

@@ -2,7 +2,7 @@
 
 A store inserts, reads, swaps, scans and deletes. It decides nothing about a task's life: those
 rules are in `roundgate.tasks.machine`, and `roundgate.tasks.stored` reads, asks the machine and
-swaps. `tests/storage/task_contract.py` holds each store to every sentence here.
+swaps. `tests/storage/task_contract.py` tests each store against every sentence of this text.
 
 **One record decides.** A `TaskRecord` has a `version`, which each write changes. `swap` replaces a
 record by its successor, and happens as a whole or not at all:
@@ -149,8 +149,8 @@ class TaskRecord:
     """The number of times that sweeps postponed the task since its last claim, except while its
     message was known to wait in the queue."""
     cleans_up: bool = False
-    """Whether the task may leave work to end elsewhere if it ends early. A terminal task with a
-    `due_ms` has such work."""
+    """Whether the task may leave external work if it ends early, such as a service's job. A
+    terminal task with a `due_ms` has such work."""
     ending: Ending | None = None
     """The ending; `None` while the task is open."""
     failed_steps: Sequence[str] = ()
@@ -186,7 +186,7 @@ class TaskRecord:
 
     @property
     def is_to_clean_up(self) -> bool:
-        """Return whether the task is terminal and has work to end elsewhere."""
+        """Return whether the task is terminal and has external work to end."""
         return self.due_ms is not None and self.status in TERMINAL
 
     @property
@@ -348,10 +348,12 @@ class TaskStore(Protocol):
         """
 
     async def read(self, ref: TaskRef) -> TaskRecord | None:
-        """Return a record with the values that its client sees, strongly consistent. One call."""
+        """Return a record with the values that its client sees, strongly consistent; `None` if the
+        task is unknown. One call."""
 
     async def head(self, ref: TaskRef) -> TaskRecord | None:
-        """Return a record without its values, strongly consistent. One call."""
+        """Return a record without its values, strongly consistent; `None` if the task is unknown.
+        One call."""
 
     async def heads(
         self, refs: Sequence[TaskRef], *, may_lag: bool = False

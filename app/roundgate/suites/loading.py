@@ -49,7 +49,7 @@ class SuiteFile:
 
     @property
     def name(self) -> str:
-        """The name for reports: that of the suite, or of the file if the suite has none."""
+        """The suite's name for reports; by default the name of the file."""
         return self.suite.name or self.path.name
 
     def line(self, *steps: str | int) -> int | None:

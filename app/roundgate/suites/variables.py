@@ -137,7 +137,7 @@ class Variables:
                 f"there is no variable {name}: define it in `variables` or with `save`"
             )
         if value is None and not re.fullmatch(r"\w+", name):
-            raise ValueError(f"{name} has no value in the variables of this case")
+            raise ValueError(f"{name} has no value in this case: set it, or correct the expression")
         return value
 
     def _environment(self, name: str, default: str | None, source: str) -> str:

@@ -199,7 +199,7 @@ class NewTask:
     outcome: bytes | None = None
     journal_version: int = 1
     cleans_up: bool = False
-    """Whether the task may leave work to end elsewhere if it ends early."""
+    """Whether the task may leave external work if it ends early."""
     ending: Ending | None = None
     """The ending of a terminal task; by default the ending of its status."""
     call_id: str | None = None
@@ -411,7 +411,7 @@ class PostponeCleanup:
 
 @dataclass(frozen=True, slots=True)
 class EndCleanup:
-    """The end of a cleanup: all work elsewhere has ended, or the workers have given up."""
+    """The end of a cleanup: all external work has ended, or the workers have given up."""
 
     fence: int
 

@@ -114,7 +114,7 @@ class Deliveries:
         self._due_ms = int(tasks.requeue_after_s * 1000)
 
     async def by_token(self, tokens: EventTokens, token: str, payload: Any) -> Receipt:
-        """Deliver the event of a token. An invalid token counts as that of an unknown task.
+        """Deliver the event of a token. An invalid token counts as the token of an unknown task.
 
         Raises:
             Unavailable: the keys or the store cannot be reached; the payload may have been stored.

@@ -9,9 +9,9 @@ client, or reports to a client that can resume its stream:
     the answers ──▶ working, free ──▶ claim ─────────┴─▶ finish   `claim`
     notifications/cancelled ──▶ cancelled                         `cancel`
 
-`tasks.machine` decides the life of a hidden task like that of any other. But processes with a
-request run its rounds, so it needs no messages, and it is due when it expires. Clients follow the
-task by its sealed id; `tasks/get` does not find it.
+`tasks.machine` decides the life of a hidden task as of any task. But processes with a request run
+its rounds, so it needs no messages, and it is due when it expires. Clients follow the task by its
+sealed id; `tasks/get` does not find it.
 
 **A process that dies** leaves its lease. A request that follows the task takes it over after
 `LEASE_MS` without a renewal, measured on its own monotonic clock, because clocks differ. If the
@@ -227,7 +227,7 @@ class HiddenTasks:
     # for any process
 
     async def head(self, ref: TaskRef) -> TaskRecord | None:
-        """Return the task without its values, expired or not.
+        """Return the task without its values, expired or not; `None` if it is unknown.
 
         Raises:
             Unavailable: the store cannot be reached.
@@ -244,7 +244,8 @@ class HiddenTasks:
         return None if record is None else record.outcome
 
     async def whole(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
-        """Return the task with its work, which the store may have deleted if the task is terminal.
+        """Return the task with its work; `None` for an unknown task, and for work that the store
+        has deleted because the task is terminal.
 
         Raises:
             Unavailable: the store cannot be reached.

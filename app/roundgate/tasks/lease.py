@@ -98,7 +98,7 @@ class LeaseTime:
 
     def due_ms(self, sent: Moment, now_due_ms: int) -> int | None:
         """Return when a sweep has to check whether the worker died: as soon as other workers may
-        claim the task. Return `None` if `now_due_ms` can stay."""
+        claim the task, in milliseconds since the epoch. Return `None` if `now_due_ms` can stay."""
         return self.until_ms(sent) + self.skew_ms if self.is_due_soon(now_due_ms) else None
 
     def is_due_soon(self, due_ms: int) -> bool:

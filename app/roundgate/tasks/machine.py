@@ -67,7 +67,7 @@ awaited events, and if one has been delivered, the task is free at once (`Waited
 The marks stay when the task ends, so that a service that repeats a request gets the result of the
 first one.
 
-**Cleaning up.** A task created with `cleans_up` may have started work elsewhere that continues by
+**Cleaning up.** A task created with `cleans_up` may have started external work that continues by
 itself. If the task ends early, by `Cancel`, `Expire`, or a `Finish` with `cleanup_due_ms`, it is
 terminal for its client but keeps its work and its place in the index of due tasks; `Claim` is
 refused as `CLEAN_UP`. `ClaimCleanup` leases the task, `PostponeCleanup` postpones the next try, and
@@ -585,7 +585,7 @@ def _wait(
     record: TaskRecord, changes: Changes, awaits: Collection[str], now_ms: int
 ) -> Waited | None:
     """Record in `changes` the events that the task awaits. If one of them was delivered or closed,
-    record none and return `READY`."""
+    record none and return `READY`; otherwise return `None`."""
     texts = changes.get("events", record.events)
     if not texts:
         return Waited.READY if awaits else None

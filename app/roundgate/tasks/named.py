@@ -271,13 +271,13 @@ class _Sources:
         """Return the source of a back end, which stays open until the block ends.
 
         Raises:
-            Unavailable: the back end has no source now; it may not be deployed here yet.
+            Unavailable: the back end has no source now; this process may not serve it yet.
         """
         with self.catalogs.use() as catalog:
             source = catalog.task_sources.get(backend)
             if source is None:
                 raise Unavailable(
-                    "The service that has this task is not served here; ask again later"
+                    "The service that has this task is not served now; ask again later"
                 )
             yield source
 

@@ -138,7 +138,8 @@ def _marks(record: TaskRecord, journal: Journal) -> list[Mark]:
 
 
 def _kept(record: TaskRecord, work: Work, from_step: str | None) -> tuple[TaskCall, Journal]:
-    """Return the call and the part of the journal that a retry keeps."""
+    """Return the call and the part of the journal that a retry keeps. Raise NotRetryable if another
+    version wrote the task."""
     try:
         return TaskCall.from_bytes(work.call), _journal(record, work, from_step)
     except _OF_ANOTHER_VERSION as error:

@@ -69,8 +69,8 @@ def said_by(error: Exception) -> str:
 
 
 def failure_reason(outcome: Completed[Returned] | Failed) -> str | None:
-    """Return the reason of a tool error in a few words for the log, without any text of the
-    tool."""
+    """Return the reason of a tool error in a few words for the log, without any text of the tool;
+    `None` if the tool succeeded."""
     match outcome:
         case Completed(ToolResult(is_error=True)):
             return "result"
@@ -161,7 +161,7 @@ def _unusable(returned: object) -> Exception:
     """Return the error of a call that returned another object than a result."""
     if isinstance(returned, TaskView):
         return RuntimeError(
-            "it returned a task of its service for a call that cannot become a task"
+            "the tool returned a task of its service for a call that cannot become a task"
         )
     kind = type(returned).__name__
-    return TypeError(f"it returned {kind}; a tool of a back end must return a ToolResult")
+    return TypeError(f"the tool returned {kind}; a back end's tool must return a ToolResult")

@@ -242,8 +242,8 @@ class Pool:
 
     @property
     def trouble(self) -> str | None:
-        """Return why the sweep is inactive, if this process does not trust its clock; otherwise
-        `None`."""
+        """Return the reason why the sweep is inactive: this process does not trust its clock.
+        Otherwise return `None`."""
         return self._sweep.trouble
 
     async def stop(self) -> None:

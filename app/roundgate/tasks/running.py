@@ -3,7 +3,7 @@ does not end is cancelled, then abandoned.
 
     stopped (lease lost, time is up, suspended but still running) ── GRACE_S ── cancelled ── GRACE_S ── abandoned
 
-A handler that is starting work elsewhere (`Run.beginning`) first receives the response.
+A handler that is starting external work (`Run.beginning`) first receives the response.
 
 The handler runs in an asyncio task of its own, so the turn ends even if the handler ignores a
 cancellation.

@@ -73,7 +73,7 @@ class Tasks:
                 of this id, the method returns that one unchanged.
             message: the handler's last status message.
             ended: the outcome of the call, if it has ended.
-            cleans_up: whether the call starts work elsewhere that must end with it
+            cleans_up: whether the call starts external work that must end with it
                 (`Tool.cleans_up`).
             call_id: the id of the call in the log.
 

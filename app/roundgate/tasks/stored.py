@@ -220,7 +220,8 @@ class StoredTasks:
         return end
 
     async def _reserve(self, record: TaskRecord, size: int) -> Reserved | None:
-        """Count bytes for the owner of a task, until its store forgets it."""
+        """Count bytes for the owner of a task, until its store forgets it. Return `None` if
+        there is nothing to count."""
         if self._accounts is None or size <= 0:
             return None
         until_ms = record.expires_ms + (KEEP_MS if record.ref.is_hidden else FORGET_AFTER_MS)
@@ -530,7 +531,8 @@ class StoredTasks:
     async def _write_under_lease(
         self, lease: Lease, event: events.UnderLease, now_ms: int
     ) -> int | None:
-        """Write an event and return the delay of its message."""
+        """Write an event and return the delay of its message in milliseconds; `None` if no message
+        is needed. Raise LeaseLost if the lease is lost."""
         held = lease.held
         if held is None or held.known.ref != lease.ref:
             raise LeaseLost(str(lease.ref))

@@ -1,7 +1,7 @@
 """The sweep, which finds due tasks that no message will wake.
 
-After a lost message, the death of a worker, a sleep longer than a queue can delay, or its expiry, a
-task is in the index with a `due_ms` that has passed. The same is true of a terminal task that needs
+A task is in the index with a `due_ms` that has passed after a lost message, the death of a worker,
+a sleep longer than a queue can delay, or its expiry. The same is true of a terminal task that needs
 a cleanup. Any number of processes may sweep. They share the work by shards of the index, and each
 late task is sent once, because moving its `due_ms` is a conditional write.
 
@@ -84,7 +84,7 @@ class Sweep:
 
     @property
     def trouble(self) -> str | None:
-        """Return why this process does not act by its clock; `None` if it does."""
+        """Return the reason why this process does not act by its clock; `None` if it does."""
         return self._trust.trouble
 
     @property

@@ -91,7 +91,7 @@ MAX_MESSAGE_DELAY_MS: Final = 900_000
 longer."""
 BACKOFF_MS: Final = (1_000, 5_000, 20_000, 60_000)
 CLEANUP_PAUSES_S: Final = (5, 30, 120, 600, 1_800, 3_600, 7_200, 14_400)
-"""The seconds between attempts to end the work of a task elsewhere: nine attempts in eight hours,
+"""The seconds between attempts to end the external work of a task: nine attempts in eight hours,
 for a service that is unavailable."""
 DECLINED_MS: Final = (1_000, 60_000)
 """The shortest and the longest pause after a decline, in milliseconds; between them, a quarter of
@@ -120,11 +120,11 @@ class Turn(StrEnum):
     FAULT = "fault"
     GIVEN_UP = "given up"
     CLEANED_UP = "cleaned up"
-    """The work of the task elsewhere was ended, or there was none."""
+    """The external work of the task was ended, or there was none."""
     TO_CLEAN_UP = "to be cleaned up"
-    """The work could not be ended; a worker will try again."""
+    """The external work could not be ended; a worker will try again."""
     NOT_CLEANED_UP = "not cleaned up"
-    """The work could not be ended; the workers have given up."""
+    """The external work could not be ended; the workers have given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class Carrier:
 
     @property
     def cleans_up(self) -> bool:
-        """Return whether the task may have started work elsewhere that has to end with it."""
+        """Return whether the task may have started external work that has to end with it."""
         return self._record.cleans_up
 
     def news(self) -> list[bytes] | None:
@@ -551,7 +551,7 @@ class Carrier:
     async def _pause(
         self, added: Added, wake_ms: int, *, attempts: int, declined_ms: int = 0
     ) -> None:
-        """Release the task until `wake_ms` without counting that as progress."""
+        """Release the task until `wake_ms` without counting the release as progress."""
         await self._store.release(
             *(self.lease, added, self._clock.now_ms()),
             wake_ms=wake_ms,
@@ -604,8 +604,8 @@ class Carrier:
         )
 
     def _news(self) -> str | None:
-        """Return the handler's status message if the record lacks it. Lone surrogates, as in some
-        file names, are replaced."""
+        """Return the handler's status message, or `None` if the record already has it. Lone
+        surrogates, as in some file names, are replaced."""
         message = self.run.message
         shown = None if message is None else message.encode(errors="replace").decode()
         return shown if shown != self._message else None
@@ -615,5 +615,6 @@ _QUESTIONS: Final = (Asked, Answered, Unanswered)
 
 
 def _place(entry: Entry) -> tuple[bool, str]:
-    """Return the key of an entry in the journal, which holds one entry for each key."""
+    """Return whether an entry belongs to a question, and its key. The journal holds one entry for
+    each such pair."""
     return isinstance(entry, _QUESTIONS), entry.key

@@ -51,8 +51,8 @@ class VersionCount:
     name: str | None
     """The name of the change; `None` if no open task of the tool has a version."""
     version: int | None
-    """The version; `None` for tasks that have not reached its place, or passed the place before the
-    change."""
+    """The version; `None` for tasks that have not reached the change, or passed its place before it
+    was made."""
     tasks: int
     oldest_ms: int
     """When the oldest of these tasks was created, in milliseconds since the epoch."""

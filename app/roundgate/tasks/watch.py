@@ -180,7 +180,7 @@ class _Poller:
                 self._failures = 0 if await self._look_at(due) else self._failures + 1
 
     async def _look_at(self, due: Sequence[_Watched]) -> bool:
-        """Read due tasks, and return whether that succeeded."""
+        """Read due tasks. Return `False` if no read succeeded."""
         glimpses: Mapping[TaskRef, Glimpse] = {}
         if self._glance_at is not None:
             refs = [
@@ -228,7 +228,7 @@ class _Poller:
         self._hurry.clear()
 
     async def _look(self, watched: _Watched, glimpses: Mapping[TaskRef, Glimpse]) -> bool:
-        """Read a task, and return whether that succeeded."""
+        """Read a task; return whether the read succeeded."""
         task = watched.task
         watched.has_news, had_news = False, watched.has_news
         try:

@@ -5,13 +5,13 @@ Two workers may get the same task, and a worker may die at any point:
     message ──▶ claim ──▶ a turn (`tasks.turn`)
                   │ not claimed: drop the message
                   │ a suspect: claim the task alone
-                  ▼ over, but work continues elsewhere: clean up
+                  ▼ over, but external work continues: clean up
 
 The worker retries after faults of the gateway, such as an unavailable store, with growing pauses;
 then the task fails. The death of a worker counts only against a task that it ran alone
 (`tasks.pool`).
 
-**Cleanup** cancels the work elsewhere of a task that ended early, such as a service's job:
+**Cleanup** cancels the external work of a task that ended early, such as a service's job:
 
     tasks/cancel ─ row: cancelled, due ─ message ─ claim_cleanup ─ the handler, once more ─ end_cleanup
                          │ lost: the sweep finds the row            │ refused, away: a pause, then again
@@ -373,7 +373,7 @@ class Worker:
     async def clean_up(
         self, ref: TaskRef, deadline: Deadline | None = None, left: Left | None = None
     ) -> Turn:
-        """End the work elsewhere of a task that ended early, unless another worker does so. `left`
+        """End the external work of a task that ended early, unless another worker does so. `left`
         is the knowledge of a worker that held the task.
 
         Raises:
@@ -411,7 +411,7 @@ class Worker:
 
     async def _leave(self, carrier: Carrier) -> None:
         """Clean up after a task that this worker lost. If the task was cancelled, only this worker
-        knows all of its work elsewhere."""
+        knows all of its external work."""
         if not carrier.cleans_up:
             return
         left = Left(carrier.claimed, carrier.news())
@@ -419,7 +419,7 @@ class Worker:
             await to_its_end(self.clean_up(carrier.ref, carrier.run.call.deadline, left))
         except Unavailable as error:
             fields = {"task": str(carrier.ref), "error": str(error)}
-            log.warning("cannot clean up a cancelled task, a sweep will", extra={"fields": fields})
+            log.warning("cannot clean up a cancelled task; a sweep will", extra={"fields": fields})
 
     async def _clean_up_alone(self, ref: TaskRef, left: Left | None) -> Turn:
         """Clean up without a lease, because the other workers lack this worker's results."""
@@ -453,7 +453,7 @@ class Worker:
                 handler = partial(served.call, Context(run), dict(task_call.arguments))
                 return _cleanup_error(await engine.run_handler(handler, run))
         except NotServedHere as needs:
-            return NotServedHere(f"no worker here {needs}")
+            return NotServedHere(f"no worker of this process {needs}")
         except Exception as error:
             return error
 

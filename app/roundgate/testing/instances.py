@@ -229,7 +229,7 @@ class VirtualClock(Clock):
     async def sleep(self, seconds: float) -> None:
         """Wait for some seconds of this clock.
 
-        In a handler, the clock advances once the whole handler waits; elsewhere it advances at
+        In a handler, the clock advances once the whole handler waits; in other code it advances at
         once. If another instance is working, whose result the caller may need, `sleep` takes at
         most 10 ms of real time instead.
         """

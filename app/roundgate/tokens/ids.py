@@ -1,5 +1,5 @@
 """Ids that are sealed tokens. Every process with the keys can open them, but only for their owner;
-nothing about them is stored. An event's token belongs to whoever presents it.
+nothing about them is stored. An event's token is valid for any caller.
 
 `Mcp-Session-Id`      the facts that a client stated when it opened its session
 id of a question      its session, the hidden task that asks, and the name of the question in it
@@ -57,7 +57,7 @@ class SessionSealer:
     leeway_s: float = field(default=5)
     """The allowed difference between the clocks of two replicas, in seconds."""
     _opened: dict[tuple[str, tuple[str, str, str]], SessionFacts] = field(default_factory=dict)
-    """The sessions opened here, by token and owner. Invalid tokens are never cached."""
+    """The sessions opened in this process, by token and owner. Invalid tokens are never cached."""
     refusals: Refusals = field(default_factory=lambda: Refusals(of_sessions=True))
 
     def seal(

@@ -187,7 +187,7 @@ def _ask_aws(source: str, ask: Callable[[], T]) -> T:
 def rotate(keys: Sequence[str], stage: int, fresh: str | None = None) -> list[str]:
     """Return the ring for the next stage of a rotation. Restart every replica between two stages.
 
-    1  adds a new key at the end, so every replica can open its tokens
+    1  adds a new key (`fresh`, or a random one) at the end, so every replica can open its tokens
     2  moves the new key to the front: it seals from now on, the old keys still open
     3  removes the old keys, once their tokens have expired
 

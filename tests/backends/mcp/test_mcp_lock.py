@@ -180,7 +180,7 @@ async def test_changes_are_taken_by_default_and_nothing_is_pinned(
         ("{", "lock file"),
         ("[]", "not a lock file of version 1"),
         ('{"version": 2}', "not a lock file of version 1"),
-        ('{"version": 1, "tools": []}', "no object for each"),
+        ('{"version": 1, "tools": []}', "must have an object for each"),
     ],
 )
 async def test_a_lock_file_that_cannot_be_read_is_an_error(

@@ -94,7 +94,7 @@ def _check(tool: LambdaToolConfig) -> None:
             more |= {RESPONSES}
         if clashes := sorted(arguments & more):
             raise ValueError(
-                f"input_schema: {', '.join(clashes)} is the gateway's own name; use another, or "
+                f"input_schema: {', '.join(clashes)} is a name of the gateway; use another name, or set "
                 "payload.arguments_in"
             )
     if tool.job is not None:

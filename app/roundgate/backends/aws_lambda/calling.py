@@ -253,7 +253,7 @@ def _accepted(invoked: Invoked, taken_by: Target) -> ToolResult:
 async def _dialogue(call: OneCall, context: Context) -> Kept:
     payload = call.payload()
     if RESPONSES in payload:  # an argument must not pass for the user's answer
-        raise ToolError(f"{RESPONSES}: is the gateway's own; leave it out")
+        raise ToolError(f"{RESPONSES}: is reserved for the gateway; leave it out")
 
     async def exchange(number: int, answering: Answering | None) -> Kept:
         sent = payload

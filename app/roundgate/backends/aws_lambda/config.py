@@ -52,7 +52,7 @@ class PayloadConfig(Model):
     def _has_room(self) -> PayloadConfig:
         taken = [name for name in (self.arguments_in, self.context_in, *self.fixed) if name]
         if twice := sorted({name for name in taken if taken.count(name) > 1}):
-            raise ValueError(f"{', '.join(twice)}: two members would have the same name")
+            raise ValueError(f"{', '.join(twice)}: two members have this name; rename one")
         return self
 
 
@@ -157,7 +157,7 @@ class LambdaCallConfig(Model):
         if len(ways) > 1:
             raise ValueError(f"{' and '.join(ways)} cannot be combined; choose one")
         if self.asynchronous and self.result:
-            raise ValueError("asynchronous has no result; remove `result`")
+            raise ValueError("an asynchronous call has no result; remove `result`")
         return self
 
 
@@ -212,11 +212,13 @@ class LambdaToolConfig(LambdaCallConfig):
     @model_validator(mode="after")
     def _is_callable(self) -> LambdaToolConfig:
         if self.http is not None and (self.payload.model_fields_set or self.interactive):
-            raise ValueError("http excludes payload and interactive; remove them, or http")
+            raise ValueError("http cannot be combined with payload or interactive; choose one")
         if self.asynchronous and self.output_schema is not None:
-            raise ValueError("asynchronous has no result; remove `output_schema`")
+            raise ValueError("an asynchronous call has no result; remove `output_schema`")
         if self.qualifier is not None and self.function is not None and is_qualified(self.function):
-            raise ValueError("function ends in a qualifier; remove it there, or `qualifier`")
+            raise ValueError(
+                "function already ends in a qualifier; remove it from the name, or remove `qualifier`"
+            )
         return self
 
 
@@ -280,7 +282,11 @@ class LambdaBackendConfig(BackendConfig):
         if without := [
             tool.name for tool in self.tools if (tool.function or self.function) is None
         ]:
-            raise ValueError(f"no function for {', '.join(without)}: name one there, or for all")
+            raise ValueError(
+                f"{', '.join(without)}: no function; set `function` for the tool, or for the back end"
+            )
         if self.qualifier is not None and self.function is not None and is_qualified(self.function):
-            raise ValueError("function ends in a qualifier; remove it there, or `qualifier`")
+            raise ValueError(
+                "function already ends in a qualifier; remove it from the name, or remove `qualifier`"
+            )
         return self

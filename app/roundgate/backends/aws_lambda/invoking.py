@@ -154,7 +154,7 @@ def error_from_refusal(refused: Refusal, target: Target) -> BackendError:
             "run. Check whether its work was done before you call again"
         )
     sentence = _SENTENCES.get(code, f"it was refused with {code}")
-    return BackendError(f"Nothing was done, AWS Lambda refuses the function {name}: {sentence}")
+    return BackendError(f"Nothing was done. AWS Lambda refuses the function {name}: {sentence}")
 
 
 def _not_answered(refused: Refusal, name: str) -> BackendError:
@@ -351,7 +351,8 @@ class Functions:
             raise _too_slow(target, timeout_s, refused, may_have_run=may_have_run) from None
 
     def _invoke(self, invocation: Invocation, timeout_s: float) -> Invoked:
-        """Return the result of an invocation. Blocks, so it runs in a thread."""
+        """Return the result of an invocation. Blocks, so it runs in a thread. Raise BackendError if
+        the result is too large, or boto3 is too old."""
         client = self._client(invocation.target.region, timeout_s)
         if invocation.execution_name is not None:
             _check_knows_durable(client)

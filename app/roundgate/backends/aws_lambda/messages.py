@@ -124,7 +124,7 @@ def make_payload(
     if config.context_in is not None:
         more[config.context_in] = dict(facts)
     if clashes := sorted(inside.keys() & more.keys()):
-        raise ToolError(f"{', '.join(clashes)}: is the gateway's own; leave it out")
+        raise ToolError(f"{', '.join(clashes)}: is reserved for the gateway; leave it out")
     return {**inside, **more}
 
 
@@ -325,7 +325,9 @@ def _bytes(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise BackendError("The function marked its answer as base64, but it is not") from None
+        raise BackendError(
+            "The function marked its answer as base64, but the body is not base64"
+        ) from None
 
 
 def line(value: Any) -> str:

@@ -266,7 +266,7 @@ def file_from_value(argument: str, value: Any) -> File:
     """
     if not isinstance(value, dict):
         raise ToolError(
-            f"arguments.{argument}: is a file; give an object with base64, text or resource"
+            f"arguments.{argument}: must be a file; give an object with base64, text or resource"
         )
     # RFC 7578 section 4.2: send no directories, which may lead outside the target folder
     name = (value.get("file_name") or "").replace("\\", "/").rpartition("/")[2]

@@ -171,7 +171,7 @@ NAME_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,64}$"
 
 
 class HttpArgument(Model):
-    """One argument of a tool and where it goes in the HTTP request."""
+    """One argument of a tool and its place in the HTTP request."""
 
     location: Literal["path", "query", "header", "body", "whole_body"] | None = Field(
         None,
@@ -247,7 +247,7 @@ class HttpJobConfig(JobConfig):
 
     poll: str = Field(
         description="Path below base_url of the job's status, such as /projects/{project}/jobs/{id}; names are"
-        " those of variables and of the tool's arguments.",
+        " variables and the tool's arguments.",
         pattern=r"^/",
     )
     fetch: str | None = Field(

@@ -1,7 +1,7 @@
 """Settings of the gateway's credentials, one model for each kind.
 
-To add a kind, add a model, an entry in `CREDENTIALS` and a branch of `Credential` here, and a case
-in `roundgate.backends.http.credentials`.
+To add a kind, add a model, an entry in `CREDENTIALS` and a branch of `Credential` in this module,
+and a case in `roundgate.backends.http.credentials`.
 """
 
 from __future__ import annotations

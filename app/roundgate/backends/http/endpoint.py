@@ -65,7 +65,7 @@ class Endpoint:
     result_headers: Mapping[str, str] = field(default_factory=dict)
     """Header names of the answer, by the members of the result that they become."""
     max_bytes: int | None = None
-    """The limit for an answer; `None` means the back end's limit."""
+    """The limit for an answer in bytes; `None` means the back end's limit."""
     _output: Schema | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -262,7 +262,7 @@ def _check_places(placed: Sequence[Argument], taken: Taken) -> None:
             )
         if (is_header and key in taken.headers) or (location == "query" and key in taken.query):
             raise ValueError(
-                f"argument {argument.name!r}: the {location} {wire_name!r} is the gateway's own; set `as`"
+                f"argument {argument.name!r}: the {location} {wire_name!r} is reserved for the gateway; set `as`"
             )
         if (location, key) in first_names:
             raise ValueError(
@@ -276,11 +276,15 @@ def _check_body(plan: BodyPlan, placed: Sequence[Argument]) -> None:
     whole = [argument for argument in placed if argument.location == "whole_body"]
     members = {argument.wire_name for argument in placed if argument.location == "body"}
     if len(whole) > 1 or (whole and (members or plan.is_always_sent)):
-        raise ValueError("whole_body is for one argument, and excludes other arguments in body")
+        raise ValueError(
+            "whole_body is for one argument, and cannot be combined with other arguments in body"
+        )
     template = plan.template
     top = set(plan.fixed) | (set() if template is None else set(template.members))
     if twice := sorted(members & top):
-        raise ValueError(f"{', '.join(twice)} is in the body already; set `as`, or remove it there")
+        raise ValueError(
+            f"{', '.join(twice)} is in the body already; set `as`, or remove it from the body"
+        )
     names = {argument.name for argument in placed}
     if template is not None and (unknown := sorted(template.names - names)):
         raise ValueError(
@@ -298,7 +302,9 @@ def _check_body(plan: BodyPlan, placed: Sequence[Argument]) -> None:
             " argument, or write {{ for a brace"
         )
     if plan.content_type is not None and plan.kind == "multipart":
-        raise ValueError("content_type is not for a multipart body, whose parts have their own")
+        raise ValueError(
+            "content_type cannot be used with a multipart body, whose parts have their own"
+        )
     for argument in placed:
         is_part = argument.location == "body" and plan.kind == "multipart"
         if argument.is_file and argument.location != "whole_body" and not is_part:

@@ -32,7 +32,8 @@ from roundgate.protocol import (
 ACCEPTED: Final = "gzip, deflate"
 """The value of `Accept-Encoding`."""
 LARGE_BYTES: Final = 262_144
-"""The size above which an answer is parsed in a thread, so as not to block the event loop."""
+"""The size in bytes above which an answer is parsed in a thread, so as not to block the event
+loop."""
 _EXCERPT_CHARS: Final = 500
 _CHARSET: Final = re.compile(r"charset=\"?([A-Za-z0-9._:-]{1,40})", re.IGNORECASE)
 _CHARSETS: Final = frozenset(
@@ -73,7 +74,7 @@ class Outgoing:
     wants: tuple[str, ...] = ()
     """The lower-case names of the answer's headers that become part of the result."""
     max_bytes: int | None = None
-    """The limit for the answer; `None` means the back end's limit."""
+    """The limit for the answer in bytes; `None` means the back end's limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,9 +287,7 @@ def _from_json(answer: Answer, pointer: str, output: Schema | None) -> ToolResul
     try:
         value = json.at_pointer(answer.value(), pointer)
     except ParseError:
-        raise UnexpectedAnswer(
-            f"The service answered something that is not JSON{excerpt(answer)}"
-        ) from None
+        raise UnexpectedAnswer(f"The service's answer is not JSON{excerpt(answer)}") from None
     except LookupError:
         raise UnexpectedAnswer(
             f"The service's answer has nothing at {pointer}{excerpt(answer)}"
@@ -299,7 +298,7 @@ def _from_json(answer: Answer, pointer: str, output: Schema | None) -> ToolResul
 
 
 def _warn(tool: str, why: str) -> None:
-    """Log why an answer is unexpected, without the answer's text."""
+    """Log the reason why an answer is unexpected, without the answer's text."""
     log.warning(
         "a response does not match its OpenAPI document",
         extra={"fields": {"tool": tool, "why": why.partition(": ")[0]}},

@@ -48,7 +48,7 @@ class Answered(Protocol):
 
     @property
     def retry_after(self) -> str | None:
-        """The header `Retry-After`."""
+        """The header `Retry-After`; `None` without it."""
 
 
 class Repeatable(Protocol):

@@ -58,7 +58,7 @@ class Service:
             access: the credentials for every request.
             redacted: the function that redacts secrets from answers.
             certificates: TLS settings; `None` trusts the public authorities.
-            hosts: the gates that the back end's services share; `None` makes new ones.
+            hosts: the gates that the back end's services share; `None` makes new gates.
         """
         self.name = config.name
         self._config = config
@@ -301,7 +301,7 @@ def _limit_s(error: Exception, phases: TimeoutsConfig | None) -> float | None:
 
 
 def _cause(error: BaseException) -> str:
-    """Return why a certificate is not trusted, or the exception's name for any other error."""
+    """Return the reason why a certificate is not trusted; for any other error, its name."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):

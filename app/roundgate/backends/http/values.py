@@ -3,8 +3,8 @@
     repeat     a=1&a=2          comma     a=1,2          pipe     a=1%7C2
     brackets   a[]=1&a[]=2      json      a=[1,2]        space    a=1%202
 
-Items are percent-encoded, separators are written as shown. A header is not percent-encoded, so an
-item that contains the separator is refused there.
+Items are percent-encoded, separators are written as shown. A header is not percent-encoded, so the
+gateway refuses an item in a header that contains the separator.
 
 Percent-encoding a "/" in a path does not make it harmless. Many servers and proxies decode the path
 before they split it, some twice, and then `/public/..%2Fsecret` is `/secret` (CWE-22). The gateway

@@ -79,7 +79,9 @@ class ToolCalls:
         questions: Json = {}
         for number in count(1):
             if number > MAX_EXCHANGES:
-                raise UnexpectedAnswer(f"{self.config.name} asks for input endlessly")
+                raise UnexpectedAnswer(
+                    f"{self.config.name} asked for input more than {MAX_EXCHANGES} times"
+                )
             if "held" in questions:
                 outcome = await context.step("call", self._answer(context, questions, answering))
             else:
@@ -96,7 +98,11 @@ class ToolCalls:
                 refuse_for_lack(outcome["required"], context, what_for)
             if "task" in outcome:
                 return view_from_wire(outcome["task"], self.uris)
-            answering, questions = await answers_to(outcome, context), outcome
+            if outcome.get("pending"):
+                await context.shed()
+            else:
+                answering = await answers_to(outcome, context)
+            questions = outcome
         raise AssertionError("the loop returns or raises")
 
     def _exchange(self, context: Context, params: Json) -> Callable[[], Awaitable[Json]]:
@@ -110,7 +116,7 @@ class ToolCalls:
             full_params = with_meta(params, context)
             if (held_calls := self._calls_with_questions(context, listener)) is not None:
                 outcome = await self.server.limited(
-                    lambda: held_calls.begin(context, full_params, listener),
+                    lambda: held_calls.begin(context, "tools/call", full_params, listener),
                     context.deadline,
                     is_repeatable=self.tool.listed.may_be_repeated,
                 )
@@ -141,8 +147,7 @@ class ToolCalls:
     def _calls_with_questions(self, context: Context, listener: Listener) -> HeldCalls | None:
         """Return the object that makes a call during which an older server may ask. Return `None`
         if the client cannot answer questions, or answers cannot reach this process."""
-        may_be_asked = not CARRIED.keys().isdisjoint(listener.capabilities or {})
-        return self.held_calls if may_be_asked and can_hold(context) else None
+        return self.held_calls if may_be_asked(context, listener) else None
 
     def _answer(
         self, context: Context, questions: Json, answering: Json
@@ -151,7 +156,7 @@ class ToolCalls:
             assert self.held_calls is not None
             token = self.held_calls.progress_token(questions)
             notify = Relay(context, self.config.name, token).notify
-            answers = answering["inputResponses"]
+            answers = answering.get("inputResponses", {})
             outcome = await self.held_calls.answer(context, questions, answers, notify)
             return self._outcome(outcome["result"], context) if "result" in outcome else outcome
 
@@ -166,7 +171,7 @@ class ToolCalls:
         try:
             await self.server.set_log_level(level)
         except ClientError as error:
-            log.debug("a server did not take a log level", exc_info=error)
+            log.debug("a server refused a log level", exc_info=error)
 
     def _outcome(self, raw: Json, context: Context) -> Json:
         """Return a result, or its questions and state, in the form of the journal.
@@ -247,6 +252,11 @@ def with_meta(params: Json, context: Context) -> Json:
     return {**params, "_meta": meta} if meta else params
 
 
+def may_be_asked(context: Context, listener: Listener) -> bool:
+    """Return whether the client can answer questions, and answers can reach other processes."""
+    return not CARRIED.keys().isdisjoint(listener.capabilities or {}) and can_hold(context)
+
+
 def carried_capabilities(context: Context) -> Json:
     """Return the capabilities whose questions the gateway can carry, and which the client declared
     or the gateway substitutes for it."""
@@ -292,10 +302,10 @@ class Relay:
         return Listener(self.notify, refuse, meta or None, headers, capabilities)
 
     async def notify(self, method: str, params: Json) -> None:
-        """Relay a notification of the server."""
+        """Relay a notification of the server. Raise BadAnswer after `MAX_NOTICES` notifications."""
         self._notices += 1
         if self._notices > MAX_NOTICES:
-            raise BadAnswer("The server sends notifications endlessly")
+            raise BadAnswer(f"The server sends more than {MAX_NOTICES:,} notifications")
         if method == "notifications/progress" and params.get("progressToken") == self._token:
             await self._progress(params)
         elif self.log_level is None:

@@ -72,7 +72,7 @@ class PartConfig(Model):
         return any(fnmatchcase(name, each) for each in self.include) and not self.excludes(name)
 
     def excludes(self, name: str) -> bool:
-        """Return whether a prompt, URI or template is not to be served, listed or not. A server
+        """Return whether a prompt, URI or template must not be served, even if unlisted. A server
         may decode and normalize a URI, so no other spelling of it leads past `exclude`."""
         if not self.exclude:
             return False
@@ -144,7 +144,8 @@ class McpBackendConfig(RemoteConfig):
     )
     max_held_calls: int = Field(
         100,
-        description="The maximum number of such calls that wait for users in one process; each caller has a fifth.",
+        description="The maximum number of such calls whose streams one process holds open for users; each caller has"
+        " a fifth.",
         ge=1,
     )
     held_s: float = Field(

@@ -152,7 +152,8 @@ class _ToolJob:
             raise
 
     async def _call(self, tool: UsableTool, arguments: Json) -> Json:
-        """Return a tool's unchanged result. Declare no capability, so the server cannot ask."""
+        """Return a tool's unchanged result; raise UnexpectedAnswer if it is no result. Declare no
+        capability, so the server cannot ask."""
         await self.calls.require_accepted(tool.name)
         headers = of_arguments(tool.listed, arguments)
         raw = await self.calls.server.request(

@@ -116,7 +116,7 @@ class Listening:
 
     async def _listen(self, connection: Connection) -> None:
         """Keep one stream open for the wanted URIs. Return when no URI is wanted, or the server has
-        ended the stream."""
+        ended the stream. Raise BadAnswer if the server does not acknowledge a stream."""
         reading: asyncio.Task[None] | None = None
         try:
             while wanted := self._wanted:

@@ -25,7 +25,7 @@ LISTS: Final[Mapping[str, tuple[str, str]]] = {
 }
 """The capability that a list needs, and the member of its pages, by its method."""
 LIST_S: Final = 20.0
-"""Seconds within which a server must return a list besides that of its tools."""
+"""Seconds within which a server must return a list other than its list of tools."""
 _NOT_FOUND: Final = -32601
 _TYPES: Final[Mapping[str, tuple[type, str]]] = {
     "title": (str, "text"),
@@ -49,14 +49,15 @@ class Lists:
     faults: Mapping[str, str] = field(default_factory=dict)
     """The reason why a list could not be read, by its method."""
     ttl_ms: int | None = None
-    """The shortest time to live of the lists, as the server declares it."""
+    """The shortest time to live of the lists in milliseconds, as the server declares it."""
 
     def get(self, method: str) -> Sequence[Json]:
         """Return the entries of a list."""
         return self.entries.get(method, ())
 
     def offers_the_same_as(self, other: Lists) -> bool:
-        """Return whether the lists equal those of another poll, apart from their time to live."""
+        """Return whether the lists equal the lists of another poll, apart from their time to
+        live."""
         return replace(self, ttl_ms=None) == replace(other, ttl_ms=None)
 
     def has_emptied_list_of(self, other: Lists) -> bool:
@@ -92,7 +93,8 @@ async def read_lists(connection: Connection, server: ServerInfo, previous: Lists
 async def _read(
     connection: Connection, method: str, previous: Lists
 ) -> tuple[Sequence[Json], str | None, int | None]:
-    """Return the entries of a list, the reason for a failure to read it, and its time to live."""
+    """Return the entries of a list, the reason for a failure to read it, and its time to live in
+    milliseconds. A reason or time that does not exist is `None`."""
     try:
         listing = await read_list(connection, method, LISTS[method][1])
     except (RpcError, BadAnswer, HttpRefused) as error:

@@ -67,7 +67,7 @@ class Lock:
             raise ValueError(f"is not a lock file of version {VERSION}")
         digests = {kind: value.get(kind) for kind in KINDS}
         if not all(isinstance(names, dict) for names in digests.values()):
-            raise ValueError(f"has no object for each of {', '.join(KINDS)}")
+            raise ValueError(f"must have an object for each of {', '.join(KINDS)}")
         return cls(digests)  # type: ignore[arg-type]  # checked above; digests are only compared
 
     def write(self, path: Path) -> None:
@@ -92,7 +92,7 @@ class Lock:
         return lines
 
     def differences(self, kind: str, definitions: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-        """Return how definitions differ from the accepted definitions, by name."""
+        """Return the differences of definitions from the accepted definitions, by name."""
         accepted, differences = self.digests[kind], dict[str, str]()
         for raw in definitions:
             name = raw.get(KINDS[kind])

@@ -21,7 +21,7 @@ from roundgate.replay import Context
 def make_prompts(
     lists: Lists, requests: Requests, config: PartConfig, uris: Uris, clock: Clock
 ) -> tuple[list[Prompt], list[LeftOut]]:
-    """Return the selected prompts that can be served, and records of those that cannot."""
+    """Return the selected prompts that can be served, and records of the others."""
     prompts: dict[str, Prompt] = {}
     others: list[LeftOut] = []
     for raw in lists.get("prompts/list"):

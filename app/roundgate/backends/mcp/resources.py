@@ -34,8 +34,7 @@ def make_resources(
     reporter: ChangeReporter,
     clock: Clock,
 ) -> tuple[list[Resource], list[LeftOut]]:
-    """Return the selected resources and templates that can be served, and records of those that
-    cannot."""
+    """Return the selected resources and templates that can be served, and records of the others."""
     served: dict[tuple[str, str], Resource] = {}
     others: list[LeftOut] = []
     for method, member in (("resources/list", "uri"), ("resources/templates/list", "uriTemplate")):
@@ -82,7 +81,8 @@ def _resource(
 
 @dataclass(frozen=True, slots=True)
 class _Selected:
-    """The URIs of a template, without those that `exclude` names and those of other back ends."""
+    """The URIs of a template, except URIs that `exclude` names or that belong to other back
+    ends."""
 
     pattern: Pattern
     config: PartConfig
@@ -111,7 +111,8 @@ def _completed(
 async def _read(
     requests: Requests, uris: Uris, context: Context, uri: str, values: Mapping[str, Any]
 ) -> ForwardedRead:
-    """Read a resource by the gateway's URI; return its contents."""
+    """Read a resource by the gateway's URI; return its contents. Raise UnexpectedAnswer if the
+    answer has none."""
     raw = await requests.send(context, "read", "resources/read", {"uri": uris.theirs(uri)})
     items = raw.get("contents")
     if not is_object_list(items):

@@ -97,7 +97,7 @@ class ServerSkills:
     def from_list(
         cls, skill_list: SkillList, server: Server, clock: Clock, config: PartConfig
     ) -> tuple[ServerSkills, list[LeftOut]]:
-        """Return the skills of a list that can be served, and records of those that cannot."""
+        """Return the skills of a list that can be served, and records of the others."""
         uris = Uris(server.name, is_named=True)
         entries: dict[str, Mapping[str, Any]] = {}
         others: list[LeftOut] = []

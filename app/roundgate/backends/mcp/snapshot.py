@@ -24,7 +24,7 @@ class Snapshot:
     usable: Sequence[UsableTool]
     left_out: Sequence[LeftOut]
     ttl_ms: int | None
-    """The shortest time to live of the lists, as the server declares it."""
+    """The shortest time to live of the lists in milliseconds, as the server declares it."""
     lists: Lists
     """The prompts, resources and resource templates."""
     skills: SkillList

@@ -45,7 +45,8 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class UsableTool:
-    """A tool of a server: its name there, its definition for clients, and its compiled schema."""
+    """A tool of a server: its name at the server, its definition for clients, and its compiled
+    schema."""
 
     name: str
     definition: Mapping[str, Any]
@@ -57,7 +58,7 @@ class UsableTool:
 def usable_tools(
     definitions: Sequence[Json], *, check_arguments: bool
 ) -> tuple[list[UsableTool], list[LeftOut]]:
-    """Return the tools that can be served, and records of those that cannot."""
+    """Return the tools that can be served, and records of the others."""
     usable: dict[str, UsableTool] = {}
     left_out: list[LeftOut] = []
     for raw in definitions:
@@ -74,7 +75,7 @@ def usable_tools(
 
 
 def _usable(raw: Json, *, check_arguments: bool) -> UsableTool:
-    """Return a tool.
+    """Return the tool that a listed definition describes.
 
     Raises:
         ValueError, BadAnswer: clients would refuse the definition.

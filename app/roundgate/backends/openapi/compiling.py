@@ -190,7 +190,8 @@ class _Compiler:
 
     def _documents(self) -> list[Document]:
         """Return every description, changed by the overlays: the document itself, or the documents
-        in the folder that have `paths`."""
+        in the folder that have `paths`. Raise ConfigError if there is none, or one cannot be
+        read."""
         path = None if urlsplit(self._root).scheme != "file" else path_from_uri(self._root)
         uris = [self._root]
         if path is not None and path.is_dir():
@@ -371,7 +372,7 @@ def _expecting_known_types(what: str) -> Iterator[None]:
     """Report an unexpected type of a value in a part of a document.
 
     Raises:
-        UnusableOperation: a value is of a type that OpenAPI does not allow there.
+        UnusableOperation: a value is of a type that OpenAPI does not allow at its place.
     """
     try:
         yield

@@ -82,7 +82,8 @@ class Sources:
         """Return the parsed document.
 
         Raises:
-            UnreadableDocument: it is not allowed, missing, too large, or neither JSON nor YAML.
+            UnreadableDocument: the document is not allowed, missing, too large, or neither JSON nor
+                YAML.
         """
         if uri not in self._documents:
             if len(self._documents) >= MAX_DOCUMENTS:
@@ -146,7 +147,7 @@ def parsed(raw: bytes, uri: str) -> Any:
     """Return a document as plain JSON values.
 
     Raises:
-        UnreadableDocument: it is neither JSON nor YAML.
+        UnreadableDocument: the document is neither JSON nor YAML.
     """
     raw = raw.removeprefix(b"\xef\xbb\xbf")  # a byte order mark, which .NET writes
     if raw.lstrip()[:1] == b"<":
@@ -351,7 +352,7 @@ class References:
         try:
             return Place(uri, pointer), at_pointer(self.sources.document(uri), pointer)
         except (LookupError, ValueError):
-            raise DanglingReference(f"$ref {reference[:200]!r} leads to nothing") from None
+            raise DanglingReference(f"$ref {reference[:200]!r} has no target") from None
 
     def _named(self, uri: str) -> dict[str, str]:
         """Return the pointers of `$id`s and of `#anchor`s in a document."""

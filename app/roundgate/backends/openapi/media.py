@@ -134,8 +134,8 @@ class Bodies:
         )
 
     def _chosen(self, uri: str, content: Content) -> str:
-        """Return the preferred media type of a body. For a body with files, choose multipart if it
-        is among the preferred types."""
+        """Return the preferred media type of a body; raise UnusableOperation if none is usable. For
+        a body with files, choose multipart if it is among the preferred types."""
         ranked = sorted(media_types([content]), key=self._rank)
         if not ranked:
             raise UnusableOperation(
@@ -270,7 +270,8 @@ class Bodies:
         return Member(media_type=media_type or ("application/json" if is_object else None))
 
     def _files(self, uri: str, schema: Any) -> Literal["one", "many"] | None:
-        """Return whether a member is a file or a list of files. A nullable file is also a file."""
+        """Return whether a member is a file or a list of files; `None` for any other member. A
+        nullable file is also a file."""
         for _ in range(MAX_HOPS):
             uri, schema = self._followed(uri, schema)
             if not isinstance(schema, dict) or schema.get("readOnly") is True:

@@ -69,7 +69,7 @@ class Identity:
 def tool_names(operations: Sequence[Identity], longest: int) -> list[str]:
     """Return a name of at most `longest` characters for each operation.
 
-    A name that is too long, or not unique, ends in a digest of method and path. So it does not
+    A name that is too long, or not unique, ends in a digest of method and path. So a name does not
     change when the document gets other operations, or another order.
     """
     names = [_preferred_name(operation) for operation in operations]
@@ -223,7 +223,7 @@ class Document:
             parameters = [(raw.uri, entry) for entry in value["parameters"]]
         security = alternatives(value.get("security", self.value.get("security")))
         if len(parameters) > MAX_ARGUMENTS:
-            raise UnusableOperation(f"it has more than {MAX_ARGUMENTS:,} parameters")
+            raise UnusableOperation(f"the operation has more than {MAX_ARGUMENTS:,} parameters")
         arguments = _Arguments(self, raw.identity)
         for uri, parameter in parameters:
             arguments.add_parameter(uri, parameter)
@@ -261,7 +261,8 @@ class Document:
 
     def _parameters(self, raw: FoundOperation) -> list[tuple[str, dict[str, Any]]]:
         """Return the parameters of the path and the operation, each with its document. An
-        operation's parameter replaces the path's parameter of the same name and place."""
+        operation's parameter replaces the path's parameter of the same name and place. Raise
+        UnusableOperation if a parameter is not an object."""
         merged: dict[tuple[Any, Any], tuple[str, dict[str, Any]]] = {}
         for uri, parameters in (
             (raw.item_uri, raw.item.get("parameters")),

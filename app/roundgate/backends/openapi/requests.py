@@ -4,8 +4,8 @@ An index holds plans as JSON. The tool's schema has validated the arguments. Thi
 that no value adds a path segment, a header line or a cookie.
 
 Values are written in the styles of OpenAPI ("Style Values", after RFC 6570). Beyond that table:
-lists and objects within objects are written in `deepObject` only, as `name[member][0]`; elsewhere a
-list or object inside another is JSON. An empty list or object is omitted.
+lists and objects within objects are written in `deepObject` only, as `name[member][0]`; in other
+styles a list or object inside another is JSON. An empty list or object is omitted.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _check_taken(outgoing: Outgoing, taken: frozenset[str]) -> None:
         return
     pairs = [*outgoing.query.split("&"), *outgoing.headers.get("cookie", "").split("; ")]
     if clashes := clashing({unquote_plus(pair.partition("=")[0]) for pair in pairs}, taken):
-        raise ToolError(f"{', '.join(clashes)}: is the gateway's own; leave it out")
+        raise ToolError(f"{', '.join(clashes)}: is reserved for the gateway; leave it out")
 
 
 def request(plan: Plan, arguments: Mapping[str, Any]) -> Outgoing:
@@ -266,7 +266,7 @@ def _check_names(plan: Plan, parameter: Parameter, value: Any) -> None:
     if clashes := clashing(_exploded_names(value, parameter.style, parameter.explode), others):
         shown = ", ".join(clashes)
         raise ToolError(
-            f"arguments.{parameter.argument}: {shown} is another argument; use that one"
+            f"arguments.{parameter.argument}: move {shown} to the argument of that name"
         )
 
 
@@ -349,7 +349,7 @@ def _form(body: Body, value: Mapping[str, Any]) -> str:
             item = json.encode(item).decode()
         exploded_names = _exploded_names(item, member.style, member.explode)
         if clashes := clashing(exploded_names, names - {name}):
-            raise ToolError(f"{name}: {', '.join(clashes)} is another argument; use that one")
+            raise ToolError(f"{name}: move {', '.join(clashes)} to the argument of that name")
         pairs += in_query(name, item, member.style, member.explode, _query_quote())
     return "&".join(pairs)
 

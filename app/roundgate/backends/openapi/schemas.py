@@ -87,7 +87,9 @@ class Schemas:
         try:
             return self._convert(uri, schema, uses, 0), frozenset(uses)
         except RecursionError:
-            raise UnusableOperation("the schema is nested too deeply") from None
+            raise UnusableOperation(
+                f"the schema is nested too deeply; {MAX_DEPTH} levels are the maximum"
+            ) from None
 
     def definitions(self, uses: frozenset[Place]) -> Json:
         """Return `$defs` for a schema with the targets `uses`: the targets and all schemas that
@@ -184,7 +186,8 @@ class Schemas:
         return {"$ref": f"#/$defs/{self._name(place)}"}
 
     def _target(self, uri: str, reference: str, uses: set[Place]) -> tuple[Place, Any] | None:
-        """Return the place and value of a reference's target, or record that it is missing."""
+        """Return the place and value of a reference's target. Record a missing target and return
+        `None`."""
         try:
             return self.references.resolve(uri, reference)
         except DanglingReference as error:

@@ -59,7 +59,7 @@ class Servers:
 
     def _document_server(self, servers: Any, document_uri: str) -> str:
         """Return the first of the document's servers. Raise UnusableOperation if requests may not
-        go there."""
+        go to it."""
         url = self.first(servers, document_uri)
         if self._may_go_to(url):
             return url
@@ -77,7 +77,7 @@ class Servers:
         )
 
     def first(self, servers: Any, document_uri: str) -> str:
-        """Return the URL of the first server, whether or not requests may go there.
+        """Return the URL of the first server, whether or not requests may go to it.
 
         Raises:
             UnusableOperation: there is no server, or its URL is unusable.
@@ -116,7 +116,8 @@ class Servers:
         allowed = declared.get("enum")
         if allowed and str(value) not in map(str, allowed):
             raise UnusableOperation(
-                f"{name!r} of the server's URL is one of {allowed}", f"correct `variables.{name}`"
+                f"{name!r} of the server's URL must be one of {allowed}",
+                f"correct `variables.{name}`",
             )
         return str(value)
 

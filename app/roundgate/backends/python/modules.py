@@ -182,7 +182,7 @@ def _imported(file: Path) -> ModuleType | None:
 
 def _execute(file: Path, name: str) -> ModuleType:
     """Execute a file as the module `name`, and also under its stem if `import STEM` would find this
-    file. The module's exceptions propagate."""
+    file. Raise FileNotFoundError if it is not a Python file; the module's exceptions propagate."""
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise FileNotFoundError(f"{file.name} in {file.parent} is not a Python file")

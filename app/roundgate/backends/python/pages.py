@@ -72,7 +72,7 @@ def _path_in(folder: Path, name: str) -> Path:
     """Return the path of a file below a folder.
 
     Raises:
-        UnusablePage: the file lies elsewhere; a symbolic link counts as its target.
+        UnusablePage: the file is outside of the folder; a symbolic link counts as its target.
     """
     try:
         path = folder / name

@@ -120,7 +120,8 @@ class _Reader:
     total: int = 0
 
     def read(self, folder: Path, *, is_in_skill: bool, depth: int) -> None:
-        """Read a folder and its subfolders, in the order of their names."""
+        """Read a folder and its subfolders, in the order of their names. Raise UnusableSkill if the
+        folder is nested too deeply, or a limit on the whole is exceeded."""
         if depth > MAX_DEPTH:
             raise UnusableSkill(
                 folder, f"is nested more than {MAX_DEPTH} folders deep", "move it up"
@@ -193,7 +194,8 @@ class _Reader:
         return File(uri, path.name, content, metadata)
 
     def _content(self, path: Path) -> bytes:
-        """Return the bytes of a regular file. Do not follow a link that has replaced the file."""
+        """Return the bytes of a regular file. Do not follow a link that has replaced the file.
+        Raise UnusableSkill if the file cannot be read or exceeds a limit."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with open(descriptor, "rb") as file:

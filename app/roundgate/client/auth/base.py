@@ -53,8 +53,8 @@ class Auth(Protocol):
 
 
 class Bearer:
-    """A bearer token that was issued elsewhere. It is sent only over https or to this machine,
-    unless `allow_http` is true."""
+    """A bearer token that the caller already has. The client sends it only over https or to this
+    machine, unless `allow_http` is true."""
 
     def __init__(self, token: str, *, allow_http: bool = False) -> None:
         if not token or not token.isascii() or not token.isprintable() or " " in token:

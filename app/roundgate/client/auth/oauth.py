@@ -365,7 +365,11 @@ class OAuth:
         self, fetch: Fetcher, server: Server, stored: Stored, form: dict[str, str]
     ) -> Json:
         """Request a token for the resource; return the response. Authenticate the client, and add a
-        DPoP proof if the token is to be bound to a key."""
+        DPoP proof if the token is to be bound to a key.
+
+        Raises:
+            AuthorizationFailed: the authorization server has no token endpoint.
+        """
         endpoint = server.endpoint("token_endpoint")
         if endpoint is None:
             raise failed("The authorization server has no token endpoint")
@@ -414,7 +418,7 @@ class OAuth:
 
     def _scopes(self, server: Server, challenge: dict[str, str], stored: Stored) -> list[str]:
         """Return the scopes to request (authorization, "Scope Selection Strategy"), including all
-        earlier ones."""
+        earlier ones. Raise `AuthorizationFailed` if there are too many."""
         needed = challenge.get("scope", "").split() or self._wanted or server.scopes
         scopes = dict.fromkeys([*stored.scopes, *self._wanted, *needed])
         if scopes and self._wants_refresh and server.supports("scopes_supported", _OFFLINE):

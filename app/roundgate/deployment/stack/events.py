@@ -17,23 +17,18 @@ import hashlib
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Set
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-import uvicorn
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from roundgate.deployment.stack.functions import (
-    MOST_IN_CHAIN,
     InvocationFailed,
     PayloadTooLarge,
     Pool,
     Throttled,
-    invocations_in,
-    with_count,
 )
 
 INTEGRATION_S: Final = 30
@@ -190,8 +185,7 @@ def _response(answer: Mapping[str, Any]) -> Response:
 
 
 Invoke: TypeAlias = Callable[..., Awaitable[Any]]
-"""Invokes a function with an event and the trace header of the event's cause. Raises
-InvocationFailed."""
+"""Invokes a function with an event. Raises InvocationFailed."""
 
 THROTTLED_S = 1.0
 """The pause in seconds of the event source after a throttled invocation."""
@@ -215,10 +209,6 @@ class Poller:
     arn: str
     reports_failures: bool = True
     """Whether the mapping has ReportBatchItemFailures; without it, results are ignored."""
-    dead_letters: str = ""
-    """The URL of the queue for messages of chains that exceed the limit."""
-    allows_loops: bool = False
-    """Whether the function has `RecursiveLoop: Allow`."""
     counts: Counter[str] = field(default_factory=Counter)
 
     async def run(self) -> None:
@@ -234,35 +224,15 @@ class Poller:
                 WaitTimeSeconds=1,
                 AttributeNames=["All"],
             )
-            if messages := await self._without_loops(answer.get("Messages", [])):
+            if messages := answer.get("Messages"):
                 await self._deliver(messages)
-
-    async def _without_loops(self, messages: list[Any]) -> list[Any]:
-        """Return the messages that AWS Lambda would pass on. The others become dead letters."""
-        passed = []
-        for message in messages:
-            if self.allows_loops or _count(message) <= MOST_IN_CHAIN:
-                passed.append(message)
-                continue
-            self.counts["loops stopped"] += 1
-            body, receipt = message["Body"], message["ReceiptHandle"]
-            await asyncio.to_thread(
-                self.sqs.send_message, QueueUrl=self.dead_letters, MessageBody=body
-            )
-            await asyncio.to_thread(
-                self.sqs.delete_message, QueueUrl=self.url, ReceiptHandle=receipt
-            )
-        return passed
 
     async def _invoked(self, messages: list[Any]) -> Any:
         """Return the function's result; retry while it is throttled."""
         event = {"Records": [self._record(message) for message in messages]}
-        number = max(map(_count, messages))
-        self.counts["longest chain"] = max(self.counts["longest chain"], number)
-        trace = with_count(_trace(messages[0]), number)
         while True:
             try:
-                return await self.invoke(event, trace)
+                return await self.invoke(event)
             except Throttled:
                 self.counts["throttled"] += 1
                 await asyncio.sleep(THROTTLED_S)
@@ -301,16 +271,6 @@ class Poller:
         }
 
 
-def _trace(message: Mapping[str, Any]) -> str | None:
-    header: str | None = message.get("Attributes", {}).get("AWSTraceHeader")
-    return header
-
-
-def _count(message: Mapping[str, Any]) -> int:
-    """Return the number, counted from 1, that a message's invocation would have in its chain."""
-    return invocations_in(_trace(message)) + 1
-
-
 def failures(answer: Any, batch: Set[Any]) -> Set[Any]:
     """Return the ids of failed messages in the result of a function with ReportBatchItemFailures.
 
@@ -345,31 +305,3 @@ class Schedule:
                 await self.invoke(self.event)
             except InvocationFailed:
                 continue
-
-
-# Servers of this process
-
-
-class _QuietServer(uvicorn.Server):
-    """A server that leaves signal handling to the stack."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-@asynccontextmanager
-async def served(app: Any, port: int) -> AsyncIterator[None]:
-    """Serve an app on a port of this machine until the block ends."""
-    server = _QuietServer(uvicorn.Config(app, port=port, log_level="warning", lifespan="off"))
-    serving = asyncio.create_task(server.serve())
-    try:
-        async with asyncio.timeout(10):
-            for _ in range(1000):
-                if server.started:
-                    break
-                await asyncio.sleep(0.01)
-        yield
-    finally:
-        server.should_exit = True
-        await serving

@@ -4,28 +4,13 @@ An environment runs one invocation at a time, to its end, even if its caller sto
 environment is restarted for the next invocation, as at AWS. All functions share the account's
 concurrency; an invocation beyond it is throttled. Unlike at AWS, an invocation waits for a free
 environment, and memory is not limited.
-
-The trace header of an invocation counts the invocations of the same function in a chain of
-messages, for AWS Lambda's detection of recursive loops:
-
-    invocation ──▶ _X_AMZN_TRACE_ID ──boto3──▶ X-Amzn-Trace-Id of SendMessage ──SQS──▶
-    AWSTraceHeader of the message
-        ▲                                                                                   │
-        └──────────────── X-Amzn-Trace-Id with a Lineage one higher ◀──── event source ─────┘
-
-boto3 passes the header on by itself. The emulator and moto's SQS do not, so `runtime.py` and
-`services` do.
-https://docs.aws.amazon.com/lambda/latest/dg/invocation-recursion.html
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import os
-import re
-import secrets
 import shutil
 import signal
 import subprocess
@@ -37,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import httpx
 
@@ -49,12 +34,7 @@ START_S = 20
 MAX_PAYLOAD_BYTES = 6 * 1024 * 1024
 """The limit on an event as JSON, in bytes. The emulator itself limits answers to 100 bytes more, as
 AWS does."""
-RUNTIME = Path(__file__).with_name("runtime.py")
 INVOCATION = "/2015-03-31/functions/function/invocations"
-MOST_IN_CHAIN: Final = 16
-"""The invocations in one chain after which AWS Lambda stops invoking the function and moves the
-message to the dead-letter queue, unless the function has `RecursiveLoop: Allow`."""
-_LINEAGE: Final = re.compile(r"(?:^|;)Lineage=[0-9a-f]+:(\d+)")
 
 
 class InvocationFailed(Inside):
@@ -72,23 +52,6 @@ class PayloadTooLarge(InvocationFailed):
 
 class Throttled(InvocationFailed):
     """The account's concurrency limit is reached; nothing was invoked."""
-
-
-def new_trace() -> str:
-    """Return the trace header of a new chain."""
-    return f"Root=1-{secrets.token_hex(4)}-{secrets.token_hex(12)}"
-
-
-def invocations_in(trace: str | None) -> int:
-    """Return the number of invocations of the function in the chain of a trace header."""
-    match = _LINEAGE.search(trace or "")
-    return int(match[1]) if match else 0
-
-
-def with_count(trace: str | None, number: int) -> str:
-    """Return the trace header of invocation `number` in a chain."""
-    begun = _LINEAGE.sub("", trace) if trace else new_trace()
-    return f"{begun};Lineage=0f0f0f0f:{number}"
 
 
 @dataclass
@@ -149,7 +112,13 @@ class Environment:
             if self.is_ended:
                 raise InvocationFailed(f"{self.name} was ended and is not started again")
             self.process = subprocess.Popen(
-                [*self._emulator(), str(self.tools.python), str(RUNTIME), self.function.handler],
+                [
+                    *self._emulator(),
+                    str(self.tools.python),
+                    "-m",
+                    "awslambdaric",
+                    self.function.handler,
+                ],
                 cwd=self.code,
                 env=self.environ(),
                 stdout=sink,
@@ -266,15 +235,12 @@ class Pool:
         for environment in self.environments:
             self._free.put_nowait(environment)
 
-    async def invoke(
-        self, event: Any, trace: str | None = None, client_context: str | None = None
-    ) -> Any:
+    async def invoke(self, event: Any, client_context: str = "") -> Any:
         """Return the result of an invocation. It continues if the caller is cancelled.
 
         Args:
             event: the payload, to be encoded as JSON.
-            trace: the trace header of the event's cause.
-            client_context: the client context as JSON.
+            client_context: the client context as JSON, in base64.
 
         Raises:
             PayloadTooLarge: the event is too large.
@@ -283,9 +249,8 @@ class Pool:
         """
         payload = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
         if len(payload) > MAX_PAYLOAD_BYTES:
-            raise PayloadTooLarge(f"{len(payload)} bytes")
-        context = json.dumps({"trace": trace or new_trace(), "client": client_context})
-        running = asyncio.create_task(self._counted(payload, context))
+            raise PayloadTooLarge(f"the event has {len(payload)} bytes")
+        running = asyncio.create_task(self._counted(payload, client_context))
         self._running.add(running)
         running.add_done_callback(self._ended)
         return await asyncio.shield(running)
@@ -320,7 +285,7 @@ class Pool:
 
     async def _invoke(self, environment: Environment, payload: bytes, context: str) -> Any:
         url = f"http://127.0.0.1:{environment.port}{INVOCATION}"
-        headers = {"X-Amz-Client-Context": base64.b64encode(context.encode()).decode()}
+        headers = {"X-Amz-Client-Context": context} if context else {}
         timeout_s = environment.function.timeout_s + START_S
         try:
             response = await self.http.post(

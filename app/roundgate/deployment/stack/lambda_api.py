@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import json
 import os
 import signal
@@ -32,8 +31,6 @@ import yaml
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from roundgate.deployment.machine import reserved_port
-from roundgate.deployment.stack.events import served
 from roundgate.deployment.stack.functions import (
     MAX_PAYLOAD_BYTES,
     Account,
@@ -44,6 +41,7 @@ from roundgate.deployment.stack.functions import (
     environments,
 )
 from roundgate.deployment.template import Function
+from roundgate.net.serving import served
 
 MAX_EVENT_BYTES: Final = 1024 * 1024
 MAX_CLIENT_CONTEXT: Final = 3_583
@@ -104,10 +102,7 @@ class LambdaApi:
             running.add_done_callback(self._asynchronous.discard)
             return Response(b"", 202, identified())
         try:
-            client_context = base64.b64decode(context).decode() or None
-            return JSONResponse(
-                await pool.invoke(event, client_context=client_context), 200, identified()
-            )
+            return JSONResponse(await pool.invoke(event, context), 200, identified())
         except Throttled:
             more = {"Reason": "ReservedFunctionConcurrentInvocationLimitExceeded"}
             return refused(
@@ -167,7 +162,6 @@ def make_pools(
                 key: str(value) for key, value in declaration.get("environment", {}).items()
             },
             events={},
-            allows_loops=False,
         )
         count, code = int(declaration.get("environments", 2)), file.parent.resolve()
         made = environments(function, count, code, tools, variables, logs)
@@ -188,12 +182,11 @@ async def functions_at(
     limits = httpx.Limits(max_keepalive_connections=0)
     async with httpx.AsyncClient(trust_env=False, limits=limits) as http:
         api = LambdaApi(make_pools(file, directory, tools, http, more or {}))
-        with reserved_port() as free:
-            try:
-                async with served(api, port or free):
-                    yield f"http://127.0.0.1:{port or free}", api
-            finally:
-                api.close()
+        try:
+            async with served(api, port=port or 0) as bound:
+                yield f"http://127.0.0.1:{bound}", api
+        finally:
+            api.close()
 
 
 def main() -> int:

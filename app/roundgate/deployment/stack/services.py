@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import fcntl
-import io
 import json
 import logging
 import os
@@ -21,11 +20,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from roundgate.deployment import machine
 from roundgate.deployment.template import Template
@@ -34,8 +33,6 @@ from roundgate.storage.dynamodb import create_table
 ACCOUNT: Final = "123456789012"
 REGION: Final = "eu-central-1"
 START_S: Final = 60
-
-Wsgi: TypeAlias = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ def services(directory: Path) -> Iterator[Aws]:
 
 
 def moto_server() -> Any:
-    """Return moto's server, whose SQS keeps the trace headers of messages."""
+    """Return a server of moto's services."""
     from moto.moto_server.werkzeug_app import (
         DomainDispatcherApplication,
         MotoRequestHandler,
@@ -95,26 +92,8 @@ def moto_server() -> Any:
     )
     from werkzeug.serving import make_server
 
-    app = _traced(DomainDispatcherApplication(create_backend_app))
+    app = DomainDispatcherApplication(create_backend_app)
     return make_server("127.0.0.1", 0, app, threaded=True, request_handler=MotoRequestHandler)
-
-
-def _traced(app: Wsgi) -> Wsgi:
-    """Return moto's app with the sender's trace header added to each message, as SQS does."""
-
-    def sqs(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        trace = environ.get("HTTP_X_AMZN_TRACE_ID")
-        if trace and environ.get("HTTP_X_AMZ_TARGET", "").startswith("AmazonSQS.SendMessage"):
-            body = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
-            for message in body.get("Entries", [body]):
-                attributes = message.setdefault("MessageSystemAttributes", {})
-                attributes["AWSTraceHeader"] = {"DataType": "String", "StringValue": trace}
-            changed = json.dumps(body).encode()
-            environ["wsgi.input"] = io.BytesIO(changed)
-            environ["CONTENT_LENGTH"] = str(len(changed))
-        return app(environ, start_response)
-
-    return sqs
 
 
 def make_resources(aws: Aws, template: Template) -> dict[str, str]:

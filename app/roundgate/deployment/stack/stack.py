@@ -20,7 +20,7 @@ from roundgate import config as loading
 from roundgate.backends import kind_of
 from roundgate.deployment import machine, packaging
 from roundgate.deployment.packaging import PLACEHOLDER
-from roundgate.deployment.stack.events import INTEGRATION_S, Front, Poller, Schedule, served
+from roundgate.deployment.stack.events import INTEGRATION_S, Front, Poller, Schedule
 from roundgate.deployment.stack.functions import (
     Account,
     Environment,
@@ -33,6 +33,7 @@ from roundgate.deployment.stack.lambda_api import LambdaApi, functions_at
 from roundgate.deployment.stack.services import ACCOUNT, REGION, Aws, make_resources, services
 from roundgate.deployment.template import Template
 from roundgate.errors import UsageError
+from roundgate.net.serving import served
 
 EXECUTIONS: Final = 10
 """The concurrency limit of a new account."""
@@ -44,9 +45,9 @@ class Times:
 
     sweep_every_s: float | None = None
     gateway_s: int | None = None
-    """The gateway function's timeout."""
+    """The gateway function's timeout in seconds."""
     api_s: float = INTEGRATION_S
-    """The API's timeout for the gateway function."""
+    """The API's timeout for the gateway function, in seconds."""
 
 
 _TIMES: Final = Times()
@@ -163,7 +164,7 @@ async def running(
             others.callback(front.close)
             poller, schedule = triggers(template, aws, resources, back, times)
             api = deployment.api(front)
-            await others.enter_async_context(served(api, port))
+            await others.enter_async_context(served(api, port=port))
             for trigger in (poller, schedule):
                 others.push_async_callback(_cancelled, asyncio.create_task(trigger.run()))
             endpoint = f"{url}{_endpoint_path(zips)}"
@@ -198,8 +199,6 @@ def triggers(
         concurrency=min(len(workers.environments), most),
         arn=f"arn:aws:sqs:{REGION}:{ACCOUNT}:tasks",
         reports_failures="ReportBatchItemFailures" in source.get("FunctionResponseTypes", []),
-        dead_letters=resources["DeadLetters"],
-        allows_loops=function.allows_loops,
     )
     every_s = times.sweep_every_s or rate_s(rule["Schedule"])
     return poller, Schedule(workers.invoke, every_s, json.loads(rule["Input"]))

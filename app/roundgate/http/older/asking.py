@@ -27,8 +27,8 @@ def check_askable(method: str, stream: SessionStream) -> None:
     """Raise ToolError if the client cannot be asked on this stream."""
     if not stream.can_tell or (stream.is_finite and method != "tools/call"):
         raise ToolError(
-            "This call must ask the user a question, but this client cannot be asked here: it would "
-            "have to accept event streams and resume them, as clients of revision 2025-11-25 do"
+            "This call must ask the user a question, but this client cannot be asked: it must accept "
+            "event streams and resume them, as clients of revision 2025-11-25 do"
         )
 
 

@@ -19,6 +19,8 @@ class Caller:
     deadline: Deadline
     remaining_ms: float | None
     """Milliseconds that the environment gave the request; `None` without a limit."""
+    address: str = ""
+    """The address from which the request came."""
 
     @property
     def revision(self) -> Revision:
@@ -39,7 +41,8 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Responded:
-    """The end of a request. Without a response, the call continues elsewhere or was cancelled."""
+    """The end of a request. Without a response, another process continues the call, or the call was
+    cancelled."""
 
     response: bytes | None
     label: str

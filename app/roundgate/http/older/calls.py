@@ -133,7 +133,7 @@ class SessionCalls:
             request: the request.
             caller: the caller.
             stream: the stream of the request.
-            correlation: the ids of the call, for the log; completed here.
+            correlation: the ids of the call, for the log, which this method completes.
 
         Raises:
             GatewayError: the request fails with this error.
@@ -166,7 +166,7 @@ class SessionCalls:
             call: the result of `OpenCalls.reopened`.
             caller: the caller that resumes the call.
             stream: the stream for the rest of the call.
-            correlation: the ids of the call, for the log; completed here.
+            correlation: the ids of the call, for the log, which this method completes.
         """
         return self._respond(call.request, call, caller, stream, correlation)
 
@@ -310,8 +310,8 @@ class SessionCalls:
                 pause_s = min(LAST_FOLLOW_S, pause_s * 1.5)
 
     async def _record(self, ref: TaskRef, known: TaskRecord | None) -> TaskRecord:
-        """Return the record of a followed task. While the task asks, tolerate an unavailable
-        store."""
+        """Return the record of a followed task. While the task asks, tolerate an unavailable store.
+        Raise ToolError if the task does not exist."""
         if known is not None and known.status is Status.INPUT_REQUIRED:
             try:
                 record = await self._tasks.head(ref)
@@ -379,8 +379,8 @@ class SessionCalls:
     # leaving
 
     async def _leave(self, call: Call) -> Reply | None:
-        """End a stream whose call another request will continue. Return the result with a token
-        for a client that calls again.
+        """End a stream whose call another request will continue. For a client that calls again,
+        return the result with a token; otherwise return `None`.
 
         Raises:
             ToolError: the client cannot continue the call.

@@ -8,8 +8,8 @@
             without         changes of lists, and of resources that the session has subscribed to
     DELETE                  ends the session
 
-Any replica serves any of these requests. `roundgate.protocol.inbound` decides which requests come
-here.
+Any replica serves any of these requests. `roundgate.protocol.inbound` decides which requests reach
+this endpoint.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class OlderEndpoint:
     async def _batch(self, body: list[Any], receive: Receive, exchange: Exchange) -> None:
         """Answer a batch, message after message, so that limits on requests count each message. A
         client that accepts streams gets each response when it is ready; other clients get one
-        array."""
+        array. Raise InvalidRequest if the revision has no batches, or the batch is too long."""
         caller = await self._caller(exchange)
         exchange.method = "batch"
         if not caller.revision.has_batches:
@@ -388,7 +388,8 @@ class OlderEndpoint:
         principal = exchange.caller
         session = self._known(token.decode("latin-1").strip(), principal)
         remaining_ms = exchange.host.remaining_ms
-        return Caller(session, principal, self._clock.deadline(remaining_ms), remaining_ms)
+        deadline = self._clock.deadline(remaining_ms)
+        return Caller(session, principal, deadline, remaining_ms, exchange.address)
 
     def _known(self, token: str, principal: Principal) -> SessionFacts:
         session = self._sealer.open(token, principal)
@@ -442,7 +443,8 @@ class OlderEndpoint:
         exchange.code = wire_errors.look_up(error).code
         exchange.label, exchange.error = "error", str(error)
         if exchange.responder.state is not State.DONE:
-            await exchange.responder.answer(status, body, error_headers(error))
+            headers = error_headers(error) if status >= 400 else ()
+            await exchange.responder.answer(status, body, headers)
 
 
 class _Answers:

@@ -7,8 +7,8 @@ the gateway asks a client that can resume its call to do so.
     read ─✗─ 0.1 s ─✗─ 0.5 s ─✗─ 2 s ─✗─ … ─▶ StoreAway
                                               └▶ the stream ends with its last id ─▶ the client resumes
 
-The Python SDK ends its session when an answer that it sends is refused with 503. So a request
-retries here for nearly as long as clients wait for it.
+The Python SDK ends its session when an answer that it sends is refused with 503. So the retries
+last nearly as long as clients wait for an answer.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ from roundgate.tasks.stored import Claimed
 from roundgate.tokens.ids import SessionFacts
 
 RELEASE_S: Final = 2.0
-"""Seconds that a request which is cut off may spend on releasing its task."""
+"""Seconds that a request that is cut off may spend on releasing its task."""
 _INTERRUPTED: Final = (
     "The connection was lost while this call ran, and its progress is unknown;"
     " find out whether it took effect before calling again"
@@ -100,7 +100,7 @@ class Call:
 
     @property
     def held(self) -> Holding | None:
-        """The hidden task, while this process runs one of its rounds."""
+        """The hidden task while this process runs one of its rounds, otherwise `None`."""
         return self.stream.held
 
 
@@ -212,7 +212,8 @@ class Rounds:
         return read_answers(call.state, claimed.answers, call.caller.revision)
 
     async def _ask(self, call: Call, state: CallState) -> None:
-        """Store the questions of a round in the task of the call, before they are sent."""
+        """Store the questions of a round in the task of the call, before they are sent. Raise
+        CallCancelled if the client has hung up."""
         check_askable(call.request.method, call.stream)
         if (
             call.held is None and call.stream.is_unheard
@@ -296,7 +297,9 @@ class Rounds:
         if principal.scopes != call.scopes:
             principal = replace(principal, scopes=call.scopes)
         context = RequestContext(
-            inbound, principal, call.notify, call.span, ids, left_ms, page_done
+            *(inbound, principal, call.notify, call.span, ids, left_ms, page_done),
+            address=caller.address,
+            is_counted=call.state is None,
         )
         try:
             with CancelWatch(partial(self._look, call)), correlated(ids):
@@ -322,7 +325,7 @@ class Rounds:
         self, request: Request, caller: Caller, correlation: Correlation, stream: SessionStream
     ) -> str:
         """Store a hidden task for a call that sends a notification in its first round; return the
-        id of the first event."""
+        id of the first event. Raise Unavailable if the caller has too many tasks."""
         try:
             held = await self._tasks.report(_new_call(request, caller, correlation))
         except ToolError as error:  # too many tasks: the call continues without one

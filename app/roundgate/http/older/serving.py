@@ -46,8 +46,8 @@ class OlderClients:
             core: the stores and the source of changes.
             ring: the keys for the ids of sessions and streams.
             clock: the clock of the process.
-            config: the configuration at the start; a reload does not change the settings that are
-                used here.
+            config: the configuration at the start; a reload does not change the settings that this
+                server uses.
             serves: a function that makes the methods of a revision.
             describe: a function that returns the server's current description.
             streams: whether the platform can hold a stream open.

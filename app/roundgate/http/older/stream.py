@@ -96,7 +96,7 @@ class SessionStream:
         Args:
             message: the message as JSON.
             event_id: the id with which any replica can continue; `None` if no replica can continue
-                from here.
+                after this message.
 
         Raises:
             ClientDisconnect: the client does not read.

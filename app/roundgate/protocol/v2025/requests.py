@@ -76,8 +76,8 @@ class Opening:
 
 
 def _askable(revision: Revision, declared: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the declared capabilities that let a server ask, as the newest
-    `ClientCapabilities`."""
+    """Return the declared capabilities that let a server ask, as the newest `ClientCapabilities`.
+    Raise InvalidParams if one is not an object."""
     askable: dict[str, Any] = {}
     for name in ("elicitation", "sampling", "roots"):
         capability = declared.get(name)

@@ -1,7 +1,7 @@
 """Revision 2026-07-28: the validation of its requests and headers, its results, and its errors.
 
 `roundgate.protocol` has the parts that all revisions share (JSON-RPC, content, the shapes of tasks,
-URI templates). The functions here implement the port `protocol.revision.Revision`.
+URI templates). The package's functions implement the port `protocol.revision.Revision`.
 """
 
 from roundgate.protocol.v2026_07_28.requests import (

@@ -17,7 +17,7 @@ Checks 7 (`Mcp-Param-*`), 8 (client capabilities) and 9 (domain) need the tool;
 
 The headers that mirror the body (streamable-http, "Request Metadata") are encoded for HTTP (the
 base64 sentinel) and decoded before they are compared. A server capability decides whether a method
-is served, so what `server/discover` advertises and what is answered cannot differ.
+is served, so `server/discover` advertises exactly the served methods.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def read_header(headers: Headers, name: bytes) -> str | None:
 
 
 def repeated_header(headers: Headers) -> str | None:
-    """Return the first mirroring header that was sent twice, because two readers could use
-    different values."""
+    """Return the first mirroring header that was sent twice, or `None`. With two values, two
+    readers could use different ones."""
     for name in headers.repeated:
         if name in _MIRRORED or name.startswith(_PARAM_PREFIX_LOWER):
             return name.decode("latin-1")
@@ -264,7 +264,7 @@ METHODS: Final[Mapping[str, Route]] = MappingProxyType(
         "subscriptions/listen": Route("subscriptions"),
     }
 )
-"""The revision's own methods; those of extensions are in `methods.extensions`."""
+"""The revision's own methods; `methods.extensions` has the methods of extensions."""
 
 SUCCESSORS: Final = MappingProxyType(
     {

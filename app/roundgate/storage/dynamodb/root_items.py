@@ -209,7 +209,7 @@ def _is_news(root: Row, name: str, value: Any) -> bool:
 def _shown(
     root: Row, puts: Sequence[Put], drops: Sequence[Drop], draft: Draft
 ) -> tuple[dict[str, Any], list[Kept]]:
-    """Return the changes of the values that a client sees, and the values that they replace."""
+    """Return the new values that a client sees, by name, and the stored values to delete."""
     outcome = _outcome(puts, draft)
     sets: dict[str, Any] = {} if outcome is None else {"outcome": outcome}
     before = root["requests"]

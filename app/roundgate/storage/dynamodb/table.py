@@ -266,7 +266,8 @@ class Table:
         return ended
 
     async def root(self, pk: str) -> Row | None:
-        """Return a root item without the rows beside it, strongly consistent."""
+        """Return a root item without the rows beside it, strongly consistent; `None` if it does not
+        exist."""
         answer = await self._aws.call(
             "get_item", TableName=self._name, Key=_key(pk), ConsistentRead=True
         )
@@ -394,7 +395,7 @@ class Table:
         they do not hold.
 
         Rows with another `ttl` stay: they are the draft of a process that is about to put a new
-        root item there.
+        root item under this key.
         """
         text = " AND ".join(when)
         arguments = {

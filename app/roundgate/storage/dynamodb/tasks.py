@@ -333,7 +333,8 @@ class Search:
     def _taken(
         self, part: Part, page: Page, roots: dict[str, Row], room: int
     ) -> tuple[list[TaskRecord], Row | None]:
-        """Return up to `room` matching records of a page, and the keys after which to continue."""
+        """Return up to `room` matching records of a page, and the keys after which to continue;
+        `None` at the end."""
         taken: list[TaskRecord] = []
         for row in page.rows:
             root = roots.get(row["pk"])

@@ -117,7 +117,7 @@ class Database:
         return connection
 
     def trouble(self) -> str | None:
-        """Return why the last use of the database failed; `None` if it succeeded."""
+        """Return the reason why the last use of the database failed; `None` if it succeeded."""
         return self._trouble
 
     async def aclose(self) -> None:

@@ -248,8 +248,8 @@ class Database:
         self._opened = []
 
     def trouble(self) -> str | None:
-        """Return why the file cannot be used, if it was deleted or replaced after it was opened;
-        otherwise `None`."""
+        """Return the reason why the file cannot be used: it was deleted or replaced after it was
+        opened. Otherwise return `None`."""
         if not self._opened:
             return None
         now = [_file_id(place) for place in self._places]
@@ -382,8 +382,8 @@ class SqliteOnce:
         await self._database.aclose()
 
     def _sweep(self, db: sqlite3.Connection) -> None:
-        """Delete some expired records from time to time. The gateway refuses expired tokens before
-        they get here."""
+        """Delete some expired records from time to time. The gateway refuses an expired token
+        before it reads the record."""
         now_ms = self._clock.now_ms()
         if now_ms - self._swept_ms > SWEEP_EVERY_MS:
             rows = expired_rows(
@@ -501,8 +501,8 @@ def _tables_id(scripts: Sequence[str]) -> int:
 
 
 def other_version(path: Path) -> str | None:
-    """Return why this version cannot use an existing file; `None` if it can, or if only opening the
-    file can show it."""
+    """Return the reason why this version cannot use an existing file. Return `None` if it can, or if
+    only opening the file can show the reason."""
     if not path.is_file():
         return None
     try:

@@ -1,5 +1,5 @@
-"""Secrets never reach a cassette, whatever said them; and what a replay does when something
-goes wrong on purpose."""
+"""Secrets never reach a cassette, whatever said them; and what a replay does with requests that
+were never recorded."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ import pytest
 from roundgate.cassettes import (
     RULES,
     Cassette,
-    Faults,
     Player,
     Recorder,
     Verifier,
-    parse_faults,
     read,
     secret_names,
 )
@@ -28,7 +26,7 @@ from roundgate.cassettes.files import as_text
 from roundgate.cassettes.normalize import make_cassette
 from roundgate.cassettes.recording import Recording
 from roundgate.client import Client, HttpRequest, Limits, Url
-from roundgate.errors import ConnectionLost, HttpRefused, RpcError, UsageError
+from roundgate.errors import HttpRefused, RpcError, UsageError
 from tests.cassettes.conftest import HERE
 from tests.cassettes.conversations import INFO, held
 from tests.support.scripted import Asked, http, modern, result, scripted, text
@@ -193,81 +191,6 @@ def cassette(name: str) -> Cassette:
     return read(HERE / "recorded" / f"{name}.yaml")
 
 
-def faults(name: str, *given: str) -> Faults:
-    return parse_faults(given, len(cassette(name).interactions))
-
-
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [("two_rounds", "lost:6"), ("two_rounds", "cut:6"), ("two_rounds", "delay:5:0.01")],
-)
-async def test_a_client_gets_through_what_goes_wrong_once(name: str, fault: str) -> None:
-    player = Player(cassette(name), faults=faults(name, fault))
-    assert await held(name, NOWHERE, player) == ("Refunded order 7", 2)
-
-
-async def test_a_client_does_not_repeat_what_it_must_not() -> None:
-    """The first round of a tool that is not read-only: the server may have acted."""
-    player = Player(cassette("two_rounds"), faults=faults("two_rounds", "lost:5"))
-    with pytest.raises(ConnectionLost):
-        await held("two_rounds", NOWHERE, player)
-
-
-async def test_a_stream_that_is_cut_goes_on_behind_its_last_event() -> None:
-    """Or is said to be lost, where nothing was recorded to go on with."""
-    player = Player(cassette("progress"), faults=faults("progress", "cut:5:1"))
-    with pytest.raises(ConnectionLost):
-        await held("progress", NOWHERE, player)
-
-
-@pytest.mark.parametrize("fault", ["lost:6", "twice:6", "twice:5", "cut:6", "delay:6:0.01"])
-async def test_a_server_that_loses_nothing_passes_with_faults(url: str, fault: str) -> None:
-    verifier = Verifier(cassette("two_rounds"), [url], faults=faults("two_rounds", fault))
-    assert [one async for one in verifier.run() if one.differences] == []
-
-
-async def test_a_server_that_acts_twice_is_found_by_a_doubled_request() -> None:
-    calls = 0
-
-    def counts(asked: Asked) -> Any:
-        nonlocal calls
-        calls += 1
-        return result(asked, text(f"order {calls}"))
-
-    async with scripted(modern(counts)) as server:
-        recorder = Recorder(None, server.url)
-        async with Client(server.url, transport=recorder) as client:
-            await client.call("t")
-        calls = 0
-        number = len(recorder.cassette.interactions)
-        doubled = parse_faults([f"twice:{number}"], number)
-        verifier = Verifier(recorder.cassette, [server.url], faults=doubled)
-        found = [one async for one in verifier.run() if one.differences]
-    assert [str(one) for one in found[0].differences] == [
-        'result.content[0].text\n    recorded: "order 1"\n    now:      "order 2"'
-    ]
-
-
-@pytest.mark.parametrize(
-    ("given", "what"),
-    [
-        ("lost", "write it as one of"),
-        ("lost:0", "1 to 6"),
-        ("lost:7", "1 to 6"),
-        ("lost:1.5", "1 to 6"),
-        ("lost:1:2", "write it as one of"),
-        ("delay:1:90", "at most 60 seconds"),
-        ("cut:1:20000", "at most 10000 events"),
-        ("cut:2:1.5", "at most 10000 events"),
-        ("cut:nan", "1 to 6"),
-        ("burn:1", "write it as one of"),
-    ],
-)
-def test_a_fault_that_cannot_be_is_refused(given: str, what: str) -> None:
-    with pytest.raises(UsageError, match=what):
-        parse_faults([given], 6)
-
-
 # -- what was never recorded
 # ------------------------------------------------------------------------
 
@@ -305,13 +228,6 @@ async def test_a_conversation_can_be_held_again_and_by_several_at_once() -> None
     player = Player(cassette("two_rounds"))
     both = await asyncio.gather(*(held("two_rounds", NOWHERE, player) for _ in range(3)))
     assert both == [("Refunded order 7", 2)] * 3
-
-
-async def test_in_order_nothing_is_answered_before_its_turn() -> None:
-    assert await held("two_rounds", NOWHERE, Player(cassette("two_rounds"), in_order=True))
-    async with Client(NOWHERE, transport=Player(cassette("two_rounds"), in_order=True)) as client:
-        with pytest.raises(RpcError, match="earlier interactions are still due"):
-            await client.request("tools/call", {"name": "refund", "arguments": {"order": 7}})
 
 
 @pytest.mark.parametrize(("calls", "is_kept"), [(2, True), (3, False)])
