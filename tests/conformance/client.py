@@ -123,12 +123,6 @@ async def load_skill(client: Client) -> None:
         await client.read_skill(skill, uri)
 
 
-async def read_unlisted_file(client: Client) -> None:
-    (skill,) = await client.skills()
-    await client.read_skill(skill)
-    await client.read_skill(skill, skill.uri.replace("SKILL.md", "scripts/extract.py"))
-
-
 STEPS: dict[str, Callable[[Client], Awaitable[None]]] = {
     "initialize": connect,
     "tools_call": list_and_call,
@@ -143,7 +137,6 @@ STEPS: dict[str, Callable[[Client], Awaitable[None]]] = {
     "json-schema-2020-12-preservation": echo_schema,
     "sep-2640-client-no-prefetch": list_skills,
     **{f"sep-2640-client-verify-{part}": load_skill for part in ("digest", "size", "frontmatter")},
-    "sep-2640-client-verify-unlisted": read_unlisted_file,
     "auth/client-credentials-jwt": connect,
     "auth/client-credentials-basic": connect,
     "auth/pre-registration": connect,

@@ -321,7 +321,7 @@ CLIENT_REVISIONS = ("2026-07-28", "2025-11-25")
 CLIENT_SKIPS = MappingProxyType({"http-standard-headers": 2})
 CLIENT_SKILLS = (
     "sep-2640-client-no-prefetch",
-    *(f"sep-2640-client-verify-{part}" for part in ("digest", "size", "frontmatter", "unlisted")),
+    *(f"sep-2640-client-verify-{part}" for part in ("digest", "size", "frontmatter")),
 )
 """The scenarios of skills for clients, which no revision requires."""
 CLIENT_SCENARIO_MS = 120_000  # a scenario takes a second or two; the machine may be busy
