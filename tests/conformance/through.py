@@ -294,6 +294,8 @@ def main() -> int:
                 continue
             prepare(example, arguments.through.resolve())
         for pairing in PAIRINGS:
+            if arguments.scenario not in (None, *scenarios_of(example, pairing)):
+                continue
             of_pairing = compared(example, pairing, reasons, arguments.scenario)
             same = sum(one.verdict is Verdict.SAME for one in of_pairing)
             print(f"\n{example.name}, {pairing.name}: {same} of {len(of_pairing)} scenarios same")
@@ -312,6 +314,12 @@ def main() -> int:
         f"{count[Verdict.NAMED]} skipped"
     )
     return int(failed > 0 or not comparisons)
+
+
+def scenarios_of(example: Example, pairing: Pairing) -> list[str]:
+    """Return the scenarios of a server: those of the revision, and of its extensions."""
+    extra = example.extra if pairing.revision == suite.REVISION else ()
+    return [*suite.scenarios_of(pairing.revision, suite.SUITE), *extra]
 
 
 def unneeded(reasons: Sequence[Reason], differing: Set[tuple[str, str, str]]) -> list[str]:
@@ -354,8 +362,7 @@ def compared(
             profile = suite.Profile(way, (), {}, None, {}, revision=pairing.revision)
             for scenario in [chosen] if chosen else [None, *extra]:
                 suite.run_suite(f"{origin}/mcp", scenario, profile, folder)
-        scenarios = [*suite.scenarios_of(pairing.revision, suite.SUITE), *extra]
-        wanted = [chosen] if chosen else scenarios
+        wanted = [chosen] if chosen else scenarios_of(example, pairing)
         checks[way] = {name: suite.checks_of(name, folder) for name in wanted}
     named = {
         check: reason.reason
