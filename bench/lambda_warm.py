@@ -32,6 +32,8 @@ Handler = Callable[[Any, Any], Any]
 class Context:
     """The part of AWS Lambda's context object that the handlers use."""
 
+    aws_request_id = "request"
+
     def get_remaining_time_in_millis(self) -> int:
         return 29_000
 

@@ -17,6 +17,7 @@ import pytest
 
 from roundgate import json
 from roundgate import observability as logs
+from roundgate.observability.correlation import Correlation
 from roundgate.observability.text import TextFormatter
 from roundgate.observability.tracing import NoTracing
 from tests.support import root_logger
@@ -116,7 +117,7 @@ def test_the_line_of_a_failed_call_says_why() -> None:
 def test_a_trace_is_its_id_in_the_request_and_in_all_that_is_logged_meanwhile() -> None:
     trace_id = PARENT.split("-")[1]
     assert f"trace={trace_id}" in written("request", outcome="ok", trace=PARENT)
-    with NoTracing().request("tools/call", "refund", {"traceparent": PARENT}, "x"):
+    with NoTracing().turn({"traceparent": PARENT}, Correlation("refund"), 1):
         assert f"trace={trace_id}" in written("hello")
         assert f'"trace":"{PARENT}"' in logs.JsonFormatter().format(
             logging.LogRecord("x", logging.INFO, "", 1, "hello", (), None)

@@ -5,51 +5,81 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-from opentelemetry import metrics as api
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from roundgate.observability import metrics
-from roundgate.observability.metrics import Metrics, OpenTelemetryMetrics
+from roundgate.errors import Unavailable
+from roundgate.observability.metrics import Metrics
+from roundgate.observability.timing import timed
 from tests.support.clocks import FixedClock
+from tests.support.telemetry import Telemetry, recorded
 
 
-def measured(reader: InMemoryMetricReader) -> dict[str, list[tuple[dict[str, Any], Any]]]:
-    data = reader.get_metrics_data()
-    assert data is not None
-    found = data.resource_metrics[0].scope_metrics[0].metrics
-    return {
-        metric.name.removeprefix("roundgate.tasks."): [
-            (dict(point.attributes or {}), getattr(point, "value", None))
-            for point in metric.data.data_points
-        ]
-        for metric in found
+@pytest.fixture
+def seen() -> Iterator[Telemetry]:
+    with recorded() as made:
+        yield made
+
+
+def test_tasks_turns_and_delays_are_measured(seen: Telemetry) -> None:
+    using, tool = Metrics(), "report"
+    using.created(tool)
+    using.entered(tool, "working")
+    using.claimed(tool)
+    using.taken_over(tool)
+    using.turn(tool, "finished", 12.5)
+    using.turn(tool, "finished", 7.5)
+    using.ended(tool, "tool_error", 30_000)
+    using.overdue(2.5, 7)
+    using.missing(2)
+    using.circuit(tool, "h:80", is_open=True)
+    for name in ("created", "claimed", "takeovers"):
+        (point,) = seen.points(f"roundgate.tasks.{name}", gen_ai__tool__name=tool)
+        assert point.value == 1
+    (turns,) = seen.points(
+        "roundgate.tasks.turn.duration", gen_ai__tool__name=tool, outcome="finished"
+    )
+    assert (turns.count, turns.sum) == (2, 0.02)
+    (ended,) = seen.points("roundgate.tasks.duration", gen_ai__tool__name=tool)
+    assert (ended.sum, dict(ended.attributes)["outcome"]) == (30, "tool_error")
+    (state,) = seen.points("roundgate.tasks.states", gen_ai__tool__name=tool)
+    assert dict(state.attributes)["state"] == "working"
+    (circuit,) = seen.points("roundgate.backends.circuit", backend=tool)
+    assert circuit.value == 1
+    gauges = {
+        "roundgate.tasks.overdue": 2.5,
+        "roundgate.queue.messages": 7,
+        "roundgate.backends.missing": 2,
     }
+    for name, value in gauges.items():
+        assert [point.value for point in seen.points(name)] == [value]
 
 
-def test_tasks_turns_and_delays_are_measured() -> None:
-    reader = InMemoryMetricReader()
-    api.set_meter_provider(MeterProvider([reader]))
-    using = metrics.set_up()
-    assert isinstance(using, OpenTelemetryMetrics)
-    using.turn("report", "finished", 12.5)
-    using.turn("report", "finished", 7.5)
-    using.created("report")
-    using.claimed("report")
-    using.ended("report", "tool_error")
-    using.overdue(2.5)
-    using.circuit("api", "h:80", is_open=True)
-    found = measured(reader)
-    assert found["roundgate.backends.circuit"] == [({"backend": "api", "host": "h:80"}, 1)]
-    assert found["turns"] == [({"gen_ai.tool.name": "report", "outcome": "finished"}, 2)]
-    tool = {"gen_ai.tool.name": "report"}
-    assert found["created"] == found["claimed"] == [(tool, 1)]
-    assert found["ended"] == [({**tool, "outcome": "tool_error"}, 1)]
-    assert found["overdue"] == [({}, 2.5)]
-    assert "turn_time" in found
+async def test_store_calls_are_timed_by_operation_with_their_errors(seen: Telemetry) -> None:
+    class Store:
+        shards = 3
+
+        async def read(self, key: str) -> str:
+            if key == "lost":
+                raise Unavailable("away")
+            return key
+
+        async def receive(self) -> None:
+            """Waits for others."""
+
+    store = timed(Store(), "tasks")
+    assert await store.read("a") == "a"
+    with pytest.raises(Unavailable):
+        await store.read("lost")
+    await store.receive()
+    assert store.shards == 3
+    points = seen.points("roundgate.store.duration", store="tasks")
+    assert {point.attributes.get("error.type"): point.count for point in points} == {
+        None: 1,
+        "Unavailable": 1,
+    }
+    assert {point.attributes["operation"] for point in points} == {"read"}
 
 
 def test_the_flow_is_what_happened_since_it_was_last_taken() -> None:
@@ -75,12 +105,11 @@ def test_only_a_function_of_aws_lambda_writes_metrics_into_its_log(
 
 
 def test_without_an_sdk_nothing_is_imported_or_measured() -> None:
-    Metrics().turn("report", "finished", 1)
-    Metrics().overdue(1.0)
-    Metrics().circuit("api", "h:80", is_open=True)
     code = (
-        "import sys; from roundgate.observability import metrics; "
-        "print(type(metrics.set_up()).__name__, 'opentelemetry' in sys.modules)"
+        "import sys; from roundgate.observability import metrics, timing, tracing; "
+        "metrics.Metrics().turn('report', 'finished', 1); store = object(); "
+        "print(metrics.instruments(), type(tracing.set_up()).__name__, "
+        "timing.timed(store, 'tasks') is store, 'opentelemetry' in sys.modules)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == ["Metrics", "False"]
+    assert ran.stdout.split() == ["None", "NoTracing", "True", "False"]

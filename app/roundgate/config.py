@@ -14,11 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from roundgate.backends import BackendConfig, SearchConfig, ViewConfig, registry
 from roundgate.errors import ConfigError, Problem
 from roundgate.settings import (
+    AuditConfig,
     AuthorizerConfig,
     CachingConfig,
     CallersConfig,
@@ -96,6 +105,9 @@ class GatewayConfig(Model):
         TasksConfig.model_construct(), description="Calls that outlive their request."
     )
     caching: CachingConfig = Field(CachingConfig.model_construct(), description="Caching hints.")
+    audit: AuditConfig | None = Field(
+        None, description="The audit log. Unset: there is none; {} writes one with the defaults."
+    )
     backends: list[Any] = Field(
         description="The back ends, in the order of the lists.",
         min_length=1,
@@ -135,6 +147,12 @@ class GatewayConfig(Model):
         if view_config is None or view_config.instructions is None:
             return self.server
         return self.server.model_copy(update={"instructions": view_config.instructions})
+
+    @field_validator("audit", mode="before")
+    @classmethod
+    def _empty_is_on(cls, value: Any) -> Any:
+        """Take `audit:` without settings for the defaults. Otherwise that line would turn nothing on."""
+        return {} if value is None else value
 
     @model_validator(mode="after")
     def _scopes_need_callers(self) -> GatewayConfig:

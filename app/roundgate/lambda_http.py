@@ -29,6 +29,7 @@ with kept():  # collecting garbage among all modules takes 4 % of a cold start
     from roundgate.errors import ConfigError
     from roundgate.http import HEALTH, Hosting
     from roundgate.main import build_app
+    from roundgate.observability.correlation import environment
     from roundgate.protocol import Request, jsonrpc
     from roundgate.runtime import startup
     from roundgate.settings import Settings
@@ -141,8 +142,18 @@ class _Hosted:
         remaining_ms = context.get_remaining_time_in_millis()
         Hosting(max(1.0, remaining_ms - MARGIN_MS), _claims(event)).put(scope)
         scope["path"] = _own_path(scope["path"], event, self._served, self._base)
-        with aws.bounded(self._clock.deadline(max(1.0, remaining_ms - AWS_MARGIN_MS))):
+        deadline = self._clock.deadline(max(1.0, remaining_ms - AWS_MARGIN_MS))
+        with aws.bounded(deadline), environment(_request_ids(event, context)):
             await self._app(scope, receive, send)
+
+
+def _request_ids(event: Event, context: LambdaContext) -> dict[str, str]:
+    """Return the ids of the request at the API and of the invocation, for every log line."""
+    ids = {
+        "api_request": event["requestContext"].get("requestId"),
+        "lambda_request": context.aws_request_id,
+    }
+    return {name: value for name, value in ids.items() if isinstance(value, str)}
 
 
 def _own_path(path: str, event: Event, served: Container[str], base: str) -> str:

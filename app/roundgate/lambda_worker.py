@@ -22,6 +22,7 @@ with kept():  # collecting garbage among all modules takes 4 % of a cold start
 
     from roundgate import aws
     from roundgate.clock import Clock, Deadline, seed_after_restore
+    from roundgate.observability.correlation import environment
     from roundgate.observability.metrics import Metrics
     from roundgate.runtime import startup
     from roundgate.storage import TaskRef
@@ -52,6 +53,9 @@ log = logging.getLogger("roundgate.tasks")
 class LambdaContext(Protocol):
     """The part of AWS Lambda's context object that the worker uses."""
 
+    aws_request_id: str
+    """The id of the invocation."""
+
     def get_remaining_time_in_millis(self) -> int:
         """Return the milliseconds until the function is stopped."""
 
@@ -65,7 +69,7 @@ def make_handler(environ: Mapping[str, str]) -> Function:
     with kept():
         using, file = startup.read_configuration(environ)
         clock = Clock()
-        parts = startup.build_core(file, using, clock)
+        parts = startup.build_core(file, using, clock, role="worker")
         parts.stores.prepare()  # every event needs them
     trust = parts.trust(file.config, clock)
     worker = parts.worker(file.config, clock, trust)
@@ -89,9 +93,10 @@ class Function:
         if self._loop is None:
             seed_after_restore()
             self._loop = asyncio.new_event_loop()
-        return self._loop.run_until_complete(
-            self.handle(event, context.get_remaining_time_in_millis())
-        )
+        with environment({"lambda_request": context.aws_request_id}):
+            return self._loop.run_until_complete(
+                self.handle(event, context.get_remaining_time_in_millis())
+            )
 
     def close(self) -> None:
         """Close the event loop. AWS Lambda never calls this; tests do."""

@@ -26,6 +26,7 @@ from roundgate.auth import Verifier
 from roundgate.backends.base import ServerState
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile
+from roundgate.errors import ConfigError, Problem
 from roundgate.garbage import kept
 from roundgate.http import (
     GRACE_S,
@@ -39,6 +40,7 @@ from roundgate.http import (
     Upstream,
     default_hosts,
     make_events_router,
+    make_metrics_router,
     make_router,
     not_found_handler,
     nothing_at,
@@ -46,13 +48,19 @@ from roundgate.http import (
 )
 from roundgate.http.protected import make_resources, make_verifiers
 from roundgate.http.replica import Replica
-from roundgate.observability import tracing
+from roundgate.observability import exposition, tracing
 from roundgate.runtime.startup import Stores, build_core, read_configuration
 from roundgate.settings import Settings
 from roundgate.tasks.external import Deliveries
 
 MAX_LEFT_OUT: Final = 20
 """The limit on the tools of a server that /healthz lists as left out."""
+ON_LAMBDA: Final = Problem(
+    "gateway.yaml",
+    "http.metrics",
+    "is on, but each instance of a function has metrics of its own",
+    "turn it off; CloudWatch has the metrics of functions",
+)
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """Turns FastAPI's telemetry off: `roundgate.observability.tracing` makes the spans, because it
 knows methods and tools, and FastAPI only paths."""
@@ -93,6 +101,8 @@ def build_app(
             served; with `limits.strict`, also if any back end cannot be served.
     """
     clock = clock or Clock()
+    if file.config.http.metrics:
+        _expose_metrics(file, using)
     core = build_core(file, using, clock, stores)
     replica = Replica(file, using, clock, core, owns_process=owns_process)
     resources = make_resources(file, using, core.serving)
@@ -131,8 +141,22 @@ def build_app(
             file.config.tasks.max_event_bytes,
         )
     )
+    if http.metrics:
+        app.include_router(make_metrics_router(exposition.render))
     app.state.core = core
     return app
+
+
+def _expose_metrics(file: ConfigFile, using: Settings) -> None:
+    """Collect the metrics of this process for Prometheus.
+
+    Raises:
+        ConfigError: an extra is missing, or the process cannot serve metrics.
+    """
+    problem = ON_LAMBDA if using.on_lambda else exposition.set_up()
+    if problem is not None:
+        at = file.origin.at("http", "metrics")
+        raise ConfigError([at.problem(problem.message, problem.remedy)])
 
 
 def _read_health(replica: Replica) -> Health:

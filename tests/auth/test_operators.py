@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse
 
 from roundgate import tool
 from roundgate.errors import ConfigError
+from roundgate.http import make_metrics_router
 from roundgate.http.exchange import Exchange, Responder, exchange_of, route_path
 from roundgate.settings.process import Settings
 from tests.support import wire
@@ -31,6 +32,7 @@ ELSEWHERE = [
     "/console",
     "/mcp/x",
     "/docs",
+    "/metrics",
     "/healthz/",
     "/healthzz",
     "/.well-known",
@@ -122,6 +124,17 @@ async def test_an_operator_gets_the_route_and_the_route_knows_who_it_is(mcp: Cli
     assert (response.status_code, response.json()) == (200, {"subject": "ann"})
     nothing = await mcp.http.get("/elsewhere", headers=headers(scope=OPERATOR))
     assert (nothing.status_code, "POST /mcp" in nothing.json()["error"]) == (404, True)
+
+
+async def test_only_an_operator_reads_the_metrics() -> None:
+    async with service(answer(jwks("ec"))) as keys:
+        settings = Settings(public_url=PUBLIC_URL, state_keys=STATE_KEY)
+        app = built(guarded(f"{keys.url}/jwks", hello, auth={"operator_scope": OPERATOR}), settings)
+        app.include_router(make_metrics_router(lambda accept: (b"up 1\n", "text/plain")))
+        async with app.router.lifespan_context(app), client(app) as mcp:
+            refused = await mcp.http.get("/metrics", headers=headers(scope="files:read"))
+            read = await mcp.http.get("/metrics", headers=headers(scope=OPERATOR))
+    assert (refused.status_code, read.status_code, read.text) == (403, 200, "up 1\n")
 
 
 @pytest.mark.parametrize(

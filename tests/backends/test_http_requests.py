@@ -46,7 +46,9 @@ def test_a_path_argument_is_implied_by_the_path_and_always_required() -> None:
         "additionalProperties": False,
     }
     assert tool.request({"user": "ann", "note-id": "7", "page": 2}) == Outgoing(
-        "GET", "/users/ann/notes/7", "page=2", {}, None, is_repeatable=True
+        *("GET", "/users/ann/notes/7", "page=2", {}, None),
+        is_repeatable=True,
+        route="/users/{user}/notes/{note-id}",
     )
 
 

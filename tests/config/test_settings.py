@@ -250,6 +250,7 @@ PLACES: dict[type[Model], str] = {
     sections.TasksConfig: "## `tasks`",
     sections.CachingConfig: "## `caching`",
     sections.CacheHint: "## `caching`",
+    sections.AuditConfig: "## `audit`",
     BackendConfig: "## `backends`",
     Selector: "| setting of a selector",
     SearchConfig: "## `search`",

@@ -17,6 +17,7 @@ import pytest
 from roundgate import lambda_http, settings
 from roundgate.errors import ConfigError
 from tests.functions.conftest import Functions, LambdaContext, asking, recorded
+from tests.support.log_lines import log_lines
 from tests.support.rounds import accept, retry
 
 HTTP_EVENTS = ["http_api_v2", "rest_api_v1", "function_url"]
@@ -39,6 +40,19 @@ def test_rounds_go_on_with_the_next_event(functions: Functions, kind: str) -> No
     assert list(asked["inputRequests"]) == ["who"]
     done = functions.ask(kind, "tools/call", retry(params, asked, who=accept(name="Ada")))
     assert done["result"]["content"][0]["text"] == "Hello, Ada!"
+
+
+@pytest.mark.parametrize("kind", HTTP_EVENTS)
+def test_every_line_has_the_ids_of_the_request_and_of_the_invocation(
+    functions: Functions, kind: str
+) -> None:
+    event = asking(kind, "tools/call", {"name": "greet", "arguments": {"name": "Ada"}})
+    with log_lines() as lines:
+        functions.http(event, LambdaContext(aws_request_id="invocation"))
+    (line,) = lines.of("request")
+    assert line["lambda_request"] == "invocation"
+    assert line["api_request"] == event["requestContext"]["requestId"]
+    assert line["address"]
 
 
 @pytest.mark.parametrize(

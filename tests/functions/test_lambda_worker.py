@@ -26,6 +26,7 @@ from roundgate.settings import TasksConfig
 from roundgate.settings import process as settings
 from roundgate.tasks.sweep import Sweep
 from tests.functions.conftest import Functions, LambdaContext, asking, recorded
+from tests.support.log_lines import log_lines
 from tests.support.rounds import accept
 
 
@@ -67,6 +68,15 @@ def test_a_task_is_carried_to_its_question_and_to_its_end(functions: Functions) 
     functions.ask("function_url", "tasks/update", answer)
     functions.worker(batch(message(task_id)), LambdaContext())
     assert shown(functions, task_id)["result"]["content"][0]["text"] == "Hello, Ada!"
+
+
+def test_every_line_of_a_turn_has_the_id_of_the_invocation(functions: Functions) -> None:
+    task_id = begin(functions)
+    with log_lines() as lines:
+        functions.worker(batch(message(task_id)), LambdaContext(aws_request_id="invocation"))
+    (claimed,), (turn,) = lines.of("task claimed"), lines.of("task")
+    assert claimed["lambda_request"] == turn["lambda_request"] == "invocation"
+    assert turn["task"] == message(task_id)
 
 
 @pytest.mark.parametrize("kind", ["http_api_v2", "function_url"])

@@ -205,6 +205,8 @@ def function() -> lambda_http.Function:
 class Lambda:
     """The context object of AWS Lambda."""
 
+    aws_request_id = "request"
+
     def get_remaining_time_in_millis(self) -> int:
         return 10_000
 

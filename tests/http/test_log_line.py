@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -39,10 +40,13 @@ def only_line(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
 
 async def test_a_call_that_succeeds(mcp: Client, caplog: pytest.LogCaptureFixture) -> None:
     response = await mcp.post("tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}})
-    assert only_line(caplog) == {
+    line = only_line(caplog)
+    assert re.fullmatch(r"[\w-]{22}", line.pop("call"))
+    assert line == {
         "method": "tools/call",
         "name": "add",
         "subject": "local",
+        "address": "127.0.0.1",
         "status": 200,
         "outcome": "ok",
         "bytes": len(response.content),
@@ -111,6 +115,7 @@ async def test_a_notification(mcp: Client, caplog: pytest.LogCaptureFixture) -> 
     expected = {
         "method": "notifications/cancelled",
         "subject": "local",
+        "address": "127.0.0.1",
         "status": 202,
         "outcome": "ok",
         "bytes": 0,
@@ -239,12 +244,14 @@ async def test_in_a_process_of_ours_the_line_is_on_standard_error(
     line = json.loads(capsys.readouterr().err)
     assert line.pop("ts").endswith("Z")
     assert line.pop("ms") >= 0
+    assert line.pop("call")
     assert line == {
         "level": "info",
         "msg": "request",
         "method": "tools/call",
         "name": "add",
         "subject": "local",
+        "address": "127.0.0.1",
         "status": 200,
         "outcome": "ok",
         "bytes": len(response.content),

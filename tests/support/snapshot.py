@@ -24,6 +24,8 @@ CLONES: Final = 2
 class Context:
     """The context object of AWS Lambda, as far as we use it."""
 
+    aws_request_id = "request"
+
     def get_remaining_time_in_millis(self) -> int:
         return 29_000
 

@@ -1262,7 +1262,7 @@ class Counted(Metrics):
     def claimed(self, tool: str) -> None:
         self.told.append(("claimed", tool))
 
-    def ended(self, tool: str, outcome: str) -> None:
+    def ended(self, tool: str, outcome: str, took_ms: float | None = None) -> None:
         self.told.append(("ended", tool, outcome))
 
 

@@ -17,6 +17,7 @@ from uvicorn.supervisors import Multiprocess
 
 from roundgate.cli.arguments import into_environment
 from roundgate.cli.check import LOOPBACK, bind, check_exposure
+from roundgate.errors import UsageError
 from roundgate.garbage import kept
 from roundgate.http import ConnectionMiddleware
 from roundgate.http.connections import Bounds, Connections
@@ -46,6 +47,11 @@ def run(arguments: argparse.Namespace) -> int:
     with kept():
         using, file = read_configuration(os.environ)
         check_exposure(file, using, arguments.host)
+        if file.config.http.metrics and arguments.workers > 1:
+            raise UsageError(
+                "http.metrics has the metrics of one process: serve with --workers 1 and start more "
+                "gateways, or turn it off and send metrics with opentelemetry-instrument"
+            )
         if using.show_errors == "auto" and arguments.host in LOOPBACK and is_private(file, using):
             os.environ["GATEWAY_SHOW_ERRORS"] = "on"  # inherited by worker processes
             using = replace(using, show_errors="on")

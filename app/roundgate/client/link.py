@@ -46,6 +46,7 @@ from roundgate.client.transport import HttpResponse, IdleLimit, Limits, Transpor
 from roundgate.client.types import Json, is_modern
 from roundgate.errors import BadAnswer, ClientError, ConnectionLost, HttpRefused, TimedOut
 from roundgate.json import encode
+from roundgate.observability.tracing import Peer, client_session_ended, client_span
 
 T = TypeVar("T")
 
@@ -120,6 +121,8 @@ class Link:
         self.pending: list[OlderRequest] = []
         """The running requests to an older server, oldest first. The newest answers the questions
         on the session's stream."""
+        self._peer = Peer(url.host, url.port)
+        self._opened_s: float | None = None
         self._sender = Sender(url, transport, auth, headers, redact)
         self._speaker = Speaker(info, capabilities)
         self._observer = observer
@@ -153,10 +156,19 @@ class Link:
         for retry in range(_RETRIES + 1):
             message = self._message(method, params, spoken, listener)
             try:
-                async with self._in_time(method) as timeout:
-                    if is_modern(spoken):
-                        return await self._exchange(message, spoken, listener)
-                    return await OlderRequest(self, listener, timeout).result(message, spoken)
+                with client_span(message, spoken, self._peer, self.session_id) as span:
+                    async with self._in_time(method) as timeout:
+                        if is_modern(spoken):
+                            result = await self._exchange(message, spoken, listener)
+                        else:
+                            request = OlderRequest(self, listener, timeout)
+                            try:
+                                result = await request.result(message, spoken)
+                            except Detached:
+                                span.detached()
+                                raise
+                    span.received(result)
+                    return result
             except (asyncio.CancelledError, TimedOut) as error:
                 was_sent = not isinstance(error, TimedOut) or error.was_sent
                 # lifecycle: "The initialize request MUST NOT be cancelled by clients"
@@ -176,7 +188,9 @@ class Link:
 
     async def notify(self, method: str, version: str) -> None:
         """Send a notification."""
-        await self._deliver({"jsonrpc": "2.0", "method": method}, version, method)
+        message: Json = {"jsonrpc": "2.0", "method": method}
+        with client_span(message, version, self._peer, self.session_id):
+            await self._deliver(message, version, method)
 
     async def answer(self, request_id: Any, answer: Json) -> None:
         """Send the response to a request that an older server made."""
@@ -236,6 +250,11 @@ class Link:
             request = OlderRequest(self, listener, timeout)
             return await request.until_done(work, self.session_stream.standing)
 
+    def open_session(self, session_id: str | None) -> None:
+        """Use a session that an older server has opened; `None` if it has none."""
+        self.session_id = session_id
+        self._opened_s = asyncio.get_running_loop().time()
+
     @property
     def can_detach(self) -> bool:
         """Whether another process can continue the running request to an older server."""
@@ -264,6 +283,7 @@ class Link:
             BadAnswer, ConnectionLost, TimedOut: see `request`.
         """
         self.version, self.session_id = position.version, position.session_id
+        self._opened_s = None
         await self.session_stream.open()
         async with self._in_time("a continued request") as timeout:
             return await OlderRequest(self, listener, timeout, position, answers).resumed_result()
@@ -284,6 +304,9 @@ class Link:
             async with asyncio.timeout(self.limits.connect_s):
                 headers = [messages.ACCEPT_BOTH, *self._session_headers()]
                 await (await self._sender.send_once("DELETE", headers)).close()
+        if self._opened_s is not None:  # this process has opened the session
+            took_s = asyncio.get_running_loop().time() - self._opened_s
+            client_session_ended(took_s, self.version, self._peer)
         self.session_id = None
 
     # -- one request -------------------------------------------------------------------------------
@@ -345,7 +368,9 @@ class Link:
             headers += self._session_headers()
         if self._observer is not None:
             self._observer("sent", message, None)
-        return await self._sender.send("POST", headers, encode(message), idle)
+        response = await self._sender.send("POST", headers, encode(message), idle)
+        self._peer.http_version = getattr(response, "http_version", None)  # of our own transport
+        return response
 
     def _session_headers(self) -> Iterator[tuple[str, str]]:
         if self.version is not None:
@@ -547,7 +572,7 @@ class OlderRequest:
         finally:
             await response.close()
         if message["method"] == "initialize":
-            self._link.session_id = read_session_id(response)
+            self._link.open_session(read_session_id(response))
         return result
 
     async def _read(self, response: HttpResponse, own_id: int) -> Json:

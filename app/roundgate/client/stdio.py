@@ -38,6 +38,7 @@ from roundgate.client.transport import Limits
 from roundgate.client.types import Json, is_modern
 from roundgate.errors import BadAnswer, ClientError, ConnectionLost, TimedOut
 from roundgate.json import encode
+from roundgate.observability.tracing import Peer, client_span
 
 T = TypeVar("T")
 
@@ -181,7 +182,10 @@ class StdioLink:
         limit_s = PROBE_S if method == "server/discover" and version else self.limits.idle_s
         pending = _Pending(listener, limit_s)
         try:
-            return await self._answer_to(message, pending)
+            with client_span(message, revision, Peer()) as span:
+                result = await self._answer_to(message, pending)
+                span.received(result)
+                return result
         except TimeoutError:
             raise TimedOut(
                 f"No answer to {method} arrived within {limit_s:g} s (limit idle_s)"
@@ -206,7 +210,9 @@ class StdioLink:
 
     async def notify(self, method: str, version: str) -> None:
         """Send a notification."""
-        await self._write({"jsonrpc": "2.0", "method": method})
+        message: Json = {"jsonrpc": "2.0", "method": method}
+        with client_span(message, version, Peer()):
+            await self._write(message)
 
     async def stream(self, method: str, params: Json) -> AsyncGenerator[Json, None]:
         """Send a request whose answer is a stream; yield the messages of the stream, the response

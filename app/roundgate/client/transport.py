@@ -359,6 +359,11 @@ class _HttpxResponse:
     def headers(self) -> Mapping[str, str]:
         return self._response.headers
 
+    @property
+    def http_version(self) -> str:
+        """The version of HTTP, such as `HTTP/1.1`, for spans."""
+        return self._response.http_version
+
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         import httpx
 

@@ -18,6 +18,7 @@ from roundgate.http.request import public_origins as public_origins
 from roundgate.http.routes import HEALTH as HEALTH
 from roundgate.http.routes import Health as Health
 from roundgate.http.routes import Upstream as Upstream
+from roundgate.http.routes import make_metrics_router as make_metrics_router
 from roundgate.http.routes import make_router as make_router
 from roundgate.http.routes import not_found_handler as not_found_handler
 from roundgate.http.routes import nothing_at as nothing_at

@@ -9,6 +9,7 @@ head and authenticated the caller, and answer any error that is raised here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -16,15 +17,15 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate import json
-from roundgate.errors import ProtocolError, TransportError
+from roundgate.errors import AuthError, GatewayError, ProtocolError, TransportError
 from roundgate.http.bodies import SMALL, BodyBudget, id_from_body
 from roundgate.http.exchange import DisconnectWatch, Exchange, State, exchange_of
-from roundgate.http.request import EVENT_STREAM
+from roundgate.http.request import EVENT_STREAM, REFUSED
 from roundgate.methods.extensions import ROUTES
 from roundgate.methods.parts import CurrentMethods, Parts
 from roundgate.methods.rounds import RequestContext, Stream
 from roundgate.observability.correlation import CORRELATION
-from roundgate.observability.tracing import Tracing, context_of
+from roundgate.observability.tracing import Message, Operation, Span, Tracing, context_of
 from roundgate.protocol import Notification, Request, is_older, jsonrpc, may_be_older
 
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ class McpEndpoint:
                 413, f"A request of {_LISTEN} has at most {_MAX_LISTEN_BYTES} bytes"
             )
         if isinstance(message, Notification):
-            await exchange.responder.answer(202, b"")
+            with self._span(endpoint.methods, Message(None, message.method), {}, exchange):
+                await exchange.responder.answer(202, b"")
             return None
         exchange.request_id = message.id
         return message
@@ -117,9 +119,13 @@ class McpEndpoint:
     async def _serve(
         self, methods: CurrentMethods, message: Request, receive: Receive, exchange: Exchange
     ) -> None:
-        inbound = exchange.revision.validate_request(
-            message, exchange.headers, methods.features, ROUTES
-        )
+        try:
+            inbound = exchange.revision.validate_request(
+                message, exchange.headers, methods.features, ROUTES
+            )
+        except ProtocolError as error:
+            self._refused(methods, message, error, exchange)
+            raise
         exchange.name, meta, responder = inbound.name, inbound.meta, exchange.responder
         trace = context_of(meta.raw)
         exchange.trace = trace.get("traceparent")
@@ -128,7 +134,7 @@ class McpEndpoint:
         )
         with (
             DisconnectWatch(receive) as watch,
-            self._tracing.request(inbound.method, inbound.name, trace, inbound.version) as span,
+            self._span(methods, inbound, trace, exchange) as span,
         ):
             responder.give_up = watch.hang_up
             context = RequestContext(
@@ -143,8 +149,8 @@ class McpEndpoint:
             token = CORRELATION.set(context.correlation)
             try:
                 answer = await methods.serve(context)
-            except ProtocolError as error:
-                span.end("error", exchange.revision.look_up(error).code)
+            except GatewayError as error:
+                span.end("error", _code(error, exchange), str(error))
                 raise
             finally:
                 CORRELATION.reset(token)
@@ -155,9 +161,30 @@ class McpEndpoint:
                 await responder.result(
                     message.id, answer.result, as_event=exchange.accepted == {EVENT_STREAM}
                 )
-            span.end(exchange.label, None)
+            span.end(exchange.label)
         if watch.disconnected and responder.state is not State.DONE:
             exchange.label = "cancelled"
+
+    def _span(
+        self,
+        methods: CurrentMethods,
+        operation: Operation,
+        trace: Mapping[str, str],
+        exchange: Exchange,
+    ) -> AbstractContextManager[Span]:
+        return self._tracing.request(
+            operation, trace, exchange, exchange.correlation, knows=methods.now.knows
+        )
+
+    def _refused(
+        self, methods: CurrentMethods, message: Request, error: ProtocolError, exchange: Exchange
+    ) -> None:
+        """Record a request that is not valid in its revision."""
+        meta = message.params.get("_meta")
+        trace = context_of(meta) if isinstance(meta, dict) else {}
+        operation = Message(message.id, message.method)
+        with self._span(methods, operation, trace, exchange) as span:
+            span.end("error", _code(error, exchange), str(error))
 
     async def _stream(self, methods: CurrentMethods, stream: Stream, exchange: Exchange) -> None:
         responder = exchange.responder
@@ -208,3 +235,8 @@ class McpEndpoint:
         return TransportError(
             413, f"The body is larger than {self._max_body_bytes} bytes (http.max_body_bytes)"
         )
+
+
+def _code(error: GatewayError, exchange: Exchange) -> int:
+    """Return the JSON-RPC code of the error that the client gets."""
+    return REFUSED if isinstance(error, AuthError) else exchange.revision.look_up(error).code

@@ -46,6 +46,9 @@ _HOSTING: Final = "roundgate"
 _EXCHANGE: Final = "roundgate.exchange"
 _HEADERS: Final = "roundgate.headers"
 
+MAX_ADDRESS: Final = 45
+"""The characters of the longest IP address in text form; a proxy may pass on something else."""
+
 log: Final = logging.getLogger(REQUESTS)
 
 
@@ -306,6 +309,7 @@ class Exchange:
         self.host = hosting if isinstance(hosting, Hosting) else _NO_HOSTING
         self.client: tuple[str, int] | None = scope.get("client")
         """The address and the port of the client."""
+        self.http_version: str = scope.get("http_version", "1.1")
         self.responder = responder
         self.correlation = Correlation()
         """The ids of the call, for the log."""
@@ -344,9 +348,10 @@ class Exchange:
             "method": None if self.method is None else self.method[:100],
             "name": None if name is None else name[:200],
             "through": ids.through,
-            "call": ids.known_call_id,
+            "call": ids.call_id,
             "task": ids.task,
             **({} if self.principal is None else self.principal.names),
+            "address": None if self.client is None else self.client[0][:MAX_ADDRESS],
             "status": (responder.status or None) if is_whole else None,
             "outcome": self.label,
             "code": self.code,

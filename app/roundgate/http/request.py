@@ -46,6 +46,7 @@ from roundgate.errors import (
 from roundgate.http import bodies
 from roundgate.http.exchange import (
     JSON,
+    MAX_ADDRESS,
     Exchange,
     Responder,
     State,
@@ -72,7 +73,7 @@ LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 MAX_KEPT_BYTES: Final = 256
 """The maximum length of a header value that is cached or fully parsed, in bytes."""
 MAX_HOSTS_KEPT: Final = 100
-_REFUSED: Final = -32600
+REFUSED: Final = -32600
 """The JSON-RPC code of a request that is refused with 401 or 403, in every revision."""
 _ONCE: Final = frozenset({b"host", b"origin"})
 _USUAL: Final = ("127.0.0.1", "::1")
@@ -133,9 +134,10 @@ class Guard:
         origin = headers.get(b"origin")
         is_probe = scope["path"] == HEALTH and scope["method"] in ("GET", "HEAD") and origin is None
         if not is_probe and (refusal := self._refusal(headers, scope.get("server"))):
-            log.info(
-                "request", extra={"fields": {"status": 403, "outcome": "refused", "error": refusal}}
-            )
+            client = scope.get("client")
+            address = {"address": client[0][:MAX_ADDRESS]} if client else {}
+            fields = {"status": 403, "outcome": "refused", "error": refusal, **address}
+            log.info("request", extra={"fields": fields})
             return self._refuse(refusal, scope, receive, send)
         return (self._app if origin is None else self._cors)(scope, receive, send)
 
@@ -376,7 +378,7 @@ class RequestMiddleware:
         if exchange.request_id is None:
             body = json.encode(members)
         else:
-            body = jsonrpc.error_response(exchange.request_id, _REFUSED, str(error), members)
+            body = jsonrpc.error_response(exchange.request_id, REFUSED, str(error), members)
         await exchange.responder.answer(error.status, body, [(b"www-authenticate", challenge)])
 
     async def _fail(self, error: GatewayError, exchange: Exchange) -> None:

@@ -30,6 +30,7 @@ from roundgate.http.protected import ProtectedResource, ResourceMetadata
 from roundgate.protocol import jsonrpc, sse
 
 HEALTH: Final = "/healthz"
+METRICS: Final = "/metrics"
 OLD_TRANSPORT: Final = "/sse"
 METADATA_MAX_AGE_S: Final = 300
 """Seconds for which clients may cache the metadata of a protected resource."""
@@ -120,6 +121,24 @@ def make_router(
         methods=["GET", "POST"],
         include_in_schema=False,
     )
+    return router
+
+
+def make_metrics_router(render: Callable[[str], tuple[bytes, str]]) -> APIRouter:
+    """Return the route of `/metrics`, which only operators may read.
+
+    Args:
+        render: a function that returns the metrics and their media type, for a value of the Accept
+            header.
+    """
+    router = APIRouter(tags=["operations"])
+
+    @router.get(METRICS, summary="Metrics for Prometheus", response_class=Response)
+    def metrics(request: Request) -> Response:
+        """Report the metrics of this process in Prometheus' text format."""
+        body, media_type = render(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": media_type})
+
     return router
 
 

@@ -141,6 +141,7 @@ class FallbackTools:
         own = self._own.get(params.name)
         if own is None:
             return await self._call(context, params, deadline)
+        context.correlation.tool = params.name
         try:
             if own is not OwnTool.ANSWER:
                 return await self._task_tools.serve(own, params, context, deadline)

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from roundgate.auth import Principal
 from roundgate.backends import Catalog
@@ -46,6 +46,10 @@ from roundgate.settings import CacheHint as ListHint
 from roundgate.storage import RowsOf
 from roundgate.tasks import NamedTasks, Watch, log_failure
 from roundgate.tokens import StateSealer
+
+if TYPE_CHECKING:  # loaded only if there is an audit log
+    from roundgate.audit import Trail
+    from roundgate.methods.auditing import Recorder
 
 P = TypeVar("P", bound=Params)
 
@@ -280,6 +284,8 @@ class Parts:
     """The name of the view; empty for the endpoint of all tools."""
     shows_errors: bool = False
     """Whether callers see the text of unexpected exceptions."""
+    trail: Trail | None = None
+    """The audit log, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +313,12 @@ class Methods:
         self._hub = kit.parts.changes.hub
         self._scopes = kit.scopes
         self._view = kit.parts.view
+        self._recorder: Recorder | None = None
+        self._audited = frozenset[str]()
+        if kit.parts.trail is not None:
+            from roundgate.methods.auditing import AUDITED, Recorder
+
+            self._recorder, self._audited = Recorder(kit.parts.trail, self._view), AUDITED
 
     def serve(self, context: RequestContext) -> Awaitable[Response]:
         """Serve one request.
@@ -315,6 +327,11 @@ class Methods:
             GatewayError: the request fails with this JSON-RPC error.
             AuthError: the caller lacks a scope.
         """
+        if self._recorder is None or context.inbound.method not in self._audited:
+            return self._serve(context)
+        return self._recorder.serve(context, self._serve)
+
+    def _serve(self, context: RequestContext) -> Awaitable[Response]:
         inbound = context.inbound
         method = self._table[inbound.method]
         if method.requires is not None:
@@ -329,6 +346,11 @@ class Methods:
         """Return whether the caller may still learn of changes at a URI of its stream; the resource
         or its scopes may be newer than the stream."""
         return self._scopes.may_subscribe(uri, principal, view="")
+
+    def knows(self, method: str, name: str) -> bool:
+        """Return whether a tool or prompt that a request names is served."""
+        served = self._catalog.prompts if method == "prompts/get" else self._catalog.tools
+        return name in served
 
     def has_output_schema(self, tool: str) -> bool:
         """Return whether clients expect a structured result of a tool."""

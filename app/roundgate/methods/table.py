@@ -58,6 +58,7 @@ def make_methods(
             rows_of=parts.rows_of,
             read=catalog.read_resource,
             shows_errors=parts.shows_errors,
+            trail=parts.trail,
         ),
     )
     return Methods(_table(kit), kit)

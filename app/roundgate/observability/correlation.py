@@ -10,10 +10,11 @@ is being processed, `CORRELATION` holds its ids, and each line that is logged in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 
@@ -31,6 +32,8 @@ class Correlation:
     """A function that makes `call_id` on first use, if it is not known yet."""
     known_call_id: str | None = None
     """The id of the call; `None` until it is made or received."""
+    round: int | None = None
+    """The number of the round that the audit log has begun; `None` before and without the log."""
 
     @property
     def call_id(self) -> str | None:
@@ -52,6 +55,23 @@ CORRELATION: Final[ContextVar[Correlation | None]] = ContextVar(
 """The ids of the call being processed; `None` outside of calls."""
 
 
+ENVIRONMENT: Final[ContextVar[Mapping[str, str]]] = ContextVar(
+    "roundgate_environment", default=MappingProxyType({})
+)
+"""The ids that the environment gave the invocation being processed, such as AWS Lambda's
+`lambda_request`; empty in a process that serves by itself."""
+
+
+@contextmanager
+def environment(ids: Mapping[str, str]) -> Iterator[None]:
+    """Add the environment's ids to every line that is logged within the block."""
+    token = ENVIRONMENT.set(ids)
+    try:
+        yield
+    finally:
+        ENVIRONMENT.reset(token)
+
+
 @contextmanager
 def correlated(correlation: Correlation) -> Iterator[None]:
     """Add these ids to every line that is logged within the block."""
@@ -63,6 +83,7 @@ def correlated(correlation: Correlation) -> Iterator[None]:
 
 
 def members_here() -> dict[str, str]:
-    """Return the ids of the call being processed, as members of a log line."""
+    """Return the ids of the invocation and the call being processed, as members of a log line."""
     correlation = CORRELATION.get()
-    return {} if correlation is None else correlation.members()
+    ids = ENVIRONMENT.get()
+    return {**ids} if correlation is None else {**ids, **correlation.members()}

@@ -1,18 +1,11 @@
 """Metrics, recorded if the process has loaded the metrics of an OpenTelemetry SDK.
 
-    roundgate.tasks.created      counter, by tool                     new tasks
-    roundgate.tasks.claimed      counter, by tool                     claims of workers
-    roundgate.tasks.ended        counter, by tool and outcome         tasks that have ended
-    roundgate.tasks.turns        counter, by tool and outcome         turns of workers
-    roundgate.tasks.turn_time    histogram in ms, by the same         duration of a turn
-    roundgate.tasks.overdue      gauge in s                           delay of the most overdue task
-    roundgate.calls.refused      counter, by row of `rate`            calls beyond a limit
-    roundgate.backends.missing   gauge                                back ends that are not served
-    roundgate.backends.circuit   gauge, by back end and host          1 while open, else 0
+`Instruments` are the instruments of a process. Their values leave it as OTLP or for Prometheus
+(`observability.exposition`). Without an SDK nothing is imported and nothing is recorded.
 
-Otherwise nothing is imported. Tasks are counted when they are created, claimed and ended, because
-counting open tasks would read all of them. The log lines "task" and "tasks" have the same facts. On
-AWS Lambda, lines in the embedded metric format make CloudWatch's metrics.
+`Metrics` counts tasks when they are created, claimed and ended, because counting open tasks would
+read all of them. The log lines "task" and "tasks" have the same facts. On AWS Lambda, lines in the
+embedded metric format make CloudWatch's metrics.
 """
 
 from __future__ import annotations
@@ -24,18 +17,137 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from roundgate.clock import Clock
+from roundgate.observability.conventions import DURATIONS_S, HTTP_DURATIONS_S
 
 NAMESPACE: Final = "roundgate"
 """The namespace of CloudWatch's metrics."""
 FLOW: Final = ("created", "claimed", "ended")
+STORE_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+"""The bucket boundaries of the durations of store calls in seconds: a call of SQLite takes less
+than a millisecond."""
+TASKS_S: Final = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3_600, 14_400, 86_400)
+"""The bucket boundaries of the durations of tasks in seconds: a task may wait for a person."""
+
+Attributes = Mapping[str, str | int]
 
 log = logging.getLogger("roundgate.metrics")
 # at any log level: CloudWatch makes its metrics of these lines
 log.setLevel("INFO")
 
 
+class Instruments:
+    """The instruments of a process, made with its meter provider."""
+
+    def __init__(self) -> None:
+        from opentelemetry import metrics
+
+        meter = metrics.get_meter("roundgate")
+        self.server_operations = meter.create_histogram(
+            "mcp.server.operation.duration",
+            "s",
+            "Duration of MCP requests and notifications",
+            explicit_bucket_boundaries_advisory=DURATIONS_S,
+        )
+        self.client_operations = meter.create_histogram(
+            "mcp.client.operation.duration",
+            "s",
+            "Duration of MCP requests and notifications to servers",
+            explicit_bucket_boundaries_advisory=DURATIONS_S,
+        )
+        self.server_sessions = meter.create_histogram(
+            "mcp.server.session.duration",
+            "s",
+            "Duration of sessions that their clients have ended",
+            explicit_bucket_boundaries_advisory=DURATIONS_S,
+        )
+        self.client_sessions = meter.create_histogram(
+            "mcp.client.session.duration",
+            "s",
+            "Duration of sessions at servers",
+            explicit_bucket_boundaries_advisory=DURATIONS_S,
+        )
+        self.http_requests = meter.create_histogram(
+            "http.client.request.duration",
+            "s",
+            "Duration of requests to HTTP back ends",
+            explicit_bucket_boundaries_advisory=HTTP_DURATIONS_S,
+        )
+        self.rounds = meter.create_counter(
+            "roundgate.rounds", description="Requests of tools, prompts and resources, by outcome"
+        )
+        self.created = meter.create_counter("roundgate.tasks.created", description="New tasks")
+        self.claimed = meter.create_counter(
+            "roundgate.tasks.claimed", description="Claims of workers"
+        )
+        self.states = meter.create_counter(
+            "roundgate.tasks.states", description="Tasks that have entered a state"
+        )
+        self.ended = meter.create_counter(
+            "roundgate.tasks.ended", description="Tasks that have ended"
+        )
+        self.durations = meter.create_histogram(
+            "roundgate.tasks.duration",
+            "s",
+            "Duration of tasks from their creation to their end",
+            explicit_bucket_boundaries_advisory=TASKS_S,
+        )
+        self.turns = meter.create_histogram(
+            "roundgate.tasks.turn.duration",
+            "s",
+            "Duration of a worker's turns",
+            explicit_bucket_boundaries_advisory=DURATIONS_S,
+        )
+        self.takeovers = meter.create_counter(
+            "roundgate.tasks.takeovers", description="Tasks whose worker died or stalled"
+        )
+        self.overdue = meter.create_gauge(
+            "roundgate.tasks.overdue", "s", "Delay of the most overdue task"
+        )
+        self.queued = meter.create_gauge(
+            "roundgate.queue.messages", description="Messages that wait in the queue"
+        )
+        self.steps = meter.create_histogram(
+            "roundgate.steps.duration",
+            "s",
+            "Duration of attempts of steps",
+            explicit_bucket_boundaries_advisory=DURATIONS_S,
+        )
+        self.store = meter.create_histogram(
+            "roundgate.store.duration",
+            "s",
+            "Duration of calls of the store and the queue",
+            explicit_bucket_boundaries_advisory=STORE_S,
+        )
+        self.refused = meter.create_counter(
+            "roundgate.calls.refused", description="Calls beyond a limit"
+        )
+        self.missing = meter.create_gauge(
+            "roundgate.backends.missing", description="Back ends that are not served"
+        )
+        self.circuit = meter.create_gauge(
+            "roundgate.backends.circuit",
+            description="1 while requests to a host are paused, else 0",
+        )
+
+
+_made: tuple[Any, Instruments] | None = None
+
+
+def instruments() -> Instruments | None:
+    """Return the instruments of the process's meter provider, or `None` without an SDK."""
+    if "opentelemetry.sdk.metrics" not in sys.modules:
+        return None
+    from opentelemetry import metrics
+
+    global _made
+    provider = metrics.get_meter_provider()
+    if _made is None or _made[0] is not provider:
+        _made = provider, Instruments()
+    return _made[1]
+
+
 class Metrics:
-    """The metrics of a process without an SDK, which are lines of the log."""
+    """The metrics of tasks and back ends: lines of the log, and instruments if there is an SDK."""
 
     def __init__(self, function: str = "", clock: Clock | None = None) -> None:
         """Make the metrics. `function` is the name of the process's function of AWS Lambda."""
@@ -47,17 +159,43 @@ class Metrics:
         """Record a new task."""
         self._flow["created"] += 1
         self.embed("task created", {"created": 1})
+        if made := instruments():
+            made.created.add(1, {"gen_ai.tool.name": tool})
 
     def claimed(self, tool: str) -> None:
         """Record that a worker has claimed a task."""
         self._flow["claimed"] += 1
         self.embed("task claimed", {"claimed": 1})
+        if made := instruments():
+            made.claimed.add(1, {"gen_ai.tool.name": tool})
 
-    def ended(self, tool: str, outcome: str) -> None:
-        """Record the end of a task. `outcome` is a value of `storage.Ending`."""
+    def entered(self, tool: str, state: str) -> None:
+        """Record that a task has entered a state, the value of its `Status`."""
+        if made := instruments():
+            made.states.add(1, {"gen_ai.tool.name": tool, "state": state})
+
+    def ended(self, tool: str, outcome: str, took_ms: float | None = None) -> None:
+        """Record the end of a task, `took_ms` milliseconds after its creation. `outcome` is a value
+        of `storage.Ending`."""
         self._flow["ended"] += 1
         failed = {"failed_steps": 1} if outcome == "step_failed" else {}
         self.embed("task ended", {"ended": 1, **failed})
+        if made := instruments():
+            facts = {"gen_ai.tool.name": tool, "outcome": outcome}
+            made.ended.add(1, facts)
+            if took_ms is not None:
+                made.durations.record(took_ms / 1000, facts)
+
+    def turn(self, tool: str, outcome: str, took_ms: float) -> None:
+        """Record a worker's turn at a task, and its duration in milliseconds."""
+        if made := instruments():
+            facts = {"gen_ai.tool.name": tool, "outcome": outcome}
+            made.turns.record(took_ms / 1000, facts)
+
+    def taken_over(self, tool: str) -> None:
+        """Record that a task's worker died or stalled."""
+        if made := instruments():
+            made.takeovers.add(1, {"gen_ai.tool.name": tool})
 
     def take_flow(self) -> dict[str, int]:
         """Return the numbers of tasks that this process has created, claimed and ended since the
@@ -71,94 +209,29 @@ class Metrics:
             cloudwatch_members = embedded(fields, self._function, self._clock.now_ms())
             log.info(message, extra={"fields": {**fields, **cloudwatch_members}})
 
-    def turn(self, tool: str, outcome: str, took_ms: float) -> None:
-        """Record a worker's turn at a task, and its duration in milliseconds."""
-
-    def overdue(self, seconds: float) -> None:
-        """Record the delay of the most overdue task; 0 if none is overdue."""
+    def overdue(self, seconds: float, queued: int | None = None) -> None:
+        """Record the delay of the most overdue task in seconds, 0 if none is overdue, and the
+        number of messages in the queue, if it is known."""
+        if made := instruments():
+            made.overdue.set(seconds)
+            if queued is not None:
+                made.queued.set(queued)
 
     def refused(self, row: str) -> None:
         """Record that a call was beyond a limit. `row` names the row of `rate`."""
         self.embed("call refused", {"refused": 1})
+        if made := instruments():
+            made.refused.add(1, {"limit": row})
 
     def missing(self, count: int) -> None:
         """Record the number of back ends that are not served."""
+        if made := instruments():
+            made.missing.set(count)
 
     def circuit(self, backend: str, host: str, *, is_open: bool) -> None:
         """Record that a host's circuit has opened or closed."""
-
-
-class OpenTelemetryMetrics(Metrics):
-    """Metrics that are recorded with instruments of the process's meter provider."""
-
-    def __init__(self, function: str = "", clock: Clock | None = None) -> None:
-        from opentelemetry import metrics
-
-        super().__init__(function, clock)
-        meter = metrics.get_meter("roundgate")
-        self._created = meter.create_counter("roundgate.tasks.created", description="New tasks")
-        self._claimed = meter.create_counter(
-            "roundgate.tasks.claimed", description="Claims of workers"
-        )
-        self._ended = meter.create_counter(
-            "roundgate.tasks.ended", description="Tasks that have ended"
-        )
-        self._turns = meter.create_counter(
-            "roundgate.tasks.turns", description="Turns of workers at tasks"
-        )
-        self._time = meter.create_histogram(
-            "roundgate.tasks.turn_time", "ms", "Duration of a worker's turn"
-        )
-        self._overdue = meter.create_gauge(
-            "roundgate.tasks.overdue", "s", "Delay of the most overdue task"
-        )
-        self._refused = meter.create_counter(
-            "roundgate.calls.refused", description="Calls beyond a limit"
-        )
-        self._missing = meter.create_gauge(
-            "roundgate.backends.missing", description="Back ends that are not served"
-        )
-        self._circuit = meter.create_gauge(
-            "roundgate.backends.circuit",
-            description="1 while requests to a host are paused, else 0",
-        )
-
-    def created(self, tool: str) -> None:
-        super().created(tool)
-        self._created.add(1, {"gen_ai.tool.name": tool})
-
-    def claimed(self, tool: str) -> None:
-        super().claimed(tool)
-        self._claimed.add(1, {"gen_ai.tool.name": tool})
-
-    def ended(self, tool: str, outcome: str) -> None:
-        super().ended(tool, outcome)
-        self._ended.add(1, {"gen_ai.tool.name": tool, "outcome": outcome})
-
-    def turn(self, tool: str, outcome: str, took_ms: float) -> None:
-        facts = {"gen_ai.tool.name": tool, "outcome": outcome}
-        self._turns.add(1, facts)
-        self._time.record(took_ms, facts)
-
-    def overdue(self, seconds: float) -> None:
-        self._overdue.set(seconds)
-
-    def refused(self, row: str) -> None:
-        super().refused(row)
-        self._refused.add(1, {"limit": row})
-
-    def missing(self, count: int) -> None:
-        self._missing.set(count)
-
-    def circuit(self, backend: str, host: str, *, is_open: bool) -> None:
-        self._circuit.set(int(is_open), {"backend": backend, "host": host})
-
-
-def set_up(function: str = "", clock: Clock | None = None) -> Metrics:
-    """Return metrics that record if the process has loaded an SDK's metrics; otherwise import
-    nothing."""
-    has_sdk = "opentelemetry.sdk.metrics" in sys.modules
-    return (OpenTelemetryMetrics if has_sdk else Metrics)(function, clock)
+        if made := instruments():
+            made.circuit.set(int(is_open), {"backend": backend, "host": host})
 
 
 def embedded(fields: Mapping[str, float], function: str, now_ms: int) -> dict[str, Any]:

@@ -32,7 +32,9 @@ _LEVELS: Final = {
     "error": ("red",),
     "critical": ("red",),
 }
-_SHOWN_BEFORE: Final = frozenset({"method", "name", "status", "outcome", "ms", "bytes", "trace"})
+_SHOWN_BEFORE: Final = frozenset(
+    {"method", "name", "status", "outcome", "ms", "bytes", "trace", "address"}
+)
 """Members of a request that have a fixed place in the request's line, or are omitted."""
 
 

@@ -29,6 +29,7 @@ from roundgate.errors import (
 )
 from roundgate.json import fresh
 from roundgate.observability.correlation import CORRELATION
+from roundgate.observability.metrics import instruments
 from roundgate.replay.asyncio_internals import engine_call
 from roundgate.replay.branches import Branch, InStep, inside
 from roundgate.replay.driving import InOwnContext, awaiting
@@ -228,14 +229,38 @@ async def _run_step(
             with inside(InStep(run.owner, task.key)):
                 entry, error = await _attempt(run, task, options.timeout_s)
         finally:
-            run.longest_ms = max(run.longest_ms, run.clock.monotonic_ms() - begun_ms)
+            took_ms = run.clock.monotonic_ms() - begun_ms
+            run.longest_ms = max(run.longest_ms, took_ms)
             run.steps_run += entry is not None
         await watch.has_run(task.key)
         recorded = None
         if not (is_poll and isinstance(entry, Finished) and entry.value is None):
             recorded = await _record(run, branch, entry, error, options, attempt)
+        _measure(task.key, attempt, entry, recorded, took_ms)
         await watch.is_remembered(task.key)
         return recorded
+
+
+def _measure(key: str, attempt: int, entry: Entry, recorded: Entry | None, took_ms: float) -> None:
+    """Record the duration and the outcome of an attempt, in metrics and in a line for debugging."""
+    made = instruments()
+    if made is None and not log.isEnabledFor(logging.DEBUG):
+        return
+    match recorded:
+        case None:
+            outcome = "not yet"  # a poll
+        case Tried():
+            outcome = "retried"
+        case Finished():
+            outcome = "ok"
+        case _:
+            outcome = "tool_error" if isinstance(entry, Raised) and entry.told else "failed"
+    fields = {"step": key, "attempt": attempt, "outcome": outcome, "ms": round(took_ms, 2)}
+    log.debug("a step ended", extra={"fields": fields})
+    correlation = CORRELATION.get()
+    if made is not None:
+        tool = {} if correlation is None else {"gen_ai.tool.name": str(correlation.tool)}
+        made.steps.record(took_ms / 1000, {**tool, "outcome": outcome})
 
 
 async def _record(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
 """Whether a tool's call becomes a task: never; if the client supports tasks; or always, refusing
@@ -103,6 +103,9 @@ class HttpConfig(Model):
     )
     send_timeout_s: Seconds = Field(
         30, description="Seconds within which a client must accept 64 KB of an answer."
+    )
+    metrics: bool = Field(
+        False, description="Serve GET /metrics for Prometheus to operators; extra `prometheus`."
     )
     max_events_per_s: Count = Field(
         100, description="Requests to /events per second in one process; more get 429."
@@ -449,4 +452,40 @@ class PackageConfig(Model):
     include: list[str] = Field(
         [],
         description="Files, folders and patterns such as data/**/*.csv, relative to gateway.yaml.",
+    )
+
+
+class AuditConfig(Model):
+    """The audit log: calls, questions, answers, approvals and acts of operators, in chains of
+    hashes."""
+
+    to: Literal["files", "stdout"] = Field(
+        "files",
+        description="files: one file per process; stdout: lines of standard output, for AWS Lambda and containers.",
+    )
+    directory: str = Field(
+        ".roundgate/audit",
+        description="Directory of the files, relative to gateway.yaml.",
+        min_length=1,
+    )
+    key: SecretStr | None = Field(
+        None,
+        description="Key of the digests of arguments and answers: 32 bytes in base64. Unset: a file in the directory.",
+    )
+    on_failure: Literal["refuse", "continue"] = Field(
+        "refuse",
+        description="refuse: refuse calls while the log cannot be written; continue: go on, and log an error.",
+    )
+    durable: bool = Field(
+        False,
+        description="Whether the records of a call are flushed to the disk before its answer.",
+    )
+    checkpoint_s: float = Field(
+        60,
+        description="Seconds after a record within which a checkpoint is written.",
+        ge=1,
+        le=86_400,
+    )
+    max_file_bytes: int = Field(
+        100_000_000, description="Size in bytes at which the next file begins.", ge=4_096
     )

@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
-from roundgate.observability.metrics import Metrics
+from roundgate.observability.metrics import Metrics, instruments
 from roundgate.settings import TasksConfig
 from roundgate.storage import Message, TaskQueue, TaskRef
 from roundgate.tasks.events import NotClaimed
@@ -401,9 +401,10 @@ class Pool:
             await asyncio.sleep(COUNT_EVERY_S)
             try:
                 overdue_s = await self._sweep.overdue_s()
-                self._metrics.overdue(overdue_s)
                 fields = {**self._metrics.take_flow(), "overdue_s": overdue_s}
                 log.info("tasks", extra={"fields": fields})
+                queued = None if instruments() is None else await self._queue.depth()
+                self._metrics.overdue(overdue_s, queued)
             except Exception as error:
                 _trouble("the count of tasks", error)
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -68,6 +69,7 @@ from roundgate.backends.http.endpoint import PATH_VARIABLE, Endpoint
 from roundgate.backends.http.messages import Answer, result_from_answer
 from roundgate.backends.http.secrets import Redactor
 from roundgate.errors import BackendError, FunctionAway, FunctionFailed, ParseError, ToolError
+from roundgate.observability.tracing import ClientSpan, function_span
 from roundgate.protocol import Schema, TextContent, ToolResult
 from roundgate.replay import Context, run_of
 
@@ -160,12 +162,18 @@ class OneCall:
         Raises:
             BackendError: the function cannot be invoked, or has failed.
         """
-        return await self._answered(
-            self.calling.target,
-            payload,
-            self.facts(exchange),
-            is_repeatable=self.calling.tool.idempotent is True,
-        )
+        with self._span(self.calling.target) as span:
+            return await self._answered(
+                self.calling.target,
+                payload,
+                self.facts(exchange),
+                span,
+                is_repeatable=self.calling.tool.idempotent is True,
+            )
+
+    def _span(self, where: Target) -> AbstractContextManager[ClientSpan]:
+        """Return the span of an invocation. `facts` puts its context into the client context."""
+        return function_span("Invoke", where.name, where.region)
 
     async def look(self, where: Target, payload: Any) -> Answer:
         """Ask a function about a job; return its answer.
@@ -175,17 +183,26 @@ class OneCall:
             BackendError: the function cannot be invoked.
         """
         try:
-            return await self._answered(where, payload, self.facts(looks=True), is_repeatable=True)
+            with self._span(where) as span:
+                facts = self.facts(looks=True)
+                return await self._answered(where, payload, facts, span, is_repeatable=True)
         except (FunctionAway, FunctionFailed) as error:
             raise NotNow(str(error)) from None
 
     async def _answered(
-        self, where: Target, payload: Any, extra: Mapping[str, Any], *, is_repeatable: bool
+        self,
+        where: Target,
+        payload: Any,
+        extra: Mapping[str, Any],
+        span: ClientSpan,
+        *,
+        is_repeatable: bool,
     ) -> Answer:
         data = encode_payload(payload, is_event=False)
         context = encoded(extra) if self.calling.backend.client_context else None
         invocation = Invocation(where, data, context, is_repeatable=is_repeatable)
         invoked = await self._invoke(invocation)
+        span.invoked(invoked.request_id, has_failed=invoked.has_failed)
         answer = self.calling.cleaned(invoked.payload)
         if invoked.has_failed:
             raise failure_from_payload(answer, where)
@@ -193,14 +210,17 @@ class OneCall:
 
     async def hand_over(self, execution_name: str | None = None) -> Invoked:
         """Start an asynchronous invocation, or a durable execution if it has a name."""
-        invocation = Invocation(
-            self.calling.target,
-            encode_payload(self.payload(), is_event=True),
-            is_event=True,
-            execution_name=execution_name,
-            is_repeatable=self.calling.tool.idempotent is True,
-        )
-        return await self._invoke(invocation)
+        with self._span(self.calling.target) as span:
+            invocation = Invocation(
+                self.calling.target,
+                encode_payload(self.payload(), is_event=True),
+                is_event=True,
+                execution_name=execution_name,
+                is_repeatable=self.calling.tool.idempotent is True,
+            )
+            invoked = await self._invoke(invocation)
+            span.invoked(invoked.request_id, has_failed=invoked.has_failed)
+            return invoked
 
     async def _invoke(self, invocation: Invocation) -> Invoked:
         timeout_s = self.calling.timeout_s

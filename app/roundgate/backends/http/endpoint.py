@@ -168,6 +168,7 @@ class Endpoint:
             is_repeatable=self._is_repeatable(),
             wants=tuple(name.lower() for name in self.result_headers.values()),
             max_bytes=self.max_bytes,
+            route=self.path,
         )
 
     def fixed_query(self) -> list[str]:

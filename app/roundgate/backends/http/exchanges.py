@@ -231,6 +231,7 @@ class Requests:
     def _request(self, path: str, values: Mapping[str, str]) -> Outgoing:
         """Return a GET request. Raise BackendError if a value from the service is not allowed in a
         path, because it could lead to another endpoint."""
+        route = path
         for name, written in self.parents.items():
             path = path.replace(f"{{{name}}}", written)
         for name, value in values.items():
@@ -254,4 +255,5 @@ class Requests:
             is_repeatable=True,
             wants=started.wants,
             max_bytes=started.max_bytes,
+            route=route,
         )

@@ -75,6 +75,8 @@ class Outgoing:
     """The lower-case names of the answer's headers that become part of the result."""
     max_bytes: int | None = None
     """The limit for the answer in bytes; `None` means the back end's limit."""
+    route: str = ""
+    """The path with the names of its variables, for spans; empty if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

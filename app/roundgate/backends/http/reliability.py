@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from roundgate.backends.http.config import BreakerConfig, LimitConfig, RemoteConfig, RetryConfig
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import BackendError, NoAnswer, UnexpectedAnswer
-from roundgate.observability import metrics
+from roundgate.observability.metrics import Metrics
 
 AWAY: Final = frozenset({502, 503, 504})
 """Statuses of an unavailable service. 500 is excluded, because one caller's request can cause it."""
@@ -274,7 +274,7 @@ class Breaker:
         self._retry_ms = retry_ms
         self._is_tried = False
         is_open = retry_ms is not None
-        metrics.set_up().circuit(self._backend, self._host, is_open=is_open)
+        Metrics().circuit(self._backend, self._host, is_open=is_open)
 
 
 class Gate:

@@ -29,6 +29,7 @@ from roundgate.backends.http.tls import Certificates
 from roundgate.clock import Deadline
 from roundgate.errors import BackendError, NoAnswer, UnexpectedAnswer
 from roundgate.net.addresses import canonical_origin
+from roundgate.observability.tracing import ClientSpan, http_span
 
 if TYPE_CHECKING:
     import httpx  # takes 100 ms to import, for which a first call of a Python tool need not wait
@@ -110,9 +111,11 @@ class Service:
         import httpx
 
         request_line = f"{outgoing.method} {outgoing.path} of {self.name}"
+        headers = dict(outgoing.headers)
         try:
-            async with asyncio.timeout(timeout_s):
-                return await self._exchange(outgoing, request_line, timeout_s)
+            with http_span(outgoing.method, self._base_url, outgoing.route, headers) as span:
+                async with asyncio.timeout(timeout_s):
+                    return await self._exchange(outgoing, headers, request_line, timeout_s, span)
         except (httpx.InvalidURL, httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
             raise BackendError(
                 f"{request_line} failed: the request cannot be sent ({type(error).__name__})"
@@ -120,7 +123,14 @@ class Service:
         except (TimeoutError, httpx.HTTPError) as error:
             raise no_answer(error, request_line, timeout_s, self._config.timeouts) from None
 
-    async def _exchange(self, outgoing: Outgoing, what: str, timeout_s: float) -> Answer:
+    async def _exchange(
+        self,
+        outgoing: Outgoing,
+        headers: dict[str, str],
+        what: str,
+        timeout_s: float,
+        span: ClientSpan,
+    ) -> Answer:
         import httpx
 
         client = self._ready_client()
@@ -131,7 +141,7 @@ class Service:
         request = client.build_request(
             outgoing.method,
             url,
-            headers=outgoing.headers,
+            headers=headers,
             content=outgoing.body,
             timeout=httpx.Timeout(
                 timeout_s,
@@ -152,6 +162,7 @@ class Service:
                 if "location header" not in str(error):
                     raise
                 raise UnexpectedAnswer(f"{what} redirects to an invalid URL") from None
+            span.responded(response.status_code, response.http_version)
             try:
                 if response.next_request is None:
                     return await self._read(response, what, outgoing)

@@ -10,6 +10,7 @@ Requests use the back end's slots, circuit breaker and retries, as requests of H
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeAlias
@@ -70,6 +71,9 @@ _MODERN_ERRORS: Final = frozenset({-32020, -32021, -32022})
 """Errors that only servers of 2026-07-28 and later send."""
 _HANDSHAKE_STATUSES: Final = frozenset({400, 404, 405, 406, 415})
 """HTTP statuses with which a server may refuse requests of a revision that it does not speak."""
+
+
+log = logging.getLogger("roundgate.backends")
 
 
 def pause_s(failures: int, clock: Clock) -> float:
@@ -244,6 +248,19 @@ class Server:
         return answer.result
 
     async def _attempt(self, exchange: Callable[[], Awaitable[Json]]) -> _Answer:
+        began_ms, status = self._clock.monotonic_ms(), "ok"
+        try:
+            return await self._answer(exchange)
+        except Exception as error:
+            status = type(error).__name__
+            raise
+        finally:
+            if log.isEnabledFor(logging.DEBUG):
+                took_ms = round(self._clock.monotonic_ms() - began_ms, 2)
+                fields = {"backend": self.name, "status": status, "ms": took_ms}
+                log.debug("request to a server", extra={"fields": fields})
+
+    async def _answer(self, exchange: Callable[[], Awaitable[Json]]) -> _Answer:
         try:
             return _Answer(await exchange())
         except AuthorizationFailed as error:

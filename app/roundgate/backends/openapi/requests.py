@@ -233,7 +233,7 @@ def request(plan: Plan, arguments: Mapping[str, Any]) -> Outgoing:
         if content is not ABSENT:
             body, headers["content-type"] = encoded(plan.body, content)
     path = _VARIABLE.sub(lambda match: path_values[match[1]], plan.path)
-    return Outgoing(plan.method, path, "&".join(query), headers, body)
+    return Outgoing(plan.method, path, "&".join(query), headers, body, route=plan.path)
 
 
 def _path_value(parameter: Parameter, value: Any) -> str:

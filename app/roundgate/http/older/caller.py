@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from roundgate.auth import Principal
 from roundgate.clock import Deadline
+from roundgate.observability.tracing import Transport
 from roundgate.protocol.v2025 import REVISIONS, Revision
 from roundgate.tokens.ids import SessionFacts
 
@@ -19,6 +20,8 @@ class Caller:
     deadline: Deadline
     remaining_ms: float | None
     """Milliseconds that the environment gave the request; `None` without a limit."""
+    transport: Transport
+    """The HTTP exchange of the request, for spans."""
     address: str = ""
     """The address from which the request came."""
 

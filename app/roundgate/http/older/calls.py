@@ -18,20 +18,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Final
 
 from roundgate import json
 from roundgate.clock import Clock
 from roundgate.errors import (
+    AuthError,
     CallCancelled,
+    GatewayError,
     InsufficientScope,
     InvalidRequest,
+    ProtocolError,
     QuotaExceeded,
     ToolError,
     Unavailable,
 )
+from roundgate.http.exchange import Exchange
 from roundgate.http.older.asking import answer_bytes, question
 from roundgate.http.older.caller import Caller, Responded
 from roundgate.http.older.continued import ContinueTool
@@ -47,11 +51,12 @@ from roundgate.http.older.open_calls import moved as event_id_at
 from roundgate.http.older.rounds import Call, Rounds, cancel_key, tool_error
 from roundgate.http.older.sessions import Sessions
 from roundgate.http.older.stream import SessionStream
+from roundgate.http.request import REFUSED
 from roundgate.methods.once import stored_reply
 from roundgate.methods.parts import CurrentMethods
 from roundgate.methods.rounds import Reply
 from roundgate.observability.correlation import Correlation
-from roundgate.observability.tracing import Tracing, context_of
+from roundgate.observability.tracing import Message, Operation, Span, Tracing, context_of
 from roundgate.protocol import (
     Request,
     RequestId,
@@ -59,6 +64,7 @@ from roundgate.protocol import (
     Status,
     jsonrpc,
 )
+from roundgate.protocol.v2025 import wire_errors
 from roundgate.storage import RowsOf, TaskRecord, TaskRef
 from roundgate.tasks import hidden
 from roundgate.tasks.hidden import HiddenTasks, Sight
@@ -217,9 +223,14 @@ class SessionCalls:
         stream: SessionStream,
         correlation: Correlation,
     ) -> Responded:
-        inbound = self._rounds.inbound(request, caller)
-        trace = context_of(inbound.meta.raw)
-        with self._tracing.request(inbound.method, inbound.name, trace, inbound.version) as span:
+        try:
+            inbound = self._rounds.inbound(request, caller)
+        except ProtocolError as error:
+            message = Message(request.id, request.method, version=caller.session.revision)
+            with self.span(message, {}, caller, correlation) as span:
+                span.end("error", error_code(error), str(error))
+            raise
+        with self.span(inbound, context_of(inbound.meta.raw), caller, correlation) as span:
             notify = Notices(stream, self._sessions, caller).notify if stream.can_tell else None
             scopes = caller.principal.scopes
             call = Call(request, caller, stream, correlation, span, notify, inbound, scopes)
@@ -230,17 +241,46 @@ class SessionCalls:
             try:
                 reply = await self._reply(call)
             except CallCancelled:
-                span.end("cancelled", None)
+                span.end("cancelled")
                 return Responded(None, "cancelled")
             except ToolError as error:
                 if not call.is_tool_call:
                     raise
                 reply = tool_error(caller.revision, error)
+            except GatewayError as error:
+                span.end("error", error_code(error), str(error))
+                raise
             if reply is None:
-                span.end("input_required", None)
+                span.end("input_required")
                 return Responded(None, "input_required")
-            span.end(reply.label, None)
+            span.end(reply.label)
         return _responded(request.id, reply)
+
+    def span(
+        self,
+        operation: Operation,
+        trace: Mapping[str, str],
+        caller: Caller,
+        correlation: Correlation,
+    ) -> AbstractContextManager[Span]:
+        """Return the span of a request or notification in a session."""
+        return self._tracing.request(
+            operation,
+            trace,
+            caller.transport,
+            correlation,
+            knows=self._methods[caller.session.revision].now.knows,
+            session=caller.session.id,
+        )
+
+    def opening_span(self, request: Request, exchange: Exchange) -> AbstractContextManager[Span]:
+        """Return the span of `initialize`, which has no session yet."""
+        requested = request.params.get("protocolVersion")
+        version = str(requested) if requested in self._methods else ""
+        operation = Message(request.id, request.method, version=version)
+        return self._tracing.request(
+            operation, {}, exchange, exchange.correlation, knows=lambda method, name: False
+        )
 
     async def _reply(self, call: Call) -> Reply | None:
         """Return the result, or `None` if the stream ended before it."""
@@ -430,3 +470,8 @@ def _check_scopes(scopes: frozenset[str], caller: Caller, name: str | None) -> N
 
 def _responded(request_id: RequestId, reply: Reply) -> Responded:
     return Responded(jsonrpc.result_response(request_id, reply.result), reply.label, reply.reason)
+
+
+def error_code(error: GatewayError) -> int:
+    """Return the JSON-RPC code of the error that the client gets."""
+    return REFUSED if isinstance(error, AuthError) else wire_errors.look_up(error).code

@@ -15,6 +15,7 @@ this endpoint.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from starlette.types import Receive
@@ -32,7 +33,7 @@ from roundgate.errors import (
 )
 from roundgate.http.exchange import DisconnectWatch, Exchange, State, error_headers
 from roundgate.http.older.caller import Caller, Responded
-from roundgate.http.older.calls import SessionCalls
+from roundgate.http.older.calls import SessionCalls, error_code
 from roundgate.http.older.changes import ChangeStreams
 from roundgate.http.older.open_calls import OpenCall
 from roundgate.http.older.own import OWN, OwnRequests
@@ -44,6 +45,7 @@ from roundgate.http.request import EVENT_STREAM
 from roundgate.methods import Changes
 from roundgate.methods.parts import CurrentMethods
 from roundgate.methods.table import capabilities, server_info
+from roundgate.observability.tracing import Message, server_session_ended
 from roundgate.protocol import SESSION_HEADER as SESSION
 from roundgate.protocol import (
     SUPPORTED_VERSIONS,
@@ -134,6 +136,7 @@ class OlderEndpoint:
                 case "DELETE":
                     caller = await self._caller(exchange)
                     await self._sessions.end(caller.session, caller.principal)
+                    self._record_end(caller, exchange)
                     await exchange.responder.answer(200, b"")
                 case _ if isinstance(body, list):
                     await self._batch(body, receive, exchange)
@@ -144,21 +147,33 @@ class OlderEndpoint:
         except GatewayError as error:
             await self._fail(error, exchange)
 
+    def _record_end(self, caller: Caller, exchange: Exchange) -> None:
+        """Record the duration of a session that its client has ended."""
+        session = caller.session
+        left_s = (session.expires_ms - self._clock.now_ms()) / 1000
+        server_session_ended(self._sealer.lifetime_s - left_s, session.revision, exchange)
+
     async def _post(self, body: Any, receive: Receive, exchange: Exchange) -> None:
         message = messages.message_from_json(body)
         if isinstance(message, Request):
             exchange.request_id, exchange.method = message.id, message.method
             if message.method == "initialize":
-                await self._initialize(message, exchange)
+                with self._calls.opening_span(message, exchange) as span:
+                    try:
+                        await self._initialize(message, exchange)
+                    except GatewayError as error:
+                        span.end("error", error_code(error), str(error))
+                        raise
                 return
         caller = await self._caller(exchange)
         if not isinstance(message, Request):
             exchange.method = message.method if isinstance(message, Notification) else "response"
-            await self._take(message, caller)
-            await exchange.responder.answer(202, b"")
+            with self._message_span(message, caller, exchange):
+                await self._take(message, caller)
+                await exchange.responder.answer(202, b"")
             return
         exchange.name = target_name(message)
-        own = await self._own.result(message, caller) if message.method in OWN else None
+        own = await self._own_result(message, caller, exchange) if message.method in OWN else None
         if own is not None:
             await exchange.responder.result(
                 message.id, own, as_event=exchange.accepted == {EVENT_STREAM}
@@ -205,6 +220,28 @@ class OlderEndpoint:
         await exchange.responder.answer(
             200, response, headers, as_event=exchange.accepted == {EVENT_STREAM}
         )
+
+    async def _own_result(
+        self, request: Request, caller: Caller, exchange: Exchange
+    ) -> bytes | None:
+        """Return the result of a request about the session itself; see `OwnRequests.result`."""
+        version, name = caller.session.revision, target_name(request)
+        operation = Message(request.id, request.method, name, version)
+        with self._calls.span(operation, {}, caller, exchange.correlation) as span:
+            try:
+                return await self._own.result(request, caller)
+            except GatewayError as error:
+                span.end("error", error_code(error), str(error))
+                raise
+
+    def _message_span(
+        self, message: Notification | Response, caller: Caller, exchange: Exchange
+    ) -> AbstractContextManager[object]:
+        """Return the span of a notification; the answer to a question has none."""
+        if isinstance(message, Response):
+            return nullcontext()
+        operation = Message(None, message.method, version=caller.session.revision)
+        return self._calls.span(operation, {}, caller, exchange.correlation)
 
     async def _take(self, message: Notification | Response, caller: Caller) -> None:
         """Accept a notification, or an answer to a question."""
@@ -264,7 +301,8 @@ class OlderEndpoint:
         try:
             message = messages.message_from_json(value)
             if not isinstance(message, Request):
-                await self._take(message, caller)
+                with self._message_span(message, caller, exchange):
+                    await self._take(message, caller)
                 return None
             exchange.request_id, exchange.method = message.id, message.method
             exchange.name = target_name(message)
@@ -275,7 +313,9 @@ class OlderEndpoint:
                     "The answers before this one in the batch are too large (http.max_body_bytes); "
                     "it was not run; send it again in a separate POST"
                 )
-            own = await self._own.result(message, caller)
+            own = (
+                await self._own_result(message, caller, exchange) if message.method in OWN else None
+            )
             if own is not None:
                 return jsonrpc.result_response(message.id, own)
             responded = await self._calls.respond(message, caller, stream, exchange.correlation)
@@ -389,7 +429,8 @@ class OlderEndpoint:
         session = self._known(token.decode("latin-1").strip(), principal)
         remaining_ms = exchange.host.remaining_ms
         deadline = self._clock.deadline(remaining_ms)
-        return Caller(session, principal, deadline, remaining_ms, exchange.address)
+        address = exchange.address
+        return Caller(session, principal, deadline, remaining_ms, exchange, address)
 
     def _known(self, token: str, principal: Principal) -> SessionFacts:
         session = self._sealer.open(token, principal)
