@@ -16,6 +16,11 @@ THINGS = (
 )  # fmt: skip
 
 
+SERVERS = 50
+TOOLS_OF_A_SERVER = 40
+"""The numbers of servers behind a gateway and of the tools of each in `bench.upstreams`."""
+
+
 @dataclass(frozen=True, slots=True)
 class CatalogueTool:
     """A tool as `tools/list` returns it."""

@@ -46,7 +46,7 @@ HOMES = {
         *(
             "settings.yaml_file",
             "backends.openapi.documents",
-            "backends.skills.frontmatter",
+            "settings.frontmatter",
             "suites.expecting",
             "cassettes.files",
         ),

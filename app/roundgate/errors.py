@@ -310,6 +310,15 @@ class FunctionFailed(BackendError):
     """A function of AWS Lambda raised an error, or AWS Lambda stopped it."""
 
 
+class NeedsCapability(BackendError):
+    """An MCP server refused a request because the client did not declare the capabilities in
+    `required`."""
+
+    def __init__(self, message: str, required: Mapping[str, Any]) -> None:
+        super().__init__(message, reason="error -32021")
+        self.required = required
+
+
 class NoAnswer(BackendError):
     """A service sent no answer, or only a part of one. `reason` is a few words for the log;
     `reached` is True if the service may have received the request."""

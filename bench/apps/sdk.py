@@ -22,6 +22,10 @@ def one_tool() -> Starlette:
     return _application([Tool.from_function(add)])
 
 
+def one_tool_and(tools: list[CatalogueTool]) -> Starlette:
+    return _application([Tool.from_function(add), *map(_declared, tools)])
+
+
 def hundred_tools() -> Starlette:
     return _application([_declared(tool) for tool in catalogue()])
 

@@ -111,6 +111,18 @@ async def only_tool(client: Client) -> None:
         await client.call(tool.name, answers=lambda _: ACCEPT)
 
 
+async def list_skills(client: Client) -> None:
+    await client.skills()
+
+
+async def load_skill(client: Client) -> None:
+    """Load a skill and then read its other files."""
+    (skill,) = await client.skills()
+    await client.read_skill(skill)
+    for uri in skill.files or ():
+        await client.read_skill(skill, uri)
+
+
 STEPS: dict[str, Callable[[Client], Awaitable[None]]] = {
     "initialize": connect,
     "tools_call": list_and_call,
@@ -123,6 +135,8 @@ STEPS: dict[str, Callable[[Client], Awaitable[None]]] = {
     "http-invalid-tool-headers": every_listed_tool,
     "json-schema-ref-no-deref": connect,
     "json-schema-2020-12-preservation": echo_schema,
+    "sep-2640-client-no-prefetch": list_skills,
+    **{f"sep-2640-client-verify-{part}": load_skill for part in ("digest", "size", "frontmatter")},
     "auth/client-credentials-jwt": connect,
     "auth/client-credentials-basic": connect,
     "auth/pre-registration": connect,

@@ -319,15 +319,21 @@ CLIENT_COMMAND = f"{sys.executable} -m tests.conformance.client"
 CLIENT_REVISIONS = ("2026-07-28", "2025-11-25")
 # Of the older handshake, which the scenario looks for as well.
 CLIENT_SKIPS = MappingProxyType({"http-standard-headers": 2})
+CLIENT_SKILLS = (
+    "sep-2640-client-no-prefetch",
+    *(f"sep-2640-client-verify-{part}" for part in ("digest", "size", "frontmatter")),
+)
+"""The scenarios of skills for clients, which no revision requires."""
 CLIENT_SCENARIO_MS = 120_000  # a scenario takes a second or two; the machine may be busy
 
 
 def client_scenarios(revision: str) -> list[str]:
-    """Every client scenario that the suite runs for a revision, scored or not."""
+    """Every client scenario that the suite runs for a revision, scored or not, and those of skills."""
     required = yaml.safe_load((SUITE / f"requirements/{revision}.yaml").read_text())
     return [
         *required["client"],
         *(one["scenario"] for one in required["not_scored"] if one["leg"] == "client"),
+        *(CLIENT_SKILLS if revision == REVISION else ()),
     ]
 
 
@@ -421,6 +427,12 @@ def profiles_for(*, is_stack: bool, is_stable: bool, replicas: int | None) -> tu
     return one if is_stable else (*one, OLDER[0].of_replicas(REPLICAS))
 
 
+def stop_on_signals() -> None:
+    """Leave by the `finally` that stops the servers."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/conformance", description="Runs the official MCP conformance suite."
@@ -459,9 +471,7 @@ def main() -> int:
     known_names = sorted(set().union(*scenarios.values(), *of_clients.values()))
     if chosen and chosen not in known_names:
         parser.error(f"no scenario {chosen!r}; there are: {', '.join(known_names)}")
-    for number in (signal.SIGTERM, signal.SIGHUP):  # leave by the `finally` that stops the server
-        signal.signal(number, lambda received, _: sys.exit(128 + received))
-
+    stop_on_signals()
     outcomes: list[Outcome] = []
     for name in sorted({profile.expected for profile in profiles}):
         known = {

@@ -34,6 +34,18 @@ class Check:
     expected: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     answers: Mapping[str, Any] = field(default_factory=dict)
+    varies: bool = False
+    """Whether two calls have different results, so that only `expected` is compared."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A server on its standard streams."""
+
+    name: str
+    command: Sequence[str]
+    checks: Sequence[Check]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -86,7 +98,8 @@ def bridged(server: str, *checks: Check, stateless: bool = False) -> Subject:
     return Subject(said, "2025-11-25", command, checks, is_named=False)
 
 
-NOW = Check("call", "get_current_time", "Europe/Vienna", {"timezone": "Europe/Vienna"})
+VIENNA = {"timezone": "Europe/Vienna"}
+NOW = Check("call", "get_current_time", "Europe/Vienna", VIENNA, varies=True)
 LOG = Check("call", "git_log", "Commit", {"repo_path": str(ROOT), "max_count": 1})
 
 SUBJECTS = [
@@ -139,16 +152,96 @@ SUBJECTS = [
     bridged("mcp-server-time", NOW),
     bridged("mcp-server-time", NOW, stateless=True),
 ]  # fmt: skip
-PROGRAMS: Sequence[tuple[str, list[str], list[Check]]] = [
-    ("mcp-server-git, stdio", [str(CACHE / "mcp-proxy" / "bin" / "mcp-server-git")], [LOG]),
-    ("mcp-server-time, stdio", [str(CACHE / "mcp-proxy" / "bin" / "mcp-server-time")], [NOW]),
-    (
-        "server-everything 2026.8.31, stdio",
-        [NODE, str(NPM / "server-everything" / "dist" / "index.js"), "stdio"],
+
+
+def script(package: str, *arguments: str) -> list[str]:
+    """Return the command of an npm package with a script `dist/index.js`."""
+    return [NODE, str(NPM / package / "dist" / "index.js"), *arguments]
+
+
+def installed(environment: str, program: str, *arguments: str) -> list[str]:
+    """Return the command of a program in one of the environments of `scripts/servers`."""
+    return [str(CACHE / environment / "bin" / program), *arguments]
+
+
+SCRATCH = str(CACHE / "scratch")
+"""A folder for the files of the servers."""
+THOUGHT = {"thought": "a", "nextThoughtNeeded": False, "thoughtNumber": 1, "totalThoughts": 1}
+SELECT = {"query": "select 42 as answer"}
+CHROMIUM = ["--headless", "--isolated", "--no-sandbox", "--executable-path", "/usr/bin/chromium"]
+PROGRAMS = [
+    Program("mcp-server-git", installed("mcp-proxy", "mcp-server-git"), [LOG]),
+    Program("mcp-server-time", installed("mcp-proxy", "mcp-server-time"), [NOW]),
+    Program(
+        "server-everything 2026.8.31",
+        script("server-everything", "stdio"),
         [Check("call", "get-sum", "3", {"a": 1, "b": 2})],
     ),
+    Program(
+        "server-filesystem",
+        script("server-filesystem", str(ROOT / "docs")),
+        [Check("call", "read_text_file", "MCP servers", {"path": str(ROOT / "docs" / "mcp.md")})],
+    ),
+    Program("server-memory", script("server-memory"), [Check("call", "read_graph", "entities")]),
+    Program(
+        "server-sequential-thinking",
+        script("server-sequential-thinking"),
+        [Check("call", "sequentialthinking", "thoughtHistoryLength", THOUGHT)],
+    ),
+    Program(
+        "server-basic-vanillajs",
+        script("server-basic-vanillajs", "--stdio"),
+        [Check("call", "get-time", "T", varies=True)],
+    ),
+    Program(
+        "server-budget-allocator",
+        script("server-budget-allocator", "--stdio"),
+        [Check("call", "get-budget-data", "Budget")],
+    ),
+    Program(
+        "server-cohort-heatmap",
+        script("server-cohort-heatmap", "--stdio"),
+        [Check("call", "get-cohort-data", "cohort", varies=True)],
+    ),
+    Program("server-pdf", script("server-pdf", "--stdio"), [Check("call", "list_pdfs", "")]),
+    Program(
+        "@playwright/mcp",
+        [NODE, str(NPM.parent / "@playwright" / "mcp" / "cli.js"), *CHROMIUM],
+        [Check("call", "browser_tabs", "about:blank", {"action": "list"})],
+    ),
+    Program(
+        "mcp-hello-world",
+        [NODE, str(NPM.parent / "mcp-hello-world" / "build" / "stdio.js")],
+        [Check("call", "echo", "hello", {"message": "hello"})],
+    ),
+    Program(
+        "mcp-server-fetch",
+        installed("fetch", "mcp-server-fetch", "--ignore-robots-txt"),
+        [Check("call", "fetch", "", {"url": "http://127.0.0.1:9/"})],
+    ),
+    Program(
+        "mcp-server-sqlite",
+        installed("sqlite", "mcp-server-sqlite", "--db-path", f"{SCRATCH}/sqlite.db"),
+        [Check("call", "read_query", "42", SELECT)],
+    ),
+    Program(
+        "mcp-server-duckdb",
+        installed("duckdb", "mcp-server-duckdb", "--db-path", f"{SCRATCH}/duck.db"),
+        [Check("call", "query", "42", SELECT)],
+    ),
+    Program(
+        "mcp-alchemy",
+        installed("alchemy", "mcp-alchemy"),
+        [Check("call", "execute_query", "42", SELECT)],
+        {"DB_URL": f"sqlite:///{SCRATCH}/alchemy.db"},
+    ),
+    Program(
+        "excel-mcp-server",
+        installed("excel", "excel-mcp-server", "stdio"),
+        [Check("call", "create_workbook", "", {"path": f"{SCRATCH}/a.xlsx", "overwrite": True})],
+    ),
 ]
-"""Servers on their standard streams: a name, the command and its checks."""
+"""Servers on their standard streams, for `scripts/servers --through`."""
 
 
 @asynccontextmanager

@@ -24,7 +24,7 @@ import httpx
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from roundgate.deployment.machine import reserved_port
@@ -75,11 +75,14 @@ class RoundRobin:
         urls: Sequence[str],
         path: str = "/mcp",
         asked: Callable[[str], None] | None = None,
+        refuses: str | None = None,
     ) -> None:
-        """`asked` is called with the gateway on whose stream the first question has just passed."""
+        """`asked` is called with the gateway on whose stream the first question has just passed.
+        `refuses` is a revision that is refused, as by a server that knows only older ones."""
         self._urls = urls
         self._targets = itertools.cycle(urls)
         self._asked = asked
+        self._refuses = refuses
         self._path = path
         self.seen = Seen()
 
@@ -135,6 +138,9 @@ class RoundRobin:
             yield
 
     async def _pass_on(self, request: Request) -> Response:
+        if self._refuses and request.headers.get("mcp-protocol-version") == self._refuses:
+            error = {"code": -32000, "message": "Bad Request: no valid session ID"}
+            return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, 400)
         body = await request.body()
         headers = [
             (name, value.strip())

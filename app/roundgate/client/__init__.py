@@ -43,6 +43,8 @@ from roundgate.client.questions import answer_all as answer_all
 from roundgate.client.questions import by_schema as by_schema
 from roundgate.client.questions import defaults as defaults
 from roundgate.client.session import Client as Client
+from roundgate.client.skills import Skill as Skill
+from roundgate.client.skills import SkillFile as SkillFile
 from roundgate.client.transport import HttpRequest as HttpRequest
 from roundgate.client.transport import HttpResponse as HttpResponse
 from roundgate.client.transport import HttpxTransport as HttpxTransport

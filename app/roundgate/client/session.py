@@ -25,6 +25,7 @@ from roundgate.client.following import Subscription, Task, split_handle
 from roundgate.client.link import Link
 from roundgate.client.messages import Observer, of_arguments
 from roundgate.client.questions import Answers, AnswersLike
+from roundgate.client.skills import Skill
 from roundgate.client.transport import HttpxTransport, Limits, Transport, Url
 from roundgate.client.types import (
     TASKS,
@@ -42,7 +43,7 @@ from roundgate.client.types import (
     Tool,
 )
 from roundgate.clock import Clock
-from roundgate.errors import RpcError, WrongHandle
+from roundgate.errors import BadAnswer, RpcError, WrongHandle
 
 if TYPE_CHECKING:
     import ssl
@@ -182,6 +183,29 @@ class Client:
         """Return all resource templates."""
         items = await self._connection.items("resources/templates/list", "resourceTemplates")
         return [Resource.read(raw, is_template=True) for raw in items]
+
+    async def skills(self) -> list[Skill]:
+        """Return the entries of all skills. No file is read."""
+        return [Skill.read(raw) for raw in await self._connection.items("skills/list", "skills")]
+
+    async def skill(self, uri: str) -> Skill:
+        """Return the current entry of one skill, by the URI of its SKILL.md."""
+        result = await self.request("skills/get", {"uri": uri})
+        skill = Skill.read(result.get("skill"))
+        if skill.uri != uri:
+            raise BadAnswer("The server answered with another skill than the requested one")
+        return skill
+
+    async def read_skill(self, skill: Skill, uri: str | None = None) -> bytes:
+        """Return a file of a skill, by default its SKILL.md.
+
+        Raises:
+            ClientError: the entry of the skill does not list the file; nothing was sent.
+            BadAnswer: the file differs from the entry, so it must not be used.
+        """
+        file = uri or skill.uri
+        skill.require_listed(file)
+        return skill.verified(file, await self.read(file))
 
     # -- calls -------------------------------------------------------------------------------------
 

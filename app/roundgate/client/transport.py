@@ -248,17 +248,16 @@ async def read_body(response: HttpResponse, limit: int) -> bytes:
     return b"".join(parts)
 
 
-SendThrough: TypeAlias = Callable[
-    ["httpx.AsyncClient", "httpx.Request"], Awaitable["httpx.Response"]
-]
+Send: TypeAlias = Callable[["httpx.Request"], Awaitable["httpx.Response"]]
+SendThrough: TypeAlias = Callable[[Send, "httpx.Request"], Awaitable["httpx.Response"]]
 
 
-async def _send_as_built(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
-    return await client.send(request, stream=True, auth=None, follow_redirects=False)
+async def _send_as_built(send: Send, request: httpx.Request) -> httpx.Response:
+    return await send(request)
 
 
 class HttpxTransport:
-    """A transport that uses httpx. It closes its own client, but not the client in `http`."""
+    """A transport that uses httpx. It closes its own connections, but not the client in `http`."""
 
     def __init__(
         self,
@@ -275,14 +274,14 @@ class HttpxTransport:
             tls: the TLS settings; `None` trusts the authorities of certifi, or of the file that
                 `SSL_CERT_FILE` names.
             http: a client to send through, for proxies, HTTP/2 or an app in this process.
-            send: sends a request through the client and returns the response unread; for
-                authentication that needs more than headers.
+            send: sends a request by the function that it receives, and returns the response unread;
+                for authentication that needs more than headers.
         """
         self._limits = limits
         self._send_through = send or _send_as_built
         self._tls = tls
         self._http = http
-        self._is_own = http is None
+        self._own: httpx.AsyncBaseTransport | None = None
 
     async def send(self, request: HttpRequest) -> HttpResponse:
         """Send a request and return its response once the head has arrived. See `Transport`."""
@@ -310,27 +309,32 @@ class HttpxTransport:
                 **({} if idle is None else {"trace": trace}),
             },
         )
-        if self._http is None:
-            from roundgate.net.http import make_client
+        try:
+            async with nullcontext() if idle is None else idle.applied():
+                response = await self._send_through(self._send, built)
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, TimeoutError) as error:
+            raise _translated(error, request.url, self._limits) from None
+        return _HttpxResponse(response, request, self._limits)
 
-            self._http = make_client(
+    async def _send(self, request: httpx.Request) -> httpx.Response:
+        if self._http is not None:
+            return await self._http.send(request, stream=True, auth=None, follow_redirects=False)
+        if self._own is None:
+            from roundgate.net.http import make_transport
+
+            self._own = make_transport(
                 tls=self._tls,
                 max_connections=self._limits.max_connections,
                 max_idle=_MAX_IDLE,
                 keep_alive_s=self._limits.keep_alive_s,
             )
-        try:
-            async with nullcontext() if idle is None else idle.applied():
-                response = await self._send_through(self._http, built)
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, TimeoutError) as error:
-            raise _translated(error, request.url, self._limits) from None
-        return _HttpxResponse(response, request, self._limits)
+        return await self._own.handle_async_request(request)
 
     async def close(self) -> None:
-        """Close every connection of the transport's own client."""
-        if self._is_own and self._http is not None:
-            await self._http.aclose()
-            self._http = None
+        """Close every connection of the transport's own."""
+        own, self._own = self._own, None
+        if own is not None:
+            await own.aclose()
 
 
 @lru_cache(maxsize=64)

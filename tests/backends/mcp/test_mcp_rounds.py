@@ -317,3 +317,43 @@ async def test_a_gateway_behind_a_gateway_asks_clients_of_each_revision(
 
 def _by_message(question: Any, answers: dict[str, Any]) -> Any:
     return answers["who" if question.message.startswith("Who") else "again"]
+
+
+def needs(required: Any) -> Any:
+    """A tool whose server needs client capabilities."""
+
+    def answer(asked: Asked) -> Any:
+        return error(asked, -32021, "you lack something", {"requiredCapabilities": required})
+
+    return answer
+
+
+async def test_capabilities_that_a_server_needs_are_named_to_the_client() -> None:
+    required: dict[str, Any] = {"sampling": {"tools": {}}, "elicitation": {"form": {}}}
+    async with scripted(Upstream(needs(required))) as server, gateway_of(entry(server)) as mcp:
+        params = {"name": "up__t", "arguments": {}}
+        status, refused = await mcp.error(
+            "tools/call", params, clientCapabilities={"elicitation": {}}
+        )
+    assert (status, refused["code"]) == (400, -32021)
+    assert refused["data"] == {"requiredCapabilities": {"sampling": {"tools": {}}}}
+    assert "The tool t of up" in refused["message"]
+
+
+@pytest.mark.parametrize(
+    ("required", "reason"),
+    [
+        ({"sampling": {}}, "sampling"),  # declared, so the server is wrong
+        ({"sampling": True}, "you lack something"),
+        ({"a" * 2_000: {}}, "you lack something"),
+        (["sampling"], "you lack something"),
+        (None, "you lack something"),
+    ],
+)
+async def test_a_server_that_needs_what_is_declared_or_nonsense_fails_its_call(
+    required: Any, reason: str
+) -> None:
+    async with scripted(Upstream(needs(required))) as server, gateway_of(entry(server)) as mcp:
+        failed = (await call(mcp))["result"]
+    assert failed["isError"] is True
+    assert reason in failed["content"][0]["text"]

@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 from roundgate.backends.skills import folder as skills_folder
 from roundgate.backends.skills.folder import read_skills
 from roundgate.backends.skills.frontmatter import parse_frontmatter
-from roundgate.errors import ConfigError
+from roundgate.client import Client as LibraryClient
+from roundgate.errors import ClientError, ConfigError, RpcError
 from roundgate.protocol.skills import MAX_BYTES, MAX_FILES
 from tests.support.asgi import built, client, config_of
 from tests.support.skills import answer, code
 
 EXTENSION = "io.modelcontextprotocol/skills"
+URL = "http://127.0.0.1/mcp"
 
 
 def text_of(name: str, more: str = "") -> str:
@@ -235,6 +237,35 @@ async def test_two_folders_may_have_skills_of_one_name(tmp_path: Path) -> None:
     async with client(built(config_of({"backends": backends}, tmp_path))) as mcp:
         uris = [one["uri"] for one in (await answer(mcp, "skills/list"))["skills"]]
         assert uris == ["skill://one/same/SKILL.md", "skill://two/same/SKILL.md"]
+
+
+async def test_an_older_session_has_the_files_as_resources_alone(root: Path) -> None:
+    async with (
+        client(app_of(root.parent)) as mcp,
+        LibraryClient(URL, http=mcp.http, versions=["2025-11-25"]) as older,
+    ):
+        assert "extensions" not in (await older.connect()).capabilities
+        listed = [resource.uri for resource in await older.resources()]
+        assert listed == [
+            "skill://team/billing/refunds/SKILL.md",
+            "skill://team/git-workflow/SKILL.md",
+        ]
+        assert "# refunds" in (await older.read(listed[0])).text
+        with pytest.raises(RpcError) as refused:
+            await older.skills()
+        assert refused.value.code == -32601
+
+
+async def test_the_client_library_verifies_what_it_reads(root: Path) -> None:
+    async with client(app_of(root.parent)) as mcp:
+        library = LibraryClient(URL, http=mcp.http)
+        refunds, git_workflow = await library.skills()
+        assert await library.skill(git_workflow.uri) == git_workflow
+        assert b"# refunds" in await library.read_skill(refunds)
+        logo = "skill://team/billing/refunds/logo.png"
+        assert await library.read_skill(refunds, logo) == b"\x89PNG\0"
+        with pytest.raises(ClientError, match="has no file"):
+            await library.read_skill(refunds, git_workflow.uri)
 
 
 # -- folders that cannot be served ---------------------------------------------------------------

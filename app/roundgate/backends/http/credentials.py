@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 from asyncio import to_thread
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -161,9 +161,12 @@ class Accesses:
 
 
 async def authenticated(
-    client: httpx.AsyncClient, request: httpx.Request, access: Access
+    send: Callable[[httpx.Request], Awaitable[httpx.Response]],
+    request: httpx.Request,
+    access: Access,
 ) -> httpx.Response:
     """Send a request with all credentials and fixed headers of a service; return the answer unread.
+    `send` sends it once.
 
     If the service answers 401 and a flow has a new credential, send the request once more.
     `httpx.Auth` is not used, because it may read and decompress a 401 answer of any size.
@@ -175,7 +178,7 @@ async def authenticated(
     flows = _flows(access)
     for flow in flows:
         await flow.add(request)
-    response = await client.send(request, stream=True)
+    response = await send(request)
     if response.status_code != 401:
         return response
     try:
@@ -186,7 +189,7 @@ async def authenticated(
     if not is_worth_it:
         return response
     await response.aclose()
-    return await client.send(request, stream=True)
+    return await send(request)
 
 
 async def _replace_credentials(flows: list[Flow], request: httpx.Request) -> bool:

@@ -11,6 +11,7 @@ import logging
 import ssl
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from roundgate.backends.http.config import RemoteConfig, TimeoutsConfig
@@ -237,7 +238,7 @@ async def _send(
     begun = time.perf_counter()
     status: int | str = "none"
     try:
-        response = await authenticated(client, request, access)
+        response = await authenticated(partial(client.send, stream=True), request, access)
         status = response.status_code
         return response
     except Exception as error:

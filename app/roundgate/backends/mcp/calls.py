@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from roundgate.backends.base import Returned, check_request, may_hand_over
 from roundgate.backends.mcp.apps import declared_extension
@@ -29,7 +29,13 @@ from roundgate.client.flows import InputRequired, read_input_required
 from roundgate.client.messages import META, Listener, of_arguments
 from roundgate.client.sender import Headers
 from roundgate.client.types import Json
-from roundgate.errors import BadAnswer, ClientError, ToolError, UnexpectedAnswer
+from roundgate.errors import (
+    BadAnswer,
+    ClientError,
+    NeedsCapability,
+    ToolError,
+    UnexpectedAnswer,
+)
 from roundgate.observability import tracing
 from roundgate.protocol import LOG_LEVELS, REQUIRED, merged
 from roundgate.replay import NAME, Context, Raw, run_of
@@ -87,6 +93,9 @@ class ToolCalls:
                 )
             if "result" in outcome:
                 return result_from_wire(self.uris.in_result(outcome["result"]), self.config.name)
+            if "required" in outcome:
+                what_for = f"The tool {self.tool.name} of {self.config.name}"
+                refuse_for_lack(outcome["required"], context, what_for)
             if "task" in outcome:
                 return view_from_wire(outcome["task"], self.uris)
             if outcome.get("pending"):
@@ -126,6 +135,8 @@ class ToolCalls:
         async def reporting_unknown() -> Json:
             try:
                 return await exchange()
+            except NeedsCapability as error:  # a failed step would not record what is needed
+                return {"required": error.required}
             except ToolError as error:
                 if getattr(error, "reason", None) in _LIST_CHANGED:
                     self.on_unknown()
@@ -183,6 +194,20 @@ class ToolCalls:
                 )
             return {"result": raw}
         return questions_from_wire(required, name, context)
+
+
+def refuse_for_lack(required: Json, context: Context, what_for: str) -> NoReturn:
+    """Refuse a request that a server refused because it needs client capabilities.
+
+    Raises:
+        MissingCapability: the client did not declare all of them.
+        UnexpectedAnswer: the client declared them, but the gateway does not forward them.
+    """
+    run_of(context).call.capabilities.require(required, what_for, has_substitute=False)
+    raise UnexpectedAnswer(
+        f"{what_for} needs client capabilities that the gateway does not forward: "
+        f"{', '.join(required)[:200]}"
+    )
 
 
 def questions_from_wire(required: InputRequired, server: str, context: Context) -> Json:

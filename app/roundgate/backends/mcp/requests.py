@@ -20,6 +20,7 @@ from roundgate.backends.mcp.calls import (
     answers_to,
     may_be_asked,
     questions_from_wire,
+    refuse_for_lack,
     with_meta,
 )
 from roundgate.backends.mcp.held import HeldCalls
@@ -33,6 +34,7 @@ from roundgate.errors import (
     BackendError,
     BadAnswer,
     InvalidParams,
+    NeedsCapability,
     ResourceNotFound,
     ToolError,
     Unavailable,
@@ -70,6 +72,7 @@ class Requests:
 
         Raises:
             InvalidParams: the server refused the request.
+            MissingCapability: the client lacks capabilities that the server needs.
             Unavailable: the server did not answer, or is busy.
             UnexpectedAnswer: the answer is malformed.
         """
@@ -88,6 +91,9 @@ class Requests:
             if "result" in outcome:
                 result: Json = outcome["result"]
                 return result
+            if "required" in outcome:
+                what_for = f"{method} of {self.server.name}"
+                refuse_for_lack(outcome["required"], context, what_for)
             if "refusal" in outcome:
                 raise self._refusal(outcome["reason"], outcome["refusal"], params)
             if outcome.get("pending"):
@@ -117,6 +123,8 @@ class Requests:
                 )
             except UnexpectedAnswer:
                 raise
+            except NeedsCapability as error:
+                return {"required": error.required}
             except BackendError as error:  # a failed step does not record the reason of its error
                 return {"refusal": str(error), "reason": error.reason or ""}
             return self._outcome(raw, context)

@@ -34,6 +34,7 @@ from roundgate.errors import (
     ClientError,
     ConnectionLost,
     HttpRefused,
+    NeedsCapability,
     NoAnswer,
     NoCommonVersion,
     RpcError,
@@ -62,6 +63,8 @@ LONGEST_PAUSE_S: Final = 30.0
 server, in seconds."""
 STEADY_MS: Final = 60_000
 """Milliseconds after which a process counts as steady: if it then ends, it restarts without a pause."""
+MAX_REQUIRED: Final = 1_000
+"""The maximum size, in characters, of the capabilities in a server's error that is passed on."""
 _OLDER_ERRORS: Final = frozenset({-32022, -32600, -32000})
 """Errors with which an older server refuses requests without a session, or the revision."""
 _MODERN_ERRORS: Final = frozenset({-32020, -32021, -32022})
@@ -275,6 +278,11 @@ class Server:
         """Return an error of the client library as a `BackendError`, with the gateway's remedies."""
         fact, name = str(error.args[0]), self.name
         match error:
+            case RpcError(code=-32021, message=message, details={"requiredCapabilities": required}):
+                text = f"{name} refused the request: {message}"
+                if not _are_capabilities(required):
+                    return BackendError(text, reason="error -32021")
+                return NeedsCapability(text, required)
             case RpcError(code=code, message=message):
                 return BackendError(
                     f"{name} refused the request: {message}", reason=f"error {code}"
@@ -342,6 +350,13 @@ class Server:
             if listening is not None:
                 listening.cancel()
                 await asyncio.gather(listening, return_exceptions=True)
+
+
+def _are_capabilities(value: Any) -> bool:
+    """Return whether a value has the shape of capabilities, and a size that an error can name."""
+    if not isinstance(value, dict) or len(str(value)) > MAX_REQUIRED:
+        return False
+    return all(inner == {} or _are_capabilities(inner) for inner in value.values())
 
 
 def _reports_changes(server: ServerInfo, name: str) -> bool:
