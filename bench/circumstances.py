@@ -1,5 +1,5 @@
-"""A `tools/call` in several circumstances, over sockets: in an older revision, with a JWT, among a
-hundred tools, in a view with search, and through its search. Only the gateway is measured. A plain
+"""A `tools/call` in several circumstances, over sockets: in an older revision, with a JWT, with
+limits, among a hundred tools, in a view with search, and through its search. Only the gateway is measured. A plain
 call is the reference.
 """
 
@@ -41,11 +41,13 @@ def served(subject: Subject, cores: Cores) -> Iterator[list[Row]]:
             return stack.enter_context(made)
 
         one_tool, hundred = up("one_tool", "call_add"), up("hundred_tools", "call_one_of_hundred")
+        limited = up("limits", "call_add")
         verifying, searching = up("jwt", "call_add", signed), up("search", "call_one_of_hundred")
         yield [
             Row(subject.name, one_tool, "call_add", _NOTHING),
             Row(f"of {OLDER_VERSION}", one_tool, "call_add_in_session", _session(one_tool)),
             Row("with a JWT", verifying, "call_add", signed),
+            Row("with limits of caller and tool", limited, "call_add", _NOTHING),
             Row("of 100 tools", hundred, "call_one_of_hundred", _NOTHING),
             Row("in a view with search", searching, "call_one_of_hundred", _NOTHING),
             Row("through that search", searching, "call_through_search", _NOTHING),

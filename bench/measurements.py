@@ -355,7 +355,7 @@ MEASUREMENTS = (
     ),
     Measurement(
         "circumstances",
-        "tools/call of a client with a session, with a JWT, of one of 100 tools, in a view with search",
+        "tools/call of a client with a session, with a JWT, with limits, of one of 100 tools, in a view with search",
         _LOAD_COLUMNS,
         is_more_better=True,
         sample=circumstances,

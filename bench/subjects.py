@@ -100,6 +100,7 @@ _GATEWAY_CONFIGS = MappingProxyType(
         "one_tool": "gateway.yaml",
         "hundred_tools": "gateway-hundred-tools.yaml",
         "jwt": "gateway-jwt.yaml",
+        "limits": "gateway-limits.yaml",
         "proxy": "gateway-proxy.yaml",
         "search": "gateway-search-in-a-view.yaml",
         "tasks": "gateway-tasks.yaml",

@@ -14,11 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from roundgate.backends import BackendConfig, SearchConfig, ViewConfig, registry
 from roundgate.errors import ConfigError, Problem
 from roundgate.settings import (
+    AuditConfig,
     AuthorizerConfig,
     CachingConfig,
     CallersConfig,
@@ -30,6 +39,7 @@ from roundgate.settings import (
     Model,
     Origin,
     PackageConfig,
+    RateConfig,
     ServerConfig,
     SessionsConfig,
     StateConfig,
@@ -67,6 +77,9 @@ class GatewayConfig(Model):
     )
     http: HttpConfig = Field(HttpConfig.model_construct(), description="The HTTP edge.")
     limits: LimitsConfig = Field(LimitsConfig.model_construct(), description="Bounds on work.")
+    rate: RateConfig = Field(
+        RateConfig.model_construct(), description="Limits on the calls of each caller."
+    )
     auth: Annotated[
         Annotated[Literal["none"], Tag("<none>")]
         | Annotated[JwtAuthConfig, Tag("<jwt>")]
@@ -92,6 +105,9 @@ class GatewayConfig(Model):
         TasksConfig.model_construct(), description="Calls that outlive their request."
     )
     caching: CachingConfig = Field(CachingConfig.model_construct(), description="Caching hints.")
+    audit: AuditConfig | None = Field(
+        None, description="The audit log. Unset: there is none; {} writes one with the defaults."
+    )
     backends: list[Any] = Field(
         description="The back ends, in the order of the lists.",
         min_length=1,
@@ -131,6 +147,18 @@ class GatewayConfig(Model):
         if view_config is None or view_config.instructions is None:
             return self.server
         return self.server.model_copy(update={"instructions": view_config.instructions})
+
+    @field_validator("audit", mode="before")
+    @classmethod
+    def _empty_is_on(cls, value: Any) -> Any:
+        """Take `audit:` without settings for the defaults. Otherwise that line would turn nothing on."""
+        return {} if value is None else value
+
+    @model_validator(mode="after")
+    def _scopes_need_callers(self) -> GatewayConfig:
+        if self.auth == "none" and self.rate.scopes:
+            raise ValueError("rate.scopes needs auth: without it, callers have no scopes")
+        return self
 
     @model_validator(mode="after")
     def _views_differ(self) -> GatewayConfig:

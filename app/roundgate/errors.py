@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 
 class RoundgateError(Exception):
@@ -204,13 +204,13 @@ class Unavailable(GatewayError):
     """A part that the answer needs is unavailable; a retry after `retry_s` seconds may succeed. A
     write may have taken effect."""
 
-    retry_s: ClassVar[int] = 5
+    retry_s: int = 5
 
 
 class QuotaExceeded(Unavailable):
     """429: the caller's stored data has reached the limit of `most` bytes. Nothing was written."""
 
-    retry_s: ClassVar[int] = 60
+    retry_s = 60
 
     def __init__(self, most: int) -> None:
         super().__init__(
@@ -219,6 +219,20 @@ class QuotaExceeded(Unavailable):
             "operator of this server to raise the limit"
         )
         self.most = most
+
+
+class RateExceeded(Unavailable):
+    """429: the caller makes more calls than `rate` allows. The call did not run. `limit` is the
+    limit in words, such as "60 a minute"."""
+
+    def __init__(self, limit: str, retry_s: int) -> None:
+        super().__init__(f"Too many calls: the limit is {limit}; try again in {retry_s} s")
+        self.limit = limit
+        self.retry_s = retry_s
+
+    @property
+    def data(self) -> dict[str, Any] | None:
+        return {"retryAfter": self.retry_s}
 
 
 class StoreAway(Unavailable):

@@ -29,6 +29,8 @@ _LONG_EXPONENT: Final = b"0e000"
 _SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 """An encoded surrogate, which valid UTF-8 never contains."""
 _LONG_NUMBER: Final = b"0" * 210
+_MAYBE_WHOLE: Final = re.compile(rb"\.0|\de\+?\d")
+"""What orjson writes for every float that is a whole number, such as `1.0` or `1e16`; also in texts."""
 
 
 def decode(body: bytes) -> Any:
@@ -89,11 +91,20 @@ def fresh(value: Any) -> Any:
 def digest(value: Any) -> str:
     """Return a digest of 128 bits of a JSON value, independent of the order of its members and the
     spelling of its numbers."""
+    hashed = hashlib.sha256(canonical(value)).digest()
+    return base64.urlsafe_b64encode(hashed[:16]).decode().rstrip("=")
+
+
+def canonical(value: Any) -> bytes:
+    """Return bytes that are equal for equal JSON values, independent of the order of members and the
+    spelling of numbers, to compute a digest."""
     try:
-        canonical = orjson.dumps(_normal(value), option=orjson.OPT_SORT_KEYS)
+        data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+        if not _MAYBE_WHOLE.search(data):
+            return data
+        return orjson.dumps(_normal(value), option=orjson.OPT_SORT_KEYS)
     except TypeError:  # integers beyond 64 bits
-        canonical = repr(_sorted(_normal(value))).encode("utf-8", "surrogatepass")
-    return base64.urlsafe_b64encode(hashlib.sha256(canonical).digest()[:16]).decode().rstrip("=")
+        return repr(_sorted(_normal(value))).encode("utf-8", "surrogatepass")
 
 
 def _normal(value: Any) -> Any:

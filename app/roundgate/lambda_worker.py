@@ -65,7 +65,7 @@ def make_handler(environ: Mapping[str, str]) -> Function:
     with kept():
         using, file = startup.read_configuration(environ)
         clock = Clock()
-        parts = startup.build_core(file, using, clock)
+        parts = startup.build_core(file, using, clock, role="worker")
         parts.stores.prepare()  # every event needs them
     trust = parts.trust(file.config, clock)
     worker = parts.worker(file.config, clock, trust)

@@ -153,6 +153,26 @@ async def test_a_changed_gateway_yaml_is_served_and_modules_keep_what_they_hold(
     assert (told["name"], told["version"]) == ("shop", "7")
 
 
+async def test_a_reload_keeps_the_counts_of_callers(watching: Server, config: Path) -> None:
+    rate = "rate: {calls_per_minute: 1, burst: 30}\nserver: {name: %s}\n"
+
+    async def name() -> str:
+        discovered = await mcp.result("server/discover")
+        return str(discovered["_meta"][wire.SERVER_INFO]["name"])
+
+    async def served() -> int:
+        calls = [await mcp.post("tools/call", {"name": "count"}) for _ in range(30)]
+        return sum(call.status_code == 200 for call in calls)
+
+    async with connected(watching) as mcp:
+        save(config, BACKENDS + rate % "before")
+        await until("before", name)
+        assert await served() == 30
+        save(config, BACKENDS + rate % "after")
+        await until("after", name)
+        assert await served() < 30
+
+
 async def test_a_running_call_ends_on_what_it_began_with(watching: Server, config: Path) -> None:
     async with connected(watching) as mcp:
         held = asyncio.create_task(mcp.text("hold"))

@@ -163,6 +163,38 @@ def test_so_are_limits_and_auth(tmp_path: Path) -> None:
     ]
 
 
+def test_so_are_limits_on_calls(tmp_path: Path) -> None:
+    old = policy(
+        tmp_path,
+        {},
+        auth=AUTH,
+        rate={
+            "calls_per_minute": 60,
+            "concurrent": 5,
+            "shared": True,
+            "tools": {"drop": {"calls_per_minute": 6}},
+            "scopes": {"gold": {"calls_per_minute": 600}},
+        },
+    )
+    assert losses(old, policy(tmp_path, {}, auth=AUTH)) == [
+        "rate: calls_per_minute is not set; it was 60",
+        "rate: burst is not set; it was 60",
+        "rate: concurrent is not set; it was 5",
+        "rate of scope gold: calls_per_minute is not set; it was 600",
+        "rate of scope gold: burst is not set; it was 600",
+        "rate of tools drop: calls_per_minute is not set; it was 6",
+        "rate of tools drop: burst is not set; it was 6",
+        "rate: each process counts calls by itself (shared)",
+    ]
+    more = {"calls_per_minute": 60, "scopes": {"silver": {"calls_per_minute": 90, "burst": 9}}}
+    assert losses(
+        policy(tmp_path, {}, auth=AUTH, rate={"calls_per_minute": 60}),
+        policy(tmp_path, {}, auth=AUTH, rate=more),
+    ) == [
+        "rate of scope silver: calls_per_minute is 90; it was 60",
+    ]
+
+
 def test_policies_of_the_same_protection_are_equal_and_more_of_it_is_no_loss(
     tmp_path: Path,
 ) -> None:

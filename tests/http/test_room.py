@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundgate.http.room import Stage, client_address, connection_to_close
+from roundgate.http.room import Stage, connection_to_close
+from roundgate.net.client_address import client_address
 
 NOW = 100.0
 

@@ -316,7 +316,7 @@ async def test_a_source_that_is_not_served_any_more_is_to_be_asked_again_later(
     task_id = await ann.begin("dispatch")
     async with replica(tmp_path, jobs, offers_source=False) as without:
         for status, error in await refusals(without, task_id):
-            assert (status, "not served here" in error["message"]) == (503, True)
+            assert (status, "not served now" in error["message"]) == (503, True)
     assert (await ann.get(task_id))["status"] == "working"
 
 

@@ -33,6 +33,7 @@ from tests.storage import contract, queue_contract, session_contract, task_contr
 from tests.storage.account_contract import AccountContract
 from tests.storage.contract import LATER
 from tests.storage.queue_contract import LetPass
+from tests.storage.rate_contract import RateContract
 from tests.storage.task_contract import END, NOW, REF, asking, blob, ids, new, raw, working
 from tests.storage.test_sqlite_plans import of_owners, of_workers
 from tests.support.clocks import FixedClock, SkippingClock
@@ -202,6 +203,18 @@ class TestPostgresSessions(session_contract.SessionStoreContract):
 
 class TestPostgresAccounts(AccountContract):
     """The contract of accounts."""
+
+    @pytest.fixture
+    def store(self, connect: Connect, clock: FixedClock) -> PostgresSessions:
+        return PostgresSessions(connect(), clock)
+
+    @pytest.fixture
+    def another(self, connect: Connect, clock: FixedClock) -> PostgresSessions:
+        return PostgresSessions(connect(), clock)
+
+
+class TestPostgresRates(RateContract):
+    """The contract of shared token buckets."""
 
     @pytest.fixture
     def store(self, connect: Connect, clock: FixedClock) -> PostgresSessions:

@@ -8,6 +8,7 @@ import pytest
 
 from roundgate.storage.dynamodb.sessions import DynamoDbSessions
 from tests.storage.account_contract import AccountContract
+from tests.storage.rate_contract import RateContract
 from tests.storage.session_contract import SessionStoreContract
 from tests.support.clocks import FixedClock
 from tests.support.dynamodb import Emulator
@@ -48,3 +49,7 @@ class TestDynamoDbSessions(SessionStoreContract):
 
 class TestDynamoDbAccounts(AccountContract):
     """The contract of accounts, on DynamoDB."""
+
+
+class TestDynamoDbRates(RateContract):
+    """The contract of shared token buckets, on DynamoDB."""

@@ -11,6 +11,7 @@ import pytest
 from roundgate.storage.sqlite.database import FORGET_BYTES, Database
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from tests.storage.account_contract import AccountContract
+from tests.storage.rate_contract import RateContract
 from tests.storage.session_contract import LATER, SessionStoreContract
 from tests.support.clocks import FixedClock
 
@@ -73,3 +74,7 @@ class TestSqliteSessions(SessionStoreContract):
 
 class TestSqliteAccounts(AccountContract):
     """The contract of accounts, on SQLite."""
+
+
+class TestSqliteRates(RateContract):
+    """The contract of shared token buckets, on SQLite."""

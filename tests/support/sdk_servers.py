@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +32,29 @@ class SdkServer:
     entry: dict[str, Any]
     """The entry of `backends`, with the name `up`."""
     notes: Path
+    command: Sequence[str] = ()
     process: asyncio.subprocess.Process | None = None
 
     def noted(self) -> list[str]:
         """Return the effects in the order in which they happened."""
         return self.notes.read_text().splitlines() if self.notes.exists() else []
+
+    async def start(self) -> None:
+        """Begin a life of the process, and wait until it listens."""
+        self.process = await asyncio.create_subprocess_exec(
+            *self.command, stderr=asyncio.subprocess.DEVNULL
+        )
+        port = int(self.command[2])
+        async with asyncio.timeout(60):
+            while not await _listens(port):  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.05)
+
+    async def kill(self) -> None:
+        """End the process, as a power cut would."""
+        assert self.process is not None
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
 
 
 def over_stdio(interpreter: Path | str, folder: Path, **settings: Any) -> SdkServer:
@@ -51,22 +69,16 @@ async def over_http(
     interpreter: Path | str, folder: Path, *options: str, **settings: Any
 ) -> AsyncIterator[SdkServer]:
     """Serve over Streamable HTTP; `options` are arguments of `sdk_program.py`."""
-    notes = folder / "notes.txt"
     with reserved_port() as port:
-        process = await asyncio.create_subprocess_exec(
-            *(str(interpreter), str(PROGRAM), str(port), str(notes), *options),
-            stderr=asyncio.subprocess.DEVNULL,
-        )
+        notes = folder / "notes.txt"
+        command = (str(interpreter), str(PROGRAM), str(port), str(notes), *options)
+        entry = {"kind": "mcp", "name": "up", "url": f"http://127.0.0.1:{port}/mcp", **settings}
+        server = SdkServer(entry, notes, command)
         try:
-            async with asyncio.timeout(60):
-                while not await _listens(port):  # noqa: ASYNC110 - nothing tells of it
-                    await asyncio.sleep(0.05)
-            entry = {"kind": "mcp", "name": "up", "url": f"http://127.0.0.1:{port}/mcp", **settings}
-            yield SdkServer(entry, notes, process)
+            await server.start()
+            yield server
         finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+            await server.kill()
 
 
 async def _listens(port: int) -> bool:

@@ -71,6 +71,13 @@ class ServedTool:
     backend: str
     """The name of the tool's back end."""
     _arguments: Schema | None = None
+    other_name: str | None = None
+    """The tool's name in the catalog of all tools, if a view gives it another."""
+
+    @property
+    def whole_name(self) -> str:
+        """The tool's name in the catalog of all tools."""
+        return self.name if self.other_name is None else self.other_name
 
     def call(self, context: Context, arguments: dict[str, Any]) -> Awaitable[Returned]:
         """Call the tool; return at most `max_result` characters of the result's text, if a limit is

@@ -73,6 +73,8 @@ def _approved_first(tool: Tool, backend: BackendConfig) -> CallTool:
         if run.call.task_id is None and "approve" in run.journal.received:
             is_approved = answer.accepted and answer.value["approve"]
             log_decision(run.call.principal, is_approved)
+            if run.call.trail is not None:
+                run.call.trail.decided(run.call.principal, is_approved)
         if not answer.get()["approve"]:
             raise ToolError("The user did not approve the call; nothing was done")
         return await call(context, arguments)

@@ -156,7 +156,12 @@ def _bare(
             continue
         if name != whole_name:
             definition = renamed(served.tool.definition, name)
-            served = replace(served, name=name, tool=replace(served.tool, definition=definition))
+            served = replace(
+                served,
+                name=name,
+                tool=replace(served.tool, definition=definition),
+                other_name=served.whole_name,
+            )
             item = encoded(definition)
         bare[name] = served
         bare_items.append((name, item))
@@ -286,7 +291,8 @@ def _changed(
         remedy = f"choose one of 1 to {MAX_NAME} of A-Z a-z 0-9 _ . -"
         problems.append(place.at("name").problem("cannot be a tool's name", remedy))
         return None
-    return serve(name, tool, served.backend, problems)
+    changed = serve(name, tool, served.backend, problems)
+    return None if changed is None else replace(changed, other_name=served.name)
 
 
 def _unused(

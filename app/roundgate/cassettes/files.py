@@ -307,4 +307,4 @@ def dump(value: Any) -> str:
         default_flow_style=None,
         width=_WIDTH,
     )
-    return _HIDDEN.sub(lambda found: f"\\U{ord(found[0]):08x}", text)
+    return _HIDDEN.sub(lambda match: f"\\U{ord(match[0]):08x}", text)

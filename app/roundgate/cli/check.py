@@ -16,7 +16,7 @@ from roundgate.cli.arguments import configuration_file
 from roundgate.cli.output import escaped_lines, show_table
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem, UsageError
-from roundgate.runtime import loading
+from roundgate.runtime import audit_log, loading
 from roundgate.runtime.startup import EXTRA_MISSING, require_one_host, shows_errors
 from roundgate.settings import AuthorizerConfig, Settings
 from roundgate.settings import process as settings
@@ -209,6 +209,8 @@ def _serving(file: ConfigFile, using: Settings, host: str, port: int | None) -> 
         return
     yield from _collect_problems(lambda: shows_errors(file, using))
     yield from _collect_problems(lambda: check_exposure(file, using, host))
+    if (audit := file.config.audit) is not None:
+        yield from _collect_problems(lambda: audit_log.check(file, audit, using))
     if auth != "none" and using.public_url is None:
         message = "is required with auth: tokens and metadata contain this URL"
         remedy = (

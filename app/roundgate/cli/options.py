@@ -35,6 +35,7 @@ def add_commands(commands: Commands) -> None:
     _add_local_commands(commands)
     _add_deployment(commands)
     _add_tasks(commands)
+    _add_audit(commands)
     _add_calls(commands)
     _add_reading(commands)
     _add_test(commands)
@@ -299,6 +300,43 @@ def _add_tasks(commands: Commands) -> None:
     event.add_argument("event", metavar="NAME", help="name of the event, as `show` prints it")
     about = "file with the payload as JSON; - for standard input (default: null)"
     event.add_argument("--payload-file", metavar="FILE", help=about)
+
+
+def _add_audit(commands: Commands) -> None:
+    audit = _command(commands, "audit", "audit", "verify and read the audit log")
+    actions = audit.add_subparsers(dest="action", required=True)
+    about = "find records that were changed, removed or reordered"
+    verify = _command(
+        actions, "verify", None, about,
+        "roundgate audit verify", "roundgate audit verify /var/log/roundgate --anchors gateway.log",
+    )  # fmt: skip
+    _add_audit_paths(verify)
+    about = "file with checkpoints that were kept elsewhere, such as a JSON log; may be repeated"
+    verify.add_argument(
+        "--anchors", type=Path, action="append", default=[], metavar="FILE", help=about
+    )
+    _flag(verify, "--mixed", "skip lines that are not records, as in an exported log")
+    about = "print the records of a call, with its rounds and tasks"
+    show = _command(actions, "show", None, about, "roundgate audit show V1Xq0d3nRkmzk1m2Yb9S7w")
+    show.add_argument("call", metavar="CALL", help="id of the call, as the log has it")
+    _add_audit_paths(show)
+    _flag(show, "--json", "print the records as JSON, one per line")
+    about = "print the digest of arguments or of an answer, to compare it with a record"
+    digest = _command(actions, "digest", None, about, "roundgate audit digest arguments.json")
+    about = "file with the value as JSON (default: standard input)"
+    digest.add_argument("file", nargs="?", type=Path, metavar="FILE", help=about)
+    _add_audit_config(digest)
+
+
+def _add_audit_paths(action: argparse.ArgumentParser) -> None:
+    about = "files or directories of the log (default: the directory of gateway.yaml)"
+    action.add_argument("paths", nargs="*", type=Path, metavar="PATH", help=about)
+    _add_audit_config(action)
+
+
+def _add_audit_config(action: argparse.ArgumentParser) -> None:
+    about = "gateway.yaml of the log (default: as for serve)"
+    action.add_argument("--config", type=Path, metavar="FILE", help=about)
 
 
 def _task_action(

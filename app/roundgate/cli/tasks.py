@@ -18,7 +18,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from roundgate import config
 from roundgate.cli import histories
@@ -30,7 +30,7 @@ from roundgate.clock import Clock, iso
 from roundgate.errors import NotRetryable, ParseError, Unavailable
 from roundgate.json import decode
 from roundgate.protocol import OPEN, TERMINAL, Status
-from roundgate.runtime.startup import Stores, make_stores
+from roundgate.runtime.startup import Stores, make_stores, make_trail
 from roundgate.settings import Settings, TasksConfig
 from roundgate.settings import process as settings
 from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted
@@ -40,6 +40,11 @@ from roundgate.tasks.machine import is_parked
 from roundgate.tasks.operating import Repeated, StepDone, repeated, retry, rewind, steps_done
 from roundgate.tasks.versions import count_versions
 
+if TYPE_CHECKING:  # loaded only if there is an audit log
+    from roundgate.audit import Trail
+
+T = TypeVar("T")
+
 PLACEHOLDER: Final = "unset-while-tasks-are-looked-at"
 """The value of `${…}` references whose variables only the gateway has."""
 CANCELLED_BY_OPERATOR: Final = "The operator cancelled the task"
@@ -47,6 +52,8 @@ PAGE: Final = 100
 COUNTED: Final = 100_000
 """The limit on the open tasks that `count` reads, which take some 60 MB of memory."""
 _AT_ONCE: Final = 16
+_ACTS: Final = frozenset({"cancel", "requeue", "retry", "purge", "event"})
+"""The actions that change tasks, which the audit log records."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -66,7 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
             to=sys.stderr,
         )
         return 1
-    stores = make_stores(using, clock, _shards(using))
+    trail = _trail(using, clock) if arguments.action in _ACTS else None
+    stores = make_stores(using, clock, _shards(using), trail=trail)
     try:
         return asyncio.run(_run(arguments, stores, clock))
     except (Unavailable, OSError) as error:
@@ -90,6 +98,18 @@ def _shards(using: Settings) -> int:
         )
         return default
     return file.config.tasks.shards
+
+
+def _trail(using: Settings, clock: Clock) -> Trail | None:
+    """Return the audit log of the gateway.yaml, if it has one.
+
+    Raises:
+        ConfigError: this process cannot write it.
+    """
+    if not using.config.is_file():
+        return None
+    file = config.inspect(using.config, placeholder=PLACEHOLDER).file
+    return None if file is None else make_trail(file, using, clock, "command")
 
 
 async def _run(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
@@ -117,6 +137,8 @@ async def _run(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> i
     finally:
         await stores.queue.aclose()
         await stores.tasks.aclose()
+        if stores.tasks.trail is not None:
+            await stores.tasks.trail.aclose()
 
 
 async def _list(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
@@ -244,7 +266,9 @@ async def _deliver(arguments: argparse.Namespace, stores: Stores, clock: Clock) 
         )
         return 1
     deliveries = Deliveries(stores.tasks, clock, TasksConfig.model_construct())
-    delivered = await deliveries.deliver(record.ref, name, payload)
+    delivered = await _recorded(
+        stores, arguments.action, record.ref, lambda: deliveries.deliver(record.ref, name, payload)
+    )
     is_accepted = delivered in (Delivered.KEPT, Delivered.WAKES, Delivered.AGAIN)
     text = _DELIVERED.get(delivered, "does not exist any more")
     if arguments.json:
@@ -288,15 +312,23 @@ async def _retry_from(arguments: argparse.Namespace, stores: Stores, clock: Cloc
         if not _is_confirmed(arguments, ref, again):
             return 0 if arguments.dry_run else 1
         if is_parked(record):
-            await rewind(stores.tasks, ref, now_ms, step)
-            result = f"continues from {step}"
+            result = await _recorded(
+                stores, "retry", ref, lambda: _rewound(stores, ref, now_ms, step)
+            )
         else:
-            going_on = await retry(stores.tasks, ref, now_ms, step)
+            going_on = await _recorded(
+                stores, "retry", ref, lambda: retry(stores.tasks, ref, now_ms, step)
+            )
             result = f"continues as {going_on}, from {step}"
     except NotRetryable as error:
         result = error
     _report(arguments, ref, result, "")
     return 1 if isinstance(result, NotRetryable) else 0
+
+
+async def _rewound(stores: Stores, ref: TaskRef, now_ms: int, step: str) -> str:
+    await rewind(stores.tasks, ref, now_ms, step)
+    return f"continues from {step}"
 
 
 def _is_confirmed(arguments: argparse.Namespace, ref: TaskRef, again: Repeated) -> bool:
@@ -634,7 +666,7 @@ async def _act(action: Action, arguments: argparse.Namespace, stores: Stores, cl
             if len(chosen) > _AT_ONCE:
                 line.progressed(Progress(start, float(len(chosen)), arguments.action))
             results = await asyncio.gather(
-                *(action.act(stores, value, clock.now_ms()) for value in batch),
+                *(_acted(action, arguments.action, stores, value, clock) for value in batch),
                 return_exceptions=True,
             )
             line.hide()
@@ -645,6 +677,37 @@ async def _act(action: Action, arguments: argparse.Namespace, stores: Stores, cl
                 if isinstance(result, BaseException) and not isinstance(result, NotRetryable):
                     raise result
     return 1 if refused and arguments.task else 0
+
+
+async def _acted(
+    action: Action, name: str, stores: Stores, chosen: Chosen, clock: Clock
+) -> str | None:
+    return await _recorded(
+        stores, name, chosen[0], lambda: action.act(stores, chosen, clock.now_ms())
+    )
+
+
+async def _recorded(
+    stores: Stores, action: str, ref: TaskRef, act: Callable[[], Awaitable[T]]
+) -> T:
+    """Return the result of an act on a task. Record the act in the audit log before it happens, and
+    then its result.
+
+    Raises:
+        Unavailable: the audit log cannot be written, and nothing was done.
+    """
+    trail = stores.tasks.trail
+    if trail is None:
+        return await act()
+    trail.operator(action, str(ref))
+    result: object = "failed"
+    try:
+        result = value = await act()
+        return value
+    finally:
+        outcome = "nothing done" if result is None else str(result)
+        facts = {"action": action, "task": str(ref), "outcome": outcome}
+        trail.record("operator_ended", facts)
 
 
 async def _find(

@@ -39,7 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
     """
     into_environment(arguments)
     using, file = startup.read_configuration(os.environ)
-    parts = startup.build_core(file, using, Clock())
+    parts = startup.build_core(file, using, Clock(), role="worker")
+    if parts.trail is not None:
+        parts.trail.open()
     if arguments.suspect is None:
         asyncio.run(_work(parts, file, watches=using.reload))
     else:
@@ -58,7 +60,9 @@ async def _work(parts: startup.Core, file: ConfigFile, *, watches: bool) -> None
     pool.start()
     log.info("working on tasks, %d at once", file.config.tasks.concurrency)
     try:
-        async with Reloader(file, parts.serving, parts.modules, swap, watches=watches).running():
+        async with Reloader(
+            file, parts.serving, parts.modules, swap, watches=watches, trail=parts.trail
+        ).running():
             await stop.wait()
     finally:
         await pool.stop()

@@ -5,14 +5,24 @@ server. `Connection` decides which requests to send.
 
 An older server asks questions on the stream of a request (`OlderRequest`) or on the stream of the
 session (`SessionStream`), which not every server has. A broken stream resumes after the last event
-that arrived.
+that arrived. If the server keeps events, another process can continue a request from its `Position`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterator,
+    Mapping,
+)
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any, Final, TypeVar
 
@@ -20,6 +30,7 @@ from roundgate.client import messages
 from roundgate.client.auth import Auth
 from roundgate.client.messages import (
     NO_LISTENER,
+    Detached,
     Listener,
     Observer,
     Reader,
@@ -46,6 +57,28 @@ _LONGEST_WAIT_S: Final = 30.0
 _MAX_ANSWERING: Final = 32
 _MAX_SILENT: Final = 2
 """The limit on consecutive streams that end without an event. Beyond it, the request fails."""
+_LONGEST_SILENCE_S: Final = 2.0
+"""Seconds without data after which a continued request opens its stream again. Events are lost on a
+stream that begins while the server sends them, and some servers never send new ones on it."""
+UNREACHABLE_S: Final = 10.0
+"""Seconds for which a continued request tries to reach a server that does not answer."""
+_RETRY_S: Final = 0.5
+"""Seconds between two of these attempts."""
+_CONFLICT: Final = 409
+"""The HTTP status with which a server refuses a stream that another connection reads."""
+_UNAVAILABLE: Final = frozenset({429, 502, 503, 504})
+"""HTTP statuses of a server that cannot answer at the moment, or of a proxy in front of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A position in a request to an older server that keeps events. Any process can continue the
+    request from here. `after` is the last event that was taken from the request's stream."""
+
+    session_id: str
+    version: str
+    request_id: int
+    after: str
 
 
 class Link:
@@ -63,17 +96,25 @@ class Link:
         headers: Headers = (),
         observer: Observer | None = None,
         redact: Redact | None = None,
+        first_id: int = 1,
     ) -> None:
         """Prepare the link without sending anything.
 
         `info` and `capabilities` describe the client. `headers` are sent with every request.
         `redact` removes secrets from received messages. The caller closes `transport`.
+
+        A client for several users needs a random `first_id`: servers on the Python SDK keep the
+        events of all sessions together by the ids of requests, so a resumed stream has the events of
+        each request with this id.
         """
         self.transport = transport
         self.limits = limits
         self.version: str | None = None
         """The negotiated revision; `None` before the negotiation."""
         self.session_id: str | None = None
+        self.keeps_events = False
+        """Whether a stream of the server began with an event that has an id and no data. 2025-11-25
+        defines it for servers from which a stream can be resumed; a mere id does not show this."""
         self.reader = Reader(limits, observer, redact)
         self.session_stream = SessionStream(self)
         self.pending: list[OlderRequest] = []
@@ -83,7 +124,7 @@ class Link:
         self._speaker = Speaker(info, capabilities)
         self._observer = observer
         self._redact = redact
-        self._ids = count(1)
+        self._ids = count(first_id)
         self._cancelling: set[asyncio.Task[None]] = set()
 
     async def request(
@@ -194,6 +235,44 @@ class Link:
         async with asyncio.timeout(None) as timeout:
             request = OlderRequest(self, listener, timeout)
             return await request.until_done(work, self.session_stream.standing)
+
+    @property
+    def can_detach(self) -> bool:
+        """Whether another process can continue the running request to an older server."""
+        return bool(self.pending) and self.pending[-1].is_kept and self.session_id is not None
+
+    def detach(self, open_ids: Collection[str | int]) -> Position | None:
+        """End the running request to an older server with `Detached`, so that another process can
+        continue it. Return its position, or `None` if the request cannot be continued now and runs
+        on.
+
+        `open_ids` are the ids of the open questions. The position precedes all other questions that
+        are not answered. The session's stream is not resumed, so none may be open there.
+        """
+        return self.pending[-1].detach(open_ids) if self.pending else None
+
+    async def resume(
+        self, position: Position, answers: Mapping[str | int, Json], listener: Listener
+    ) -> Json:
+        """Continue a request that a process has detached: answer its questions by their ids, and
+        return its result. Both may happen repeatedly.
+
+        Raises:
+            RpcError: the server answered the request with an error.
+            HttpRefused: the server refuses to continue; with the status 400 or 404, it has forgotten
+                the session or its events.
+            BadAnswer, ConnectionLost, TimedOut: see `request`.
+        """
+        self.version, self.session_id = position.version, position.session_id
+        await self.session_stream.open()
+        async with self._in_time("a continued request") as timeout:
+            return await OlderRequest(self, listener, timeout, position, answers).resumed_result()
+
+    async def leave_session(self) -> None:
+        """Close the stream of the session, and keep the session at the server."""
+        await self.session_stream.close()
+        await asyncio.gather(*self._cancelling, return_exceptions=True)
+        self.session_id = None
 
     async def end_session(self) -> None:
         """End the session at an older server; ignore errors."""
@@ -313,6 +392,8 @@ class SessionStream:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._reading: asyncio.Task[None] | None = None
+        self.resumes = True
+        """Whether a broken stream resumes after the last event, rather than begins anew."""
         self.taps: set[asyncio.Queue[Json]] = set()
         """Queues that receive each notification. A full queue drops it."""
         self.standing: list[OlderRequest] = []
@@ -345,21 +426,26 @@ class SessionStream:
     async def _read(self, is_settled: asyncio.Event) -> None:
         last_id: str | None = None
         wait_s = _FIRST_WAIT_S
-        while True:
-            try:
-                async with aclosing(self._link.resumed_stream(last_id, is_settled)) as events:
-                    async for event in events:
-                        wait_s = _FIRST_WAIT_S
-                        last_id = event.id or last_id
-                        await self._take(self._link.reader.message(event.data))
-            except (ConnectionLost, TimedOut):
-                pass
-            except ClientError:
-                return
-            finally:
-                is_settled.set()
-            await asyncio.sleep(wait_s)
-            wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
+        try:
+            while True:
+                try:
+                    async with aclosing(self._link.resumed_stream(last_id, is_settled)) as events:
+                        async for event in events:
+                            wait_s = _FIRST_WAIT_S
+                            last_id = (event.id or last_id) if self.resumes else None
+                            await self._take(self._link.reader.message(event.data))
+                except (ConnectionLost, TimedOut):
+                    is_settled.set()
+                except HttpRefused as error:
+                    # the server has not yet noticed the end of an earlier connection
+                    if error.status != _CONFLICT:
+                        return
+                except ClientError:
+                    return
+                await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
+        finally:
+            is_settled.set()
 
     async def _take(self, message: Json | None) -> None:
         if message is None or "method" not in message:
@@ -369,7 +455,7 @@ class SessionStream:
                 with suppress(asyncio.QueueFull):
                     tap.put_nowait(message)
         elif requests := self.standing or self._link.pending:
-            requests[-1].ask(message)
+            requests[-1].ask(message, None)
         elif message["method"] == "ping":
             await self._link.answer(message["id"], {"result": {}})
         else:
@@ -382,22 +468,43 @@ class OlderRequest:
     resumes broken streams. Its limits `request_s` and `idle_s` are suspended while a question is
     open, because a person may need time to answer."""
 
-    def __init__(self, link: Link, listener: Listener, time_limit: asyncio.Timeout) -> None:
+    def __init__(
+        self,
+        link: Link,
+        listener: Listener,
+        time_limit: asyncio.Timeout,
+        position: Position | None = None,
+        answers: Mapping[str | int, Json] | None = None,
+    ) -> None:
+        """Prepare the request without sending it. `position` continues a request of another process,
+        whose questions have `answers`."""
         self._link = link
         self._listener = listener
         self._timeout = time_limit
         self._idle = IdleLimit(link.limits.idle_s)
+        self._answers = answers or {}
         self._answering: set[asyncio.Task[None]] = set()
-        self._asked: set[str | int] = set()
+        self._asked: set[str | int] = set(self._answers)
+        self._unanswered: dict[str | int, str | None] = {}
+        """The ids of unanswered requests of the server, and the last event before each; `None` if the
+        server asked on the session's stream, or without ids."""
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._last_id: str | None = None
-        self._retry_ms = 1_000
+        self._request_id = None if position is None else position.request_id
+        self._last_id = None if position is None else position.after
+        self.is_kept = position is not None
+        """Whether the server keeps the events of the request's stream."""
+        self._retry_ms: int | None = None
         self._open_questions = 0
         self._left_s: float | None = None
 
     async def result(self, message: Json, version: str) -> Json:
         """Send the request and return its result."""
+        self._request_id = message["id"]
         return await self.until_done(self._exchange(message, version), self._link.pending)
+
+    async def resumed_result(self) -> Json:
+        """Send the answers, and return the result from the request's stream."""
+        return await self.until_done(self._resume(), self._link.pending)
 
     async def until_done(self, work: Coroutine[Any, Any, T], among: list[OlderRequest]) -> T:
         """Return the result of `work`, or raise the error of a question that failed. Meanwhile,
@@ -416,6 +523,18 @@ class OlderRequest:
                 task.cancel()
             await asyncio.gather(exchange, *self._answering, return_exceptions=True)
             self._failure.cancel()
+
+    def detach(self, open_ids: Collection[str | int]) -> Position | None:
+        """See `Link.detach`."""
+        link, request_id = self._link, self._request_id
+        if not self.is_kept or link.session_id is None or link.version is None:
+            return None
+        unknown = [before for asked, before in self._unanswered.items() if asked not in open_ids]
+        after = unknown[0] if unknown else self._last_id
+        if after is None or None in unknown or request_id is None or self._failure.done():
+            return None
+        self._failure.set_exception(Detached())
+        return Position(link.session_id, link.version, request_id, after)
 
     async def _exchange(self, message: Json, version: str) -> Json:
         session_id = self._link.session_id
@@ -452,27 +571,95 @@ class OlderRequest:
                 text = "The stream of the request ended, and resuming it brought no events"
                 raise ConnectionLost(text, was_sent=True)
             # Wait as long as `retry` asks for: servers treat an earlier request as an error.
-            await asyncio.sleep(min(self._retry_ms, 60_000) / 1_000)
+            await asyncio.sleep(self._pause_s(1.0))
             events = self._link.resumed_stream(self._last_id, idle=self._idle)
 
+    def _pause_s(self, default_s: float) -> float:
+        """Return the pause before a stream is opened again: as the server asks for, up to 60 s."""
+        return default_s if self._retry_ms is None else min(self._retry_ms, 60_000) / 1_000
+
+    async def _resume(self) -> Json:
+        assert self._request_id is not None, "a position has the id of its request"
+        for asked, answer in self._answers.items():
+            await self._reach(partial(self._link.answer, asked, answer))
+        silence_s = _FIRST_WAIT_S
+        while True:
+            is_open = asyncio.Event()
+            attempt = partial(self._read_on, self._request_id, silence_s, is_open)
+            if (result := await self._reach(attempt)) is not None:
+                return result
+            longest_s = _LONGEST_SILENCE_S if is_open.is_set() else self._link.limits.idle_s
+            silence_s = min(silence_s * 2, longest_s)
+
+    async def _read_on(self, own_id: int, silence_s: float, is_open: asyncio.Event) -> Json | None:
+        """Read the stream after the last event, until `silence_s` seconds pass without data. Return
+        the result, or `None` if it has not arrived. `is_open` is set once the server answers."""
+        events = self._link.resumed_stream(self._last_id, is_open, IdleLimit(silence_s))
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    if (result := await self._take(event, own_id)) is not None:
+                        return result
+        except TimedOut as error:
+            if not error.was_sent:
+                raise
+            return None
+        except ConnectionLost:
+            if not is_open.is_set():
+                raise
+        except HttpRefused as error:
+            if error.status != _CONFLICT:
+                raise
+            is_open.set()
+        await asyncio.sleep(self._pause_s(silence_s))
+        return None
+
+    async def _reach(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of a repeatable attempt. Repeat it while the server is unreachable, for
+        up to `UNREACHABLE_S` seconds."""
+        now = asyncio.get_running_loop().time
+        until_s: float | None = None
+        while True:
+            try:
+                return await attempt()
+            except HttpRefused as error:
+                if error.status not in _UNAVAILABLE or (until_s is not None and now() > until_s):
+                    raise
+            except (ConnectionLost, TimedOut):
+                if until_s is not None and now() > until_s:
+                    raise
+            until_s = until_s or now() + UNREACHABLE_S
+            await asyncio.sleep(_RETRY_S)
+
     async def _take(self, event: ServerEvent, own_id: int) -> Json | None:
-        self._last_id = event.id or self._last_id
+        """Handle an event; return the result if the event has it."""
+        if event.id and not event.data and self._last_id is None:
+            self.is_kept = self._link.keeps_events = True
         self._retry_ms = self._retry_ms if event.retry_ms is None else event.retry_ms
-        message = self._link.reader.message(event.data)
+        result = await self._take_message(self._link.reader.message(event.data), own_id)
+        if result is None:  # `detach` returns a position before the result
+            self._last_id = event.id or self._last_id
+        return result
+
+    async def _take_message(self, message: Json | None, own_id: int) -> Json | None:
         if message is None:
             return None
         if "method" not in message:
-            # a resumed stream may have the response to another request
-            return result_of(message, own_id) if message.get("id") in (own_id, None) else None
+            # a resumed stream may have the response to another request, or no response at all
+            is_own = message.get("id") == own_id or (
+                message.get("id") is None and "error" in message
+            )
+            return result_of(message, own_id) if is_own else None
         if "id" in message:
-            self.ask(message)
+            self.ask(message, self._last_id)
         else:
             await self._listener.notify(message)
         return None
 
-    def ask(self, message: Json) -> None:
+    def ask(self, message: Json, before: str | None) -> None:
         """Answer a request of the server in the background; ignore a repeated one. If the server
-        breaks the protocol or asks too much, this request fails with `BadAnswer`."""
+        breaks the protocol or asks too much, this request fails with `BadAnswer`. `before` is the
+        event before the request on this request's stream."""
         limits, request_id = self._link.limits, message["id"]
         if not isinstance(request_id, str | int) or isinstance(request_id, bool):
             problem = "sent a request whose id is neither text nor a number"
@@ -484,9 +671,10 @@ class OlderRequest:
             problem = f"asks more than {len(self._asked)} questions in a call"
         else:
             self._asked.add(request_id)
+            self._unanswered[request_id] = before
             task = asyncio.create_task(self._answer(message))
             self._answering.add(task)
-            task.add_done_callback(self._answered)
+            task.add_done_callback(partial(self._answered, request_id))
             return
         self._fail(BadAnswer(f"The server {problem}"))
 
@@ -516,10 +704,14 @@ class OlderRequest:
             if self._open_questions == 0:
                 self._timeout.reschedule(None if self._left_s is None else now() + self._left_s)
 
-    def _answered(self, task: asyncio.Task[None]) -> None:
+    def _answered(self, request_id: str | int, task: asyncio.Task[None]) -> None:
         self._answering.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
             self._fail(error)
+        else:
+            self._unanswered.pop(request_id, None)
 
     def _fail(self, error: BaseException) -> None:
         if not self._failure.done():

@@ -47,6 +47,10 @@ class SessionOver(Inside):
     """The server of an older revision has forgotten the session."""
 
 
+class Detached(Inside):
+    """A request to an older server was left, so that another process can continue it."""
+
+
 class TryLater(Inside):
     """The server cannot answer at the moment. `wait_s` is the pause in seconds before the next
     attempt."""

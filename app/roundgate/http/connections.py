@@ -32,7 +32,8 @@ from uvicorn.server import ServerState
 from roundgate.errors import TransportError, Unavailable
 from roundgate.http.arrival import STATE, Request
 from roundgate.http.exchange import error_headers
-from roundgate.http.room import Stage, client_address, connection_to_close
+from roundgate.http.room import Stage, connection_to_close
+from roundgate.net.client_address import client_address
 from roundgate.protocol import NEWEST
 from roundgate.settings import HttpConfig
 

@@ -138,6 +138,7 @@ class McpEndpoint:
                 span,
                 exchange.correlation,
                 exchange.host.remaining_ms,
+                address=exchange.address,
             )
             token = CORRELATION.set(context.correlation)
             try:

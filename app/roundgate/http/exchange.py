@@ -304,10 +304,17 @@ class Exchange:
         extensions = scope.get("extensions")
         hosting = extensions.get(_HOSTING) if extensions else None
         self.host = hosting if isinstance(hosting, Hosting) else _NO_HOSTING
+        self.client: tuple[str, int] | None = scope.get("client")
+        """The address and the port of the client."""
         self.responder = responder
         self.correlation = Correlation()
         """The ids of the call, for the log."""
         scope[_EXCHANGE] = self
+
+    @property
+    def address(self) -> str:
+        """The address of the client, or an empty text."""
+        return self.client[0] if self.client else ""
 
     @property
     def caller(self) -> Principal:

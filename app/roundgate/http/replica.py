@@ -28,6 +28,7 @@ from roundgate.http.older.serving import OlderClients
 from roundgate.methods.extensions import makes_tasks
 from roundgate.methods.once import Once
 from roundgate.methods.parts import CurrentMethods, Methods, Parts, Use
+from roundgate.methods.rates import Rates
 from roundgate.methods.table import make_methods, server_info
 from roundgate.protocol import NEWEST, ResultFormat, notifications
 from roundgate.runtime.reload import Reloader
@@ -68,6 +69,7 @@ class Replica:
             file.config.tasks.poll_interval_ms / 1000,
             lambda refs: core.stores.tasks.glance(refs, clock.now_ms()),
         )
+        self._rates = Rates(core.stores.sessions, clock, core.stores.metrics)
         self.endpoints = {
             view: self._make_endpoint(view, ring.of_view(view))
             for view in file.config.endpoints.values()
@@ -75,7 +77,7 @@ class Replica:
         """The endpoint of each view."""
         self._resource_changes = ResourceChanges(core.changes.hub, core.serving)
         self._reloader = Reloader(
-            file, core.serving, core.modules, self._swap, watches=using.reload
+            file, core.serving, core.modules, self._swap, watches=using.reload, trail=core.trail
         )
         self._pool = self._make_pool()
 
@@ -84,19 +86,23 @@ class Replica:
         stores, serving = self.core.stores, self.core.serving
         clock, config = self._clock, self.config
         sealer = StateSealer(ring, clock, config.state.lifetime_s, config.state.max_bytes)
-        own_tasks = Tasks(stores.tasks, clock, config.tasks, view)
+        own_tasks = Tasks(stores.tasks, clock, config.tasks, view, self.core.trail)
         source = ViewSource(serving, view) if view else serving
         parts = Parts(
             self.core.changes,
             Once(stores.once, self.core.accounts, sealer, clock, view),
-            NamedTasks(own_tasks, TaskIds(sealer.ring), source, clock, config.tasks),
+            NamedTasks(
+                own_tasks, TaskIds(sealer.ring), source, clock, config.tasks, self.core.trail
+            ),
             self._watch,
+            self._rates,
             sealer,
             self.core.rows_of(view),
             clock,
             streams=self._using.streams,
             view=view,
             shows_errors=self.core.shows_errors,
+            trail=self.core.trail,
         )
         older = OlderClients(
             self.core,
@@ -128,9 +134,14 @@ class Replica:
         return methods, snapshot
 
     def troubles(self) -> list[str]:
-        """Return the reasons why tasks are not processed, as far as this process knows without
-        querying a store."""
-        troubles = (self.core.stores.trouble(), None if self._pool is None else self._pool.trouble)
+        """Return the reasons why calls or tasks are not processed, as far as this process knows
+        without querying a store."""
+        trail = self.core.trail
+        troubles = (
+            self.core.stores.trouble(),
+            None if self._pool is None else self._pool.trouble,
+            None if trail is None else trail.trouble,
+        )
         return [trouble for trouble in troubles if trouble is not None]
 
     def _make_pool(self) -> Pool | None:
@@ -186,6 +197,8 @@ class Replica:
             ):
                 stack.push_async_callback(aclose)
             stack.push_async_callback(self._stop_pool)
+            if self.core.trail is not None:
+                self.core.trail.open()
             if self._pool is not None:
                 self._pool.start()
             stack.enter_context(on_stop_signal(loop, self._request_stop))

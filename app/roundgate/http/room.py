@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from enum import IntEnum
-from ipaddress import IPv6Address, ip_address
 from itertools import chain
 from operator import attrgetter
 from typing import Final, Protocol, TypeVar
@@ -59,20 +58,6 @@ class Connection(Protocol):
 
 
 C = TypeVar("C", bound=Connection)
-
-
-def client_address(host: str) -> str:
-    """Return the address that counts as one client: an IPv4 address, or the /64 of an IPv6 address,
-    which providers assign to one customer. The path of a Unix socket is returned unchanged."""
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return host
-    if not isinstance(address, IPv6Address):
-        return host
-    if address.ipv4_mapped:
-        return str(address.ipv4_mapped)
-    return str(IPv6Address(int(address) >> 64 << 64))
 
 
 def connection_to_close(

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from roundgate.auth import Principal
 from roundgate.backends import Catalog
@@ -21,6 +21,7 @@ from roundgate.errors import InsufficientScope, InternalError, Unavailable
 from roundgate.json import encode
 from roundgate.methods.changes import Changes
 from roundgate.methods.once import Once
+from roundgate.methods.rates import Rates
 from roundgate.methods.rounds import (
     Calls,
     InputRequired,
@@ -45,6 +46,10 @@ from roundgate.settings import CacheHint as ListHint
 from roundgate.storage import RowsOf
 from roundgate.tasks import NamedTasks, Watch, log_failure
 from roundgate.tokens import StateSealer
+
+if TYPE_CHECKING:  # loaded only if there is an audit log
+    from roundgate.audit import Trail
+    from roundgate.methods.auditing import Recorder
 
 P = TypeVar("P", bound=Params)
 
@@ -269,6 +274,7 @@ class Parts:
     tasks: NamedTasks
     watch: Watch
     """The watch for changes of tasks."""
+    rates: Rates
     sealer: StateSealer
     rows_of: RowsOf
     clock: Clock
@@ -278,6 +284,8 @@ class Parts:
     """The name of the view; empty for the endpoint of all tools."""
     shows_errors: bool = False
     """Whether callers see the text of unexpected exceptions."""
+    trail: Trail | None = None
+    """The audit log, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +313,12 @@ class Methods:
         self._hub = kit.parts.changes.hub
         self._scopes = kit.scopes
         self._view = kit.parts.view
+        self._recorder: Recorder | None = None
+        self._audited = frozenset[str]()
+        if kit.parts.trail is not None:
+            from roundgate.methods.auditing import AUDITED, Recorder
+
+            self._recorder, self._audited = Recorder(kit.parts.trail, self._view), AUDITED
 
     def serve(self, context: RequestContext) -> Awaitable[Response]:
         """Serve one request.
@@ -313,6 +327,11 @@ class Methods:
             GatewayError: the request fails with this JSON-RPC error.
             AuthError: the caller lacks a scope.
         """
+        if self._recorder is None or context.inbound.method not in self._audited:
+            return self._serve(context)
+        return self._recorder.serve(context, self._serve)
+
+    def _serve(self, context: RequestContext) -> Awaitable[Response]:
         inbound = context.inbound
         method = self._table[inbound.method]
         if method.requires is not None:

@@ -24,7 +24,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from roundgate.auth import Principal
 from roundgate.backends import ServedTool
@@ -63,6 +63,9 @@ from roundgate.replay import (
 from roundgate.tasks import log_failure, said_by
 from roundgate.tokens import Binding, FixedTask, Opened, StateSealer
 
+if TYPE_CHECKING:  # loaded only if there is an audit log
+    from roundgate.audit import Trail
+
 T = TypeVar("T")
 
 IDEMPOTENCY_KEY: Final = "roundgate/idempotencyKey"
@@ -91,6 +94,10 @@ class RequestContext:
     page_done: PageDone | None = None
     """A function that notifies the client that its user has finished with a page; `None` for
     clients without that notification."""
+    address: str = ""
+    """The address from which the request came."""
+    is_counted: bool = True
+    """Whether the request counts for the limits of its caller (`methods.rates`)."""
 
 
 @dataclass(slots=True)
@@ -121,6 +128,8 @@ class Target:
     method: str
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    backend: str = ""
+    """The back end of a tool."""
 
     def binding(self) -> Binding:
         """Return the binding of tokens to this call. Computes a digest."""
@@ -197,6 +206,7 @@ class Calls:
         rows_of: a function that returns the rows of a caller, for back ends.
         read: a function that reads resources of the catalog.
         shows_errors: whether callers see the text of unexpected exceptions.
+        trail: the audit log, if there is one.
     """
 
     def __init__(
@@ -212,7 +222,9 @@ class Calls:
         rows_of: RowsOf,
         read: Read | None,
         shows_errors: bool,
+        trail: Trail | None = None,
     ) -> None:
+        self._trail = trail
         self._sealer = sealer
         self._clock = clock
         self._view = view
@@ -242,7 +254,27 @@ class Calls:
         Raises:
             StateRefused: the state was not sealed by this gateway for this caller and call.
             InvalidParams: the client's key is malformed.
+            Unavailable: the audit log cannot be written.
         """
+        round_ = self._begin(target, params, context, key)
+        if self._trail is not None:
+            self._trail.called(
+                context.correlation,
+                context.principal,
+                round_.number,
+                method=target.method,
+                name=target.name,
+                backend=target.backend,
+                view=self._view,
+                arguments=target.arguments,
+                answers=params.input_responses or {},
+            )
+            context.correlation.round = round_.number  # only once the record is written
+        return round_
+
+    def _begin(
+        self, target: Target, params: InputParams, context: RequestContext, key: Any
+    ) -> Round:
         principal, correlation = context.principal, context.correlation
         responses = params.input_responses or {}
         keyed_id = None if key is None else _id_for_key(key, target, principal, self._view)
@@ -297,6 +329,7 @@ class Calls:
             needs_row=mode == "required",
             takes_unasked=served is not None and served.tool.unasked_answers,
             round=round_,
+            trail=self._trail,
             texts=self._texts,
             rows_of=self._rows_of,
             read=self._read,
@@ -335,6 +368,9 @@ class Calls:
             )
         try:
             state = self._seal(outcome.journal, round_, call.principal, round_.fixed_task)
+            if self._trail is not None:
+                ids = {"call": round_.correlation.call_id, "round": round_.number}
+                self._trail.asked(outcome.requests, ids)
             return InputRequired(outcome.requests, state)
         except StateTooLarge as error:
             largest = outcome.journal.largest()

@@ -15,6 +15,7 @@ from roundgate.methods.prompts_and_resources import (
     PromptMethods,
     ResourceMethods,
 )
+from roundgate.methods.rates import limited_methods, limited_tools
 from roundgate.methods.rounds import Calls, Reply, RequestContext
 from roundgate.methods.subscriptions import SubscriptionMethods
 from roundgate.methods.tools import ToolMethods
@@ -57,6 +58,7 @@ def make_methods(
             rows_of=parts.rows_of,
             read=catalog.read_resource,
             shows_errors=parts.shows_errors,
+            trail=parts.trail,
         ),
     )
     return Methods(_table(kit), kit)
@@ -79,13 +81,13 @@ def _table(kit: Kit) -> Mapping[str, Method[Any]]:
     }
     for extension in EXTENSIONS:
         table |= extension.methods(kit)
-    return table
+    return limited_methods(table, kit)
 
 
 def _tools(kit: Kit) -> Tools:
     """Return the methods of tools, with substitutes for clients that lack capabilities, and with
     the changes of extensions."""
-    tools: Tools = ToolMethods(kit)
+    tools = limited_tools(ToolMethods(kit), kit)
     fallback = Fallback.of(kit.catalog, kit.config.fallback)
     if fallback.is_on:
         from roundgate.methods.fallback import FallbackTools

@@ -51,6 +51,7 @@ class ToolMethods:
         self._named = parts.tasks
         self._results = kit.results
         self._clock = parts.clock
+        self._trail = parts.trail
         self._max_result_bytes = config.tasks.max_result_bytes
         self._shows_errors = parts.shows_errors
         hint = list_hint(
@@ -75,7 +76,7 @@ class ToolMethods:
                 mirrored.check(params.arguments, inbound.headers)
         if requires := _requirements(served):
             inbound.meta.capabilities.require(requires, f"tool {served.name}")
-        target = Target("tools/call", served.name, params.arguments)
+        target = Target("tools/call", served.name, params.arguments, served.backend)
         round_ = self._calls.begin(
             target, params, context, key=inbound.meta.raw.get(IDEMPOTENCY_KEY)
         )
@@ -89,10 +90,23 @@ class ToolMethods:
     ) -> Reply:
         try:
             return await self._once.serve(
-                round_, params, call, lambda: self._run(served, round_, call)
+                round_, params, call, lambda: self._run_recorded(served, round_, call)
             )
         except ToolError as error:  # the outcome of an earlier attempt is unknown
             return self._result(Failed(error), served)
+
+    async def _run_recorded(self, served: ServedTool, round_: Round, call: Call) -> Reply:
+        """Run a round of a `once` tool, and record that it ran: its client may hang up meanwhile, and
+        get the stored outcome later."""
+        outcome = "error"
+        try:
+            reply = await self._run(served, round_, call)
+            outcome = reply.label
+            return reply
+        finally:
+            if self._trail is not None:
+                ids = {"call": round_.correlation.call_id, "round": round_.number}
+                self._trail.record("ran", {**ids, "outcome": outcome})
 
     async def _run(self, served: ServedTool, round_: Round, call: Call) -> Reply:
         if not served.arguments.is_valid(round_.target.arguments):

@@ -16,8 +16,8 @@ SHUTDOWN_S: Final = 1
 async def served(
     app: Any, host: str = "127.0.0.1", port: int = 0, **options: Any
 ) -> AsyncGenerator[int, None]:
-    """Serve an ASGI app until the block ends; yield the port. Port 0 selects a free port. `options`
-    are those of `uvicorn.Config`.
+    """Serve an ASGI app until the block ends; yield the port. Port 0 selects a free port. Pass
+    `options` to `uvicorn.Config`.
 
     Raises:
         OSError: the address cannot be bound.

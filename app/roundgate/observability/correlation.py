@@ -31,6 +31,8 @@ class Correlation:
     """A function that makes `call_id` on first use, if it is not known yet."""
     known_call_id: str | None = None
     """The id of the call; `None` until it is made or received."""
+    round: int | None = None
+    """The number of the round that the audit log has begun; `None` before and without the log."""
 
     @property
     def call_id(self) -> str | None:

@@ -6,6 +6,7 @@
     roundgate.tasks.turns        counter, by tool and outcome         turns of workers
     roundgate.tasks.turn_time    histogram in ms, by the same         duration of a turn
     roundgate.tasks.overdue      gauge in s                           delay of the most overdue task
+    roundgate.calls.refused      counter, by row of `rate`            calls beyond a limit
     roundgate.backends.missing   gauge                                back ends that are not served
     roundgate.backends.circuit   gauge, by back end and host          1 while open, else 0
 
@@ -76,6 +77,10 @@ class Metrics:
     def overdue(self, seconds: float) -> None:
         """Record the delay of the most overdue task; 0 if none is overdue."""
 
+    def refused(self, row: str) -> None:
+        """Record that a call was beyond a limit. `row` names the row of `rate`."""
+        self.embed("call refused", {"refused": 1})
+
     def missing(self, count: int) -> None:
         """Record the number of back ends that are not served."""
 
@@ -107,7 +112,9 @@ class OpenTelemetryMetrics(Metrics):
         self._overdue = meter.create_gauge(
             "roundgate.tasks.overdue", "s", "Delay of the most overdue task"
         )
-
+        self._refused = meter.create_counter(
+            "roundgate.calls.refused", description="Calls beyond a limit"
+        )
         self._missing = meter.create_gauge(
             "roundgate.backends.missing", description="Back ends that are not served"
         )
@@ -135,6 +142,10 @@ class OpenTelemetryMetrics(Metrics):
 
     def overdue(self, seconds: float) -> None:
         self._overdue.set(seconds)
+
+    def refused(self, row: str) -> None:
+        super().refused(row)
+        self._refused.add(1, {"limit": row})
 
     def missing(self, count: int) -> None:
         self._missing.set(count)

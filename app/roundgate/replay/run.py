@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, NoReturn, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeAlias
 
 from roundgate.aio import Threads, of_this_loop
 from roundgate.auth import Principal
@@ -47,6 +47,9 @@ from roundgate.replay.journal import (
     WireNames,
 )
 from roundgate.replay.scheduling import Order, Parked, Quiescence, wake
+
+if TYPE_CHECKING:  # loaded only if there is an audit log
+    from roundgate.audit import Trail
 
 log = logging.getLogger("roundgate.replay")
 
@@ -230,6 +233,8 @@ class Call:
     """Whether the handler accepts answers to questions that were not asked."""
     round: Round | None = None
     """This round of an ordinary call."""
+    trail: Trail | None = None
+    """The audit log, which records approvals of an ordinary call."""
     texts: Texts | None = None
     """The store for the remainder of results that are too long."""
     rows_of: RowsOf | None = None

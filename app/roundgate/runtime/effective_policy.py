@@ -16,6 +16,7 @@ from roundgate.backends import BackendConfig, Catalog, Selector, ServedTool, Too
 from roundgate.backends.http.secrets import SECRET_NAME
 from roundgate.backends.shaping import HINTS
 from roundgate.config import ConfigFile
+from roundgate.settings import CallLimits, RateConfig
 
 if TYPE_CHECKING:  # few configurations have MCP servers
     from roundgate.backends.mcp.config import PartConfig
@@ -77,6 +78,8 @@ class EffectivePolicy:
     """The tools by view ("" is the endpoint of all tools), back end, and name in that back end."""
     missing: frozenset[str] = frozenset()
     """The back ends that could not be served; their tools are unknown."""
+    rate: RateConfig = field(default_factory=RateConfig.model_construct)
+    """The limits on the calls of a caller."""
     scopes: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The scopes of prompts and resources, by kind and name or URI, such as `prompt greet`."""
 
@@ -101,6 +104,7 @@ def effective_policy(file: ConfigFile, catalog: Catalog) -> EffectivePolicy:
         selections={view.name: _selection(view.include, view.exclude) for view in config.views},
         tools=dict(_tools(file, catalog)),
         missing=frozenset(catalog.missing),
+        rate=config.rate,
         scopes={
             **{f"prompt {name}": prompt.scopes for name, prompt in catalog.prompts.items()},
             **{f"resource {uri}": item.scopes for uri, item in catalog.resources.items()},
@@ -122,6 +126,7 @@ def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
     """
     all_losses = [f"auth: {loss}" for loss in _auth_losses(before.auth, after.auth)]
     all_losses += _loosened("limits", before.bounds, after.bounds)
+    all_losses += _rate_losses(before.rate, after.rate)
     renamed = _renamed(before, after)
     removed = before.backends.keys() - after.backends.keys() - {*renamed.values()}
     all_losses += (
@@ -300,6 +305,24 @@ def _auth_losses(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
         for name in sorted((before.keys() | after.keys()) - {"scopes", "scopes_supported"}):
             if before.get(name) != after.get(name):
                 yield f"{name} has changed"
+
+
+def _rate_losses(before: RateConfig, after: RateConfig) -> Iterator[str]:
+    yield from _loosened("rate", _call_bounds(before), _call_bounds(after))
+    for scope in {**before.scopes, **after.scopes}:
+        was, now = before.scopes.get(scope, before), after.scopes.get(scope, after)
+        yield from _loosened(f"rate of scope {scope}", _call_bounds(was), _call_bounds(now))
+    for pattern, was in before.tools.items():
+        now = after.tools.get(pattern, CallLimits.model_construct())
+        yield from _loosened(f"rate of tools {pattern}", _call_bounds(was), _call_bounds(now))
+    if before.shared and not after.shared:
+        yield "rate: each process counts calls by itself (shared)"
+
+
+def _call_bounds(limits: CallLimits) -> dict[str, float]:
+    burst = limits.burst or limits.calls_per_minute
+    bounds = {"calls_per_minute": limits.calls_per_minute, "burst": burst}
+    return _numbers({**bounds, "concurrent": limits.concurrent})
 
 
 def _is_selected(view: str, backend: str, policy: EffectivePolicy) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any, Final, TypeVar
 
 from roundgate.aio import Threads
@@ -234,9 +235,25 @@ def _arranged(
     with _collected(problems):
         continue_tool = file.config.sessions.continue_tool
         check_names(served, file.config.fallback, file.origin, continue_tool)
+    problems += _unused_limits(served, file)
     if problems:
         raise ConfigError(problems)
     return served
+
+
+def _unused_limits(served: Catalog, file: ConfigFile) -> Iterator[Problem]:
+    """Yield a problem for each row of `rate.tools` without a tool; none if tools may be missing
+    now."""
+    if served.missing or served.is_tolerant:
+        return
+    names = {
+        tool.whole_name for part in (served, *served.views.values()) for tool in part.tools.values()
+    }
+    for pattern in file.config.rate.tools:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            place = file.origin.at("rate", "tools", pattern)
+            remedy = "correct the name; `roundgate check` lists them, with their prefixes"
+            yield place.problem(f"no tool is called {pattern!r}", remedy)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pydantic import BaseModel
 
@@ -48,9 +48,12 @@ from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import ConfigError, Inside
 from roundgate.observability import metrics
 from roundgate.runtime import loading
-from roundgate.runtime.effective_policy import effective_policy, losses
+from roundgate.runtime.effective_policy import EffectivePolicy, effective_policy, losses
 from roundgate.settings import Origin
 from roundgate.settings.files import Stamp, stamp
+
+if TYPE_CHECKING:  # loaded only if there is an audit log
+    from roundgate.audit import Trail
 
 POLL_S: Final = 0.25
 """The time in seconds between two checks of the files."""
@@ -66,7 +69,7 @@ CONFIRM_S: Final = 2.0
 """The time in seconds without a write before a change that removes protection is served."""
 MAX_NAMED: Final = 20
 """The maximum number of tools that one log line names as added, removed or changed."""
-RESTART: Final = ("http", "auth", "state", "tasks", "env")
+RESTART: Final = ("http", "auth", "state", "tasks", "audit", "env")
 """The sections that only a restart changes. The names, paths and scopes of `views` also need a
 restart."""
 
@@ -97,7 +100,9 @@ class Reloader:
         swap: Swap,
         *,
         watches: bool = False,
+        trail: Trail | None = None,
     ) -> None:
+        self._trail = trail
         self._path = file.origin.located.file
         self._file = file
         self._serving = serving
@@ -156,7 +161,8 @@ class Reloader:
                     snapshot = await loading.load_again(
                         usable, self._modules, now.catalog.missing.keys(), now
                     )
-                    lost = self._losses(usable, snapshot)
+                    before, after = self._policies(usable, snapshot)
+                    lost = losses(before, after)
                     if confirms and lost and lost != self._unconfirmed:
                         await snapshot.aclose([now])
                         raise Unconfirmed(lost)
@@ -171,16 +177,24 @@ class Reloader:
                 return False
             self._has_failed, self._unconfirmed = False, []
             self._tell_reloaded(read, usable, snapshot.catalog, lost)
+            self._record("reload", before, after)
             self._file = usable
             self._note_missing(snapshot)
             self._heal_if_needed()
             self._follow_servers()
             return True
 
-    def _losses(self, file: ConfigFile, snapshot: Snapshot) -> list[str]:
-        """Return the protections that are in force now and that `snapshot` lacks."""
+    def _policies(
+        self, file: ConfigFile, snapshot: Snapshot
+    ) -> tuple[EffectivePolicy, EffectivePolicy]:
+        """Return the policy in force now, and the policy of `snapshot`."""
         before = effective_policy(self._file, self._serving.catalog)
-        return losses(before, effective_policy(file, snapshot.catalog))
+        return before, effective_policy(file, snapshot.catalog)
+
+    def _record(self, cause: str, before: EffectivePolicy, after: EffectivePolicy) -> None:
+        """Record a change of the policy in the audit log."""
+        if self._trail is not None and before != after:
+            self._trail.reloaded(cause, self._path, losses(before, after))
 
     def _tell_unconfirmed(self) -> None:
         log.warning(
@@ -229,7 +243,10 @@ class Reloader:
             before = self._serving.catalog
             try:
                 snapshot = await loading.refreshed(self._file, self._serving.now, names)
+                policies = self._policies(self._file, snapshot) if self._trail else None
                 self._swap(self._file.config, snapshot)
+                if policies is not None:
+                    self._record("tools of a server have changed", *policies)
             except Exception as error:
                 log.error(
                     "the changed tools of servers cannot be served; the old ones stay served",
@@ -279,10 +296,12 @@ class Reloader:
                     raise ConfigError(
                         [problem for backend in absent for problem in backend.problems]
                     )
-                if lost := self._losses(self._file, snapshot):
+                before, after = self._policies(self._file, snapshot)
+                if lost := losses(before, after):
                     await snapshot.aclose([now])
                     raise Unconfirmed(lost)
                 self._swap(self._file.config, snapshot)
+                self._record("a back end is served again", before, after)
             except Unconfirmed as unconfirmed:
                 log.warning(
                     "missing back ends stay missing: serving them would remove protection; reload to accept that",

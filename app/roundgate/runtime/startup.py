@@ -29,7 +29,8 @@ from roundgate.storage.accounts import CountedRows
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tokens import EventTokens, Key, KeyRing, keys
 
-if TYPE_CHECKING:  # imported at run time only by processes that run tasks
+if TYPE_CHECKING:  # imported at run time only by processes that need them
+    from roundgate.audit import Trail
     from roundgate.storage.sqs import SqsQueue
     from roundgate.tasks.external import EventSource
     from roundgate.tasks.lease import ClockTrust
@@ -112,6 +113,8 @@ class Core:
     """The URL under which clients and services reach the gateway."""
     has_shared_keys: bool = True
     """Whether every process on these stores has the same state keys."""
+    trail: Trail | None = None
+    """The audit log, if there is one."""
 
     def rows_of(self, view: str) -> Callable[[Principal], CountedRows]:
         """Return a function that returns the counted rows of a caller of a view."""
@@ -145,6 +148,7 @@ class Core:
             shows_errors=self.shows_errors,
             trust=trust,
             external=lambda record: self.event_source(config, clock).of_task(record),
+            trail=self.trail,
         )
 
     def event_source(self, config: GatewayConfig, clock: Clock) -> EventSource:
@@ -213,6 +217,8 @@ class Core:
         await self.stores.sessions.aclose()
         await self.stores.tasks.aclose()
         await self.stores.once.aclose()
+        if self.trail is not None:
+            await self.trail.aclose()
 
 
 def read_configuration(environ: Mapping[str, str]) -> tuple[Settings, ConfigFile]:
@@ -227,15 +233,21 @@ def read_configuration(environ: Mapping[str, str]) -> tuple[Settings, ConfigFile
 
 
 def build_core(
-    file: ConfigFile, using: Settings, clock: Clock, stores: Stores | None = None
+    file: ConfigFile,
+    using: Settings,
+    clock: Clock,
+    stores: Stores | None = None,
+    *,
+    role: str = "gateway",
 ) -> Core:
     """Load the configuration and make the stores. Also make the AWS clients, unless the process
-    starts on demand for a waiting caller.
+    starts on demand for a waiting caller. `role` names the process in the audit log.
 
     Raises:
         ConfigError: as for `build_app`.
     """
     shows = shows_errors(file, using)
+    trail = make_trail(file, using, clock, role)
     modules = Modules()
     names = () if file.config.limits.strict else [backend.name for backend in file.backends]
     snapshot = loading.load(file, modules, may_be_missing=names, is_cold=using.on_lambda)
@@ -243,7 +255,7 @@ def build_core(
     loading.tell_missing(serving.catalog)
     metrics.set_up().missing(len(serving.catalog.missing))
     most_stored = file.config.limits.max_stored_bytes
-    stores = stores or make_stores(using, clock, file.config.tasks.shards, most_stored)
+    stores = stores or make_stores(using, clock, file.config.tasks.shards, most_stored, trail)
     accounts = stores.accounts or Accounts(stores.sessions, clock, most_stored)
     if not using.on_demand:
         stores.prepare()
@@ -260,7 +272,17 @@ def build_core(
         *(serving, modules, changes, stores, tokens, accounts, shows),
         public_url=using.public_url,
         has_shared_keys=using.sqs_url is None or using.names_state_keys,
+        trail=trail,
     )
+
+
+def make_trail(file: ConfigFile, using: Settings, clock: Clock, role: str) -> Trail | None:
+    """Return the audit log, as `audit_log.make_trail` does, or `None` without the section `audit`."""
+    if file.config.audit is None:
+        return None
+    from roundgate.runtime import audit_log
+
+    return audit_log.make_trail(file, file.config.audit, using, clock, role)
 
 
 def _no_shared_keys() -> NoReturn:
@@ -297,7 +319,11 @@ def shows_errors(file: ConfigFile, using: Settings) -> bool:
 
 
 def make_stores(
-    using: Settings, clock: Clock, shards: int = 8, most_stored: int | None = None
+    using: Settings,
+    clock: Clock,
+    shards: int = 8,
+    most_stored: int | None = None,
+    trail: Trail | None = None,
 ) -> Stores:
     """Return the stores that the settings name, without connecting them. Check the version of an
     existing SQLite file.
@@ -308,6 +334,7 @@ def make_stores(
         shards: the number of parts of DynamoDB's index of due tasks.
         most_stored: the maximum number of stored bytes of one caller; `None` for an operator's
             commands.
+        trail: the audit log, if there is one.
 
     Raises:
         ConfigError: the settings contradict each other, or this version cannot use the file.
@@ -323,9 +350,9 @@ def make_stores(
         stores = _in_dynamodb(using, clock, shards, queue, counts)
     else:
         stores = _in_sqlite(using, clock, queue, counts)
-    if most_stored is not None:
-        accounts = Accounts(stores.sessions, clock, most_stored)
-        tasks = StoredTasks(stores.tasks.store, stores.queue, counts, accounts)
+    if most_stored is not None or trail is not None:
+        accounts = None if most_stored is None else Accounts(stores.sessions, clock, most_stored)
+        tasks = StoredTasks(stores.tasks.store, stores.queue, counts, accounts, trail)
         stores = replace(stores, accounts=accounts, tasks=tasks)
     prepares = stores.prepares if queue is None else [*stores.prepares, queue.prepare]
     return replace(stores, prepares=prepares, again=lambda: make_stores(using, clock, shards).tasks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
 """Whether a tool's call becomes a task: never; if the client supports tasks; or always, refusing
@@ -154,6 +154,46 @@ class LimitsConfig(Model):
         description="Long results kept at once for one caller in a view.",
         ge=1,
         le=10_000,
+    )
+
+
+class CallLimits(Model):
+    """Limits on the calls of one caller. A limit that is not set does not apply."""
+
+    calls_per_minute: int | None = Field(
+        None, description="Calls that one caller may make in a minute.", ge=1, le=1_000_000
+    )
+    burst: int | None = Field(
+        None,
+        description="Calls that one caller may make at once after a pause. Unset: calls_per_minute.",
+        ge=1,
+        le=1_000_000,
+    )
+    concurrent: Count | None = Field(
+        None, description="Calls of one caller that one process runs at once."
+    )
+
+    @model_validator(mode="after")
+    def _burst_has_a_rate(self) -> CallLimits:
+        if self.burst is not None and self.calls_per_minute is None:
+            raise ValueError("burst needs calls_per_minute")
+        return self
+
+
+class RateConfig(CallLimits):
+    """Limits on the calls of each caller: issuer, subject and client; without auth, an address."""
+
+    shared: bool = Field(
+        False,
+        description="Whether replicas count calls a minute together, in the store. Unset: each by itself.",
+    )
+    tools: dict[str, CallLimits] = Field(
+        {},
+        description="Further limits on calls of tools, by whole name; * stands for any text. The tools of a row share.",
+    )
+    scopes: dict[str, CallLimits] = Field(
+        {},
+        description="Limits of callers with a scope, in place of the general ones. The first row that applies counts.",
     )
 
 
@@ -409,4 +449,40 @@ class PackageConfig(Model):
     include: list[str] = Field(
         [],
         description="Files, folders and patterns such as data/**/*.csv, relative to gateway.yaml.",
+    )
+
+
+class AuditConfig(Model):
+    """The audit log: calls, questions, answers, approvals and acts of operators, in chains of
+    hashes."""
+
+    to: Literal["files", "stdout"] = Field(
+        "files",
+        description="files: one file per process; stdout: lines of standard output, for AWS Lambda and containers.",
+    )
+    directory: str = Field(
+        ".roundgate/audit",
+        description="Directory of the files, relative to gateway.yaml.",
+        min_length=1,
+    )
+    key: SecretStr | None = Field(
+        None,
+        description="Key of the digests of arguments and answers: 32 bytes in base64. Unset: a file in the directory.",
+    )
+    on_failure: Literal["refuse", "continue"] = Field(
+        "refuse",
+        description="refuse: refuse calls while the log cannot be written; continue: go on, and log an error.",
+    )
+    durable: bool = Field(
+        False,
+        description="Whether the records of a call are flushed to the disk before its answer.",
+    )
+    checkpoint_s: float = Field(
+        60,
+        description="Seconds after a record within which a checkpoint is written.",
+        ge=1,
+        le=86_400,
+    )
+    max_file_bytes: int = Field(
+        100_000_000, description="Size in bytes at which the next file begins.", ge=4_096
     )

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from roundgate.auth import Principal
 from roundgate.backends import MAX_ID_CHARS, CatalogSource, ServedTool, TaskSource
@@ -28,6 +28,9 @@ from roundgate.storage import TaskRecord, TaskRef
 from roundgate.tasks.outcome import log_failure
 from roundgate.tasks.service import Tasks
 from roundgate.tokens import TaskIds, TaskPlace
+
+if TYPE_CHECKING:  # loaded only if there is an audit log
+    from roundgate.audit import Trail
 
 T = TypeVar("T")
 
@@ -99,8 +102,15 @@ class NamedTasks:
     """All tasks, by the ids that callers have."""
 
     def __init__(
-        self, own: Tasks, ids: TaskIds, catalogs: CatalogSource, clock: Clock, config: TasksConfig
+        self,
+        own: Tasks,
+        ids: TaskIds,
+        catalogs: CatalogSource,
+        clock: Clock,
+        config: TasksConfig,
+        trail: Trail | None = None,
     ) -> None:
+        self._trail = trail
         self.own = own
         """The tasks of the gateway, which have a row."""
         self._ids = ids
@@ -115,11 +125,16 @@ class NamedTasks:
             Unavailable: the keys of sealed ids cannot be read now.
         """
         if "." not in task_id:
-            return _OwnTask(self.own, principal, task_id)
+            return self._recorded(_OwnTask(self.own, principal, task_id), principal)
         place = self._ids.open(task_id, principal)
         if place is None:
             raise TaskNotFound
-        return _SourceTask(self._sources, principal, task_id, place, self._config.max_result_bytes)
+        most = self._config.max_result_bytes
+        source_task = _SourceTask(self._sources, principal, task_id, place, most)
+        return self._recorded(source_task, principal)
+
+    def _recorded(self, task: NamedTask, principal: Principal) -> NamedTask:
+        return task if self._trail is None else _RecordedTask(task, principal, self._trail)
 
     def name_in_log(self, principal: Principal, task_id: str) -> str | None:
         """Return the name of a task of the gateway in the log and in commands; `None` for a
@@ -141,6 +156,8 @@ class NamedTasks:
                 "The service turned the call into a task that the gateway cannot follow"
             )
         task_id = self._ids.seal(TaskPlace(served.backend, served.name, view.task_id), principal)
+        if self._trail is not None:
+            self._trail.handed_over(task_id, served.backend)
         return {
             "resultType": "task",
             **to_wire(replace(view, task_id=task_id), self._config.poll_interval_ms),
@@ -149,6 +166,32 @@ class NamedTasks:
     def detailed(self, view: TaskView) -> bytes:
         """Return the schema's `DetailedTask`, serialised."""
         return detailed(view, self._config.poll_interval_ms)
+
+
+class _RecordedTask:
+    """A task whose answers and cancellations are recorded in the audit log before they happen."""
+
+    def __init__(self, task: NamedTask, principal: Principal, trail: Trail) -> None:
+        self._task = task
+        self._principal = principal
+        self._trail = trail
+        self.id = task.id
+        self.log_id = task.log_id
+        self.key = task.key
+        self.ref = task.ref
+        self.backend = task.backend
+        self.tool = task.tool
+        self.look = task.look
+        self.watch = task.watch
+        self._name = task.log_id if task.ref is not None else trail.name_of_service_task(task.id)
+
+    async def update(self, responses: Mapping[str, Any]) -> None:
+        self._trail.answered(self._principal, self._name, responses)
+        await self._task.update(responses)
+
+    async def cancel(self) -> None:
+        self._trail.cancelled(self._principal, self._name)
+        await self._task.cancel()
 
 
 class _OwnTask:

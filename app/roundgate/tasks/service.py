@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from roundgate import json
 from roundgate.auth import Principal, task_owner
@@ -30,6 +30,9 @@ from roundgate.tasks.machine import may_lack_message
 from roundgate.tasks.outcome import Ended
 from roundgate.tasks.stored import StoredTasks
 
+if TYPE_CHECKING:  # loaded only if there is an audit log
+    from roundgate.audit import Trail
+
 ANSWER_WAIT_S: Final = 5.0
 """The time in seconds for which an answer waits while the task continues without it."""
 ANSWER_PAUSE_S: Final = 0.1
@@ -46,8 +49,10 @@ class Tasks:
         clock: Clock,
         config: TasksConfig,
         view: str = "",
+        trail: Trail | None = None,
     ) -> None:
         self.view = view
+        self._trail = trail
         self._store = store
         self._clock = clock
         self._config = config
@@ -223,6 +228,8 @@ class Tasks:
             record, is_approved = decided
             ids = {"call": record.call_id, "task": str(ref), "tool": record.tool}
             log_decision(principal, is_approved, **ids)
+            if self._trail is not None:
+                self._trail.decided(principal, is_approved, **ids)
         if answered is Answered.UNKNOWN_TASK:
             raise TaskNotFound
 

@@ -24,8 +24,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
+from roundgate import json
 from roundgate.errors import LeaseLost, Unavailable
 from roundgate.observability.metrics import Metrics
 from roundgate.protocol import Status
@@ -64,6 +65,9 @@ from roundgate.tasks.events import (
     Refused,
     Sending,
 )
+
+if TYPE_CHECKING:  # loaded only if there is an audit log
+    from roundgate.audit import Trail
 
 log = logging.getLogger("roundgate.tasks")
 
@@ -177,6 +181,7 @@ class StoredTasks:
         metrics: counts tasks that are created, claimed and ended.
         accounts: the accounts of owners; `None` for an operator's commands, whose writes do not
             count.
+        trail: the audit log, which records the beginning, the questions and the end of tasks.
     """
 
     def __init__(
@@ -185,7 +190,9 @@ class StoredTasks:
         queue: TaskQueue | None = None,
         metrics: Metrics | None = None,
         accounts: Accounts | None = None,
+        trail: Trail | None = None,
     ) -> None:
+        self.trail = trail
         self.store = store
         self._queue = queue
         self._metrics = metrics or Metrics()
@@ -241,6 +248,7 @@ class StoredTasks:
         elif "revision" in change.changes:
             if change.before.is_open and swapped.ending is not None:
                 self._metrics.ended(swapped.tool, swapped.ending)
+                self._record("task_ended", swapped)
             for changed in list(self._listening.get(swapped.ref, ())):
                 changed()
         return swapped
@@ -322,9 +330,16 @@ class StoredTasks:
         self._metrics.created(task.tool)
         if record.ending is not None:
             self._metrics.ended(task.tool, record.ending)
+        self._record("task_created", record)
         if created.message_ms is not None:
             await self.send(task.ref, created.message_ms)
         return is_new
+
+    def _record(self, event: str, record: TaskRecord) -> None:
+        """Record a new or ended task in the audit log. A hidden task is part of its call's rounds."""
+        if self.trail is not None and not record.ref.is_hidden:
+            ending = {} if record.ending is None else {"outcome": record.ending.value}
+            self.trail.record(event, {**_ids(record), **ending})
 
     async def count_open(self, owner: str, up_to: int) -> int:
         """Count the open tasks of an owner, up to a bound. Eventually consistent."""
@@ -378,6 +393,10 @@ class StoredTasks:
         event = events.Deliver(name, payload, digest, due_ms)
         match await self._apply(ref, event, now_ms):
             case Next(result=Delivered() as result) | Refused(Delivered() as result):
+                if self.trail is not None:
+                    facts = {"task": str(ref), "name": name, "outcome": result.value}
+                    payload_digest = self.trail.digest(json.decode(payload))
+                    self.trail.record("event", {**facts, "payload": payload_digest})
                 return result
         raise AssertionError("a delivery has a result")
 
@@ -455,6 +474,9 @@ class StoredTasks:
         """Ask the client and release the task (`events.Suspend`)."""
         event = events.Suspend(lease.fence, added, 0, requests, wake_ms, awaits, ready_ms)
         await self._under_lease(lease, event, now_ms)
+        if self.trail is not None and lease.held is not None and not lease.ref.is_hidden:
+            questions = {key: json.decode(request) for key, request in requests.items()}
+            self.trail.asked(questions, _ids(lease.held.known))
 
     async def release(
         self,
@@ -729,6 +751,11 @@ def _without(event: AddsEntries, written: Collection[bytes]) -> AddsEntries:
         return event
     entries = [entry for entry in event.added.entries if entry not in written]
     return replace(event, added=replace(event.added, entries=entries))
+
+
+def _ids(record: TaskRecord) -> dict[str, str | None]:
+    """Return the ids of a task as members of a record of the audit log."""
+    return {"call": record.call_id, "task": str(record.ref), "tool": record.tool}
 
 
 def _postponement(move: Move, skew_ms: int) -> events.Postpone:

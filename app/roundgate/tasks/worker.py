@@ -34,7 +34,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from roundgate.backends import Catalog, CatalogSource, ServedTool
 from roundgate.clock import Clock, Deadline
@@ -75,6 +75,9 @@ from roundgate.tasks.running import Outcome, Patience, Running, to_its_end
 from roundgate.tasks.stored import Claimed, Move, StoredTasks
 from roundgate.tasks.turn import CLEANUP_PAUSES_S, Carrier, Means, Turn
 
+if TYPE_CHECKING:  # loaded only if there is an audit log
+    from roundgate.audit import Trail
+
 _UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError)
 """The errors of decoding bytes from a later version or another program."""
 
@@ -114,6 +117,7 @@ class Worker:
         shows_errors: bool = False,
         trust: ClockTrust | None = None,
         external: Callable[[TaskRecord], ExternalEvents] | None = None,
+        trail: Trail | None = None,
     ) -> None:
         """Make a worker.
 
@@ -132,12 +136,14 @@ class Worker:
             shows_errors: whether callers see the messages of unexpected exceptions.
             trust: the `ClockTrust` of the process, if it has a sweep.
             external: opens the external events of a task.
+            trail: the audit log, if there is one.
         """
         self._texts = texts
         self._rows_of = rows_of
         self._external = external
         self._catalogs = catalogs
         self._store = store
+        self._trail = trail
         self._clock = clock
         self._config = config
         self._lease_ms = int(config.lease_s * 1000)
@@ -160,8 +166,10 @@ class Worker:
             alone: whether this process runs no other task, so that it may claim a suspect.
 
         Raises:
-            Unavailable: the store cannot be reached.
+            Unavailable: the store cannot be reached, or the audit log cannot be written.
         """
+        if self._trail is not None:
+            self._trail.check()
         now_ms = self._clock.now_ms()
         until_ms = now_ms + self._lease_ms
         lapsed_ms = now_ms - self._skew_ms if self._trust.acts else 0
@@ -233,6 +241,8 @@ class Worker:
             took_ms = round(self._clock.monotonic_ms() - begun_ms, 2)
             reason = self._reasons.pop(record.ref, None)
             self._note(claimed, turn, took_ms, reason)
+        if self._trail is not None:
+            await self._trail.settled()
         return turn
 
     def _note(self, claimed: Claimed, turn: Turn, took_ms: float, reason: str | None) -> None:
@@ -248,6 +258,10 @@ class Worker:
             **({} if reason is None else {"reason": reason}),
         }
         log.info("task", extra={"fields": facts})
+        if self._trail is not None:
+            ids = {"call": record.call_id, "task": str(record.ref), "tool": record.tool}
+            ended = {"outcome": turn.value, "attempt": record.attempts + 1}
+            self._trail.record("turn_ended", {**ids, **ended})
 
     def request_stop(self) -> None:
         """Ask every run, current or future, to release its task at the next step."""
@@ -268,6 +282,8 @@ class Worker:
                 task_call, served = self._served(claimed, catalog)
                 if claimed.record.suspect:
                     _log_takeover(task_call, claimed.record)
+                if self._trail is not None:
+                    self._trail.turn(task_call.principal, claimed.record.attempts + 1)
                 running = self._begin(carrier, task_call, catalog, deadline)
                 return await self._carry(running, task_call, served)
         except (LeaseLost, asyncio.CancelledError):

@@ -72,9 +72,16 @@ def _unusable(
     return ConfigError([Problem("environment", source, message, remedy)])
 
 
-def from_file(path: Path) -> list[Key]:
+def from_file(
+    path: Path, what: str = "the state key file", remedy: str = "set GATEWAY_STATE_KEYS instead"
+) -> list[Key]:
     """Read the keys in a file. Create a missing file with one new key and access for its owner
     only.
+
+    Args:
+        path: the file.
+        what: the name of the file in an error.
+        remedy: the remedy if the file cannot be used.
 
     Raises:
         ConfigError: the file can be neither read nor created, or a key is invalid.
@@ -84,8 +91,8 @@ def from_file(path: Path) -> list[Key]:
             _make_file(path)
         return parse(path.read_text("latin-1"), str(path))
     except OSError as error:
-        message = f"the state key file cannot be used: {error.strerror or 'unknown error'}"
-        raise _unusable(str(path), message, "set GATEWAY_STATE_KEYS instead") from None
+        message = f"{what} cannot be used: {error.strerror or 'unknown error'}"
+        raise _unusable(str(path), message, remedy) from None
 
 
 def _make_file(path: Path) -> None:

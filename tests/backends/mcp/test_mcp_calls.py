@@ -47,6 +47,17 @@ def said(answer: dict[str, Any]) -> str:
     return words
 
 
+async def test_a_call_beyond_a_limit_does_not_reach_the_server() -> None:
+    rate = {"tools": {"up__*": {"calls_per_minute": 1, "burst": 3}}}
+    async with scripted(Upstream()) as server, gateway_of(entry(server), rate=rate) as mcp:
+        calls = [await mcp.post("tools/call", {"name": "up__t"}) for _ in range(10)]
+        statuses = [call.status_code for call in calls]
+        assert statuses[:3] == [200] * 3
+        assert 429 in statuses
+        reached = [one for one in server.asked if one.rpc == "tools/call"]
+        assert len(reached) == statuses.count(200)
+
+
 async def test_a_result_arrives_as_it_was_sent() -> None:
     whole = {
         "content": [
@@ -266,7 +277,7 @@ async def test_a_server_that_notifies_without_end_ends_in_an_error(
             yield event({"jsonrpc": "2.0", "method": "notifications/x", "params": {}})
 
     async with scripted(Upstream(endless)) as server, gateway_of(entry(server)) as mcp:
-        assert "endlessly" in said(await mcp.call("up__t"))
+        assert "more than 20 notifications" in said(await mcp.call("up__t"))
 
 
 async def test_a_silent_server_is_a_tool_error_in_time() -> None:

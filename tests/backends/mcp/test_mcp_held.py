@@ -4,115 +4,53 @@ at any replica, and every way in which it may go wrong."""
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
-from functools import partial
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from roundgate.backends.mcp import calls, held
-from roundgate.client import DECLINE, VERSIONS, Client
-from roundgate.clock import Clock
+from roundgate.client import DECLINE, VERSIONS, Client, link
 from roundgate.errors import QuotaExceeded, StoreAway
 from roundgate.main import build_app
 from tests.support import wire
-from tests.support.asgi import STATE_KEY, Exchange, client, config_of, stoppable
 from tests.support.asgi import Client as Mcp
+from tests.support.asgi import Exchange, client, config_of, stoppable
 from tests.support.clocks import SkippingClock
 from tests.support.issuer import ISSUER, PUBLIC_URL, bearer, jwks, token
+from tests.support.older_servers import (
+    ADA,
+    BOB,
+    BOTH,
+    CAPABLE,
+    KINDS,
+    SAMPLE,
+    Asking,
+    again,
+    answer_to,
+    asking,
+    call,
+    clients,
+    gateways,
+    older_server,
+    replica,
+    said,
+    to_the_end,
+)
 from tests.support.round_robin import RoundRobin
-from tests.support.scripted import STREAM_HEAD, Asked, Scripted, event, result, scripted, text
+from tests.support.scripted import STREAM_HEAD, Asked, event, result, scripted
 from tests.support.sdk_servers import (
-    NEW,
     OLDER,
-    SdkServer,
     needs_older,
-    over_http,
     over_stdio,
 )
-from tests.support.server import Server, running
 from tests.support.services import answer, service
 from tests.support.task_client import TaskClient, task_settings
-from tests.support.upstreams import Upstream, names, process, until
-
-CAPABLE: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
-ADA = {"action": "accept", "content": {"name": "Ada"}}
-BOB = {"action": "accept", "content": {"name": "Bob"}}
-SAMPLE = {"role": "assistant", "content": {"type": "text", "text": "Carpe"}, "model": "m"}
-
-
-def older_server(
-    folder: Path, kind: str = "2.x", **settings: Any
-) -> AbstractAsyncContextManager[SdkServer]:
-    """A server that is asked by its older revisions."""
-    interpreter = NEW if kind == "2.x" else OLDER
-    return over_http(interpreter, folder, "older", **settings)
-
-
-KINDS = ["2.x", pytest.param("1.x", marks=needs_older)]
-
-
-@asynccontextmanager
-async def replica(
-    folder: Path, entry: dict[str, Any], clock: Clock | None = None, **settings: Any
-) -> AsyncIterator[FastAPI]:
-    """One of several gateways over the store of a folder, whose server has been read."""
-    tasks = {"poll_interval_ms": 100, "sweep_every_s": 0.1}
-    file = config_of({"backends": [entry], "tasks": tasks})
-    using = task_settings(folder, **settings)
-    app = await asyncio.to_thread(partial(build_app, file, using, clock=clock))
-    async with stoppable(app), client(app) as mcp:
-
-        async def is_listed() -> bool:
-            return bool(await names(mcp))
-
-        await until(True, is_listed)
-        yield app
-
-
-@asynccontextmanager
-async def clients(
-    folder: Path, entry: dict[str, Any], **settings: Any
-) -> AsyncIterator[tuple[Mcp, Mcp]]:
-    """Clients of two gateways over the store of a folder."""
-    async with (
-        replica(folder, entry, **settings) as a,
-        replica(folder, entry, **settings) as b,
-        client(a) as one,
-        client(b) as two,
-    ):
-        yield one, two
-
-
-async def call(mcp: Mcp, tool: str, arguments: Any = None, **more: Any) -> dict[str, Any]:
-    """The body of a call by a client that can be asked."""
-    params = {"name": f"up__{tool}", "arguments": arguments or {}, **more}
-    response = await mcp.post("tools/call", params, clientCapabilities=CAPABLE)
-    body: dict[str, Any] = response.json()
-    return body
-
-
-def said(body: dict[str, Any]) -> str:
-    return str(body["result"]["content"][0]["text"])
-
-
-async def again(
-    mcp: Mcp, tool: str, asked: dict[str, Any], *answers: Any, arguments: Any = None
-) -> dict[str, Any]:
-    """The next round, with answers in the order of the questions."""
-    result = asked["result"]
-    responses = dict(zip(result["inputRequests"], answers, strict=True))
-    return await call(
-        mcp, tool, arguments, inputResponses=responses, requestState=result["requestState"]
-    )
+from tests.support.upstreams import Upstream, process, until
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -150,39 +88,11 @@ async def test_each_kind_of_question_is_answered_at_any_replica(
         assert up.noted() == ["greet", "greeted", "greet", "greeted", "plain"]
 
 
-def answer_to(question: Any) -> Any:
-    """The answer of a client's user."""
-    if question.kind == "sampling":
-        return "Carpe"
-    if question.kind == "roots":
-        return ["file:///home/ada"]
-    return {"name": "Bob" if "second" in question.message else "Ada"}
-
-
-@contextmanager
-def gateways(folder: Path, entry: dict[str, Any], count: int = 2) -> Iterator[list[Server]]:
-    """Gateways in processes of their own over one store, which list the server's tools."""
-    settings = {
-        "GATEWAY_STORE": f"sqlite:///{folder / 'store.sqlite3'}",
-        "GATEWAY_STATE_KEYS": STATE_KEY,
-    }
-    with ExitStack() as stack:
-        servers = []
-        for number in range(count):
-            (folder / str(number)).mkdir()
-            config = folder / str(number) / "gateway.json"
-            config.write_text(json.dumps({"backends": [entry]}))
-            servers.append(stack.enter_context(running(config, settings)))
-        for server in servers:
-            until_s = time.monotonic() + 60
-            while httpx.get(f"{server.url}/healthz").json()["upstreams"][0]["status"] != "up":
-                assert time.monotonic() < until_s
-                time.sleep(0.05)
-        yield servers
-
-
-async def test_clients_of_every_revision_answer_at_replicas_in_turn(tmp_path: Path) -> None:
-    async with older_server(tmp_path) as up:
+@pytest.mark.parametrize("kind", BOTH)
+async def test_clients_of_every_revision_answer_at_replicas_in_turn(
+    kind: str, tmp_path: Path
+) -> None:
+    async with older_server(tmp_path, kind) as up:
         with (
             gateways(tmp_path, up.entry) as servers,
             RoundRobin([each.url for each in servers]) as balancer,
@@ -201,12 +111,16 @@ async def test_clients_of_every_revision_answer_at_replicas_in_turn(tmp_path: Pa
 
 async def test_a_killed_holder_ends_the_call_with_an_honest_error(tmp_path: Path) -> None:
     async with older_server(tmp_path) as up:
-        with gateways(tmp_path, up.entry) as (holder, other):
+        # a round ends before the holder counts as dead
+        limits = {"call_timeout_s": 8}
+        with gateways(tmp_path, up.entry, limits=limits) as (holder, other):
             async with httpx.AsyncClient(timeout=60) as http:
                 one, two = Mcp(http, f"{holder.url}/mcp"), Mcp(http, f"{other.url}/mcp")
                 asked = await call(one, "greet")
                 holder.stop(signal.SIGKILL)
-                ended = await again(two, "greet", asked, ADA)
+                pending = await again(two, "greet", asked, ADA)
+                assert "requestState" in pending["result"]
+                ended = await to_the_end(two, "greet", pending)
                 assert ended["result"]["isError"] is True
                 assert "may have taken effect" in said(ended)
     assert up.noted().count("greet") == 1
@@ -223,11 +137,13 @@ async def test_a_stopped_holder_says_so_at_once(tmp_path: Path) -> None:
     assert up.noted() == ["greet"]
 
 
+@pytest.mark.parametrize("kind", BOTH)
 async def test_a_server_that_dies_while_its_user_thinks_is_an_honest_error(
-    tmp_path: Path,
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(link, "UNREACHABLE_S", 0.5)
     async with (
-        older_server(tmp_path) as up,
+        older_server(tmp_path, kind) as up,
         clients(tmp_path, up.entry) as (one, two),
     ):
         asked = await call(one, "greet")
@@ -239,9 +155,12 @@ async def test_a_server_that_dies_while_its_user_thinks_is_an_honest_error(
     assert "may have taken effect" in said(ended)
 
 
-async def test_answers_that_never_come_are_cancelled_at_the_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", BOTH)
+async def test_answers_that_never_come_are_cancelled_at_the_server(
+    kind: str, tmp_path: Path
+) -> None:
     async with (
-        older_server(tmp_path, held_s=0.5) as up,
+        older_server(tmp_path, kind, held_s=0.5) as up,
         replica(tmp_path, up.entry) as a,
         client(a) as mcp,
     ):
@@ -257,11 +176,13 @@ async def test_answers_that_never_come_are_cancelled_at_the_server(tmp_path: Pat
         assert said(await call(mcp, "plain")) == "done"
 
 
+@pytest.mark.parametrize("kind", BOTH)
 async def test_a_repeated_round_gets_the_same_outcome_and_other_answers_are_refused(
+    kind: str,
     tmp_path: Path,
 ) -> None:
     async with (
-        older_server(tmp_path) as up,
+        older_server(tmp_path, kind) as up,
         clients(tmp_path, up.entry) as (one, two),
     ):
         asked = await call(one, "greet")
@@ -275,10 +196,11 @@ async def test_a_repeated_round_gets_the_same_outcome_and_other_answers_are_refu
     assert up.noted() == ["greet", "greeted"]
 
 
-async def test_a_large_result_reaches_another_replica_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", BOTH)
+async def test_a_large_result_reaches_another_replica_whole(kind: str, tmp_path: Path) -> None:
     large = {"greeting": "ä" * 200_000}
     async with (
-        older_server(tmp_path) as up,
+        older_server(tmp_path, kind) as up,
         clients(tmp_path, up.entry) as (one, two),
     ):
         asked = await call(one, "greet", large)
@@ -309,42 +231,6 @@ async def test_sessions_are_reused_and_end(tmp_path: Path, monkeypatch: pytest.M
         await until(1, ended)
         assert said(await call(mcp, "t")) == "done"
         assert await sessions() == 4
-
-
-class Asking:
-    """A tool of an older server that works, asks, and says what `after` returns."""
-
-    def __init__(self, after: Any = None, works: Callable[[], None] = lambda: None) -> None:
-        self.after = after
-        self.works = works
-        self.server: Scripted | None = None
-
-    async def __call__(self, asked: Asked) -> AsyncIterator[bytes]:
-        assert self.server is not None
-        answered = self.server.methods().count("(answer)") + 1
-        yield STREAM_HEAD
-        self.works()
-        schema = {"type": "object", "properties": {"name": {"type": "string"}}}
-        params = {"message": "Who?", "requestedSchema": schema}
-        yield event({"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": params})
-        while self.server.methods().count("(answer)") < answered:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        for message in [] if self.after is None else self.after(asked):
-            yield event({"jsonrpc": "2.0", **message})
-        yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": text("done")})
-
-
-@asynccontextmanager
-async def asking(
-    folder: Path, call_: Any, clock: Clock | None = None, **settings: Any
-) -> AsyncIterator[tuple[Scripted, FastAPI]]:
-    """A replica in front of a scripted older server."""
-    async with scripted(Upstream(lambda asked: call_(asked), session="s1")) as server:
-        if isinstance(call_, Asking):
-            call_.server = server
-        entry = {"kind": "mcp", "name": "up", "url": server.url, **settings}
-        async with replica(folder, entry, clock) as app:
-            yield server, app
 
 
 async def test_progress_after_a_question_arrives_under_the_clients_token(tmp_path: Path) -> None:
@@ -471,9 +357,10 @@ async def test_a_process_that_ended_between_two_calls_is_not_used_again(tmp_path
         assert int(said(await call(mcp, "pid"))) != pid
 
 
-async def test_tampered_moved_and_foreign_state_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", BOTH)
+async def test_tampered_moved_and_foreign_state_is_refused(kind: str, tmp_path: Path) -> None:
     async with (
-        older_server(tmp_path) as up,
+        older_server(tmp_path, kind) as up,
         replica(tmp_path, up.entry) as a,
         client(a) as mcp,
     ):
@@ -499,8 +386,9 @@ async def test_tampered_moved_and_foreign_state_is_refused(tmp_path: Path) -> No
         assert said(done) == "Hi, Ada"
 
 
-async def test_another_caller_cannot_answer(tmp_path: Path) -> None:
-    async with older_server(tmp_path) as up, service(answer(jwks("ec"))) as keys:
+@pytest.mark.parametrize("kind", BOTH)
+async def test_another_caller_cannot_answer(kind: str, tmp_path: Path) -> None:
+    async with older_server(tmp_path, kind) as up, service(answer(jwks("ec"))) as keys:
         auth = {"issuer": ISSUER, "jwks_url": f"{keys.url}/jwks"}
         file = config_of({"backends": [up.entry], "auth": auth})
         using = task_settings(tmp_path, public_url=PUBLIC_URL)
@@ -545,9 +433,10 @@ async def test_a_server_sees_what_this_request_declares_and_no_more(tmp_path: Pa
         assert await failed("greet", {"sampling": {}})
 
 
-async def test_a_task_asks_its_user_and_any_worker_continues(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", BOTH)
+async def test_a_task_asks_its_user_and_any_worker_continues(kind: str, tmp_path: Path) -> None:
     async with (
-        older_server(tmp_path, override={"twice": {"task": "required"}}) as up,
+        older_server(tmp_path, kind, override={"twice": {"task": "required"}}) as up,
         clients(tmp_path, up.entry, worker="on") as (one, two),
     ):
         ann, bob = TaskClient(one), TaskClient(two)

@@ -131,7 +131,7 @@ def test_servers_are_those_of_the_operation_the_document_or_the_configuration(
     root = [{"url": "https://{region}.example.com", "variables": variables}]
     assert server_of(tmp_path, root=root) == "https://eu.example.com"
     assert server_of(tmp_path, root=root, variables={"region": "us"}) == "https://us.example.com"
-    with pytest.raises(ConfigError, match="is one of"):
+    with pytest.raises(ConfigError, match="must be one of"):
         server_of(tmp_path, root=root, variables={"region": "evil.com/"})
 
 

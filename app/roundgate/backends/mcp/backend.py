@@ -127,8 +127,7 @@ class McpBackend:
         connections = max(self._limits.max_connections, 3 * config.max_held_calls)
         self._held_transport = self._transport(replace(self._limits, max_connections=connections))
         may_ask = config.questions if config.questions is not None else config.url is not None
-        # AWS Lambda freezes a process between two calls, so it cannot hold a stream
-        self._held = self._make_held() if may_ask and not shared.is_cold else None
+        self._held = self._make_held() if may_ask else None
         # some servers list less to clients without these capabilities, so the session that lists
         # declares all of them; calls of clients without them use a session that declares none
         self._server = self._make_server(_CAPABILITIES if self._held else {})
@@ -185,7 +184,9 @@ class McpBackend:
             for name, tool in usable.items()
             if name not in quarantined["tools"] and name not in invalid_jobs
         ]
-        requests = self._requests if snapshot.info.is_modern else self._older_requests
+        requests = self._requests
+        if not snapshot.info.is_modern:
+            requests = replace(self._older_requests, held_calls=self._held)
         prompts, other_prompts = make_prompts(
             lists, requests, self._config.prompts, self._uris, self._clock
         )
@@ -281,7 +282,7 @@ class McpBackend:
         """Poll the server before a call. If its offer has changed, wake `follow`, which applies the
         change. Raise BackendError if the server is unavailable."""
         try:
-            snapshot = await self._poll(self._server)
+            snapshot = await self._poll(self._listing)
         except ClientError as error:
             raise self._server.backend_error(error) from None
         if not snapshot.offers_the_same_as(self._snapshot):
@@ -304,6 +305,11 @@ class McpBackend:
         try:
             async with asyncio.timeout(limit_s):
                 self._snapshot = await self._poll(server)
+                if self._held is not None and not self._can_ask(server, self._snapshot):
+                    self._held = None
+                    await server.aclose()
+                    server = self._make_server({}, is_for_one_poll=True)
+                    self._snapshot = await self._poll(server)
             self._condition = _Condition(self._snapshot.info)
         except TimeoutError:
             self._condition = _Condition(None, 1, f"it did not answer within {limit_s:g} s")
@@ -311,6 +317,11 @@ class McpBackend:
             self._condition = _Condition(None, 1, self._reason(error))
         finally:
             await server.aclose()
+
+    def _can_ask(self, server: Server, snapshot: Snapshot) -> bool:
+        """Return whether calls can carry questions. AWS Lambda freezes a process between two calls,
+        so it cannot hold the stream of an older server that does not keep its events."""
+        return snapshot.info.is_modern or not self._shared.is_cold or server.keeps_events
 
     def _tool(self, tool: UsableTool, has_tasks: bool) -> Tool:
         is_older = self._is_older
@@ -336,6 +347,11 @@ class McpBackend:
     @property
     def _is_older(self) -> bool:
         return self._snapshot is not None and not self._snapshot.info.is_modern
+
+    @property
+    def _listing(self) -> Server:
+        """The connection for lists; see `_quiet` in `__init__`."""
+        return self._quiet if self._held is None else self._server
 
     @property
     def _calling(self) -> Server:
@@ -435,7 +451,7 @@ class McpBackend:
         """Poll the server, and apply the result; return the seconds until the next poll."""
         try:
             async with asyncio.timeout(POLL_S):
-                snapshot = await self._poll(self._server)
+                snapshot = await self._poll(self._listing)
         except TimeoutError:
             if self._config.command and self._condition.failures >= STUCK_POLLS - 1:
                 await self._server.aclose()  # the next poll restarts the process
@@ -527,6 +543,7 @@ class McpBackend:
             self._clock,
             max_calls=config.max_held_calls,
             held_s=config.held_s,
+            can_hold=not self._shared.is_cold,
         )
 
     async def _asking_connection(self, capabilities: Json) -> Connection:
@@ -535,6 +552,8 @@ class McpBackend:
             link: Link | StdioLink = await self._process(is_for_one_poll=False)
         else:
             link = self._link(self._held_transport)
+            # servers on the Python SDK keep the events of all sessions' streams together
+            link.session_stream.resumes = False
         return Connection(
             link,
             info=INFO,
@@ -559,6 +578,7 @@ class McpBackend:
             capabilities=_CAPABILITIES,
             limits=self._limits,
             redact=self._redact,
+            first_id=_random_id(self._clock),
         )
 
     async def _process(self, is_for_one_poll: bool) -> StdioLink:
@@ -583,6 +603,11 @@ class McpBackend:
             if value.references or SECRET_NAME.search(name)
         ]
         return self._shared.secrets.known(secret)
+
+
+def _random_id(clock: Clock) -> int:
+    """Return an id of 48 random bits; it and the ids after it are exact as JSON numbers."""
+    return int(clock.fraction() * 2**24) * 2**24 + int(clock.fraction() * 2**24)
 
 
 def _limits_from_config(config: McpBackendConfig) -> Limits:

@@ -89,7 +89,11 @@ class ToolCalls:
                 return result_from_wire(self.uris.in_result(outcome["result"]), self.config.name)
             if "task" in outcome:
                 return view_from_wire(outcome["task"], self.uris)
-            answering, questions = await answers_to(outcome, context), outcome
+            if outcome.get("pending"):
+                await context.shed()
+            else:
+                answering = await answers_to(outcome, context)
+            questions = outcome
         raise AssertionError("the loop returns or raises")
 
     def _exchange(self, context: Context, params: Json) -> Callable[[], Awaitable[Json]]:
@@ -103,7 +107,7 @@ class ToolCalls:
             full_params = with_meta(params, context)
             if (held_calls := self._calls_with_questions(context, listener)) is not None:
                 outcome = await self.server.limited(
-                    lambda: held_calls.begin(context, full_params, listener),
+                    lambda: held_calls.begin(context, "tools/call", full_params, listener),
                     context.deadline,
                     is_repeatable=self.tool.listed.may_be_repeated,
                 )
@@ -132,8 +136,7 @@ class ToolCalls:
     def _calls_with_questions(self, context: Context, listener: Listener) -> HeldCalls | None:
         """Return the object that makes a call during which an older server may ask. Return `None`
         if the client cannot answer questions, or answers cannot reach this process."""
-        may_be_asked = not CARRIED.keys().isdisjoint(listener.capabilities or {})
-        return self.held_calls if may_be_asked and can_hold(context) else None
+        return self.held_calls if may_be_asked(context, listener) else None
 
     def _answer(
         self, context: Context, questions: Json, answering: Json
@@ -142,7 +145,7 @@ class ToolCalls:
             assert self.held_calls is not None
             token = self.held_calls.progress_token(questions)
             notify = Relay(context, self.config.name, token).notify
-            answers = answering["inputResponses"]
+            answers = answering.get("inputResponses", {})
             outcome = await self.held_calls.answer(context, questions, answers, notify)
             return self._outcome(outcome["result"], context) if "result" in outcome else outcome
 
@@ -222,6 +225,11 @@ def with_meta(params: Json, context: Context) -> Json:
     forwarded = {key: value for key, value in own_meta(raw).items() if key not in _OWN_MEMBERS}
     meta = {**forwarded, **tracing.outgoing(raw)}
     return {**params, "_meta": meta} if meta else params
+
+
+def may_be_asked(context: Context, listener: Listener) -> bool:
+    """Return whether the client can answer questions, and answers can reach other processes."""
+    return not CARRIED.keys().isdisjoint(listener.capabilities or {}) and can_hold(context)
 
 
 def carried_capabilities(context: Context) -> Json:

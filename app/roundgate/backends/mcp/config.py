@@ -144,7 +144,8 @@ class McpBackendConfig(RemoteConfig):
     )
     max_held_calls: int = Field(
         100,
-        description="The maximum number of such calls that wait for users in one process; each caller has a fifth.",
+        description="The maximum number of such calls whose streams one process holds open for users; each caller has"
+        " a fifth.",
         ge=1,
     )
     held_s: float = Field(

@@ -1,7 +1,13 @@
 """Calls of older servers during which the server asks the user; any replica can take the answers.
 
 A server of a revision before 2026-07-28 asks on the stream of the call, and sends the result on the
-same stream. The process that made the call, its holder, keeps the stream open:
+same stream. If the server keeps the events of its streams, the process that made the call leaves
+the session, and the sealed state has the session, the last event and the ids of the questions:
+
+    round 1, any process    tools/call ──▶ the server asks ──▶ outcome 0: questions and position
+    round 2, any process    row a0: the answers ──▶ answers to the session, GET with Last-Event-ID ──▶ outcome 1
+
+Otherwise the process that made the call, its holder, keeps the stream open:
 
     round 1, the holder     tools/call ──▶ the server asks ──▶ outcome 0: the questions, in the sealed state
     round 2, any process    row a0: the answers ──▶ the holder reads them, answers the server, sends heartbeats
@@ -10,11 +16,12 @@ same stream. The process that made the call, its holder, keeps the stream open:
     rows of the caller, under the call's random id
     a0, a1 …   answers; the first insert counts, even if it records that the wait has expired
     1, 2 …     outcomes, so that a repeated round gets the same outcome
-    beat       changes every `HEARTBEAT_S` seconds while the server works on answers
+    beat       changes every `HEARTBEAT_S` seconds while the server works on answers to a holder
 
 A call writes rows only after a question. If the holder dies, its heartbeats stop: the next round ends
-with an error that says that the call may have taken effect, and the call is never repeated. A session
-belongs to one caller and has one call at a time, because a question does not identify its call.
+with an error that says that the call may have taken effect, and the call is never repeated. The same
+holds if the server has forgotten the session. A session belongs to one caller and has one call at a
+time, because a question does not identify its call.
 """
 
 from __future__ import annotations
@@ -24,7 +31,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, TypeAlias
 
 from roundgate import json
@@ -32,13 +39,16 @@ from roundgate.auth import task_owner
 from roundgate.backends.base import check_request
 from roundgate.backends.mcp.server import has_ended
 from roundgate.client.connection import Connection
+from roundgate.client.link import Link, Position
 from roundgate.client.messages import META, Listener
 from roundgate.client.types import Json
 from roundgate.clock import Clock
 from roundgate.errors import (
     BackendError,
     ClientError,
+    HttpRefused,
     QuotaExceeded,
+    RpcError,
     ToolError,
     Unavailable,
 )
@@ -58,6 +68,9 @@ KEEP_MS: Final = 900_000
 LONGEST_WORK_S: Final = 900.0
 """Seconds that a server may work on answers until its next question or result; the caller may have
 left."""
+SHED_MS: Final = 1_000
+"""Milliseconds before the deadline of a round at which it ends without an outcome; a retry waits for
+the outcome."""
 CHUNK: Final = 250_000
 """The maximum number of bytes of an outcome in one row."""
 MAX_CHUNKS: Final = 80
@@ -65,6 +78,8 @@ MAX_IDLE: Final = 32
 """The maximum number of idle sessions, which wait for the next call of their caller."""
 IDLE_MS: Final = 60_000
 """Milliseconds after which an idle session expires; it is closed at most as much later."""
+FORGOTTEN: Final = frozenset({400, 404})
+"""HTTP statuses with which a server refuses a session or an event that it does not know."""
 SHARE: Final = 5
 """The divisor that limits one caller to a share of the held calls of a process; at least one call."""
 
@@ -84,8 +99,20 @@ LATE: Final = (
     "The questions of {server} were answered too late: they were open for longer than held_s, and the "
     "gateway cancelled them. The call may have taken effect; check before you repeat it"
 )
+GONE: Final = (
+    "{server} no longer knows the session of this call, and the call's result is lost. The call may "
+    "have taken effect; check before you repeat it"
+)
+UNREADABLE: Final = (
+    "The result of this call at {server} is lost: {fact}. The call may have taken effect; check before "
+    "you repeat it"
+)
 ANSWERED: Final = "These questions of {server} were already answered, with different answers"
 BUSY: Final = "Too many calls are waiting for their users (max_held_calls); try again later"
+UNHELD: Final = (
+    "On AWS Lambda, the gateway can carry questions only of servers that keep the events of their "
+    "streams; run the gateway as a process or a container"
+)
 
 log = logging.getLogger("roundgate.backends")
 
@@ -147,6 +174,22 @@ class _CallRows:
                 await self.rows.replace(key, value, row.version, row.forget_ms)
 
 
+@dataclass(slots=True)
+class _Silence:
+    """The time without a heartbeat of a holder, over all rounds that wait for it."""
+
+    since_ms: int
+    """When the last heartbeat was first read, in milliseconds since the epoch."""
+    beat: str | None = None
+    """The last heartbeat."""
+
+    def lasts_ms(self, beat: bytes | None, now_ms: int) -> int:
+        """Return the milliseconds for which the heartbeat has not changed."""
+        if beat is not None and beat.decode() != self.beat:
+            self.beat, self.since_ms = beat.decode(), now_ms
+        return now_ms - self.since_ms
+
+
 def can_hold(context: Context) -> bool:
     """Return whether a call has rows, through which any process can answer its questions."""
     return run_of(context).call.rows_of is not None
@@ -159,9 +202,10 @@ class HeldCalls:
         server: the server's name for error texts.
         make_connection: makes a connection.
         convert_error: returns an error of the client library as a `BackendError`.
-        max_calls: the maximum number of calls that wait for answers at once.
+        max_calls: the maximum number of calls that wait for answers at once, with open streams.
         held_s: the seconds for which a call waits for answers.
         clock: the clock of the process.
+        can_hold: whether this process can keep streams open between two requests.
     """
 
     def __init__(
@@ -173,24 +217,30 @@ class HeldCalls:
         *,
         max_calls: int,
         held_s: float,
+        can_hold: bool,
     ) -> None:
         self.server = server
+        self.can_hold = can_hold
         self.convert_error = convert_error
         self.clock = clock
         self.held_s = held_s
         self._make_connection = make_connection
         self._max_calls = max_calls
         self._held: dict[str, _HeldCall] = {}
+        self._continued: dict[tuple[str, int], _HeldCall] = {}
+        """The calls that continue from a position, by id and the number of the answered outcome."""
         self._running: set[_HeldCall] = set()
         """All calls, also those that have not asked."""
         self._idle: OrderedDict[Connection, tuple[tuple[str, bytes], float]] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
+        self._expiring: set[asyncio.Task[None]] = set()
+        """Wait for the end of the time for answers to calls that are not held."""
         self._timer: asyncio.TimerHandle | None = None
         """The timer of the next search for expired sessions."""
 
-    async def begin(self, context: Context, params: Json, listener: Listener) -> Json:
+    async def begin(self, context: Context, method: str, params: Json, listener: Listener) -> Json:
         """Make a call. Return `{"result": …}`, or the questions: `{"inputRequests": …, "state":
-        None, "held": id, "number": 0}`.
+        None, "held": id, "number": 0}`, with the member `position` unless this process holds the call.
 
         Raises:
             ClientError, BackendError: the call failed.
@@ -207,13 +257,17 @@ class HeldCalls:
         except BaseException:
             self._close(connection)
             raise
-        keep_ms = int(self.held_s * 1000) + KEEP_MS
-        call_rows = _CallRows(
-            call.rows_of(call.principal), self.clock.new_id(), self.clock, keep_ms
+        held_call = _HeldCall(
+            self,
+            context,
+            owner,
+            connection,
+            self._rows(context, self.clock.new_id(), int(self.held_s * 1000) + KEEP_MS),
+            lambda own: connection.exchange(method, params, own, may_repeat=False),
+            listener,
+            self.held_s * 1000,
         )
-        held_call = _HeldCall(self, context, owner, connection, call_rows, params, listener)
-        self._running.add(held_call)
-        held_call.task.add_done_callback(lambda _: self._running.discard(held_call))
+        self._start(held_call)
         try:
             return await held_call.first_outcome()
         finally:
@@ -226,64 +280,162 @@ class HeldCalls:
         answers: Mapping[str, Any],
         notify: Callable[[str, Json], Any],
     ) -> Json:
-        """Answer the questions of a call, and return its next outcome as `begin` does.
+        """Answer the questions of a call, and return its next outcome as `begin` does. Shortly before
+        the deadline, return the questions with the member `pending`: the next round waits again.
 
         Args:
             context: the context of this round.
             questions: the questions, as `begin` or `answer` returned them.
             answers: the answers by key.
-            notify: receives the call's notifications, if this process is its holder.
+            notify: receives the call's notifications, if this process has its stream.
 
         Raises:
-            ToolError: the call failed, its holder has died, or its questions have other answers.
+            ToolError: the call failed, its holder has died, the server has forgotten the call, or its
+                questions have other answers.
         """
-        call = run_of(context).call
-        assert call.rows_of is not None, "a held call has rows"
-        call_rows = _CallRows(call.rows_of(call.principal), questions["held"], self.clock, KEEP_MS)
-        number: int = questions["number"]
-        await self._store_answers(call_rows, number, answers)
-        held_call = self._held.get(call_rows.id)
-        if held_call is None:
-            outcome = await self._wait_for_outcome(call_rows, number + 1)
-        else:
-            held_call.attach(notify)
-            try:
-                outcome = await held_call.outcome(number + 1)
-            finally:
-                held_call.attach(None)
+        remaining_ms = context.deadline.remaining_ms()
+        limit_s = None if remaining_ms is None else max(0, remaining_ms - SHED_MS) / 1000
+        silence = _Silence(**questions.get("pending", {"since_ms": self.clock.now_ms()}))
+        try:
+            async with asyncio.timeout(limit_s):
+                outcome = await self._answer(context, questions, answers, notify, silence)
+        except TimeoutError:
+            return {**questions, "pending": asdict(silence)}
         message = outcome.get("error")
         if message is not None:
             raise ToolError(message)
         return outcome
 
+    async def _answer(
+        self,
+        context: Context,
+        questions: Json,
+        answers: Mapping[str, Any],
+        notify: Callable[[str, Json], Any],
+        silence: _Silence,
+    ) -> Json:
+        call_rows, number = self._rows(context, questions["held"]), questions["number"]
+        position = questions.get("position")
+        await self._store_answers(call_rows, number, answers, position)
+        if position is None:
+            held_call = self._held.get(call_rows.id)
+            if held_call is None:
+                return await self._wait_for_outcome(call_rows, number + 1, silence)
+            return await _outcome_for(held_call, number + 1, notify)
+        if (outcome := await self._stored_outcome(call_rows, number + 1)) is not None:
+            return outcome
+        results = {key: {"result": answer} for key, answer in answers.items()}
+        held_call = await self._continue(context, questions, results)
+        outcome = await _outcome_for(held_call, number + 1, notify)
+        if "error" in outcome:
+            # the same round may have ended elsewhere, which ended the session
+            return await self._stored_outcome(call_rows, number + 1) or outcome
+        return outcome
+
     def progress_token(self, questions: Json) -> str | None:
-        """Return the progress token of a call that this process holds, if it has one."""
+        """Return the progress token of a call whose notifications this process receives, if it has
+        one."""
+        if (position := questions.get("position")) is not None:
+            sealed: str | None = position["token"]
+            return sealed
         held_call = self._held.get(questions["held"])
-        return None if held_call is None else (held_call.listener.meta or {}).get("progressToken")
+        return None if held_call is None else held_call.token
 
     async def aclose(self) -> None:
         """End the held calls and publish their end; close the sessions."""
         running = list(self._running)
         for held_call in running:
             held_call.stop()
+        for task in self._expiring:
+            task.cancel()
         tasks = [held_call.task for held_call in running]
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *self._expiring, return_exceptions=True)
         if self._timer is not None:
             self._timer.cancel()
         idle = list(self._idle)
         self._idle.clear()
         await asyncio.gather(*map(_end_session, idle), *self._closing, return_exceptions=True)
 
+    def _rows(self, context: Context, call_id: str, keep_ms: int = KEEP_MS) -> _CallRows:
+        call = run_of(context).call
+        assert call.rows_of is not None, "callers check `can_hold`"
+        return _CallRows(call.rows_of(call.principal), call_id, self.clock, keep_ms)
+
+    def _start(self, held_call: _HeldCall) -> None:
+        self._running.add(held_call)
+        held_call.task.add_done_callback(lambda _: self._running.discard(held_call))
+
+    # -- calls that are not held -------------------------------------------------------------------
+
+    async def _continue(
+        self, context: Context, questions: Json, answers: Mapping[str, Json]
+    ) -> _HeldCall:
+        """Continue a call from the position of its questions, with the responses to them by key,
+        unless another round in this process does so already."""
+        key = questions["held"], questions["number"]
+        connection = await self._make_connection({})
+        if (running := self._continued.get(key)) is not None:
+            return running
+        link, sealed = connection.link, questions["position"]
+        assert isinstance(link, Link), "only the sessions of HTTP servers are left"
+        position = Position(**{each.name: sealed[each.name] for each in fields(Position)})
+        responses = {sealed["ids"][name]: answer for name, answer in answers.items()}
+        held_call = _HeldCall(
+            self,
+            context,
+            task_owner(run_of(context).call.principal),
+            connection,
+            self._rows(context, questions["held"]),
+            lambda listener: link.resume(position, responses, listener),
+            Listener(meta={"progressToken": sealed["token"]}),
+            max(0, sealed["until_ms"] - self.clock.now_ms()),
+            number=questions["number"] + 1,
+            asked=sealed["asked"],
+            is_continued=True,
+        )
+        self._continued[key] = held_call
+        self._start(held_call)
+        held_call.task.add_done_callback(lambda _: self._continued.pop(key))
+        return held_call
+
+    def expire_later(self, context: Context, questions: Json) -> None:
+        """Cancel the questions of a call that is not held, unless they are answered in time. Do
+        nothing on AWS Lambda, which freezes the process."""
+        if self.can_hold:
+            expiring = asyncio.create_task(self._expire(context, questions))
+            self._expiring.add(expiring)
+            expiring.add_done_callback(self._expiring.discard)
+
+    async def _expire(self, context: Context, questions: Json) -> None:
+        until_ms = questions["position"]["until_ms"]
+        await self.clock.sleep(max(0, until_ms - self.clock.now_ms()) / 1000)
+        call_rows = self._rows(context, questions["held"])
+        with suppress(Unavailable, BackendError):
+            key = call_rows.key(f"a{questions['number']}")
+            if await call_rows.rows.put_new(key, b"null", call_rows.forget_ms):
+                requests: Json = questions["inputRequests"]
+                answers = {key: _cancelled(request) for key, request in requests.items()}
+                await self._continue(context, questions, answers)
+
     # -- answers and outcomes ----------------------------------------------------------------------
 
     async def _store_answers(
-        self, call_rows: _CallRows, number: int, answers: Mapping[str, Any]
+        self,
+        call_rows: _CallRows,
+        number: int,
+        answers: Mapping[str, Any],
+        position: Json | None,
     ) -> None:
-        """Insert the answers, unless the same answers exist. Raise ToolError if other answers exist."""
+        """Insert the answers, unless the same answers exist. Raise ToolError if other answers exist,
+        or if the answers to a call with a position are late."""
         key, value = call_rows.key(f"a{number}"), json.encode(dict(answers))
+        is_late = position is not None and self.clock.now_ms() >= position["until_ms"]
         while True:
             try:
-                if await call_rows.rows.put_new(key, value, call_rows.forget_ms):
+                inserted = b"null" if is_late else value
+                if await call_rows.rows.put_new(key, inserted, call_rows.forget_ms):
+                    if is_late:
+                        raise ToolError(LATE.format(server=self.server))
                     return
                 row = await call_rows.rows.read(key)
                 break
@@ -297,25 +449,29 @@ class HeldCalls:
         if stored != json.decode(value):
             raise ToolError(ANSWERED.format(server=self.server))
 
-    async def _wait_for_outcome(self, call_rows: _CallRows, number: int) -> Json:
+    async def _stored_outcome(self, call_rows: _CallRows, number: int) -> Json | None:
+        """Return an outcome that a process has written, or `None`."""
+        try:
+            return (await call_rows.read_outcome(number))[0]
+        except Unavailable:  # the server has the result, too
+            return None
+
+    async def _wait_for_outcome(self, call_rows: _CallRows, number: int, silence: _Silence) -> Json:
         """Return an outcome once its holder, another process, has written it.
 
         Raises:
             ToolError: the holder has died.
         """
-        poll_s, last_beat = FIRST_POLL_S, None
-        since_ms = self.clock.monotonic_ms()
+        poll_s = FIRST_POLL_S
         while True:
             try:
                 outcome, beat = await call_rows.read_outcome(number)
             except Unavailable:  # the holder cannot send heartbeats either
-                since_ms = self.clock.monotonic_ms()
+                silence.since_ms = self.clock.now_ms()
             else:
                 if outcome is not None:
                     return outcome
-                if beat != last_beat:
-                    last_beat, since_ms = beat, self.clock.monotonic_ms()
-                elif self.clock.monotonic_ms() - since_ms > LOST_MS:
+                if silence.lasts_ms(beat, self.clock.now_ms()) > LOST_MS:
                     raise ToolError(LOST.format(server=self.server))
             await self.clock.sleep(poll_s)
             poll_s = min(poll_s * 1.5, LONGEST_POLL_S)
@@ -337,8 +493,12 @@ class HeldCalls:
         """Unregister a call."""
         self._held.pop(call.call_rows.id, None)
 
-    def return_session(self, call: _HeldCall, *, is_clean: bool) -> None:
-        """Keep the session of a call for the next call if it is clean; otherwise close it."""
+    async def return_session(self, call: _HeldCall, *, is_clean: bool) -> None:
+        """Keep the session of a call for the next call if it is clean and this process can hold it;
+        otherwise close it."""
+        if not self.can_hold:
+            await _end_session(call.connection)
+            return
         if not is_clean:
             self._close(call.connection)
             return
@@ -393,6 +553,17 @@ class HeldCalls:
         closing.add_done_callback(self._closing.discard)
 
 
+async def _outcome_for(
+    held_call: _HeldCall, number: int, notify: Callable[[str, Json], Any]
+) -> Json:
+    """Return an outcome of a call of this process, and send its notifications meanwhile."""
+    held_call.attach(notify)
+    try:
+        return await held_call.outcome(number)
+    finally:
+        held_call.attach(None)
+
+
 async def _set_log_level(connection: Connection, level: str | None) -> None:
     """Set the minimum level of log messages, if the server supports it."""
     server = connection.server
@@ -418,17 +589,25 @@ class _HeldCall:
     owner: str
     connection: Connection
     call_rows: _CallRows
-    params: Json
+    send: Callable[[Listener], Awaitable[Json]]
+    """Sends the request, or continues it; returns its result."""
     listener: Listener
-    _open: dict[str, tuple[Json, asyncio.Future[Json]]] = field(default_factory=dict)
-    """The open questions and their answers, by key."""
+    left_ms: float
+    """Milliseconds for which questions may still wait for answers."""
+    number: int = 0
+    """The number of the next outcome."""
+    asked: int = 0
+    """How many questions the call has asked."""
+    is_continued: bool = False
+    """Whether the call was left after questions, and continues from its position."""
+    _open: dict[str, tuple[str | int, Json, asyncio.Future[Json]]] = field(default_factory=dict)
+    """The open questions by key: the server's id, the question and its answer."""
     _unasked: list[str] = field(default_factory=list)
     """The keys of questions that are not yet in an outcome."""
     _has_asked: asyncio.Event = field(default_factory=asyncio.Event)
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a round in this process has stored answers."""
     _outcomes: dict[int, asyncio.Future[Json]] = field(default_factory=dict)
-    _questions: int = 0
     _heartbeats: int = 0
     _is_stopped: bool = False
     _failure: BaseException | None = None
@@ -436,6 +615,11 @@ class _HeldCall:
     def __post_init__(self) -> None:
         self._notify = self.listener.on_notification
         self.task = asyncio.create_task(self._run())
+
+    @property
+    def token(self) -> str | None:
+        """The progress token of the call, if it has one."""
+        return (self.listener.meta or {}).get("progressToken")
 
     async def first_outcome(self) -> Json:
         """Return the first outcome; cancel the call if the caller is cancelled before. Raise the
@@ -471,52 +655,97 @@ class _HeldCall:
     # -- the call ----------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Run the call to its end: publish outcomes, and wait for answers in between."""
+        """Run the call to its end: publish outcomes, and wait for answers in between. If another
+        process can continue the call, leave it after the first questions."""
         listener = replace(
             self.listener, on_request=self._answer_request, on_notification=self._notify_round
         )
-        exchange = asyncio.ensure_future(
-            self.connection.exchange("tools/call", self.params, listener, may_repeat=False)
-        )
-        number, is_session_returned = 0, False
-        left_ms = self.calls.held_s * 1000
+        exchange = asyncio.ensure_future(self.send(listener))
+        is_session_returned = False
         try:
-            while "inputRequests" in (outcome := await self._next_outcome(exchange, number)):
-                await self._publish(number, outcome)
+            while "inputRequests" in (outcome := await self._next_outcome(exchange)):
+                if (position := self._detach(outcome)) is not None:
+                    await asyncio.gather(exchange, return_exceptions=True)
+                    await self._leave_session()
+                    is_session_returned = True
+                    outcome["position"] = position
+                    self.calls.expire_later(self.context, outcome)
+                    await self._publish(outcome)
+                    return
+                self.calls.hold(self)
+                await self._publish(outcome)
                 since_ms = self.calls.clock.monotonic_ms()
-                answers = await self._wait_for_answers(exchange, number, since_ms + left_ms)
-                left_ms -= self.calls.clock.monotonic_ms() - since_ms
+                answers = await self._wait_for_answers(exchange, since_ms + self.left_ms)
+                self.left_ms -= self.calls.clock.monotonic_ms() - since_ms
                 self._resolve(outcome["inputRequests"], answers)
-                number += 1
-            # before the caller gets the result and can call again
-            self.calls.return_session(self, is_clean="result" in outcome and not self._open)
-            is_session_returned = True
-            await self._publish(number, outcome)
+                self.number += 1
+            if self.is_continued:
+                await self._store(outcome)  # before the session ends, for rounds elsewhere
+            if not self.is_continued or self._is_over(outcome):
+                # before the caller gets the result and can call again
+                is_clean = "result" in outcome and not self._open and not self.is_continued
+                await self.calls.return_session(self, is_clean=is_clean)
+                is_session_returned = True
+            if not self.is_continued:
+                await self._store(outcome)
+            self._complete(outcome)
         except asyncio.CancelledError:
             if self._is_stopped:
-                await self._publish_stopped(number)
+                await self._publish_stopped()
             raise
         finally:
             exchange.cancel()
             try:
                 await asyncio.gather(exchange, return_exceptions=True)
             finally:  # a second cancellation may come
-                if not is_session_returned:
-                    self.calls.return_session(self, is_clean=False)
+                if not is_session_returned and self.is_continued:
+                    await self._leave_session()
+                elif not is_session_returned:
+                    await self.calls.return_session(self, is_clean=False)
                 self.calls.forget(self)
 
-    async def _publish_stopped(self, number: int) -> None:
+    # -- leaving -----------------------------------------------------------------------------------
+
+    def _detach(self, outcome: Json) -> Json | None:
+        """Leave the call, if another process can continue it; return its position."""
+        link = self.connection.link
+        if not isinstance(link, Link):
+            return None
+        ids = {key: self._open[key][0] for key in outcome["inputRequests"] if key in self._open}
+        if (position := link.detach(set(ids.values()))) is None:
+            return None
+        return {
+            **asdict(position),
+            "ids": ids,
+            "asked": self.asked,
+            "token": self.token,
+            "until_ms": self.calls.clock.now_ms() + round(self.left_ms),
+        }
+
+    async def _leave_session(self) -> None:
+        """Keep the session at the server, for rounds in other processes."""
+        assert isinstance(self.connection.link, Link), "see `_detach`"
+        await self.connection.link.leave_session()
+
+    def _is_over(self, outcome: Json) -> bool:
+        """Return whether the server has answered the call, rather than become unreachable."""
+        return "result" in outcome or isinstance(self._failure, RpcError)
+
+    # -- outcomes ----------------------------------------------------------------------------------
+
+    async def _publish_stopped(self) -> None:
         """Publish the end of the call as the outcome for which a round waits."""
-        number += self._future(number).done()
+        self.number += self._future(self.number).done()
         with suppress(TimeoutError):
             async with asyncio.timeout(HEARTBEAT_S):
-                await self._publish(number, {"error": STOPPED.format(server=self.calls.server)})
+                await self._publish({"error": STOPPED.format(server=self.calls.server)})
 
-    async def _next_outcome(self, exchange: asyncio.Future[Json], number: int) -> Json:
+    async def _next_outcome(self, exchange: asyncio.Future[Json]) -> Json:
         """Return the next outcome: the result, an error, or questions."""
         question = asyncio.ensure_future(self._has_asked.wait())
-        heartbeats = asyncio.ensure_future(self._send_heartbeats()) if number else None
-        limit_s = LONGEST_WORK_S if number else None
+        is_awaited = self.number > 0 and not self.is_continued
+        heartbeats = asyncio.ensure_future(self._send_heartbeats()) if is_awaited else None
+        limit_s = LONGEST_WORK_S if self.number else None
         try:
             waited: set[asyncio.Future[Any]] = {exchange, question}
             await asyncio.wait(waited, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
@@ -532,12 +761,11 @@ class _HeldCall:
         if not self._unasked:
             return {"error": f"{self.calls.server} did not finish within {LONGEST_WORK_S:g} s"}
         keys, self._unasked = self._unasked, []
-        requests = {key: self._open[key][0] for key in keys}
         return {
-            "inputRequests": requests,
+            "inputRequests": {key: self._open[key][1] for key in keys if key in self._open},
             "state": None,
             "held": self.call_rows.id,
-            "number": number,
+            "number": self.number,
         }
 
     def _final_outcome(self, exchange: asyncio.Future[Json]) -> Json:
@@ -545,6 +773,8 @@ class _HeldCall:
             return {"result": exchange.result()}
         except ClientError as error:
             self._failure = error
+            if self.is_continued and not isinstance(error, RpcError):
+                return {"error": self._lost_result(error)}
             return {"error": str(self.calls.convert_error(error))}
         except BackendError as error:
             self._failure = error
@@ -558,11 +788,25 @@ class _HeldCall:
                 log.error("a held call failed", exc_info=error, extra={"fields": fields})
             return {"error": FAILED.format(server=self.calls.server)}
 
-    async def _publish(self, number: int, outcome: Json) -> None:
-        """Complete an outcome in this process; write every outcome but the first to its rows."""
-        if number:
-            await self._store_outcome(number, outcome)
-        future = self._future(number)
+    def _lost_result(self, error: ClientError) -> str:
+        """Return the text for a call whose server cannot be reached, or refuses to continue."""
+        if isinstance(error, HttpRefused) and error.status in FORGOTTEN:
+            return GONE.format(server=self.calls.server)
+        return UNREADABLE.format(server=self.calls.server, fact=error.args[0])
+
+    async def _publish(self, outcome: Json) -> None:
+        """Make an outcome available to all processes, then to this one."""
+        await self._store(outcome)
+        self._complete(outcome)
+
+    async def _store(self, outcome: Json) -> None:
+        """Write every outcome but the first to its rows. The error of a continued call is not written:
+        another round may reach the server."""
+        if self.number and not (self.is_continued and "error" in outcome):
+            await self._store_outcome(self.number, outcome)
+
+    def _complete(self, outcome: Json) -> None:
+        future = self._future(self.number)
         if not future.done():
             future.set_result(outcome)
 
@@ -593,11 +837,11 @@ class _HeldCall:
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _wait_for_answers(
-        self, exchange: asyncio.Future[Json], number: int, until_ms: float
+        self, exchange: asyncio.Future[Json], until_ms: float
     ) -> Mapping[str, Any] | None:
         """Return the answers to the questions of an outcome, once a process has stored them. Return
         `None` if the wait has expired or the call has ended."""
-        clock, key = self.calls.clock, self.call_rows.key(f"a{number}")
+        clock, key = self.calls.clock, self.call_rows.key(f"a{self.number}")
         poll_s = FIRST_POLL_S
         while not exchange.done():
             is_late = clock.monotonic_ms() >= until_ms
@@ -625,15 +869,15 @@ class _HeldCall:
     def _resolve(self, requests: Json, answers: Mapping[str, Any] | None) -> None:
         """Answer questions; without answers, cancel them."""
         for key, request in requests.items():
-            _, future = self._open.pop(key, (None, None))
-            if future is None or future.done():
+            if (opened := self._open.pop(key, None)) is None:
+                continue
+            _, _, future = opened
+            if future.done():
                 continue
             if answers is not None and key in answers:
                 future.set_result({"result": answers[key]})
-            elif request["method"] == "elicitation/create":
-                future.set_result({"result": {"action": "cancel"}})
             else:
-                future.set_result(_error(-1, "The user did not answer in time"))
+                future.set_result(_cancelled(request))
 
     # -- from the server ---------------------------------------------------------------------------
 
@@ -653,13 +897,17 @@ class _HeldCall:
             return _error(-32602, f"{method[:40]} is not supported in this form")
         if not is_supported:
             return _error(-32601, f"The client did not declare that it can answer {method}")
-        if not self.calls.has_room(self):
-            return _error(-32000, BUSY)
-        self.calls.hold(self)
-        self._questions += 1
-        key = f"question-{self._questions}"
+        link = self.connection.link
+        if not (isinstance(link, Link) and link.can_detach):
+            if not self.calls.can_hold:
+                return _error(-32601, UNHELD)
+            if not self.calls.has_room(self):
+                return _error(-32000, BUSY)
+            self.calls.hold(self)  # at once, because it takes room
+        self.asked += 1
+        key = f"question-{self.asked}"
         future: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
-        self._open[key] = request, future
+        self._open[key] = request_id, request, future
         self._unasked.append(key)
         self._has_asked.set()
         try:
@@ -673,6 +921,13 @@ def _question(method: str, params: Json) -> Json:
     left_out = ("_meta", "task", "elicitationId")
     members = {name: value for name, value in params.items() if name not in left_out}
     return {"method": method, "params": members} if members else {"method": method}
+
+
+def _cancelled(request: Json) -> Json:
+    """Return the response to a question that was not answered in time."""
+    if request["method"] == "elicitation/create":
+        return {"result": {"action": "cancel"}}
+    return _error(-1, "The user did not answer in time")
 
 
 def _error(code: int, message: str) -> Json:

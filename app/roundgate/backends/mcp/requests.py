@@ -18,9 +18,11 @@ from roundgate.backends.mcp.calls import (
     MAX_EXCHANGES,
     Relay,
     answers_to,
+    may_be_asked,
     questions_from_wire,
     with_meta,
 )
+from roundgate.backends.mcp.held import HeldCalls
 from roundgate.backends.mcp.server import Server
 from roundgate.client import Limits
 from roundgate.client.flows import read_input_required
@@ -32,6 +34,7 @@ from roundgate.errors import (
     BadAnswer,
     InvalidParams,
     ResourceNotFound,
+    ToolError,
     Unavailable,
     UnexpectedAnswer,
 )
@@ -53,6 +56,8 @@ class Requests:
     limits: Limits
     on_unknown: Callable[[], None]
     """Called when the server no longer knows a prompt or resource."""
+    held_calls: HeldCalls | None = None
+    """Makes requests during which an older server may ask; otherwise `None`."""
 
     async def send(self, context: Context, step: str, method: str, params: Json) -> Json:
         """Return the result of prompts/get or resources/read, after its rounds.
@@ -69,32 +74,46 @@ class Requests:
             UnexpectedAnswer: the answer is malformed.
         """
         answering: Json = {}
+        questions: Json = {}
         for number in count(1):
             if number > MAX_EXCHANGES:
                 raise UnexpectedAnswer(
                     f"{self.server.name} asked for input more than {MAX_EXCHANGES} times"
                 )
-            exchange = self._exchange(context, method, {**params, **answering})
+            if self.held_calls is not None and "held" in questions:
+                exchange = self._answer(self.held_calls, context, questions, answering)
+            else:
+                exchange = self._exchange(context, method, {**params, **answering})
             outcome: Json = await context.step(step, exchange)
             if "result" in outcome:
                 result: Json = outcome["result"]
                 return result
             if "refusal" in outcome:
                 raise self._refusal(outcome["reason"], outcome["refusal"], params)
-            answering = await answers_to(outcome, context)
+            if outcome.get("pending"):
+                await context.shed()
+            else:
+                answering = await answers_to(outcome, context)
+            questions = outcome
         raise AssertionError("the loop returns or raises")
 
     def _exchange(
         self, context: Context, method: str, params: Json
     ) -> Callable[[], Awaitable[Json]]:
         async def exchange() -> Json:
+            listener = Relay(context, self.server.name).listener((), {})
+            full_params = with_meta(params, context)
+            held_calls = self.held_calls if may_be_asked(context, listener) else None
             try:
+                if held_calls is not None:
+                    outcome = await self.server.limited(
+                        lambda: held_calls.begin(context, method, full_params, listener),
+                        context.deadline,
+                        is_repeatable=True,
+                    )
+                    return self._held_outcome(outcome, context)
                 raw = await self.server.request(
-                    method,
-                    with_meta(params, context),
-                    Relay(context, self.server.name).listener((), {}),
-                    context.deadline,
-                    is_repeatable=True,
+                    method, full_params, listener, context.deadline, is_repeatable=True
                 )
             except UnexpectedAnswer:
                 raise
@@ -103,6 +122,23 @@ class Requests:
             return self._outcome(raw, context)
 
         return exchange
+
+    def _answer(
+        self, held_calls: HeldCalls, context: Context, questions: Json, answering: Json
+    ) -> Callable[[], Awaitable[Json]]:
+        async def answer() -> Json:
+            relay = Relay(context, self.server.name, held_calls.progress_token(questions))
+            answers = answering.get("inputResponses", {})
+            try:
+                outcome = await held_calls.answer(context, questions, answers, relay.notify)
+            except ToolError as error:
+                return {"refusal": str(error), "reason": ""}
+            return self._held_outcome(outcome, context)
+
+        return answer
+
+    def _held_outcome(self, outcome: Json, context: Context) -> Json:
+        return self._outcome(outcome["result"], context) if "result" in outcome else outcome
 
     def _outcome(self, raw: Json, context: Context) -> Json:
         name = self.server.name

@@ -131,6 +131,12 @@ class Server:
         if connection is not None:
             await _close(connection)
 
+    @property
+    def keeps_events(self) -> bool:
+        """Whether another process can continue requests to this older server; see `Link`."""
+        link = None if self._connection is None else self._connection.link
+        return isinstance(link, Link) and link.keeps_events
+
     async def connection(self) -> Connection:
         """Return the connection, with its negotiated revision.
 

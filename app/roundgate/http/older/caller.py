@@ -19,6 +19,8 @@ class Caller:
     deadline: Deadline
     remaining_ms: float | None
     """Milliseconds that the environment gave the request; `None` without a limit."""
+    address: str = ""
+    """The address from which the request came."""
 
     @property
     def revision(self) -> Revision:

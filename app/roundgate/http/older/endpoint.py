@@ -388,7 +388,8 @@ class OlderEndpoint:
         principal = exchange.caller
         session = self._known(token.decode("latin-1").strip(), principal)
         remaining_ms = exchange.host.remaining_ms
-        return Caller(session, principal, self._clock.deadline(remaining_ms), remaining_ms)
+        deadline = self._clock.deadline(remaining_ms)
+        return Caller(session, principal, deadline, remaining_ms, exchange.address)
 
     def _known(self, token: str, principal: Principal) -> SessionFacts:
         session = self._sealer.open(token, principal)
@@ -442,7 +443,8 @@ class OlderEndpoint:
         exchange.code = wire_errors.look_up(error).code
         exchange.label, exchange.error = "error", str(error)
         if exchange.responder.state is not State.DONE:
-            await exchange.responder.answer(status, body, error_headers(error))
+            headers = error_headers(error) if status >= 400 else ()
+            await exchange.responder.answer(status, body, headers)
 
 
 class _Answers:

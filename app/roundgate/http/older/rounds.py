@@ -297,7 +297,9 @@ class Rounds:
         if principal.scopes != call.scopes:
             principal = replace(principal, scopes=call.scopes)
         context = RequestContext(
-            inbound, principal, call.notify, call.span, ids, left_ms, page_done
+            *(inbound, principal, call.notify, call.span, ids, left_ms, page_done),
+            address=caller.address,
+            is_counted=call.state is None,
         )
         try:
             with CancelWatch(partial(self._look, call)), correlated(ids):

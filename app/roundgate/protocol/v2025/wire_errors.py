@@ -3,7 +3,8 @@ of later revisions.
 
 An error of a request has the status 200: 404 tells these clients that their session is gone, and
 many ignore the body of any other status. Only an unreadable request, an error of HTTP itself and
-`Unavailable` have another status.
+`Unavailable` have another status. A call beyond `rate` is ordinary, so its client must get the text
+and keep its connection, which Python's SDK closes after 429 (up to version 1.30).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from roundgate.errors import (
     ParseError,
     ProtocolError,
     QuotaExceeded,
+    RateExceeded,
     ResourceNotFound,
     ToolError,
     TransportError,
@@ -37,6 +39,7 @@ TABLE: Final[Mapping[type[GatewayError], WireError]] = MappingProxyType(
         ResourceNotFound: WireError(-32002, 200),
         TransportError: WireError(-32600, 400),
         QuotaExceeded: WireError(-32600, 429),
+        RateExceeded: WireError(-32600, 200),
         Unavailable: WireError(-32600, 503),
         InternalError: WireError(-32603, 200),
         ToolError: WireError(-32603, 200),

@@ -24,6 +24,7 @@ from roundgate.errors import (
     ParseError,
     ProtocolError,
     QuotaExceeded,
+    RateExceeded,
     TransportError,
     Unavailable,
     UnsupportedVersion,
@@ -100,6 +101,7 @@ TABLE: Final[Mapping[type[GatewayError], WireError]] = MappingProxyType(
         UnsupportedVersion: WireError(-32022, 400),
         TransportError: WireError(-32600, 400),
         QuotaExceeded: WireError(-32600, 429),
+        RateExceeded: WireError(-32600, 429),
         Unavailable: WireError(-32600, 503),
         InternalError: WireError(-32603, 200),
         ProtocolError: WireError(

@@ -1,0 +1,329 @@
+"""Limits on the calls of each caller (`rate` in gateway.yaml).
+
+A call is a request that runs a handler or asks a service: tools/call, prompts/get, resources/read
+and completion/complete. It counts at the tool that really runs, so a call through search counts as
+a call of the named tool, and each request of a batch counts.
+
+    a call    ──▶ the caller's limit, and each row of `tools` that its tool matches
+    a retry   ──▶ the same limits, but with a bucket of its own of the same size
+    the rest  ──▶ does not count: lists, polls and answers of tasks, answers of older clients
+
+A retry (a request with `requestState`) continues a call that has counted. It does not count as
+another, so that a caller at its limit can finish its calls. But a client can send the same state
+repeatedly until it expires, and each time the gateway runs a round. So retries are limited
+separately. An older client cannot repeat a round, so only the first round of its call counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from roundgate.auth import LOCAL, Principal
+from roundgate.backends import Catalog
+from roundgate.backends.catalog import MAX_NAME
+from roundgate.clock import Clock
+from roundgate.errors import RateExceeded
+from roundgate.methods.rounds import Reply, RequestContext, Response
+from roundgate.net.client_address import client_address
+from roundgate.observability.metrics import Metrics
+from roundgate.protocol import CallToolParams, ListParams, Params
+from roundgate.settings import CallLimits, RateConfig
+from roundgate.storage import SessionStore
+from roundgate.storage.rates import Buckets, Caller, LocalBuckets, Quota, SharedBuckets
+
+if TYPE_CHECKING:
+    from roundgate.methods.parts import Kit, Method, Tools
+
+P = TypeVar("P", bound=Params)
+R = TypeVar("R", bound=Response)
+
+COUNTED: Final = frozenset({"prompts/get", "resources/read", "completion/complete"})
+"""The methods whose requests count, besides tools/call."""
+TELL_EVERY_MS: Final = 60_000
+"""The time in milliseconds in which the log names a caller once for each limit."""
+MAX_TOLD: Final = 1_000
+"""The maximum number of callers that the log names in that time for one limit."""
+MAX_ADDRESS: Final = 64
+"""The maximum length of an address; a proxy may pass on any text."""
+_RETRY_CONCURRENT_S: Final = 1
+"""Seconds after which a caller may try again that has too many calls at once."""
+
+log: Final = logging.getLogger("roundgate.rates")
+
+
+class Limit:
+    """One row of `rate`: the limits that it sets, and what each caller has used of them.
+
+    Args:
+        name: the row: `callers`, `tools PATTERN` or `scopes SCOPE`.
+        make_buckets: a function that makes buckets under a name, with a quota.
+        clock: the clock of the process.
+    """
+
+    def __init__(
+        self, name: str, make_buckets: Callable[[str, Quota], Buckets], clock: Clock
+    ) -> None:
+        self.name = name
+        self._make_buckets = make_buckets
+        self._clock = clock
+        self.most: int | None = None
+        """The number of calls of a caller that run at once; `None` without a limit."""
+        self.calls: Buckets | None = None
+        """The buckets of calls; `None` without a limit."""
+        self.retries: Buckets | None = None
+        """The buckets of retries; `None` without a limit."""
+        self._running: dict[Caller, int] = {}
+        self._told: set[Caller] = set()
+        self._told_since_ms = 0.0
+
+    def configure(self, config: CallLimits) -> None:
+        """Set the limits; callers keep what they have used."""
+        self.most = config.concurrent
+        if config.calls_per_minute is None:
+            self.calls = self.retries = None
+            return
+        quota = Quota(config.calls_per_minute, config.burst or config.calls_per_minute)
+        if self.calls is None or self.retries is None:
+            self.calls = self._make_buckets(self.name, quota)
+            self.retries = self._make_buckets(f"{self.name} retries", quota)
+        self.calls.quota = self.retries.quota = quota
+
+    def enter(self, caller: Caller, most: int) -> bool:
+        """Count a running call of a caller; return `False` if it already has `most`."""
+        running = self._running.get(caller, 0)
+        if running < most:
+            self._running[caller] = running + 1
+        return running < most
+
+    def leave(self, caller: Caller) -> None:
+        """End a running call."""
+        running = self._running.pop(caller) - 1
+        if running:
+            self._running[caller] = running
+
+    def too_many_at_once(self) -> RateExceeded:
+        """Return the error of a call that `enter` refused."""
+        return RateExceeded(f"{self.most} at once{self._for_tools}", _RETRY_CONCURRENT_S)
+
+    def too_many(self, buckets: Buckets, wait_ms: int) -> RateExceeded:
+        """Return the error of a call for which its caller has no token."""
+        most = f"{buckets.quota.per_minute} a minute{self._for_tools}"
+        return RateExceeded(most, -(-wait_ms // 1000))
+
+    def is_to_tell(self, caller: Caller) -> bool:
+        """Return whether the log has not named the caller recently."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._told_since_ms >= TELL_EVERY_MS:
+            self._told.clear()
+            self._told_since_ms = now_ms
+        if caller in self._told or len(self._told) >= MAX_TOLD:
+            return False
+        self._told.add(caller)
+        return True
+
+    @property
+    def _for_tools(self) -> str:
+        kind, _, pattern = self.name.partition(" ")
+        return f" for {pattern}" if kind == "tools" else ""
+
+
+class Rates:
+    """The limits of a process, for all its endpoints and over reloads.
+
+    Args:
+        rows: the store of shared buckets.
+        clock: the clock of the process.
+        metrics: counts refused calls.
+    """
+
+    def __init__(self, rows: SessionStore, clock: Clock, metrics: Metrics) -> None:
+        self._rows = rows
+        self._clock = clock
+        self.metrics = metrics
+        self._limits: dict[tuple[str, bool], Limit] = {}
+
+    def limits(self, config: RateConfig) -> Limits | None:
+        """Return the limits of a configuration, or `None` if it sets none. Limits with the name of
+        earlier ones continue to count where these stopped."""
+        rows = {
+            "callers": config,
+            **{f"scopes {scope}": row for scope, row in config.scopes.items()},
+            **{f"tools {pattern}": row for pattern, row in config.tools.items()},
+        }
+        if not any(row.calls_per_minute or row.concurrent for row in rows.values()):
+            return None
+        make = self._shared_buckets if config.shared else self._local_buckets
+        self._limits = {
+            (name, config.shared): self._limits.get((name, config.shared))
+            or Limit(name, make, self._clock)
+            for name in rows
+        }
+        for name, row in rows.items():
+            self._limits[name, config.shared].configure(row)
+        by_name = {name: limit for (name, _), limit in self._limits.items()}
+        return Limits(config, by_name, self.metrics)
+
+    def _local_buckets(self, name: str, quota: Quota) -> Buckets:
+        return LocalBuckets(quota, self._clock.monotonic_ms)
+
+    def _shared_buckets(self, name: str, quota: Quota) -> Buckets:
+        return SharedBuckets(name, quota, self._rows, self._clock)
+
+
+class Limits:
+    """The limits of one configuration.
+
+    Args:
+        config: the configuration.
+        rows: the limit of each row, by name.
+        metrics: counts refused calls.
+    """
+
+    def __init__(self, config: RateConfig, rows: Mapping[str, Limit], metrics: Metrics) -> None:
+        self._general = rows["callers"]
+        self._scopes = [(scope, rows[f"scopes {scope}"]) for scope in config.scopes]
+        self._patterns = [(pattern, rows[f"tools {pattern}"]) for pattern in config.tools]
+        self._metrics = metrics
+
+    def of_tools(self, catalog: Catalog) -> Mapping[str, Sequence[Limit]]:
+        """Return the limits of the tools that match a row of `tools`, by the name of the tool."""
+        if not self._patterns:
+            return {}
+        limits = {
+            name: [
+                limit
+                for pattern, limit in self._patterns
+                if fnmatchcase(served.whole_name, pattern)
+            ]
+            for name, served in catalog.tools.items()
+        }
+        return {name: matching for name, matching in limits.items() if matching}
+
+    async def serve(
+        self,
+        context: RequestContext,
+        params: P,
+        serve: Callable[[RequestContext, P], Awaitable[R]],
+        limits_of_tool: Sequence[Limit] = (),
+    ) -> R:
+        """Serve a request that counts.
+
+        Raises:
+            RateExceeded: the request is beyond a limit, and was not served.
+        """
+        if not context.is_counted:
+            return await serve(context, params)
+        is_retry = getattr(params, "request_state", None) is not None
+        caller = _caller(context)
+        entered: list[Limit] = []
+        taken: list[Buckets] = []
+        try:
+            for limit in (self._of_caller(context.principal), *limits_of_tool):
+                if limit.most is not None:
+                    if not limit.enter(caller, limit.most):
+                        error = limit.too_many_at_once()
+                        raise self._refused(error, limit, taken, context, params)
+                    entered.append(limit)
+                buckets = limit.retries if is_retry else limit.calls
+                if buckets is not None:
+                    wait_ms = buckets.take(caller)
+                    if not isinstance(wait_ms, int):
+                        wait_ms = await wait_ms
+                    if wait_ms:
+                        error = limit.too_many(buckets, wait_ms)
+                        raise self._refused(error, limit, taken, context, params)
+                    taken.append(buckets)
+            return await serve(context, params)
+        finally:
+            for limit in entered:
+                limit.leave(caller)
+
+    def _of_caller(self, principal: Principal) -> Limit:
+        for scope, limit in self._scopes:
+            if scope in principal.scopes:
+                return limit
+        return self._general
+
+    def _refused(
+        self,
+        error: RateExceeded,
+        limit: Limit,
+        taken: Sequence[Buckets],
+        context: RequestContext,
+        params: Params,
+    ) -> RateExceeded:
+        """Return the tokens that a refused call has taken, count it, log the first of a caller in a
+        minute, and return the error."""
+        caller = _caller(context)
+        for buckets in taken:
+            buckets.give_back(caller)
+        if isinstance(params, CallToolParams):
+            context.correlation.tool = params.name[:MAX_NAME]
+        self._metrics.refused(limit.name)
+        if limit.is_to_tell(caller):
+            names = context.principal.names if caller[0] else {"address": caller[1]}
+            fields = {"row": limit.name, "limit": error.limit, **names}
+            log.warning("a caller makes too many calls", extra={"fields": fields})
+        return error
+
+
+class LimitedTools:
+    """Tools whose calls count."""
+
+    def __init__(
+        self, tools: Tools, limits: Limits, limits_of_tools: Mapping[str, Sequence[Limit]]
+    ) -> None:
+        self._tools = tools
+        self._limits = limits
+        self._limits_of_tools = limits_of_tools
+
+    async def list(self, context: RequestContext, params: ListParams) -> Reply:
+        """Serve tools/list."""
+        return await self._tools.list(context, params)
+
+    def call(self, context: RequestContext, params: CallToolParams) -> Awaitable[Reply]:
+        """Serve tools/call."""
+        limits_of_tool = self._limits_of_tools.get(params.name, ())
+        return self._limits.serve(context, params, self._tools.call, limits_of_tool)
+
+
+def limited_tools(tools: Tools, kit: Kit) -> Tools:
+    """Return the tools, with calls that count if the configuration limits any."""
+    limits = kit.parts.rates.limits(kit.config.rate)
+    return tools if limits is None else LimitedTools(tools, limits, limits.of_tools(kit.catalog))
+
+
+def limited_methods(table: Mapping[str, Method[Any]], kit: Kit) -> Mapping[str, Method[Any]]:
+    """Return the table of methods, with requests that count if the configuration limits any."""
+    limits = kit.parts.rates.limits(kit.config.rate)
+    if limits is None:
+        return table
+    limited = {
+        name: replace(method, serve=partial(_serve, limits, method.serve))
+        for name, method in table.items()
+        if name in COUNTED
+    }
+    return {**table, **limited}
+
+
+async def _serve(
+    limits: Limits,
+    serve: Callable[[RequestContext, P], Awaitable[Response]],
+    context: RequestContext,
+    params: P,
+) -> Response:
+    return await limits.serve(context, params, serve)
+
+
+def _caller(context: RequestContext) -> Caller:
+    """Return the caller that a request counts for: the principal, or without authentication the
+    client's address."""
+    principal = context.principal
+    if principal.issuer == LOCAL.issuer and principal.identity == LOCAL.identity:
+        return "", client_address(context.address)[:MAX_ADDRESS], ""
+    return principal.identity
