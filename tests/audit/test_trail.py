@@ -210,6 +210,22 @@ async def test_a_record_is_on_the_disk_when_it_is_settled() -> None:
     assert disk.flushed == 21
 
 
+async def test_a_call_may_wait_for_the_disk_at_each_moment_of_a_flush() -> None:
+    disk = Disk()
+    trail = trail_on(disk, durable=True)
+
+    async def calls(turns: int) -> None:
+        for _ in range(30):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            trail.record("called", {})
+            written = len(disk.lines)
+            await trail.settled()
+            assert disk.flushed >= written
+
+    await asyncio.gather(*(calls(turns) for turns in range(8)))
+
+
 async def test_a_disk_that_cannot_flush_refuses_later_calls() -> None:
     disk = Disk()
     trail = trail_on(disk, durable=True)

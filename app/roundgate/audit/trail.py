@@ -231,9 +231,8 @@ class Trail:
             return
         wanted = self._records
         while self._synced < wanted and self.trouble is None:
-            if self._syncing is None:
+            if self._syncing is None or self._syncing.done():
                 self._syncing = asyncio.ensure_future(asyncio.to_thread(self._sync))
-                self._syncing.add_done_callback(self._end_sync)
             await asyncio.shield(self._syncing)
 
     async def aclose(self) -> None:
@@ -344,9 +343,6 @@ class Trail:
         except OSError as error:
             with self._lock:
                 self._failed(error)
-
-    def _end_sync(self, _: asyncio.Future[None]) -> None:
-        self._syncing = None
 
 
 def who(principal: Principal) -> dict[str, str]:
