@@ -217,7 +217,7 @@ class Trail:
         Raises:
             Unavailable: as for an event that must have a record.
         """
-        if self.trouble is not None:
+        if self.refuses:
             self.record("checked", {}, must=True)
 
     def open(self) -> None:
