@@ -349,6 +349,25 @@ async def test_calls_go_on_while_the_log_cannot_be_written_if_configured(tmp_pat
     assert len(records(directory, "called")) == len(records(directory, "ended")) == 22
 
 
+async def test_requests_without_a_round_are_recorded_once_the_log_can_be_written(
+    tmp_path: Path,
+) -> None:
+    directory = tmp_path / "audit"
+    settings = audited(tmp_path, max_file_bytes=4_096, on_failure="continue")
+    async with tasked(tmp_path, *TOOLS, audit=settings) as ann:
+        await ann.mcp.call("add", {"a": 1, "b": 2})
+        directory.rename(tmp_path / "moved")
+        directory.write_text("in the way of the next file")
+        for _ in range(20):
+            await ann.mcp.call("add", {"a": 1, "b": 2})
+        for _ in range(3):
+            await ann.mcp.post("tools/call", {"name": "unknown", "arguments": {}})
+        directory.unlink()
+        (tmp_path / "moved").rename(directory)
+        await ann.mcp.call("add", {"a": 1, "b": 2})
+    assert len(records(directory, "refused")) == 3
+
+
 async def test_without_a_section_there_is_no_log(tmp_path: Path) -> None:
     async with tasked(tmp_path, *TOOLS) as ann:
         await ann.mcp.call("add", {"a": 1, "b": 2})

@@ -13,8 +13,6 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from pydantic import BaseModel
 
 from roundgate import Context, prompt, resource, tool
@@ -27,6 +25,7 @@ from tests.support.issuer import ISSUER, bearer, gateway_for, token
 from tests.support.rounds import CAPABILITIES, KEYS, accept, ask, retry
 from tests.support.sessions import calling, opened, request
 from tests.support.task_client import tasked
+from tests.support.telemetry import recorded
 
 runs: list[str] = []
 
@@ -405,11 +404,8 @@ async def test_replicas_with_one_store_count_together(tmp_path: Path) -> None:
 
 
 async def test_the_log_names_a_caller_once_a_minute_and_the_metric_counts_each_refusal(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    reader = InMemoryMetricReader()
-    provider = MeterProvider([reader])
-    monkeypatch.setattr("opentelemetry.metrics.get_meter", provider.get_meter)
     clock = now()
     rate = {"calls_per_minute": 1, "tools": {"gr*": {"concurrent": 1}}}
 
@@ -422,33 +418,29 @@ async def test_the_log_names_a_caller_once_a_minute_and_the_metric_counts_each_r
         caplog.clear()
         return found
 
-    async with gateway_for(*ALL, clock=clock, rate=rate) as (mcp, _):
-        for subject in ("ann", "bob"):
-            for _ in range(5):
-                await mcp.post("tools/call", LOOK, headers=bearer(token(sub=subject)))
-        assert told() == [
-            {
-                "row": "callers",
-                "limit": "1 a minute",
-                "subject": subject,
-                "issuer": ISSUER,
-                "client": "cli",
-            }
-            for subject in ("ann", "bob")
-        ]
-        clock.skip(60)
-        for _ in range(3):
-            await mcp.post("tools/call", LOOK, headers=bearer(token(exp=4_000_000_000)))
-        assert [one["subject"] for one in told()] == ["ann"]
-    data: Any = reader.get_metrics_data()
-    (metric,) = [
-        one
-        for one in data.resource_metrics[0].scope_metrics[0].metrics
-        if one.name == "roundgate.calls.refused"
+    with recorded() as seen:
+        async with gateway_for(*ALL, clock=clock, rate=rate) as (mcp, _):
+            for subject in ("ann", "bob"):
+                for _ in range(5):
+                    await mcp.post("tools/call", LOOK, headers=bearer(token(sub=subject)))
+            assert told() == [
+                {
+                    "row": "callers",
+                    "limit": "1 a minute",
+                    "subject": subject,
+                    "issuer": ISSUER,
+                    "client": "cli",
+                }
+                for subject in ("ann", "bob")
+            ]
+            clock.skip(60)
+            for _ in range(3):
+                await mcp.post("tools/call", LOOK, headers=bearer(token(exp=4_000_000_000)))
+            assert [one["subject"] for one in told()] == ["ann"]
+        points = seen.points("roundgate.calls.refused")
+    assert [(dict(point.attributes), point.value) for point in points] == [
+        ({"limit": "callers"}, 10)
     ]
-    assert {tuple(point.attributes.items()): point.value for point in metric.data.data_points} == {
-        (("limit", "callers"),): 10
-    }
 
 
 async def test_the_log_line_of_a_refused_call_through_search_names_its_tool(
@@ -463,3 +455,17 @@ async def test_the_log_line_of_a_refused_call_through_search_names_its_tool(
     ]
     assert (fields[-1]["name"], fields[-1]["through"]) == ("look", "call_tool")
     assert (fields[-1]["outcome"], fields[-1]["code"]) == ("error", -32600)
+
+
+async def test_no_caller_makes_a_metric_grow_with_names_of_refused_calls() -> None:
+    with recorded() as seen:
+        async with serving({"calls_per_minute": 1}) as mcp:
+            await mcp.call("look")
+            for number in range(3):
+                unknown = {"name": f"unknown{number}", "arguments": {}}
+                assert (await mcp.post("tools/call", unknown)).status_code == 429
+        names = {
+            point.attributes.get("gen_ai.tool.name")
+            for point in seen.points("mcp.server.operation.duration")
+        }
+    assert names == {"look", None}

@@ -16,9 +16,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
 from roundgate.backends.aws_lambda.invoking import Invoked
+from roundgate.methods.extensions import ROUTES
 from roundgate.observability import conventions
 from roundgate.observability.tracing import function_span
 from roundgate.protocol.tasks import EXTENSION
+from roundgate.protocol.v2026_07_28 import METHODS
 from tests.support import wire
 from tests.support.asgi import client
 from tests.support.scripted import Asked, Scripted, error, result, scripted, text
@@ -409,3 +411,8 @@ def test_codes_of_callers_faults_are_no_errors_of_the_server() -> None:
 @pytest.mark.parametrize("code", [0, 1, 12345, -1, -33000])
 def test_a_code_of_a_stranger_is_other(code: int) -> None:
     assert conventions.known_code(code) == conventions.OTHER
+
+
+def test_each_method_that_is_served_is_recorded_by_name() -> None:
+    served = {*METHODS, *ROUTES}
+    assert {method for method in served if conventions.known_method(method) != method} == set()

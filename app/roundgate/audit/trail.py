@@ -89,6 +89,11 @@ class Trail:
         self.trouble: str | None = None
         """The reason why the log cannot be written now, or `None`."""
 
+    @property
+    def refuses(self) -> bool:
+        """Whether events that must have a record are refused now."""
+        return self._refuses and self.trouble is not None
+
     # events of a call
 
     def called(
@@ -212,7 +217,7 @@ class Trail:
         Raises:
             Unavailable: as for an event that must have a record.
         """
-        if self.trouble is not None:
+        if self.refuses:
             self.record("checked", {}, must=True)
 
     def open(self) -> None:

@@ -58,7 +58,7 @@ class Recorder:
                 "round": ids.round,
                 "outcome": outcome,
             }
-        elif self._trail.trouble is not None:  # refused for this reason, which the log has
+        elif self._trail.refuses:  # records of calls that have begun need the space in memory
             return
         else:
             event = "refused" if outcome == "error" else event

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from roundgate.auth import LOCAL, Principal
 from roundgate.backends import Catalog
-from roundgate.backends.catalog import MAX_NAME
 from roundgate.clock import Clock
 from roundgate.errors import RateExceeded
 from roundgate.methods.rounds import Reply, RequestContext, Response
@@ -227,7 +226,7 @@ class Limits:
                 if limit.most is not None:
                     if not limit.enter(caller, limit.most):
                         error = limit.too_many_at_once()
-                        raise self._refused(error, limit, taken, context, params)
+                        raise self._refused(error, limit, taken, context)
                     entered.append(limit)
                 buckets = limit.retries if is_retry else limit.calls
                 if buckets is not None:
@@ -236,7 +235,7 @@ class Limits:
                         wait_ms = await wait_ms
                     if wait_ms:
                         error = limit.too_many(buckets, wait_ms)
-                        raise self._refused(error, limit, taken, context, params)
+                        raise self._refused(error, limit, taken, context)
                     taken.append(buckets)
             return await serve(context, params)
         finally:
@@ -255,15 +254,12 @@ class Limits:
         limit: Limit,
         taken: Sequence[Buckets],
         context: RequestContext,
-        params: Params,
     ) -> RateExceeded:
         """Return the tokens that a refused call has taken, count it, log the first of a caller in a
         minute, and return the error."""
         caller = _caller(context)
         for buckets in taken:
             buckets.give_back(caller)
-        if isinstance(params, CallToolParams):
-            context.correlation.tool = params.name[:MAX_NAME]
         self._metrics.refused(limit.name)
         if limit.is_to_tell(caller):
             names = context.principal.names if caller[0] else {"address": caller[1]}
@@ -275,12 +271,11 @@ class Limits:
 class LimitedTools:
     """Tools whose calls count."""
 
-    def __init__(
-        self, tools: Tools, limits: Limits, limits_of_tools: Mapping[str, Sequence[Limit]]
-    ) -> None:
+    def __init__(self, tools: Tools, limits: Limits, catalog: Catalog) -> None:
         self._tools = tools
         self._limits = limits
-        self._limits_of_tools = limits_of_tools
+        self._served = catalog.tools
+        self._limits_of_tools = limits.of_tools(catalog)
 
     async def list(self, context: RequestContext, params: ListParams) -> Reply:
         """Serve tools/list."""
@@ -288,6 +283,8 @@ class LimitedTools:
 
     def call(self, context: RequestContext, params: CallToolParams) -> Awaitable[Reply]:
         """Serve tools/call."""
+        if params.name in self._served:  # any other name would make the metrics grow
+            context.correlation.tool = params.name
         limits_of_tool = self._limits_of_tools.get(params.name, ())
         return self._limits.serve(context, params, self._tools.call, limits_of_tool)
 
@@ -295,7 +292,7 @@ class LimitedTools:
 def limited_tools(tools: Tools, kit: Kit) -> Tools:
     """Return the tools, with calls that count if the configuration limits any."""
     limits = kit.parts.rates.limits(kit.config.rate)
-    return tools if limits is None else LimitedTools(tools, limits, limits.of_tools(kit.catalog))
+    return tools if limits is None else LimitedTools(tools, limits, kit.catalog)
 
 
 def limited_methods(table: Mapping[str, Method[Any]], kit: Kit) -> Mapping[str, Method[Any]]:

@@ -30,8 +30,9 @@ METHODS: Final = frozenset(
         *("ping", "prompts/get", "prompts/list", "resources/list", "resources/read"),
         *("resources/subscribe", "resources/templates/list", "resources/unsubscribe"),
         *("roots/list", "sampling/createMessage", "tools/call", "tools/list"),
-        # of 2026-07-28 and its extension for tasks, which the conventions do not list yet
+        # of 2026-07-28 and its extensions, which the conventions do not list yet
         *("server/discover", "subscriptions/listen", "tasks/get", "tasks/update", "tasks/cancel"),
+        *("skills/list", "skills/get", "resources/directory/read"),
     }
 )
 """The methods that are recorded by name."""
