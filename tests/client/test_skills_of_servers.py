@@ -47,6 +47,7 @@ def test_text_and_bytes_that_match_their_entry_are_returned() -> None:
         pytest.param(contents(URI, text=f"{TEXT}more"), id="more bytes"),
         pytest.param(contents(OTHER, text=TEXT), id="another file"),
         pytest.param(contents(URI, blob="#"), id="not base64"),
+        pytest.param(contents(URI, blob="é"), id="not ASCII"),
         pytest.param(contents(URI), id="no content"),
         pytest.param(ReadResult.read({"contents": []}, 1), id="nothing"),
         pytest.param(

@@ -7,7 +7,6 @@ entry. The frontmatter of SKILL.md must equal the entry's, because users choose 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -111,5 +110,5 @@ def _content(uri: str, result: ReadResult) -> bytes:
         raise BadAnswer(f"The server did not answer with the content of {uri[:200]}")
     try:
         return base64.b64decode(blob, validate=True)
-    except binascii.Error:
+    except ValueError:  # also for text that is not ASCII
         raise BadAnswer(f"The server sent {uri[:200]} in invalid base64") from None

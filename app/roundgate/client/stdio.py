@@ -323,6 +323,9 @@ class StdioLink:
         try:
             while line := await process.stdout.readline():
                 await self._take(line)
+            if not await _ends(process) and process.returncode is None:
+                # without an output, it can answer no request
+                _signal_group(process, _KILL)
             self._fail(_ended(await process.wait()))
         except ValueError:  # `readline`: the line exceeds the limit
             limit = self.limits.max_message

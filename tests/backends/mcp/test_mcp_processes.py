@@ -322,6 +322,18 @@ async def test_the_id_of_a_process_that_ended_long_ago_gets_no_signal(
     assert signalled == []
 
 
+async def test_a_process_that_closes_its_output_and_runs_on_is_ended() -> None:
+    code = "import os, time; input(); os.close(1); time.sleep(600)"
+    program = Program([sys.executable, "-c", code], {})
+    link = stdio.StdioLink(program, info={}, capabilities={}, limits=Limits())
+    link.version = "2025-11-25"
+    try:
+        with pytest.raises(ConnectionLost, match="status -9"):
+            await link.request("tools/call", {"name": "x"}, may_repeat=False)
+    finally:
+        await link.end_session()
+
+
 async def test_a_process_that_babbles_is_ended() -> None:
     async with gateway_of(process("babbles")) as mcp:
 
