@@ -91,10 +91,8 @@ class Units:
     """The bytes of the log lines, without the bytes that AWS adds to each."""
 
 
-REQUEST_LOG_BYTES = 200
+REQUEST_LOG_BYTES = 310
 """The bytes of the gateway's log line for a request."""
-CALL_ID_BYTES = 35
-"""The bytes of a call's id in a log line."""
 TASK_NAME_BYTES = 65
 """The bytes of a task's name in a log line."""
 TURN_LOG_BYTES = 260
@@ -203,7 +201,7 @@ def call_in_rounds(rounds: int, assumed: Assumed) -> Units:
     return Units(
         requests=rounds,
         secret_reads=rounds / assumed.requests_per_key_read,
-        log_bytes=rounds * (REQUEST_LOG_BYTES + CALL_ID_BYTES),
+        log_bytes=rounds * REQUEST_LOG_BYTES,
     )
 
 

@@ -75,6 +75,7 @@ GATEWAY = (
     ACCOUNTS,
     "app/roundgate/methods/changes.py",
     "app/roundgate/methods/once.py",
+    "app/roundgate/storage/rates.py",
     "app/roundgate/tasks/external.py",
     "app/roundgate/tasks/hidden.py",
     "app/roundgate/tasks/service.py",

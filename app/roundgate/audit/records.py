@@ -24,7 +24,7 @@ from roundgate.json import decode, encode
 FIRST: Final = "0" * 64
 """The `prev` of the first record of a chain."""
 MAX_KEYS: Final = 100
-"""The maximum number of answers that one record has; it counts the others."""
+"""The maximum number of answers in a record. Further answers are only counted."""
 MAX_KEY: Final = 200
 """The maximum number of recorded characters of a name or key."""
 

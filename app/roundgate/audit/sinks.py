@@ -35,7 +35,7 @@ class Sink(Protocol):
 
     def flusher(self) -> Callable[[], None]:
         """Return a function that puts every line written so far on the disk. Another thread may call
-        it, once."""
+        the function, once."""
 
     def close(self) -> None:
         """Release the files."""
@@ -140,7 +140,7 @@ class StandardOutput:
         self._is_torn = False
 
     def write(self, line: bytes) -> None:
-        """Write a line, on a line of its own even after a line that failed."""
+        """Write a line. After a line that was written in part, begin with a line end."""
         prefix, self._is_torn = b"\n" if self._is_torn else b"", True
         _write_all(self._file, prefix + line)
         self._is_torn = False
@@ -161,7 +161,7 @@ def _nothing() -> None:
 
 
 def _write_all(file: int, data: bytes) -> None:
-    """Write all bytes. A disk that becomes full takes a part, and fails at the next attempt."""
+    """Write all bytes, in several attempts: a nearly full disk takes a part first, then fails."""
     written = os.write(file, data)
     while written < len(data):
         written += os.write(file, data[written:])

@@ -176,7 +176,8 @@ class Trail:
         )
 
     def name_of_service_task(self, task_id: str) -> str:
-        """Return the name of a service's task in records, because its id is a token."""
+        """Return the name of a service's task in records. The id is a token, so the name has its
+        digest."""
         return f"service.{self.digest(task_id)}"
 
     # writing
@@ -212,7 +213,7 @@ class Trail:
                 self._keep((at, event, facts))
 
     def check(self) -> None:
-        """Return if records can be written, as far as this process knows.
+        """Do nothing if records can be written, as far as this process knows.
 
         Raises:
             Unavailable: as for an event that must have a record.
@@ -221,7 +222,7 @@ class Trail:
             self.record("checked", {}, must=True)
 
     def open(self) -> None:
-        """Write the first record, which shows at a start whether the log can be written."""
+        """Write the first record, so that an unwritable log is noticed when the process starts."""
         with self._lock:
             try:
                 if self._sink is None:

@@ -600,7 +600,8 @@ class OlderRequest:
             events = self._link.resumed_stream(self._last_id, idle=self._idle)
 
     def _pause_s(self, default_s: float) -> float:
-        """Return the pause before a stream is opened again: as the server asks for, up to 60 s."""
+        """Return the pause in seconds before a stream is opened again: the server's `retry`, at most
+        60 s, or `default_s`."""
         return default_s if self._retry_ms is None else min(self._retry_ms, 60_000) / 1_000
 
     async def _resume(self) -> Json:

@@ -42,7 +42,7 @@ class Accepted(BaseModel):
 
 
 class NotAccepted(BaseModel):
-    """The answer to any other request."""
+    """The answer to a delivery that was not accepted."""
 
     error: str = Field(description="The reason, and the remedy.")
 

@@ -44,13 +44,13 @@ R = TypeVar("R", bound=Response)
 COUNTED: Final = frozenset({"prompts/get", "resources/read", "completion/complete"})
 """The methods whose requests count, besides tools/call."""
 TELL_EVERY_MS: Final = 60_000
-"""The time in milliseconds in which the log names a caller once for each limit."""
+"""The log names a caller at most once in this time, in milliseconds, for each limit."""
 MAX_TOLD: Final = 1_000
 """The maximum number of callers that the log names in that time for one limit."""
 MAX_ADDRESS: Final = 64
 """The maximum length of an address; a proxy may pass on any text."""
 _RETRY_CONCURRENT_S: Final = 1
-"""Seconds after which a caller may try again that has too many calls at once."""
+"""Seconds after which a caller with too many calls at once may try again."""
 
 log: Final = logging.getLogger("roundgate.rates")
 
@@ -100,7 +100,7 @@ class Limit:
         return running < most
 
     def leave(self, caller: Caller) -> None:
-        """End a running call."""
+        """Stop counting a call of a caller as running."""
         running = self._running.pop(caller) - 1
         if running:
             self._running[caller] = running

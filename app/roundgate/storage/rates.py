@@ -119,7 +119,7 @@ class LocalBuckets:
         self._most = most
         self._known: OrderedDict[Caller, _Bucket] = OrderedDict()
         self._all_full_ms = 0
-        """When all forgotten buckets are full."""
+        """The time when all forgotten buckets are full, in milliseconds on the monotonic clock."""
 
     def take(self, caller: Caller) -> int:
         """Take a token, as `Buckets.take` does."""
@@ -282,7 +282,7 @@ class SharedBuckets:
 
     def _is_known(self, held: _Held, now_ms: int) -> bool:
         """Return whether the row probably has the version that this process has written last, so
-        that it need not be read. Another row may follow a row that was forgotten."""
+        that it need not be read. An expired row may have been replaced by another."""
         if held.is_contested or not held.version:
             return False
         full_ms = held.at_ms + self.quota.wait_ms(self.quota.capacity - held.parts)

@@ -66,7 +66,7 @@ without other tasks has no sweep."""
 TIDIED: Final = 200
 """The maximum number of tasks that one cleanup reads."""
 TIDY_AFTER_MS: Final = 600_000
-"""The time in milliseconds after its expiry when a cleanup ends a task, because clocks differ."""
+"""Milliseconds between the expiry of a task and the cleanup that ends it, because clocks differ."""
 CANCELLED: Final = "The client cancelled the call"
 _UNKNOWN_STATE: Final = b"null"
 """The state of a call whose first round has not ended."""

@@ -537,7 +537,7 @@ def _message_ms(wake_ms: int, due_ms: int, now_ms: int) -> int | None:
 
 
 def _seen(record: TaskRecord, now_ms: int) -> Changes:
-    """Return the changes of a record after an event that its client can see."""
+    """Return the changes that mark a record as changed for its client."""
     return {"updated_ms": now_ms, "revision": record.revision + 1}
 
 

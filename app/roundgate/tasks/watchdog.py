@@ -176,8 +176,8 @@ without a watchdog. The timer belongs to the process."""
 
 
 def attend() -> None:
-    """Set the timer because a handler begins, which may hold the interpreter's lock before the
-    thread runs again."""
+    """Set the timer for a handler that begins. The handler may hold the interpreter's lock, so
+    that the watchdog's thread cannot run."""
     if _allowed_s:
         _count_processor_time(_allowed_s)
 

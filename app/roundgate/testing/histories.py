@@ -174,8 +174,8 @@ class _Run(Run):
         return key
 
     def come_to_rest(self) -> None:
-        """Suspend the run. While recorded places are left, first wait for branches that wait
-        outside of ctx."""
+        """Suspend the run. First, give branches that wait for something other than ctx time to
+        reach the recorded places that are missing."""
         if len(self.reached) > self._reached_before:
             self._reached_before = len(self.reached)
             self._looks_left = LOOKS

@@ -266,7 +266,7 @@ async def test_progress_arrives_under_the_clients_token_at_another_replica(tmp_p
         answers = {"inputResponses": {"question-1": ADA}}
         response = await two.post("tools/call", {**params, **state, **answers}, **meta)
         *notices, last = wire.events(response.text)
-    assert said(last) == "Slowly, Ada"
+        assert said(await to_the_end(two, "slow", last)) == "Slowly, Ada"
     assert {each["params"]["progressToken"] for each in notices} == {5}
 
 

@@ -33,6 +33,7 @@ from roundgate.errors import (
     LeaseLost,
     MethodNotFound,
     MissingCapability,
+    NeedsCapability,
     NeedsTask,
     NondeterminismError,
     NotJson,
@@ -40,6 +41,7 @@ from roundgate.errors import (
     ParseError,
     ProtocolError,
     QuotaExceeded,
+    RateExceeded,
     ResourceNotFound,
     RpcError,
     SessionNotFound,
@@ -79,6 +81,7 @@ ON_THE_WIRE: list[tuple[GatewayError, int, int]] = [
     (Unavailable("not now"), -32600, 503),
     (StoreAway("not now"), -32600, 503),
     (QuotaExceeded(1_000), -32600, 429),
+    (RateExceeded("5 a minute", 3), -32600, 429),
 ]
 
 
@@ -114,6 +117,7 @@ NEVER_ON_THE_WIRE = {
 INSTANCE_ARGUMENTS: dict[type[GatewayError], tuple[Any, ...]] = {
     ConfigError: ([],),
     Declined: ("name", "decline"),
+    NeedsCapability: ("inside", {}),
     AuthError: (None, "inside"),
     Unauthenticated: (None, "inside"),
     InsufficientScope: ("inside", ["scope"]),

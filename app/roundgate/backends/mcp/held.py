@@ -77,7 +77,7 @@ MAX_CHUNKS: Final = 80
 MAX_IDLE: Final = 32
 """The maximum number of idle sessions, which wait for the next call of their caller."""
 IDLE_MS: Final = 60_000
-"""Milliseconds after which an idle session expires; it is closed at most as much later."""
+"""Milliseconds after which an idle session expires; it is closed within the same time again."""
 FORGOTTEN: Final = frozenset({400, 404})
 """HTTP statuses with which a server refuses a session or an event that it does not know."""
 SHARE: Final = 5
@@ -234,7 +234,7 @@ class HeldCalls:
         self._idle: OrderedDict[Connection, tuple[tuple[str, bytes], float]] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
         self._expiring: set[asyncio.Task[None]] = set()
-        """Wait for the end of the time for answers to calls that are not held."""
+        """Tasks that cancel the questions of calls that are not held, once the time for answers ends."""
         self._timer: asyncio.TimerHandle | None = None
         """The timer of the next search for expired sessions."""
 
