@@ -254,6 +254,29 @@ async def test_further_questions_are_further_rounds(tmp_path: Path) -> None:
     assert answers[2]["result"] == BOB
 
 
+async def test_questions_after_the_time_for_answers_are_cancelled_at_once(tmp_path: Path) -> None:
+    async def asks_again() -> AsyncIterator[bytes]:
+        yield STREAM_HEAD
+        yield event(question(2), "3")
+        while keeping.count("(answer)") < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        yield keeping.result(4)
+
+    keeping = Keeping(ASKS, lambda n, asked: asks_again())
+    async with served(tmp_path, keeping, held_s=1) as (one, _):
+        await call(one, "t")
+        ends = keeping.count("DELETE")
+
+        async def ended() -> int:
+            return keeping.count("DELETE") - ends
+
+        await until(1, ended)
+    assert keeping.server is not None
+    answers = [each.message for each in keeping.server.asked if each.rpc == "(answer)"]
+    assert [each["result"] for each in answers] == [{"action": "cancel"}] * 2
+    assert len(keeping.resumed) == 1
+
+
 async def test_progress_arrives_under_the_clients_token_at_another_replica(tmp_path: Path) -> None:
     async with (
         older_server(tmp_path, KEEPS) as up,

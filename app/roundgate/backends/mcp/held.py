@@ -576,7 +576,7 @@ async def _set_log_level(connection: Connection, level: str | None) -> None:
 
 
 async def _end_session(connection: Connection) -> None:
-    with suppress(ClientError):
+    with suppress(ClientError, BackendError):  # BackendError: a credential is unavailable
         await connection.link.end_session()
 
 
@@ -897,6 +897,8 @@ class _HeldCall:
             return _error(-32602, f"{method[:40]} is not supported in this form")
         if not is_supported:
             return _error(-32601, f"The client did not declare that it can answer {method}")
+        if self.left_ms <= 0:  # earlier questions have used up the time for answers
+            return _cancelled(request)
         link = self.connection.link
         if not (isinstance(link, Link) and link.can_detach):
             if not self.calls.can_hold:
