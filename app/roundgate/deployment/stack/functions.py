@@ -27,23 +27,14 @@ from typing import Any
 import httpx
 
 from roundgate.deployment import machine
+from roundgate.deployment.stack.runtime_api import InvocationFailed
 from roundgate.deployment.template import Function
-from roundgate.errors import Inside
 
 START_S = 20
 MAX_PAYLOAD_BYTES = 6 * 1024 * 1024
 """The limit on an event as JSON, in bytes. The emulator itself limits answers to 100 bytes more, as
 AWS does."""
 INVOCATION = "/2015-03-31/functions/function/invocations"
-
-
-class InvocationFailed(Inside):
-    """A function of the local stack raised an error, timed out, or its environment died. `said` is
-    AWS's response to the invoker."""
-
-    def __init__(self, message: str, error: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message)
-        self.said = error or {"errorType": "Runtime.ExitError", "errorMessage": message}
 
 
 class PayloadTooLarge(InvocationFailed):
