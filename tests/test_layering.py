@@ -34,7 +34,7 @@ LAYERS = [
 """Bottom first. A module imports from its own package and from layers below it, never from beside or above."""
 
 HOMES = {
-    "fastapi": {"http.events", "http.routes", "main"},
+    "fastapi": {"http.events", "http.routes", "main", "lambda_http", "lambda_stream"},
     "starlette": {"http", "main", "lambda_http", "lambda_stream", "deployment.stack"},
     "mangum": {"lambda_http", "lambda_stream"},
     "h11": {"lambda_stream", "deployment.stack"},

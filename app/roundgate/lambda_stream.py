@@ -4,7 +4,7 @@ place of the Python runtime, which returns a response only when it is complete.
 The wrapper script of the package (AWS_LAMBDA_EXEC_WRAPPER) starts this module. The app's lifespan
 begins in the init phase, and one event loop serves all invocations:
 
-    GET  invocation/next            wait for an event
+    GET  invocation/next            wait for an event of a REST API, or of its authorizer
     POST invocation/ID/response     the head as JSON, 8 NUL bytes, and the body as the app sends it
     POST invocation/ID/error        the app failed before its head; later, trailers of the response
 
@@ -32,10 +32,12 @@ with kept():
     from typing import TypeAlias
 
     import h11
+    from fastapi import FastAPI
     from mangum import Mangum
     from starlette.types import Message, Scope
 
-    from roundgate.errors import Inside
+    from roundgate.auth import Verifier
+    from roundgate.errors import AuthError, GatewayError, Inside
     from roundgate.lambda_http import Hosted, bad_request, check, make_hosted
 
 Fields: TypeAlias = Sequence[tuple[str, str]]
@@ -178,6 +180,11 @@ class Answer:
             self.is_complete = True
             await self._exchange.end()
 
+    async def whole(self, value: Any) -> None:
+        """Send a JSON value as the response, unstreamed."""
+        self.is_complete = True
+        await post(self._api, f"{self._path}/response", (), json.dumps(value).encode())
+
     async def fail(self, kind: str) -> None:
         """Report that the app failed, by the kind of its error: the client gets a 502, or a stream
         that breaks off."""
@@ -216,10 +223,14 @@ def described(kind: str) -> bytes:
 
 async def report(api: str, path: str, kind: str) -> None:
     """Report an error of the function to the Runtime API."""
-    error = described(kind)
-    fields = ((ERROR_TYPE, kind), ("Content-Length", str(len(error))))
+    await post(api, path, ((ERROR_TYPE, kind),), described(kind))
+
+
+async def post(api: str, path: str, headers: Fields, body: bytes) -> None:
+    """Send a request with a body of known length."""
+    fields = (*headers, ("Content-Length", str(len(body))))
     exchange = await Exchange.begin(api, "POST", path, fields)
-    await exchange.send(error)
+    await exchange.send(body)
     await exchange.end()
 
 
@@ -234,11 +245,48 @@ async def next_invocation(api: str) -> Invocation:
     )
 
 
+async def decide(app: FastAPI, event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whether API Gateway lets a token pass, as the policy of a Lambda authorizer. API
+    Gateway refuses with the challenge of the template, because it renames the challenge of a
+    function. The gateway verifies each request itself, for its endpoint and its scopes.
+    """
+    headers = {name.lower(): value for name, value in (event.get("headers") or {}).items()}
+    authorization = str(headers.get("authorization", "")).encode("utf-8", "replace")
+    verifiers = app.state.verifiers.values()
+    effect = "Allow" if await _is_accepted(authorization, verifiers) else "Deny"
+    api, stage, *_ = event["methodArn"].split("/")
+    statement = {
+        "Action": "execute-api:Invoke",
+        "Effect": effect,
+        "Resource": f"{api}/{stage}/*",  # API Gateway keeps the policy for the token at all paths
+    }
+    policy = {"Version": "2012-10-17", "Statement": [statement]}
+    return {"principalId": "caller", "policyDocument": policy}
+
+
+async def _is_accepted(authorization: bytes, verifiers: Iterable[Verifier]) -> bool:
+    """Return False if no endpoint takes the token. If that is unknown, the gateway answers."""
+    for verifier in verifiers:
+        try:
+            await verifier.principal(authorization, None)
+        except AuthError as error:
+            if error.status != 401:
+                return True
+        except GatewayError:  # the keys of the issuer are unavailable
+            return True
+        else:
+            return True
+    return False
+
+
 async def respond(api: str, app: Hosted, adapter: Mangum, invocation: Invocation) -> None:
     """Run the app for an event, and stream its response."""
     answer = Answer(api, invocation.aws_request_id)
     try:
         check(invocation.event)
+        if invocation.event.get("type") == "REQUEST":
+            await answer.whole(await decide(app.app, invocation.event))
+            return
         try:
             scope, answer.body = _request(adapter, invocation)
         except ValueError:  # Mangum cannot read the head

@@ -14,6 +14,7 @@ FUNCTION: Final = "arn:aws:lambda:eu-central-1:123456789012:function:orders"
 CERTIFICATE: Final = "arn:aws:acm:eu-central-1:123456789012:certificate/12345678"
 MATTERS: Final[Choices] = {
     "PublicUrl": ("", "https://mcp.example.com"),
+    "ApiType": ("http", "rest"),
     "StageName": ("$default", "prod"),
     "ApiEndpoint": ("auto", "enabled", "disabled"),
     "DomainName": ("", "mcp.example.com"),

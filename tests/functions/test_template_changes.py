@@ -22,10 +22,20 @@ KEEP_STATE = {
     "AWS::ApiGatewayV2::Api",
 }
 """Never replaced: rows, messages, keys, and the id in the API's URL."""
-REPLACED_BY = {"StageName": ["ApiStage"], "SnapStart": ["ApiPermission"]}
+OF_AN_HTTP_API = [
+    *("Api", "ApiIntegration", "ApiLog", "ApiPermission", "ApiStage", "ApiThrottlesAlarm"),
+    *("DefaultRoute", "EventRoute", "HealthRoute", "MetadataRoute", "PreflightRoute"),
+    "ThrottledRequests",
+]
+REPLACED_BY = {
+    "StageName": ["ApiStage"],
+    "SnapStart": ["ApiPermission"],
+    "ApiType": OF_AN_HTTP_API,  # another API, and so another URL without a domain
+}
 """The resources that another value of a parameter replaces; of all others it replaces none."""
 NAMED = {
     *("AWS::ApiGatewayV2::Stage", "AWS::Lambda::EventInvokeConfig"),  # only within their parent
+    *("AWS::ApiGateway::Stage", "AWS::ApiGateway::Method"),
     "AWS::ApiGatewayV2::DomainName",  # a name that the user owns
 }
 """Types that may have a physical name."""
@@ -71,7 +81,8 @@ def lost_or_replaced(source: dict[str, Any]) -> Iterator[str]:
         found = replaced(before, resources(source, parameters))
         if found != REPLACED_BY.get(changed.partition("=")[0], []):
             yield f"{changed} replaces {', '.join(found) or 'nothing'}"
-        yield from (f"{changed} loses {one}" for one in found if before[one]["Type"] in KEEP_STATE)
+        lost = (one for one in found if before[one]["Type"] in KEEP_STATE)
+        yield from (f"{changed} loses {one}" for one in lost if changed != "ApiType=rest")
 
 
 def unreleased(source: dict[str, Any]) -> Iterator[str]:

@@ -97,6 +97,8 @@ def _deploy(arguments: argparse.Namespace) -> int:
     planned = planned_from(path, deploying.parameters(deploy_options, stored)["Architecture"])
     print(*planned.lines(), sep="\n")
     written = _make(planned, path.parent / ".build")
+    says = {**stored, **deploying.parameters(deploy_options, stored)}
+    template.name_deployment(written, deploying.release_digest(says, written))
     for remark in deploying.remarks(deploy_options, path, stored):
         print(remark)
     commands = deploying.commands(deploy_options, stored, written, machine.sam())

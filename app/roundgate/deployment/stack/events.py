@@ -25,11 +25,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from roundgate.deployment.stack.functions import (
-    InvocationFailed,
     PayloadTooLarge,
     Pool,
     Throttled,
 )
+from roundgate.deployment.stack.runtime_api import InvocationFailed
 
 INTEGRATION_S: Final = 30
 MAX_REQUEST_BYTES: Final = 10 * 1024 * 1024

@@ -158,7 +158,8 @@ class RuntimeApi:
     async def _take(
         self, connection: _Connection, streamed: Streamed, headers: Mapping[str, str]
     ) -> None:
-        if any(headers.get(name) != value for name, value in STREAMING.items()):
+        is_whole = "lambda-runtime-function-response-mode" not in headers
+        if not is_whole and any(headers.get(name) != value for name, value in STREAMING.items()):
             streamed.fail({"errorType": "Runtime.BadResponse", "errorMessage": f"{headers}"})
             return
         streamed._writer = connection.writer
