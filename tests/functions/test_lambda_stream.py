@@ -45,12 +45,16 @@ async def serving(app: App) -> AsyncIterator[RuntimeApi]:
     finally:
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
-        await api.close()
+        api.close()
 
 
 def event(**members: Any) -> dict[str, Any]:
     """An event of a REST API."""
     return {**recorded("rest_api_v1"), **members}
+
+
+def invoked(api: RuntimeApi, event: Any, timeout_s: float = 30) -> Streamed:
+    return api.invoke(Streamed(json.dumps(event).encode(), timeout_s))
 
 
 async def whole(streamed: Streamed) -> tuple[Head, bytes]:
@@ -88,7 +92,7 @@ async def test_each_part_arrives_before_the_app_may_send_the_next() -> None:
         await send(part(b""))
 
     async with serving(app) as api:
-        chunks = api.invoke(event(), 30).chunks()
+        chunks = invoked(api, event()).chunks()
         head, rest = await parted(chunks)  # before any gate is open
         assert head == Head(200, [("content-type", "text/event-stream")])
         assert rest == b""
@@ -107,7 +111,7 @@ async def test_the_head_has_every_header_and_each_cookie_alone() -> None:
         await send(part(b"no"))
 
     async with serving(app) as api:
-        head, body = await whole(api.invoke(event(), 30))
+        head, body = await whole(invoked(api, event()))
     assert head.status == 404
     assert [*head.headers] == [
         ("vary", "Origin, Accept"),
@@ -124,7 +128,7 @@ async def test_a_response_without_a_body_has_its_head() -> None:
         await send(part(b""))
 
     async with serving(app) as api:
-        assert await whole(api.invoke(event(), 30)) == (Head(202, []), b"")
+        assert await whole(invoked(api, event())) == (Head(202, []), b"")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +142,7 @@ async def test_a_response_without_a_body_has_its_head() -> None:
 )
 async def test_the_app_gets_the_body_of_the_event(members: dict[str, Any], body: bytes) -> None:
     async with serving(hello) as api:
-        assert (await whole(api.invoke(event(**members), 30)))[1] == b"/mcp " + body
+        assert (await whole(invoked(api, event(**members))))[1] == b"/mcp " + body
 
 
 async def test_the_app_gets_queries_and_repeated_headers() -> None:
@@ -150,7 +154,7 @@ async def test_the_app_gets_queries_and_repeated_headers() -> None:
     asked = event(multiValueQueryStringParameters={"a": ["1", "2 3"]})
     asked["multiValueHeaders"] = {"Accept": ["text/event-stream", "application/json"]}
     async with serving(app) as api:
-        _, body = await whole(api.invoke(asked, 30))
+        _, body = await whole(invoked(api, asked))
     assert body == b"a=1&a=2+3 text/event-stream, application/json"
 
 
@@ -165,10 +169,10 @@ async def test_the_app_gets_queries_and_repeated_headers() -> None:
 )
 async def test_an_event_that_is_no_request_is_answered_400(broken: dict[str, Any]) -> None:
     async with serving(hello) as api:
-        head, body = await whole(api.invoke(event(**broken), 30))
+        head, body = await whole(invoked(api, event(**broken)))
         assert head.status == 400
         assert b"error" in body
-        assert (await whole(api.invoke(event(), 30)))[0].status == 200
+        assert (await whole(invoked(api, event())))[0].status == 200
 
 
 async def fails_before_its_head(scope: Any, receive: Any, send: Any) -> None:
@@ -190,7 +194,7 @@ async def test_an_app_that_fails_before_its_head_is_an_error_of_the_function(
     async with serving(app) as api:
         for _ in range(2):  # the loop goes on
             with pytest.raises(InvocationFailed) as failed:
-                await whole(api.invoke(event(), 30))
+                await whole(invoked(api, event()))
             assert failed.value.said["errorType"] == kind
             assert "hunter2" not in json.dumps(failed.value.said)
 
@@ -205,7 +209,7 @@ async def test_an_app_that_fails_after_its_head_breaks_the_stream_off(raises: bo
 
     async with serving(app) as api:
         for _ in range(2):
-            chunks = api.invoke(event(), 30).chunks()
+            chunks = invoked(api, event()).chunks()
             head, rest = await parted(chunks)
             assert head.status == 200
             assert (rest or await anext(chunks)) == b"one"
@@ -217,10 +221,11 @@ async def test_an_app_that_fails_after_its_head_breaks_the_stream_off(raises: bo
 
 async def test_an_event_of_another_kind_is_an_error_of_the_function() -> None:
     async with serving(hello) as api:
-        for odd in ({"Records": []}, [], "text", {"requestContext": {}}):
+        odd_events: list[Any] = [{"Records": []}, [], "text", {"requestContext": {}}]
+        for odd in odd_events:
             with pytest.raises(InvocationFailed):
-                await whole(api.invoke(odd, 30))
-        assert (await whole(api.invoke(event(), 30)))[0].status == 200
+                await whole(invoked(api, odd))
+        assert (await whole(invoked(api, event())))[0].status == 200
 
 
 async def test_a_receiver_that_leaves_is_a_client_that_hung_up() -> None:
@@ -238,11 +243,11 @@ async def test_a_receiver_that_leaves_is_a_client_that_hung_up() -> None:
         told.set()
 
     async with serving(app) as api:
-        streamed = api.invoke(event(), 30)
+        streamed = invoked(api, event())
         await parted(streamed.chunks())
         streamed.leave()
         await told.wait()
-        again = api.invoke(event(), 30)
+        again = invoked(api, event())
         assert (await parted(again.chunks()))[0].status == 200
         again.leave()
 
@@ -253,7 +258,7 @@ async def test_the_app_knows_how_long_the_invocation_may_take() -> None:
         await send(part(str(scope["aws.context"].get_remaining_time_in_millis()).encode()))
 
     async with serving(app) as api:
-        assert 540_000 < int((await whole(api.invoke(event(), 600)))[1]) <= 600_000
+        assert 540_000 < int((await whole(invoked(api, event(), 600)))[1]) <= 600_000
 
 
 async def test_invocations_share_one_event_loop_and_leave_nothing_behind() -> None:
@@ -265,7 +270,7 @@ async def test_invocations_share_one_event_loop_and_leave_nothing_behind() -> No
 
     async with serving(app) as api:
         for _ in range(50):
-            assert (await whole(api.invoke(event(), 30)))[1].startswith(b"/mcp ")
+            assert (await whole(invoked(api, event())))[1].startswith(b"/mcp ")
         assert len(loops) == 1
         assert not api._running
 
@@ -292,7 +297,7 @@ async def running(environ: Mapping[str, str]) -> AsyncIterator[tuple[RuntimeApi,
         if process.returncode is None:
             process.kill()
         await process.communicate()
-        await api.close()
+        api.close()
 
 
 async def test_progress_of_a_tool_leaves_the_function_as_it_is_made(
@@ -304,7 +309,7 @@ async def test_progress_of_a_tool_leaves_the_function_as_it_is_made(
     message["params"]["_meta"]["progressToken"] = "p"
     asked["body"] = json.dumps(message)
     async with running(environ) as (api, _):
-        chunks = api.invoke(asked, 60).chunks()
+        chunks = invoked(api, asked, 60).chunks()
         for step in range(1, 4):
             (tmp_path / str(step)).touch()
             if step == 1:
@@ -318,14 +323,14 @@ async def test_progress_of_a_tool_leaves_the_function_as_it_is_made(
         rest = b"".join([chunk async for chunk in chunks])
         assert b"counted" in rest
         plain = asking("rest_api_v1", "tools/call", {"name": "greet", "arguments": {"name": "A"}})
-        head, body = await whole(api.invoke(plain, 60))
+        head, body = await whole(invoked(api, plain, 60))
         assert json.loads(body)["result"]["content"][0]["text"] == "Hello, A!"
 
 
 async def test_a_stop_signal_ends_the_process_properly(environ: dict[str, str]) -> None:
     async with running(environ) as (api, process):
         plain = asking("rest_api_v1", "tools/list")
-        assert (await whole(api.invoke(plain, 60)))[0].status == 200
+        assert (await whole(invoked(api, plain, 60)))[0].status == 200
         process.send_signal(signal.SIGTERM)
         _, errors = await process.communicate()
         assert (process.returncode, errors) == (0, b"")

@@ -144,7 +144,12 @@ async def _serve_stack(arguments: argparse.Namespace, directory: Path, more: dic
     from roundgate.deployment.stack.stack import running
 
     counts = {name: getattr(arguments, name) for name in ("gateways", "workers", "executions")}
-    others = {"port": arguments.port, "functions": arguments.functions, "more": more}
+    others = {
+        "port": arguments.port,
+        "api": arguments.api,
+        "functions": arguments.functions,
+        "more": more,
+    }
     async with running(directory, directory / "zips", **counts, **others) as stack:
         if arguments.demo:
             return await demo.show(stack)

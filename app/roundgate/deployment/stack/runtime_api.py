@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -52,35 +53,38 @@ class Streamed:
     timeout_s: float
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     _arrived: asyncio.Queue[bytes | Exception | None] = field(default_factory=asyncio.Queue)
-    _is_over: asyncio.Event = field(default_factory=asyncio.Event)
+    ends_s: float = math.inf
+    """The time of `time.monotonic` at which the function has to have ended; unknown until it has
+    the event."""
+    error: Exception | None = None
+    """The error with which the response has ended."""
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
     _writer: asyncio.StreamWriter | None = None
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the chunks of the stream as they arrive. Raise InvocationFailed if it breaks off."""
+        """Yield the chunks of the response as they arrive. Raise InvocationFailed if it fails."""
         while (item := await self._arrived.get()) is not None:
             if isinstance(item, Exception):
                 raise item
             yield item
 
-    async def over(self) -> None:
-        """Wait until the function has ended its response."""
-        await self._is_over.wait()
-
     def fail(self, said: Mapping[str, Any]) -> None:
-        """End the response with an error."""
+        """End the response with the function's report of an error."""
         message = f"{said.get('errorType')}: {said.get('errorMessage')}"
-        self._end(InvocationFailed(message, said))
+        self.end(InvocationFailed(message, said))
 
     def leave(self) -> None:
         """Close the function's connection, as if Lambda no longer took the response."""
         if self._writer is not None:
             self._writer.transport.abort()
-        self._end(None)
+        self.end(None)
 
-    def _end(self, how: Exception | None) -> None:
-        if not self._is_over.is_set():
-            self._is_over.set()
-            self._arrived.put_nowait(how)
+    def end(self, error: Exception | None) -> None:
+        """End the response, unless it has ended."""
+        if not self.is_over.is_set():
+            self.error = error
+            self.is_over.set()
+            self._arrived.put_nowait(error)
 
 
 class RuntimeApi:
@@ -99,17 +103,15 @@ class RuntimeApi:
         host, port = self._server.sockets[0].getsockname()
         return f"{host}:{port}"
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Stop listening, and end all connections."""
         if self._server is not None:
             self._server.close()
         for connection in self._connections:
             connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
 
-    def invoke(self, event: Any, timeout_s: float) -> Streamed:
-        """Queue an event; return its invocation."""
-        streamed = Streamed(json.dumps(event).encode(), timeout_s)
+    def invoke(self, streamed: Streamed) -> Streamed:
+        """Queue an invocation, and return it."""
         self._waiting.put_nowait(streamed)
         return streamed
 
@@ -118,7 +120,7 @@ class RuntimeApi:
         assert task is not None
         self._connections.add(task)
         try:
-            with suppress(OSError, h11.RemoteProtocolError):
+            with suppress(OSError, h11.RemoteProtocolError, asyncio.CancelledError):
                 await self._exchange(_Connection(reader, writer))
         finally:
             self._connections.discard(task)
@@ -146,6 +148,7 @@ class RuntimeApi:
     async def _send_next(self, connection: _Connection) -> None:
         streamed = await self._waiting.get()
         self._running[streamed.id] = streamed
+        streamed.ends_s = time.monotonic() + streamed.timeout_s
         deadline_ms = int((time.time() + streamed.timeout_s) * 1000)
         headers = [
             ("Lambda-Runtime-Aws-Request-Id", streamed.id),
@@ -174,7 +177,7 @@ class RuntimeApi:
         if "lambda-runtime-function-error-type" in trailers:
             body = trailers["lambda-runtime-function-error-body"]
             streamed.fail(json.loads(base64.b64decode(body)))
-        streamed._end(None)
+        streamed.end(None)
         await connection.answer(202)
 
 
