@@ -76,7 +76,7 @@ HOMES = {
     "cryptography": {"tokens.sealed", "client.auth", "net.oauth"},
     "jwt": {"auth", "client.auth", "net.oauth"},
     "asyncpg": {"storage.postgres"},
-    "botocore": {"aws", "deployment.deploying"},
+    "botocore": {"aws", "deployment.deploying", "deployment.upload"},
     "opentelemetry": {"observability"},
     "prometheus_client": {"observability.exposition"},
     "sqlite3": {"storage.sqlite", "testing.instances"},

@@ -116,6 +116,12 @@ def test_each_alarm_has_something_to_fire_on_and_something_to_keep_quiet_on(
     assert known.keys() == FIRES.keys() == QUIET.keys()
 
 
+def test_errors_of_a_rest_api_are_counted_under_the_names_that_it_has() -> None:
+    of_rest = alarms(Template(ROOT / "template.yaml", {"ApiType": "rest"}, NAMES))
+    (metric,) = of_rest["ApiErrorsAlarm"].metrics
+    assert (metric.name, dict(metric.dimensions)) == ("5XXError", {"ApiName": "roundgate"})
+
+
 def test_the_age_of_the_oldest_message_alarms_nobody(known: dict[str, Alarm]) -> None:
     """It counts messages that a worker has, and so every long turn; and those of dead workers for
     90 minutes."""
