@@ -70,6 +70,7 @@ HOMES = {
             "backends.python.modules",
         ),
         *("backends.http.service", "net.http"),
+        "lambda_stream",  # Lambda's deadlines are times of day
         "deployment",  # waits for processes of its own
     },
     "secrets": {"tokens.keys", "deployment.stack.functions"},

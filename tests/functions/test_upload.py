@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 from roundgate.deployment import upload
+from roundgate.deployment.template import Template
 from roundgate.errors import UsageError
 from tests.support import moto_server
+from tests.support.dynamodb import ROOT
 
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("moto")
@@ -74,6 +77,24 @@ def test_what_is_there_is_not_sent_again_and_other_code_has_another_key(
     assert (second[0] != first[0], second[1]) == (True, first[1])
     assert len(sent) == 1
     assert len(keys(s3, "releases-2")) == 3
+
+
+def test_the_template_in_the_bucket_names_the_code_there(
+    s3: Any, zips: list[Path], tmp_path: Path
+) -> None:
+    s3.create_bucket(Bucket="releases-3")
+    (tmp_path / "rotation").mkdir()
+    (tmp_path / "rotation/rotate_keys.py").write_text("code")
+    shutil.copyfile(ROOT / "template.yaml", tmp_path / "template.yaml")
+    *code, template = upload.publish(tmp_path, "releases-3")
+    stored = s3.get_object(Bucket="releases-3", Key=template.rpartition("/")[2])["Body"].read()
+    assert stored == (tmp_path / "template.yaml").read_bytes()
+    source = Template(tmp_path / "template.yaml").source["Resources"]
+    functions = ("GatewayFunction", "WorkerFunction", "RotationFunction")
+    assert [source[name]["Properties"]["CodeUri"] for name in functions] == code
+    assert all(url.startswith("s3://releases-3/") for url in code)
+    assert source["RestStage"]["Properties"]["DeploymentId"]["Ref"] in source
+    assert upload.publish(tmp_path, "releases-3") == [*code, template], "the same again"
 
 
 def test_a_bucket_that_is_not_there_is_named(s3: Any, zips: list[Path]) -> None:

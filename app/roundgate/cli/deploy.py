@@ -40,8 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
             if not arguments.list:
                 out = _make(planned, arguments.out or path.parent / ".build").parent
                 if arguments.s3 is not None:
-                    zips = [out / f"{function.name}.zip" for function in packaging.FUNCTIONS]
-                    print(*upload.upload(zips, arguments.s3), sep="\n")
+                    print(*upload.publish(out, arguments.s3), sep="\n")
         case "deploy":
             return _deploy(arguments)
         case "stack":

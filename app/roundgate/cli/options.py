@@ -182,7 +182,7 @@ def _add_deployment(commands: Commands) -> None:
     package.add_argument("--arch", choices=architectures, default="arm64", help=about)
     about = "output folder (default: .build beside gateway.yaml)"
     package.add_argument("--out", type=Path, help=about)
-    about = "also put the zips into a bucket, for other tools to deploy, and print their URLs"
+    about = "also put the zips and the template into a bucket, and print their URLs"
     package.add_argument("--s3", metavar="BUCKET[/PREFIX]", help=about)
     _flag(package, "--lock", "resolve the newest versions of packages")
     _flag(package, "--list", "only list the contents")

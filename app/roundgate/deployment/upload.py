@@ -1,9 +1,11 @@
-"""`roundgate package --s3`: the zips in a bucket, for other tools than AWS SAM to deploy.
+"""`roundgate package --s3`: the zips and the template in a bucket, for other tools to deploy than AWS
+SAM.
 
-    .build/gateway.zip ──▶ s3://BUCKET/PREFIX/gateway-3f2a….zip
+    .build/gateway.zip     ──▶ s3://BUCKET/PREFIX/gateway-3f2a….zip  ◀── CodeUri ──┐
+    .build/template.yaml   ──▶ s3://BUCKET/PREFIX/template-91bc….yaml ─────────────┘
 
-The key is a digest of the zip, so equal code has one address, and a changed address is a change that
-Terraform, CDK and CloudFormation deploy. A zip that is there is not sent again.
+A key contains a digest of the content, so equal code has one address, and a changed address is a
+change that Terraform, CDK and CloudFormation deploy. A file that is there is not sent again.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from roundgate.deployment import packaging, template
 from roundgate.errors import UsageError
 
 DIGEST: Final = 32
@@ -26,11 +29,23 @@ UNKNOWN_KEYS: Final = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidTo
 ELSEWHERE: Final = {"301", "PermanentRedirect", "AuthorizationHeaderMalformed"}
 
 
-def upload(zips: Iterable[Path], location: str) -> list[str]:
-    """Put zips into a bucket; return their URLs.
+def publish(out: Path, location: str) -> list[str]:
+    """Put a package into a bucket, and its addresses into its template; return the URLs of all files,
+    the template last. Raise UsageError as `upload` does."""
+    rotation = out / "rotation.zip"
+    packaging.pack(out / "rotation", rotation)
+    zips = [*(out / f"{function.name}.zip" for function in packaging.FUNCTIONS), rotation]
+    urls = dict(zip((path.name for path in zips), upload(zips, location), strict=True))
+    urls["rotation"] = urls.pop(rotation.name)
+    template.point_to(out / "template.yaml", urls)
+    return [*urls.values(), *upload([out / "template.yaml"], location)]
+
+
+def upload(files: Iterable[Path], location: str) -> list[str]:
+    """Put files into a bucket; return their URLs.
 
     Args:
-        zips: the files.
+        files: the files.
         location: `BUCKET` or `BUCKET/PREFIX`, with or without `s3://` in front.
 
     Raises:
@@ -44,12 +59,12 @@ def upload(zips: Iterable[Path], location: str) -> list[str]:
     prefix = prefix.strip("/")
     try:
         client = _client()
-        return [_placed(client, path, bucket, f"{prefix}/" if prefix else "") for path in zips]
+        return [_placed(client, path, bucket, f"{prefix}/" if prefix else "") for path in files]
     except ClientError as error:
         raise UsageError(_explained(error, bucket, prefix)) from None
     except BotoCoreError as error:
         raise UsageError(
-            f"The zips cannot be sent to S3: {error}\n"
+            f"The package cannot be sent to S3: {error}\n"
             "Configure credentials and a region, for example with `aws sso login` or AWS_PROFILE."
         ) from None
 
@@ -61,12 +76,12 @@ def _client() -> Any:
 
 
 def _placed(client: Any, path: Path, bucket: str, prefix: str) -> str:
-    """Put one zip into the bucket unless it is there; return its URL."""
+    """Put one file into the bucket unless it is there; return its URL."""
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()[:DIGEST]
     key = f"{prefix}{path.stem}-{digest}{path.suffix}"
     if not _is_there(client, bucket, key):
-        client.put_object(Bucket=bucket, Key=key, Body=content, ContentType="application/zip")
+        client.put_object(Bucket=bucket, Key=key, Body=content)
     return f"s3://{bucket}/{key}"
 
 
