@@ -370,7 +370,7 @@ def test_a_default_in_the_documentation_is_the_one_in_the_code(model: type[Model
         }
 
 
-def test_secrets_may_be_in_files_and_their_own_variables_come_first(tmp_path: Path) -> None:
+def test_secrets_may_be_in_files_which_come_first(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("abc,def\n")
     (tmp_path / "store").write_text("postgresql://user:s3cr3t@host/db\n")
     files = {
@@ -380,7 +380,7 @@ def test_secrets_may_be_in_files_and_their_own_variables_come_first(tmp_path: Pa
     using = from_environment(files)
     assert using.state_keys == "abc,def"
     assert using.postgresql_url == "postgresql://user:s3cr3t@host/db"
-    assert from_environment(files | {"GATEWAY_STORE": "dynamodb://table"}).postgresql_url is None
+    assert from_environment(files | {"GATEWAY_STORE": "sqlite:////a/b"}) == using
     assert "s3cr3t" not in repr(using)
 
 

@@ -170,7 +170,7 @@ class Settings:
 
 def from_environment(environ: Mapping[str, str]) -> Settings:
     """Return the settings in environment variables. An empty variable counts as unset. The text of
-    a secret may be in a file; its own variable takes precedence.
+    a secret may be in a file, which takes precedence over the variable.
 
     Raises:
         ConfigError: lists every invalid variable, with its possible values.
@@ -183,7 +183,7 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     problems = []
     for name in _SECRETS:
         path = environ.get(_variable(f"{name}_file"))
-        if path and name not in values:
+        if path:
             try:
                 values[name] = _text_of(path)
             except ValueError as error:
