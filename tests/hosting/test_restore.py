@@ -31,7 +31,9 @@ from tests.support.worker import working
 
 RUNBOOK = ROOT / "docs/runbooks/restore.md"
 CONFIG = """
-tasks: {lease_s: 3, clock_skew_s: 0.5, requeue_after_s: 1, requeue_at_most_s: 1, sweep_every_s: 0.2, poll_interval_ms: 100}
+tasks:
+  {lease_s: 3, clock_skew_s: 0.5, requeue_after_s: 1, requeue_at_most_s: 1, sweep_every_s: 0.2,
+   poll_interval_ms: 100}
 backends: [{kind: python, name: own, prefix: "", path: tools.py}]
 """
 
