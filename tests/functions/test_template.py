@@ -411,6 +411,22 @@ def test_a_sweep_is_over_before_the_next_and_is_neither_late_nor_repeated(
     assert asynchronous["MaximumEventAgeInSeconds"] <= 60
 
 
+def test_further_sweepers_are_invocations_of_their_own_which_share_the_shards() -> None:
+    """Each takes shards that no other has (`tasks.sweep`), so four rules are four targets."""
+    four = permissions.deployed(Sweepers="4")
+    rules = list(map(four.properties, four.named("AWS::Events::Rule")))
+    assert [rule.get("State", "ENABLED") for rule in rules] == ["ENABLED"] * 4
+    (target,) = {json.dumps(rule["Targets"][0]["Arn"]) for rule in rules}
+    assert target == '"unknown:WorkerFunction.Arn"'
+    assert {rule["Targets"][0]["Input"] for rule in rules} == {'{"task": "sweep"}'}
+    callers = [
+        permission["SourceArn"]
+        for permission in map(four.properties, four.named("AWS::Lambda::Permission"))
+        if permission["Principal"] == "events.amazonaws.com"
+    ]
+    assert len(set(callers)) == 4
+
+
 def test_a_task_shares_a_worker_only_where_that_is_asked_for(template: Template) -> None:
     assert template.function("WorkerFunction").events["Tasks"]["Properties"]["BatchSize"] == 1
 
