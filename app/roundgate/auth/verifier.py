@@ -116,7 +116,7 @@ def _principal(claims: Mapping[str, Any]) -> Principal:
             "invalid_token",
             "The token's sub and client_id must be strings, and sub must not be empty",
         )
-    return Principal(issuer, subject, client_id, scopes, parse_moment(claims["exp"]))
+    return Principal(issuer, subject, client_id, scopes, parse_moment(claims["exp"]), claims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,8 @@ class AuthorizerVerifier:
             _scopes(claims.get(config.scope_claim)),
             parse_moment(claims.get("exp")),
         )
-        principal = Principal(config.issuer, subject, client_id, scopes, expires_at_s)
+        listed = {name: _parse_list(claim) for name, claim in claims.items()}
+        principal = Principal(config.issuer, subject, client_id, scopes, expires_at_s, listed)
         if not principal.scopes.issuperset(config.scopes):
             raise InsufficientScope("every call", config.scopes)
         return principal
@@ -173,3 +174,10 @@ def _scopes(granted: Any) -> frozenset[str]:
     return parse_scopes(
         granted.strip("[]").replace(",", " ") if isinstance(granted, str) else granted
     )
+
+
+def _parse_list(claim: Any) -> Any:
+    """Return the items of a list that an HTTP API writes as text in brackets, with spaces between
+    items; any other claim unchanged."""
+    is_list = isinstance(claim, str) and claim.startswith("[") and claim.endswith("]")
+    return claim[1:-1].replace(",", " ").split() if is_list else claim
