@@ -150,6 +150,10 @@ class Rule:
             wrong.append("hint")
         return wrong
 
+    def caller_mismatches(self, caller: Caller) -> list[str]:
+        """Return the members about the caller that do not match a caller."""
+        return [member for member, matches in self.of_caller if not matches(caller)]
+
     def is_for(self, caller: Caller) -> bool:
         """Return whether the rule applies to a caller. If that is unknown, a rule that denies
         applies, and a rule that allows does not."""
