@@ -330,6 +330,9 @@ class Calls:
             takes_unasked=served is not None and served.tool.unasked_answers,
             round=round_,
             trail=self._trail,
+            authorize=None
+            if served is None or served.rules is None
+            else served.rules.authorizer(context.principal),
             texts=self._texts,
             rows_of=self._rows_of,
             read=self._read,

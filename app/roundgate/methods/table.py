@@ -46,7 +46,7 @@ def make_methods(
         parts,
         catalog_features(catalog, streams=parts.streams),
         Results(result_format, parts.clock),
-        Scopes(catalog, are_checked=config.auth != "none"),
+        Scopes(catalog, parts.rates.metrics, are_checked=config.auth != "none"),
         Calls(
             parts.sealer,
             parts.clock,

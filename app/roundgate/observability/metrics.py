@@ -119,7 +119,7 @@ class Instruments:
             explicit_bucket_boundaries_advisory=STORE_S,
         )
         self.refused = meter.create_counter(
-            "roundgate.calls.refused", description="Calls beyond a limit"
+            "roundgate.calls.refused", description="Calls beyond a limit, or refused by a rule"
         )
         self.missing = meter.create_gauge(
             "roundgate.backends.missing", description="Back ends that are not served"
@@ -218,7 +218,8 @@ class Metrics:
                 made.queued.set(queued)
 
     def refused(self, row: str) -> None:
-        """Record that a call was beyond a limit. `row` names the row of `rate`."""
+        """Record that a call was beyond a limit, or refused by a rule. `row` names the row of `rate`,
+        or the rule of `policy`."""
         self.embed("call refused", {"refused": 1})
         if made := instruments():
             made.refused.add(1, {"limit": row})
