@@ -134,13 +134,19 @@ def _contents(raw: Json, uris: Uris, server: str) -> ResourceContents:
         UnexpectedAnswer: the contents have no URI, or neither text nor base64.
     """
     uri, text, blob, meta = (raw.get(name) for name in ("uri", "text", "blob", "_meta"))
+    kind = raw.get("mimeType")
     passed_meta = own_meta(meta) or None if isinstance(meta, dict) else None
-    own = ("uri", "text", "blob", "mimeType", "_meta")
-    others = {name: value for name, value in raw.items() if name not in own}
+    known = {"uri": uri, "mimeType": kind, "_meta": passed_meta}
+    known |= {"text": text} if isinstance(text, str) else {"blob": blob}
+    forwarded = {  # in the server's order
+        name: value
+        for name, value in raw.items()
+        if name not in ("uri", "text", "blob", "mimeType", "_meta") or known.get(name) is not None
+    }
     if isinstance(uri, str) and isinstance(text, str):
-        return TextResourceContents(uris.ours(uri), text, raw.get("mimeType"), passed_meta, others)
+        return TextResourceContents(uris.ours(uri), text, kind, passed_meta, forwarded)
     if isinstance(uri, str) and isinstance(blob, str):
-        return BlobResourceContents(uris.ours(uri), blob, raw.get("mimeType"), passed_meta, others)
+        return BlobResourceContents(uris.ours(uri), blob, kind, passed_meta, forwarded)
     raise UnexpectedAnswer(f"{server} answered with contents that have neither text nor blob")
 
 
