@@ -3,7 +3,7 @@ All are forwarded unchanged, except for members that belong to one hop, and URIs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -150,14 +150,21 @@ def _contents(raw: Json, uris: Uris, server: str) -> ResourceContents:
     raise UnexpectedAnswer(f"{server} answered with contents that have neither text nor blob")
 
 
-def unlisted_resource(start: str, requests: Requests, config: PartConfig, uris: Uris) -> Resource:
-    """Return a resource that reads every URI that begins with `start`, listed or not.
+def unlisted_resource(
+    start: str,
+    requests: Requests,
+    config: PartConfig,
+    uris: Uris,
+    may_read: Callable[[str], bool],
+) -> Resource:
+    """Return a resource that reads every URI that begins with `start`, listed or not, if `may_read`
+    allows it.
 
     `include` selects from lists only; `exclude` applies to these URIs, too.
     """
 
     async def read(context: Context, uri: str, values: Mapping[str, Any]) -> ForwardedRead:
-        if config.excludes(uris.theirs(uri)):
+        if config.excludes(uris.theirs(uri)) or not may_read(uri):
             raise ResourceNotFound(uri)
         return await _read(requests, uris, context, uri, values)
 
