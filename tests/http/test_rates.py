@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from roundgate import Context, prompt, resource, tool
 from roundgate.errors import ConfigError
 from roundgate.methods import table
-from roundgate.methods.parts import Kit, Method
+from roundgate.methods.parts import Kit, Method, Methods
 from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.asgi import Client, built, client, config_file, config_of
@@ -370,7 +370,7 @@ UNCOUNTED = {
 def test_every_method_counts_unless_there_is_a_reason() -> None:
     tables: list[Mapping[str, Method[Any]]] = []
 
-    class Table(table.Methods):
+    class Table(Methods):
         def __init__(self, rows: Mapping[str, Method[Any]], kit: Kit) -> None:
             tables.append(rows)
             super().__init__(rows, kit)
