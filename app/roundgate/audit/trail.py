@@ -141,7 +141,11 @@ class Trail:
             self.record("asked", {**ids, "questions": digests})
 
     def answered(self, principal: Principal, task: str, answers: Mapping[str, Any]) -> None:
-        """Record a caller's answers to a task, before the task gets them; raise as `called` does."""
+        """Record a caller's answers to a task, before the task gets them.
+
+        Raises:
+            Unavailable: the record cannot be written, and such calls are refused.
+        """
         facts = {"task": task, "who": who(principal)}
         self.record("answered", {**facts, "answers": answer_facts(answers, self.digest)}, must=True)
         self._record_requests(task)
@@ -156,7 +160,11 @@ class Trail:
         )
 
     def cancelled(self, principal: Principal, task: str) -> None:
-        """Record that a caller cancels a task; raise as `called` does."""
+        """Record that a caller cancels a task.
+
+        Raises:
+            Unavailable: the record cannot be written, and such calls are refused.
+        """
         self.record("cancel", {"task": task, "who": who(principal)}, must=True)
         self._record_requests(task)
 
@@ -178,7 +186,11 @@ class Trail:
         self.record("policy", {**facts, "lost": list(lost)})
 
     def operator(self, action: str, task: str) -> None:
-        """Record that an operator acts on a task; raise as `called` does."""
+        """Record that an operator acts on a task.
+
+        Raises:
+            Unavailable: the record cannot be written, and such calls are refused.
+        """
         self.record(
             "operator", {"action": action, "task": task, "who": {"user": _user()}}, must=True
         )

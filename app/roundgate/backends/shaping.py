@@ -313,7 +313,7 @@ class _Arguments:
             name = override.name or own
             # if the new name belongs to an overridden argument, that argument's turn finds a collision
             if name in properties or (name != own and name in members and name not in overrides):
-                raise ValueError(f"two arguments would be called {name!r}")
+                raise ValueError(f"two arguments would be called {name!r}; choose another name")
             properties[name] = _described(member, override)
             if name != own:
                 names[name] = own

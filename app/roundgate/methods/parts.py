@@ -275,6 +275,9 @@ class Method(Generic[P]):
     params: type[P]
     requires: Mapping[str, Any] | None = None
     """The capabilities that the client must have declared."""
+    counts: bool = False
+    """Whether a request counts for the limits of its caller, because it asks a back end or runs a
+    handler. Calls of tools count at the tool (`methods.rates`)."""
 
 
 class Tools(Protocol):

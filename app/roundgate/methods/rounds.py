@@ -98,6 +98,8 @@ class RequestContext:
     """The address from which the request came."""
     is_counted: bool = True
     """Whether the request counts for the limits of its caller (`methods.rates`)."""
+    continued: asyncio.Future[Any] | None = None
+    """The work of the request that continues if its client hangs up; `None` if there is none."""
 
 
 @dataclass(slots=True)

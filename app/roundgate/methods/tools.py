@@ -85,15 +85,20 @@ class ToolMethods:
         )
         call = self._calls.call(context, round_, served)
         if served.tool.once:
-            return self._run_once(served, round_, call, params)
+            return self._run_once(served, round_, call, params, context)
         return self._run(served, round_, call)
 
     async def _run_once(
-        self, served: ServedTool, round_: Round, call: Call, params: CallToolParams
+        self,
+        served: ServedTool,
+        round_: Round,
+        call: Call,
+        params: CallToolParams,
+        context: RequestContext,
     ) -> Reply:
         try:
             return await self._once.serve(
-                round_, params, call, lambda: self._run_recorded(served, round_, call)
+                round_, params, call, context, lambda: self._run_recorded(served, round_, call)
             )
         except ToolError as error:  # the outcome of an earlier attempt is unknown
             return self._result(Failed(error), served)
