@@ -160,14 +160,7 @@ def test_replay_counts_what_the_rules_decide_and_says_on_what_it_depends(
     assert lines[-1].startswith("9 calls. Records have no scopes, claims and arguments")
 
 
-def test_check_lists_the_rules_and_remarks_on_arguments_that_may_be_missing(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = GATEWAY.replace("required: [amount]", "required: [id]").replace("amount:", "order:")
-    (folder / "gateway.yaml").write_text(text.replace("required: [id]", "required: []"))
-    (folder / "tools.py").write_text(
-        TOOLS.replace("order: str", "order: str | None = None, x: int = 1")
-    )
+def test_check_lists_the_rules(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--file-only"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[lines.index("policy (4)") + 1 :][:4] == [
@@ -176,6 +169,28 @@ def test_check_lists_the_rules_and_remarks_on_arguments_that_may_be_missing(
         "readers allow hint read_only 1 tools",
         "policy[3] deny tool shop__refund 1 tools",
     ]
+    assert not [line for line in lines if "also matches" in line]
+
+
+def test_check_remarks_on_an_argument_that_a_call_may_omit(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "gateway.yaml").write_text("""\
+backends:
+  - kind: http
+    name: bank
+    base_url: https://bank.example
+    tools:
+      - {name: pay, description: Pay., path: /pay, arguments: {sum: {schema: {type: integer}}}}
+policy:
+  - allow: {arguments: {properties: {sum: {maximum: 9}}}}
+""")
+    assert main(["check", "--file-only"]) == 0
+    printed = capsys.readouterr().out
+    (remark,) = [line for line in printed.splitlines() if "also matches" in line]
+    assert "gateway.yaml:8" in remark
+    assert "policy[0].allow.arguments: also matches calls of bank__pay without sum" in remark
+    assert "add `required: [sum]`" in printed
 
 
 def test_a_file_without_a_policy_has_nothing_to_explain(

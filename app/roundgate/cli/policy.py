@@ -21,7 +21,7 @@ from roundgate.cli.arguments import configuration_file
 from roundgate.cli.output import say, show_table
 from roundgate.clock import Clock, Deadline
 from roundgate.config import ConfigFile
-from roundgate.errors import ParseError, ToolError, Unauthenticated, UsageError
+from roundgate.errors import Inside, ParseError, ToolError, Unauthenticated, UsageError
 from roundgate.json import decode
 from roundgate.protocol import ClientCapabilities, Meta
 from roundgate.replay import Call, Context, Failed, Journal, Run, engine
@@ -149,7 +149,7 @@ def _object(text: str, option: str) -> dict[str, Any]:
     return value
 
 
-class _Sent(Exception):
+class _Sent(Inside):
     """The arguments that the back end of a call would get."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
