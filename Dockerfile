@@ -37,7 +37,7 @@ ENV PATH=/opt/gateway/bin:$PATH \
     AWS_LWA_READINESS_CHECK_PATH=/healthz \
     AWS_LWA_INVOKE_MODE=response_stream
 EXPOSE 8080
-HEALTHCHECK --interval=10s --timeout=3s CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/healthz', timeout=2)"]
+HEALTHCHECK --interval=10s --timeout=3s --start-period=60s CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/healthz', timeout=2)"]
 ENTRYPOINT ["roundgate"]
 # a container is reached from outside: without `auth` in gateway.yaml this refuses to start unless told --allow-anonymous
 CMD ["serve", "--host", "0.0.0.0", "--port", "8080"]

@@ -128,6 +128,7 @@ def build_app(
     app.include_router(
         make_router(
             lambda: _read_health(replica),
+            replica.readiness.status,
             resources.values(),
             http.path,
             streams=using.streams,
