@@ -1,9 +1,10 @@
 """One stack for all of these tests: three gateways and two workers of AWS
-Lambda, behind API Gateway."""
+Lambda, behind API Gateway: an HTTP API, or a REST API with STACK_API=rest."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -79,7 +80,8 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Deplo
     effects = directory / "effects.txt"
     zips = build_zips(CONFIG, directory / "zips")
     more = {"EFFECTS": str(effects)}
-    async with running(directory, zips, times=TIMES, more=more, functions=FUNCTIONS) as up:
+    api = os.environ.get("STACK_API", "http")
+    async with running(directory, zips, api=api, times=TIMES, more=more, functions=FUNCTIONS) as up:
         yield Deployed(up, effects)
 
 

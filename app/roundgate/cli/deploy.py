@@ -97,6 +97,8 @@ def _deploy(arguments: argparse.Namespace) -> int:
     planned = planned_from(path, deploying.parameters(deploy_options, stored)["Architecture"])
     print(*planned.lines(), sep="\n")
     written = _make(planned, path.parent / ".build")
+    says = {**stored, **deploying.parameters(deploy_options, stored)}
+    template.name_deployment(written, deploying.release_digest(says, written))
     for remark in deploying.remarks(deploy_options, path, stored):
         print(remark)
     commands = deploying.commands(deploy_options, stored, written, machine.sam())
@@ -142,7 +144,12 @@ async def _serve_stack(arguments: argparse.Namespace, directory: Path, more: dic
     from roundgate.deployment.stack.stack import running
 
     counts = {name: getattr(arguments, name) for name in ("gateways", "workers", "executions")}
-    others = {"port": arguments.port, "functions": arguments.functions, "more": more}
+    others = {
+        "port": arguments.port,
+        "api": arguments.api,
+        "functions": arguments.functions,
+        "more": more,
+    }
     async with running(directory, directory / "zips", **counts, **others) as stack:
         if arguments.demo:
             return await demo.show(stack)

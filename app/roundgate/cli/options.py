@@ -213,6 +213,8 @@ def _add_deployment(commands: Commands) -> None:
     about = "file that declares the functions that back ends of the kind lambda invoke, such as functions.yaml"
     stack.add_argument("--functions", type=Path, help=about)
     stack.add_argument("--port", type=int, help="port of the API (default: any free port)")
+    about = "type of the API; rest streams (default: http)"
+    stack.add_argument("--api", choices=("http", "rest"), default="http", help=about)
     about = "directory for the functions and their logs (default: a temporary directory)"
     stack.add_argument("--directory", type=Path, help=about)
 

@@ -262,6 +262,13 @@ def write(file: ConfigFile, arch: str, out: Path) -> Path:
     return target
 
 
+def name_deployment(template: Path, digest: str) -> None:
+    """Give the deployment of a REST API the name of its content. A stage serves what its deployment
+    was made from, and CloudFormation makes another one only under another name."""
+    text = template.read_text("utf-8")
+    template.write_text(re.sub(r"\bRestDeployment\w*", f"RestDeployment{digest}", text), "utf-8")
+
+
 def rendered(file: ConfigFile, arch: str) -> dict[str, Any]:
     """Return the template for a configuration: code, endpoints and variables are filled in."""
     source = Template().source
@@ -281,6 +288,10 @@ def _name_endpoints(source: dict[str, Any], file: ConfigFile) -> None:
     if of_views:
         base = source["Outputs"]["Endpoint"]["Value"]["Fn::Sub"][1]["Base"]
         text = ", ".join(f"${{Base}}{path}" for path in of_views)
+        for refusal in ("RestNoToken", "RestBadToken"):
+            # the challenge is one text for all endpoints; clients look for the metadata by themselves
+            headers = source["Resources"][refusal]["Properties"]["ResponseParameters"]
+            headers["gatewayresponse.header.WWW-Authenticate"] = "'Bearer'"
         source["Outputs"]["ViewEndpoints"] = {
             "Description": "The MCP endpoints of views.",
             "Value": {"Fn::Sub": [text, {"Base": deepcopy(base)}]},
