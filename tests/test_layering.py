@@ -70,13 +70,14 @@ HOMES = {
             "backends.python.modules",
         ),
         *("backends.http.service", "net.http"),
+        "lambda_stream",  # Lambda's deadlines are times of day
         "deployment",  # waits for processes of its own
     },
     "secrets": {"tokens.keys", "deployment.stack.functions"},
     "cryptography": {"tokens.sealed", "client.auth", "net.oauth"},
     "jwt": {"auth", "client.auth", "net.oauth"},
     "asyncpg": {"storage.postgres"},
-    "botocore": {"aws", "deployment.deploying"},
+    "botocore": {"aws", "deployment.deploying", "deployment.upload"},
     "opentelemetry": {"observability"},
     "prometheus_client": {"observability.exposition"},
     "sqlite3": {"storage.sqlite", "testing.instances"},

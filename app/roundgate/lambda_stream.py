@@ -296,7 +296,7 @@ async def respond(api: str, app: Hosted, adapter: Mangum, invocation: Invocation
         if not answer.is_complete:
             raise RuntimeError("the app ended before its response")
     except BaseException as error:
-        log.exception("the app failed")
+        log.error("the function failed", exc_info=error)
         await answer.fail(type(error).__name__)
         if not isinstance(error, Exception):
             raise

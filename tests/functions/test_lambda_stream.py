@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from roundgate import lambda_stream
+from roundgate import lambda_http, lambda_stream
 from roundgate.clock import Clock
 from roundgate.deployment.stack.runtime_api import (
     Head,
@@ -273,6 +273,54 @@ async def test_invocations_share_one_event_loop_and_leave_nothing_behind() -> No
             assert (await whole(invoked(api, event())))[1].startswith(b"/mcp ")
         assert len(loops) == 1
         assert not api._running
+
+
+# The authorizer of the API
+
+AUTH = {"issuer": "https://issuer.example", "jwks_url": "https://127.0.0.1:9/keys"}
+ARN = "arn:aws:execute-api:eu-central-1:123456789012:f6g7h8i9j0/live/POST/mcp"
+
+
+def token() -> str:
+    """A token that nobody has signed."""
+    parts = ({"alg": "RS256", "kid": "1"}, {"iss": AUTH["issuer"], "sub": "ada"})
+    encoded = [base64.urlsafe_b64encode(json.dumps(one).encode()).rstrip(b"=") for one in parts]
+    return "Bearer " + b".".join([*encoded, b"c2lnbmF0dXJl"]).decode()
+
+
+@pytest.mark.parametrize(
+    ("authorization", "effect"),
+    [
+        ("Bearer nonsense", "Deny"),
+        ("Basic YWRhOmFkYQ==", "Deny"),
+        (token(), "Allow"),  # the keys cannot be had: the gateway itself answers that
+        ("Bearer \ud800", "Deny"),
+    ],
+    ids=["no token", "another scheme", "no keys", "a lone surrogate"],
+)
+async def test_the_authorizer_refuses_what_no_endpoint_would_take(
+    environ: dict[str, str], authorization: str, effect: str
+) -> None:
+    file = Path(environ["GATEWAY_CONFIG"])
+    file.write_text(json.dumps({**json.loads(file.read_text()), "auth": AUTH}))  # noqa: ASYNC240
+    del environ["GATEWAY_ALLOW_ANONYMOUS"]
+    environ["GATEWAY_PUBLIC_URL"] = "https://mcp.example.com"
+    hosted = lambda_http.make_hosted(environ)
+    api = RuntimeApi()
+    loop = asyncio.create_task(lambda_stream.serve(await api.start(), hosted))
+    asked = event(type="REQUEST", methodArn=ARN, headers={"authorization": authorization})
+    del asked["body"], asked["isBase64Encoded"]
+    try:
+        answer = b"".join([chunk async for chunk in invoked(api, asked).chunks()])
+    finally:
+        loop.cancel()
+        api.close()
+    (statement,) = json.loads(answer)["policyDocument"]["Statement"]
+    assert statement == {
+        "Action": "execute-api:Invoke",
+        "Effect": effect,
+        "Resource": "arn:aws:execute-api:eu-central-1:123456789012:f6g7h8i9j0/live/*",
+    }
 
 
 # The process that the wrapper script starts

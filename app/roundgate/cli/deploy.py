@@ -14,7 +14,7 @@ from pathlib import Path
 
 from roundgate import config
 from roundgate.cli.arguments import configuration_file
-from roundgate.deployment import deploying, machine, options, packaging, template
+from roundgate.deployment import deploying, machine, options, packaging, template, upload
 from roundgate.errors import ConfigError, UsageError
 from roundgate.runtime import loading
 from roundgate.settings import kept_at_aws
@@ -38,7 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
             planned = planned_from(path, arguments.arch, anew=arguments.lock)
             print(*planned.lines(), sep="\n")
             if not arguments.list:
-                _make(planned, arguments.out or path.parent / ".build")
+                out = _make(planned, arguments.out or path.parent / ".build").parent
+                if arguments.s3 is not None:
+                    print(*upload.publish(out, arguments.s3), sep="\n")
         case "deploy":
             return _deploy(arguments)
         case "stack":

@@ -188,7 +188,7 @@ def package(planned: Plan, out: Path, say: Say = print) -> None:
             raise ConfigError(list({str(problem): problem for problem in problems}.values()))
         for function in FUNCTIONS:
             staging = Path(temporary) / function.name
-            size, zipped = _size(staging), _pack(staging, Path(f"{staging}.zip"))
+            size, zipped = _size(staging), pack(staging, Path(f"{staging}.zip"))
             say(
                 f"{function.name}.zip  {planned.arch}  {zipped / 1e6:6.1f} MB, {size / 1e6:6.1f} MB unpacked"
             )
@@ -304,7 +304,7 @@ def _size(staging: Path) -> int:
     return sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
 
 
-def _pack(staging: Path, target: Path) -> int:
+def pack(staging: Path, target: Path) -> int:
     """Write a folder's zip; return its size in bytes. Fixed order and dates make equal input
     produce equal zips."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:

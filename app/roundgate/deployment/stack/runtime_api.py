@@ -95,6 +95,7 @@ class RuntimeApi:
         self._running: dict[str, Streamed] = {}
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._is_closed = False
         self.init_error: Mapping[str, Any] | None = None
 
     async def start(self) -> str:
@@ -105,6 +106,7 @@ class RuntimeApi:
 
     def close(self) -> None:
         """Stop listening, and end all connections."""
+        self._is_closed = True
         if self._server is not None:
             self._server.close()
         for connection in self._connections:
@@ -119,6 +121,8 @@ class RuntimeApi:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
+        if self._is_closed:  # the connection was accepted just before
+            task.cancel()
         try:
             with suppress(OSError, h11.RemoteProtocolError, asyncio.CancelledError):
                 await self._exchange(_Connection(reader, writer))
