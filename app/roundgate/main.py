@@ -87,7 +87,8 @@ def build_app(
     verifier: Verifier | None = None,
     owns_process: bool = False,
 ) -> FastAPI:
-    """Return the app for a configuration. `app.state.core` holds its catalog and stores.
+    """Return the app for a configuration. `app.state.core` holds its catalog and stores,
+    `app.state.verifiers` the verifier of each view.
 
     Args:
         file: the configuration.
@@ -146,6 +147,7 @@ def build_app(
     if http.metrics:
         app.include_router(make_metrics_router(exposition.render))
     app.state.core = core
+    app.state.verifiers = verifiers
     return app
 
 

@@ -209,3 +209,11 @@ def test_the_dashboard_shows_the_table_that_the_functions_use(restored: str) -> 
     shown = json.loads(template.properties("Dashboard")["DashboardBody"])["widgets"]
     tables = {value for _, _, dimension, value in metrics(shown) if dimension == "TableName"}
     assert tables == {restored or NAMES["Table"]}
+
+
+def test_the_dashboard_of_a_rest_api_shows_its_metrics() -> None:
+    template = Template(ROOT / "template.yaml", {"ApiType": "rest"}, NAMES)
+    shown = json.loads(template.properties("Dashboard")["DashboardBody"])["widgets"]
+    of_api = {metric[1:] for metric in metrics(shown) if metric[0] == "AWS/ApiGateway"}
+    names = ("Count", "4XXError", "5XXError", "Latency")
+    assert of_api == {(name, "ApiName", "roundgate") for name in names}

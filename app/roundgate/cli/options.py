@@ -176,13 +176,15 @@ def _add_log(command: argparse.ArgumentParser) -> None:
 def _add_deployment(commands: Commands) -> None:
     package = _command(
         commands, "package", "deploy", "make the zips of the AWS Lambda functions",
-        "roundgate package --list", "roundgate package --arch x86_64",
+        "roundgate package --list", "roundgate package --s3 releases/shop",
     )  # fmt: skip
     _add_config(package)
     architectures, about = ("arm64", "x86_64"), "architecture of the functions (default: arm64)"
     package.add_argument("--arch", choices=architectures, default="arm64", help=about)
     about = "output folder (default: .build beside gateway.yaml)"
     package.add_argument("--out", type=Path, help=about)
+    about = "also put the zips and the template into a bucket, and print their URLs"
+    package.add_argument("--s3", metavar="BUCKET[/PREFIX]", help=about)
     _flag(package, "--lock", "resolve the newest versions of packages")
     _flag(package, "--list", "only list the contents")
 
@@ -214,6 +216,8 @@ def _add_deployment(commands: Commands) -> None:
     about = "file that declares the functions that back ends of the kind lambda invoke, such as functions.yaml"
     stack.add_argument("--functions", type=Path, help=about)
     stack.add_argument("--port", type=int, help="port of the API (default: any free port)")
+    about = "type of the API; rest streams (default: http)"
+    stack.add_argument("--api", choices=("http", "rest"), default="http", help=about)
     about = "directory for the functions and their logs (default: a temporary directory)"
     stack.add_argument("--directory", type=Path, help=about)
 
