@@ -275,6 +275,20 @@ def test_refused_requests_are_counted_by_the_line_that_the_api_writes_of_them() 
     assert line[dimension["Value"].removeprefix("$.")] == "$context.apiId"
 
 
+def test_a_line_of_the_api_leads_to_the_lines_of_the_function_and_has_no_secret() -> None:
+    """The path of an external event has its token, so no line has a path."""
+    line = json.loads(there()["ApiStage"]["AccessLogSettings"]["Format"])
+    ids = {"api_request": "$context.requestId", "lambda_request": "$context.integration.requestId"}
+    assert line.items() >= ids.items()
+    documented = (ROOT / "docs/observability.md").read_text("utf-8")
+    assert all(f"`{name}`" in documented for name in ids)
+    assert line["method"] == "$context.httpMethod"
+    assert line["route"] == "$context.routeKey"
+    assert line["authorizer"] == "$context.authorizer.error"
+    assert not {"$context.path", "$context.rawPath"} & set(line.values())
+    assert not any("claims" in value for value in line.values())
+
+
 # A REST API
 
 
@@ -507,6 +521,22 @@ def test_a_sweep_is_over_before_the_next_and_is_neither_late_nor_repeated(
     (asynchronous,) = map(deployed.properties, deployed.named("AWS::Lambda::EventInvokeConfig"))
     assert asynchronous["MaximumRetryAttempts"] == 0
     assert asynchronous["MaximumEventAgeInSeconds"] <= 60
+
+
+def test_further_sweepers_are_invocations_of_their_own_which_share_the_shards() -> None:
+    """Each takes shards that no other has (`tasks.sweep`), so four rules are four targets."""
+    four = permissions.deployed(Sweepers="4")
+    rules = list(map(four.properties, four.named("AWS::Events::Rule")))
+    assert [rule.get("State", "ENABLED") for rule in rules] == ["ENABLED"] * 4
+    (target,) = {json.dumps(rule["Targets"][0]["Arn"]) for rule in rules}
+    assert target == '"unknown:WorkerFunction.Arn"'
+    assert {rule["Targets"][0]["Input"] for rule in rules} == {'{"task": "sweep"}'}
+    callers = [
+        permission["SourceArn"]
+        for permission in map(four.properties, four.named("AWS::Lambda::Permission"))
+        if permission["Principal"] == "events.amazonaws.com"
+    ]
+    assert len(set(callers)) == 4
 
 
 def test_a_task_shares_a_worker_only_where_that_is_asked_for(template: Template) -> None:

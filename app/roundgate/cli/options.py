@@ -36,6 +36,7 @@ def add_commands(commands: Commands) -> None:
     _add_deployment(commands)
     _add_tasks(commands)
     _add_audit(commands)
+    _add_policy(commands)
     _add_calls(commands)
     _add_reading(commands)
     _add_test(commands)
@@ -330,6 +331,30 @@ def _add_audit(commands: Commands) -> None:
     about = "file with the value as JSON (default: standard input)"
     digest.add_argument("file", nargs="?", type=Path, metavar="FILE", help=about)
     _add_audit_config(digest)
+
+
+def _add_policy(commands: Commands) -> None:
+    about = "explain the decisions of the rules in gateway.yaml"
+    policy = _command(commands, "policy", "policy", about)
+    actions = policy.add_subparsers(dest="action", required=True)
+    about = "print which rules apply to a call, and which of them decides"
+    explain = _command(
+        actions, "explain", None, about,
+        "roundgate policy explain ann refund",
+        "roundgate policy explain '{\"sub\": \"ann\", \"groups\": \"ops\"}' refund --arguments '{\"amount\": 70}'",
+    )  # fmt: skip
+    about = "subject of the caller, or the claims of its token as JSON"
+    explain.add_argument("principal", metavar="PRINCIPAL", help=about)
+    explain.add_argument("tool", metavar="TOOL", help="name of the tool, as `check` prints it")
+    about = "arguments of the call as JSON (default: unknown)"
+    explain.add_argument("--arguments", metavar="JSON", help=about)
+    explain.add_argument("--view", metavar="NAME", help="view that is called (default: none)")
+    about = "print what the rules decide about the calls of an audit log"
+    replay = _command(
+        actions, "replay", None, about, "roundgate policy replay", "roundgate policy replay audit/"
+    )
+    _add_audit_paths(replay)
+    _add_audit_config(explain)
 
 
 def _add_audit_paths(action: argparse.ArgumentParser) -> None:

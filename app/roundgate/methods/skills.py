@@ -61,8 +61,10 @@ class SkillsExtension(Extension):
         methods = SkillMethods(kit)
         return {
             "skills/list": Method(methods.list, ListParams),
-            "skills/get": Method(methods.get, GetSkillParams),
-            "resources/directory/read": Method(methods.read_directory, ReadDirectoryParams),
+            "skills/get": Method(methods.get, GetSkillParams, counts=True),
+            "resources/directory/read": Method(
+                methods.read_directory, ReadDirectoryParams, counts=True
+            ),
         }
 
 
@@ -77,11 +79,7 @@ class SkillMethods:
         self._scopes = kit.scopes
         sources = kit.catalog.skill_sources.values()
         is_personal = kit.config.auth != "none" and any(source.scopes for source in sources)
-        self._cache = list_hint(
-            kit.config.caching.resources,
-            is_personal=is_personal,
-            is_changing=bool(kit.catalog.missing),
-        )
+        self._cache = list_hint(kit.config.caching.resources, kit.catalog, is_personal=is_personal)
         self._is_personal = is_personal
         self._list = Listing("skills", self._cache, kit.results)
 
