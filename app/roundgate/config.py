@@ -51,7 +51,7 @@ from roundgate.settings.problems import misplaced, problems_of
 from roundgate.settings.references import Resolver, own_name
 from roundgate.settings.yaml_file import Loc
 
-_HEALTH: Final = "/healthz"
+_PROBES: Final = frozenset({"/healthz", "/readyz"})
 _WELL_KNOWN: Final = "/.well-known/"
 _EVENTS: Final = "/events/"
 _ABOUT_BACK_ENDS: Final = frozenset({"views", "search", "fallback"})
@@ -167,7 +167,7 @@ class GatewayConfig(Model):
             if twice := sorted({value for value in values if values.count(value) > 1}):
                 raise ValueError(f"two views have the {member} {twice[0]!r}")
         for path in paths:
-            if path == _HEALTH or f"{path}/".startswith((_WELL_KNOWN, _EVENTS)):
+            if path in _PROBES or f"{path}/".startswith((_WELL_KNOWN, _EVENTS)):
                 raise ValueError(f"the path {path!r} of a view is reserved for the gateway")
         operators = None if self.auth == "none" else self.auth.operator_scope
         if operators is not None and any(operators in view.scopes for view in self.views):

@@ -38,6 +38,7 @@ from roundgate.http import (
     Rate,
     RequestMiddleware,
     Upstream,
+    WebAdapterMiddleware,
     default_hosts,
     make_events_router,
     make_metrics_router,
@@ -127,6 +128,7 @@ def build_app(
     app.include_router(
         make_router(
             lambda: _read_health(replica),
+            replica.readiness.status,
             resources.values(),
             http.path,
             streams=using.streams,
@@ -205,7 +207,9 @@ def _layers(
     if origins is None:
         origins = public_origins(using.public_url)
     loopback_only = auth == "none" and not using.allow_anonymous
+    adapter = [Middleware(WebAdapterMiddleware, clock=clock)] if using.on_lambda else []
     return [
+        *adapter,
         Middleware(
             Guard,
             hosts=hosts,
