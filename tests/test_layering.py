@@ -29,13 +29,15 @@ LAYERS = [
     {"http", "deployment"},
     {"main"},
     {"cli", "lambda_http", "lambda_worker", "testing"},
+    {"lambda_stream"},
 ]
 """Bottom first. A module imports from its own package and from layers below it, never from beside or above."""
 
 HOMES = {
-    "fastapi": {"http.events", "http.routes", "main"},
-    "starlette": {"http", "main", "lambda_http", "deployment.stack"},
-    "mangum": {"lambda_http"},
+    "fastapi": {"http.events", "http.routes", "main", "lambda_http", "lambda_stream"},
+    "starlette": {"http", "main", "lambda_http", "lambda_stream", "deployment.stack"},
+    "mangum": {"lambda_http", "lambda_stream"},
+    "h11": {"lambda_stream", "deployment.stack"},
     "uvicorn": {"cli.serve", "http.connections", "net.serving"},
     "httpx": {
         *("backends.http", "backends.openapi.documents", "net.http"),
@@ -68,13 +70,14 @@ HOMES = {
             "backends.python.modules",
         ),
         *("backends.http.service", "net.http"),
+        "lambda_stream",  # Lambda's deadlines are times of day
         "deployment",  # waits for processes of its own
     },
     "secrets": {"tokens.keys", "deployment.stack.functions"},
     "cryptography": {"tokens.sealed", "client.auth", "net.oauth"},
     "jwt": {"auth", "client.auth", "net.oauth"},
     "asyncpg": {"storage.postgres"},
-    "botocore": {"aws", "deployment.deploying"},
+    "botocore": {"aws", "deployment.deploying", "deployment.upload"},
     "opentelemetry": {"observability"},
     "prometheus_client": {"observability.exposition"},
     "sqlite3": {"storage.sqlite", "testing.instances"},

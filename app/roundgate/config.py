@@ -40,6 +40,7 @@ from roundgate.settings import (
     Origin,
     PackageConfig,
     RateConfig,
+    RuleConfig,
     ServerConfig,
     SessionsConfig,
     StateConfig,
@@ -51,7 +52,7 @@ from roundgate.settings.problems import misplaced, problems_of
 from roundgate.settings.references import Resolver, own_name
 from roundgate.settings.yaml_file import Loc
 
-_HEALTH: Final = "/healthz"
+_PROBES: Final = frozenset({"/healthz", "/readyz"})
 _WELL_KNOWN: Final = "/.well-known/"
 _EVENTS: Final = "/events/"
 _ABOUT_BACK_ENDS: Final = frozenset({"views", "search", "fallback"})
@@ -89,6 +90,10 @@ class GatewayConfig(Model):
         "none",
         description='Who may call: "none" (one local subject, for loopback addresses), bearer JWTs, or callers that an'
         " authorizer in front has verified.",
+    )
+    policy: list[RuleConfig] | None = Field(
+        None,
+        description="Rules about calls of tools: the first that matches decides. Unset: calls need no rule.",
     )
     state: StateConfig = Field(
         StateConfig.model_construct(), description="The state of a call between its rounds."
@@ -154,10 +159,29 @@ class GatewayConfig(Model):
         """Take `audit:` without settings for the defaults. Otherwise that line would turn nothing on."""
         return {} if value is None else value
 
+    @field_validator("policy", mode="before")
+    @classmethod
+    def _has_rules(cls, value: Any) -> Any:
+        """Refuse `policy:` without rules. Otherwise a file that ends there would allow all calls."""
+        if not value:
+            raise ValueError("give at least one rule: `- allow: {}` allows all calls")
+        return value
+
     @model_validator(mode="after")
     def _scopes_need_callers(self) -> GatewayConfig:
         if self.auth == "none" and self.rate.scopes:
             raise ValueError("rate.scopes needs auth: without it, callers have no scopes")
+        if self.auth == "none" and any(rule.match.asks_for_callers for rule in self.policy or ()):
+            raise ValueError(
+                "policy: subject, client, scope and claims need auth: without it, all callers are one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rule_names_differ(self) -> GatewayConfig:
+        names = [rule.name for rule in self.policy or () if rule.name is not None]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two rules of policy have the name {twice[0]!r}")
         return self
 
     @model_validator(mode="after")
@@ -167,7 +191,7 @@ class GatewayConfig(Model):
             if twice := sorted({value for value in values if values.count(value) > 1}):
                 raise ValueError(f"two views have the {member} {twice[0]!r}")
         for path in paths:
-            if path == _HEALTH or f"{path}/".startswith((_WELL_KNOWN, _EVENTS)):
+            if path in _PROBES or f"{path}/".startswith((_WELL_KNOWN, _EVENTS)):
                 raise ValueError(f"the path {path!r} of a view is reserved for the gateway")
         operators = None if self.auth == "none" else self.auth.operator_scope
         if operators is not None and any(operators in view.scopes for view in self.views):

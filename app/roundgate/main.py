@@ -38,6 +38,7 @@ from roundgate.http import (
     Rate,
     RequestMiddleware,
     Upstream,
+    WebAdapterMiddleware,
     default_hosts,
     make_events_router,
     make_metrics_router,
@@ -86,7 +87,8 @@ def build_app(
     verifier: Verifier | None = None,
     owns_process: bool = False,
 ) -> FastAPI:
-    """Return the app for a configuration. `app.state.core` holds its catalog and stores.
+    """Return the app for a configuration. `app.state.core` holds its catalog and stores,
+    `app.state.verifiers` the verifier of each view.
 
     Args:
         file: the configuration.
@@ -127,6 +129,7 @@ def build_app(
     app.include_router(
         make_router(
             lambda: _read_health(replica),
+            replica.readiness.status,
             resources.values(),
             http.path,
             streams=using.streams,
@@ -144,6 +147,7 @@ def build_app(
     if http.metrics:
         app.include_router(make_metrics_router(exposition.render))
     app.state.core = core
+    app.state.verifiers = verifiers
     return app
 
 
@@ -205,7 +209,9 @@ def _layers(
     if origins is None:
         origins = public_origins(using.public_url)
     loopback_only = auth == "none" and not using.allow_anonymous
+    adapter = [Middleware(WebAdapterMiddleware, clock=clock)] if using.on_lambda else []
     return [
+        *adapter,
         Middleware(
             Guard,
             hosts=hosts,

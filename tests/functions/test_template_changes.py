@@ -22,10 +22,29 @@ KEEP_STATE = {
     "AWS::ApiGatewayV2::Api",
 }
 """Never replaced: rows, messages, keys, and the id in the API's URL."""
-REPLACED_BY = {"StageName": ["ApiStage"], "SnapStart": ["ApiPermission"]}
+OF_AN_HTTP_API = [
+    *("Api", "ApiIntegration", "ApiLog", "ApiPermission", "ApiStage", "ApiThrottlesAlarm"),
+    *(
+        "DefaultRoute",
+        "EventRoute",
+        "GatewayNearTimeoutAlarm",
+        "HealthRoute",
+        "MetadataRoute",
+        "PreflightRoute",
+    ),
+    "ThrottledRequests",
+]
+REPLACED_BY = {
+    "StageName": ["ApiStage"],
+    "SnapStart": ["ApiPermission"],
+    "ApiType": OF_AN_HTTP_API,  # another API, and so another URL without a domain
+    "TableName": ["Table"],  # taken out of the stack, and kept
+}
 """The resources that another value of a parameter replaces; of all others it replaces none."""
+RETAINED = ("Retain", "RetainExceptOnCreate")
 NAMED = {
     *("AWS::ApiGatewayV2::Stage", "AWS::Lambda::EventInvokeConfig"),  # only within their parent
+    *("AWS::ApiGateway::Stage", "AWS::ApiGateway::Method"),
     "AWS::ApiGatewayV2::DomainName",  # a name that the user owns
 }
 """Types that may have a physical name."""
@@ -68,10 +87,17 @@ def is_other(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 def lost_or_replaced(source: dict[str, Any]) -> Iterator[str]:
     before = resources(source, {})
     for changed, parameters in each_alone(MATTERS):
-        found = replaced(before, resources(source, parameters))
+        after = resources(source, parameters)
+        found = replaced(before, after)
         if found != REPLACED_BY.get(changed.partition("=")[0], []):
             yield f"{changed} replaces {', '.join(found) or 'nothing'}"
-        yield from (f"{changed} loses {one}" for one in found if before[one]["Type"] in KEEP_STATE)
+        yield from (
+            f"{changed} loses {one}"
+            for one in found
+            if before[one]["Type"] in KEEP_STATE
+            and (one in after or before[one].get("DeletionPolicy") not in RETAINED)
+            and changed != "ApiType=rest"
+        )
 
 
 def unreleased(source: dict[str, Any]) -> Iterator[str]:

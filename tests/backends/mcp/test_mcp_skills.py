@@ -14,6 +14,7 @@ from roundgate.auth import Principal
 from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.cli import main
 from roundgate.methods.parts import Scopes
+from roundgate.observability.metrics import Metrics
 from roundgate.runtime import loading
 from roundgate.settings import Settings
 from tests.support.asgi import STATE_KEY, Client, built, client, config_of, stoppable
@@ -334,7 +335,7 @@ async def test_skills_need_the_scopes_of_the_resources_of_their_server() -> None
                 read = await mcp.post("resources/directory/read", directory, **who)
                 assert read.status_code == status
         snapshot = await asyncio.to_thread(loading.load, file)
-        scopes = Scopes(snapshot.catalog, are_checked=True)
+        scopes = Scopes(snapshot.catalog, Metrics(), are_checked=True)
         for granted in (frozenset[str](), frozenset({"read"})):
             caller = Principal("issuer", "subject", scopes=granted)
             assert scopes.may_subscribe(uri, caller, "") is bool(granted)
