@@ -20,7 +20,7 @@ from roundgate.backends.base import Returned, check_request, may_hand_over
 from roundgate.backends.mcp.apps import declared_extension
 from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.held import HeldCalls, can_hold
-from roundgate.backends.mcp.server import CARRIED, CHANGED, Server, answers_questions
+from roundgate.backends.mcp.server import CARRIED, Server, answers_questions, refuse_answers
 from roundgate.backends.mcp.tasks import view_from_wire
 from roundgate.backends.mcp.tools import UsableTool, own_meta, result_from_wire
 from roundgate.backends.mcp.uris import Uris
@@ -108,7 +108,7 @@ class ToolCalls:
     def _exchange(self, context: Context, params: Json) -> Callable[[], Awaitable[Json]]:
         async def exchange() -> Json:
             if self.held_calls is not None and answers_questions(params):
-                raise ToolError(CHANGED.format(server=self.config.name))
+                refuse_answers(self.config.name)
             relay = Relay(context, self.config.name)
             await self.require_accepted(self.tool.name)
             listener = relay.listener(
@@ -156,7 +156,7 @@ class ToolCalls:
     ) -> Callable[[], Awaitable[Json]]:
         async def answer() -> Json:
             if self.held_calls is None:
-                raise ToolError(CHANGED.format(server=self.config.name))
+                refuse_answers(self.config.name)
             token = self.held_calls.progress_token(questions)
             notify = Relay(context, self.config.name, token).notify
             answers = answering.get("inputResponses", {})

@@ -230,7 +230,7 @@ class Server:
         connection = await self.connection()
         server = await connection.connect()
         if not server.is_modern and answers_questions(params):
-            raise UnexpectedAnswer(CHANGED.format(server=self.name))
+            refuse_answers(self.name)
         try:
             return await connection.exchange(method, params, listener, may_repeat=False)
         except (HttpRefused, RpcError) as error:
@@ -362,6 +362,11 @@ def answers_questions(params: Json) -> bool:
     """Return whether params answer questions of 2026-07-28. An older server would ignore the answers
     and process the request again."""
     return not {"inputResponses", "requestState"}.isdisjoint(params)
+
+
+def refuse_answers(server: str) -> NoReturn:
+    """Raise the error for answers to questions that a server asked in another revision."""
+    raise UnexpectedAnswer(CHANGED.format(server=server))
 
 
 def _are_capabilities(value: Any) -> bool:
