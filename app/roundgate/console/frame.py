@@ -28,6 +28,7 @@ from roundgate.console.sessions import Operator, Sessions
 from roundgate.errors import Unavailable
 from roundgate.http import Health
 from roundgate.http.exchange import route_path
+from roundgate.methods.rates import Use
 from roundgate.runtime.startup import Core
 from roundgate.settings import ConsoleConfig, Settings
 
@@ -84,6 +85,7 @@ class Console:
         sessions: the sealer of sessions.
         config: returns the current configuration, which a reload changes.
         health: returns the current health.
+        uses: returns the present use of limits, by at most so many callers each.
         serves_as: returns the MCP endpoints for one caller, without authentication.
     """
 
@@ -98,6 +100,7 @@ class Console:
         *,
         config: Callable[[], GatewayConfig],
         health: Callable[[], Health],
+        uses: Callable[[int], list[Use]],
         serves_as: Callable[[Principal], ASGIApp],
     ) -> None:
         self.file = file
@@ -108,6 +111,7 @@ class Console:
         self.sessions = sessions
         self.config = config
         self.health = health
+        self.uses = uses
         self.serves_as = serves_as
         self.entries: list[Entry] = []
         """The navigation, in order."""
@@ -124,6 +128,9 @@ class Console:
         )
         self._templates.filters["time"] = _time
         self._templates.filters["pretty"] = _pretty
+        self._templates.filters["tojson_text"] = lambda value: json.dumps(
+            value, ensure_ascii=False, default=str
+        )
         self._templates.filters["segment"] = lambda text: quote(text, safe="")
 
     @property

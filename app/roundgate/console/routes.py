@@ -8,7 +8,7 @@ from typing import Final
 
 from fastapi import APIRouter
 
-from roundgate.console import overview, signing_in, tools
+from roundgate.console import audit, limits, overview, signing_in, tools
 from roundgate.console.access import Authenticate
 from roundgate.console.frame import Console, Entry
 
@@ -28,6 +28,8 @@ class Page:
 PAGES: Final[Sequence[Page]] = (
     Page("Overview", "", overview.make_router),
     Page("Tools", "/tools", tools.make_router),
+    Page("Limits", "/limits", limits.make_router),
+    Page("Audit log", "/audit", audit.make_router),
 )
 
 
