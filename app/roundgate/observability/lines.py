@@ -28,6 +28,11 @@ REQUESTS: Final = "roundgate.request"
 """The logger that writes one line for each request."""
 
 
+DETAILS: Final = ("roundgate.replay", "roundgate.backends", "roundgate.methods")
+"""The loggers whose debugging records tell the steps, the questions and the upstream calls of a
+call."""
+
+
 class JsonFormatter(logging.Formatter):
     """A formatter that writes each record as one line of JSON."""
 
@@ -74,6 +79,28 @@ def configure(level: str, form: LogFormat = "auto", *, alone: bool = False) -> N
     handler.setFormatter(_formatter(form, level, handler.stream, alone=alone))
     for noisy in ("httpx", "httpcore", "mangum"):  # each logs a line per request, with its URL
         logging.getLogger(noisy).setLevel("WARNING")
+
+
+def observe(observer: logging.Handler) -> None:
+    """Give a handler every record of the gateway, and the details of calls at any log level. Other
+    handlers still get only records at or above the level. `end_observation` reverses this."""
+    logging.getLogger("roundgate").addHandler(observer)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_is_at_level)
+    for name in DETAILS:
+        logging.getLogger(name).setLevel("DEBUG")
+
+
+def end_observation(observer: logging.Handler) -> None:
+    """Remove a handler that `observe` added."""
+    logging.getLogger("roundgate").removeHandler(observer)
+    for name in DETAILS:
+        logging.getLogger(name).setLevel("NOTSET")
+
+
+def _is_at_level(record: logging.LogRecord) -> bool:
+    """Return whether a record was logged before the details were observed."""
+    return record.name not in DETAILS or record.levelno >= logging.getLogger().level
 
 
 def _formatter(form: LogFormat, level: str, to: TextIO, *, alone: bool) -> logging.Formatter:
