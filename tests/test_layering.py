@@ -27,14 +27,16 @@ LAYERS = [
     {"methods"},
     {"runtime"},
     {"http", "deployment"},
+    {"console"},
     {"main"},
     {"cli", "lambda_http", "lambda_worker", "testing"},
 ]
 """Bottom first. A module imports from its own package and from layers below it, never from beside or above."""
 
 HOMES = {
-    "fastapi": {"http.events", "http.routes", "main"},
-    "starlette": {"http", "main", "lambda_http", "deployment.stack"},
+    "fastapi": {"console", "http.events", "http.routes", "main"},
+    "starlette": {"console", "http", "main", "lambda_http", "deployment.stack"},
+    "jinja2": {"console.frame"},
     "mangum": {"lambda_http"},
     "uvicorn": {"cli.serve", "http.connections", "net.serving"},
     "httpx": {
@@ -281,6 +283,7 @@ NOT_FOR_PYTHON_TOOLS = {
     "asyncpg",
     "boto3",
     "httpx",
+    "jinja2",
     "jmespath",
     "mangum",
     "uvicorn",
@@ -290,6 +293,7 @@ NOT_FOR_PYTHON_TOOLS = {
     "roundgate.backends.http.config",
     "roundgate.backends.openapi.config",
     "roundgate.client",
+    "roundgate.console",
     "roundgate.http.older.endpoint",
     "roundgate.http.older.sessions",
     "roundgate.protocol.v2025",

@@ -4,7 +4,7 @@
 
 `roundgate serve`, other ASGI servers and AWS Lambda (`roundgate.lambda_http`) run the same app:
 
-    request ─▶ Guard ─▶ RequestMiddleware ─▶ MCP endpoints ─▶ FastAPI's router
+    request ─▶ Guard ─▶ RequestMiddleware ─▶ MCP endpoints ─▶ ConsoleAccess ─▶ FastAPI's router
 
 The MCP endpoints take and return raw bytes, so they are ASGI middleware in front of the router
 (docs/decisions/0002). An application that extends the app uses FastAPI: its middleware runs before
@@ -14,13 +14,15 @@ the layers above, its routes and dependencies after them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import islice
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
+from starlette.types import ASGIApp
 
 from roundgate.auth import Verifier
 from roundgate.backends.base import ServerState
@@ -52,6 +54,9 @@ from roundgate.observability import exposition, tracing
 from roundgate.runtime.startup import Stores, build_core, read_configuration
 from roundgate.settings import Settings
 from roundgate.tasks.external import Deliveries
+
+if TYPE_CHECKING:  # imported at run time only if the console is on
+    from roundgate.console.starting import Served
 
 MAX_LEFT_OUT: Final = 20
 """The limit on the tools of a server that /healthz lists as left out."""
@@ -86,7 +91,8 @@ def build_app(
     verifier: Verifier | None = None,
     owns_process: bool = False,
 ) -> FastAPI:
-    """Return the app for a configuration. `app.state.core` holds its catalog and stores.
+    """Return the app for a configuration. `app.state.core` holds its catalog and stores,
+    `app.state.console` the console if it is on.
 
     Args:
         file: the configuration.
@@ -113,11 +119,15 @@ def build_app(
     )
     server, http = file.config.server, file.config.http
     budget = BodyBudget(http.max_json_nodes, http.max_pending_bytes)
+    layers, serves_as = _layers(replica, using, resources, verifiers, clock, budget)
+    console = _make_console(file, using, clock, replica, verifiers, serves_as)
+    if console is not None:
+        layers.append(console.layer)
     app = FastAPI(
         title=server.name,
         version=server.version,
         lifespan=replica.lifespan,
-        middleware=_layers(replica, using, resources, verifiers, clock, budget),
+        middleware=layers,
         exception_handlers={404: not_found_handler(http.path)},
         telemetry=_NO_TELEMETRY,
         docs_url="/docs" if http.docs else None,
@@ -143,6 +153,9 @@ def build_app(
     )
     if http.metrics:
         app.include_router(make_metrics_router(exposition.render))
+    if console is not None:
+        app.include_router(console.router)
+        app.state.console = console.console
     app.state.core = core
     return app
 
@@ -157,6 +170,31 @@ def _expose_metrics(file: ConfigFile, using: Settings) -> None:
     if problem is not None:
         at = file.origin.at("http", "metrics")
         raise ConfigError([at.problem(problem.message, problem.remedy)])
+
+
+def _make_console(
+    file: ConfigFile,
+    using: Settings,
+    clock: Clock,
+    replica: Replica,
+    verifiers: Mapping[str, Verifier],
+    serves_as: Callable[[Verifier], ASGIApp],
+) -> Served | None:
+    """Return the console, or `None` without the section `console`.
+
+    Raises:
+        ConfigError: an extra is missing, or this process cannot serve the console.
+    """
+    if file.config.console is None:
+        return None
+    from roundgate.console import starting
+
+    return starting.make_console(
+        *(file, using, clock, replica.core, next(iter(verifiers.values()))),
+        config=lambda: replica.config,
+        health=lambda: _read_health(replica),
+        serves_as=serves_as,
+    )
 
 
 def _read_health(replica: Replica) -> Health:
@@ -195,9 +233,11 @@ def _layers(
     verifiers: Mapping[str, Verifier],
     clock: Clock,
     budget: BodyBudget,
-) -> Sequence[Middleware]:
-    """Return the middleware in front of the router, outermost first."""
+) -> tuple[list[Middleware], Callable[[Verifier], ASGIApp]]:
+    """Return the middleware in front of the router, outermost first, and a function that returns the
+    MCP endpoints with another verifier."""
     http, auth = replica.config.http, replica.config.auth
+    console = replica.config.console
     hosts = http.allowed_hosts
     if hosts is None:
         hosts = default_hosts(using.public_url, using.on_lambda)
@@ -205,31 +245,34 @@ def _layers(
     if origins is None:
         origins = public_origins(using.public_url)
     loopback_only = auth == "none" and not using.allow_anonymous
-    return [
-        Middleware(
-            Guard,
-            hosts=hosts,
-            origins=origins,
-            own_origin=http.allowed_origins is None,
-            loopback_only=loopback_only,
-        ),
-        Middleware(
-            RequestMiddleware,
-            endpoints=replica.config.endpoints,
-            resources=resources,
-            verifiers=verifiers,
-            nothing=nothing_at(http.path),
-            operator_scope=None if auth == "none" else auth.operator_scope,
-            local_operates=loopback_only,
-            clock=clock,
-            send_s=http.send_timeout_s + GRACE_S,
-        ),
-        Middleware(
-            McpEndpoint,
-            endpoints=replica.endpoints,
-            tracing=tracing.set_up(),
-            max_body_bytes=http.max_body_bytes,
-            budget=budget,
-            keep_alive_s=http.keep_alive_s,
-        ),
-    ]
+    nothing = nothing_at(http.path)
+    requests = partial(
+        RequestMiddleware,
+        endpoints=replica.config.endpoints,
+        resources=resources,
+        nothing=nothing,
+        operator_scope=None if auth == "none" else auth.operator_scope,
+        console=None if console is None else console.path,
+        local_operates=loopback_only,
+        clock=clock,
+        send_s=http.send_timeout_s + GRACE_S,
+    )
+    endpoints = partial(
+        McpEndpoint,
+        endpoints=replica.endpoints,
+        tracing=tracing.set_up(),
+        max_body_bytes=http.max_body_bytes,
+        budget=budget,
+        keep_alive_s=http.keep_alive_s,
+    )
+    guard = Middleware(
+        Guard,
+        hosts=hosts,
+        origins=origins,
+        own_origin=http.allowed_origins is None,
+        loopback_only=loopback_only,
+    )
+    return (
+        [guard, Middleware(requests, verifiers=verifiers), Middleware(endpoints)],
+        lambda verifier: requests(endpoints(nothing), verifiers=dict.fromkeys(verifiers, verifier)),
+    )

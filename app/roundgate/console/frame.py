@@ -1,0 +1,162 @@
+"""The frame of the console: the parts of the gateway that pages show, and their templates.
+
+Templates escape every value. The policy of the pages allows no inline script and no inline style.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from fastapi import APIRouter, Request
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.responses import HTMLResponse
+from starlette.types import ASGIApp, Scope
+
+from roundgate.auth import Principal
+from roundgate.clock import Clock, iso
+from roundgate.config import ConfigFile, GatewayConfig
+from roundgate.console.sessions import Operator, Sessions
+from roundgate.http import Health
+from roundgate.runtime.startup import Core
+from roundgate.settings import ConsoleConfig, Settings
+
+HERE: Final = Path(__file__).parent
+STATIC: Final = {
+    "console.css": "text/css; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+    "htmx-2.0.11.min.js": "text/javascript; charset=utf-8",
+}
+"""The files that pages load, with their media types. htmx is from npm (`htmx.org`)."""
+OPERATOR: Final = "roundgate.operator"
+FORM: Final = "roundgate.form"
+"""The members of the ASGI scope that `ConsoleAccess` sets."""
+
+
+def operator_of(request: Request) -> Operator:
+    """Return the operator who sent a request to a page."""
+    operator: Operator = request.scope[OPERATOR]
+    return operator
+
+
+def form_of(request: Request) -> dict[str, list[str]]:
+    """Return the fields of a form that was posted, each with its values in order."""
+    fields: dict[str, list[str]] = request.scope[FORM]
+    return fields
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A page in the navigation."""
+
+    label: str
+    path: str
+    """The path below the console's own; empty for the first page."""
+
+
+class Console:
+    """The parts that pages use.
+
+    Args:
+        file: the configuration at the start.
+        using: the settings of the environment.
+        clock: the clock of the gateway.
+        core: the catalog and the stores.
+        sessions: the sealer of sessions.
+        config: returns the current configuration, which a reload changes.
+        health: returns the current health.
+        serves_as: returns the MCP endpoints for one caller, without authentication.
+    """
+
+    def __init__(
+        self,
+        file: ConfigFile,
+        using: Settings,
+        clock: Clock,
+        core: Core,
+        settings: ConsoleConfig,
+        sessions: Sessions,
+        *,
+        config: Callable[[], GatewayConfig],
+        health: Callable[[], Health],
+        serves_as: Callable[[Principal], ASGIApp],
+    ) -> None:
+        self.file = file
+        self.using = using
+        self.clock = clock
+        self.core = core
+        self.settings = settings
+        self.sessions = sessions
+        self.config = config
+        self.health = health
+        self.serves_as = serves_as
+        self.entries: list[Entry] = []
+        """The navigation, in order."""
+        self.static = {name: (HERE / "static" / name).read_bytes() for name in STATIC}
+        self._versions = {
+            name: hashlib.sha256(content).hexdigest()[:8] for name, content in self.static.items()
+        }
+        self._templates = Environment(
+            loader=FileSystemLoader(HERE / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters["time"] = _time
+        self._templates.filters["pretty"] = _pretty
+        self._templates.filters["segment"] = lambda text: quote(text, safe="")
+
+    @property
+    def shows_values(self) -> bool:
+        """Whether pages show the arguments, answers and results of calls."""
+        return self.settings.show_values
+
+    def router(self) -> APIRouter:
+        """Return an empty router below the console's path; its routes are for operators."""
+        return APIRouter(prefix=self.settings.path, tags=["console"])
+
+    def url(self, scope: Scope, path: str = "") -> str:
+        """Return the path of a page for the client of a request, behind the prefix of a proxy."""
+        return f"{scope.get('root_path', '')}{self.settings.path}{path}"
+
+    def page(
+        self, request: Request, template: str, *, status: int = 200, **values: Any
+    ) -> HTMLResponse:
+        """Return a page. Templates also get `operator`, `url(path)`, `static(name)`, `entries`,
+        `here` (the path of this page), `server` and `shows_values`."""
+        scope, operator = request.scope, request.scope.get(OPERATOR)
+        text = self._templates.get_template(template).render(
+            operator=operator,
+            csrf_token=operator.csrf if operator else "",
+            url=lambda path="": self.url(scope, path),
+            static=lambda name: self.url(scope, f"/static/{name}?v={self._versions[name]}"),
+            entries=self.entries,
+            here=scope["path"]
+            .removeprefix(scope.get("root_path", ""))
+            .removeprefix(self.settings.path),
+            server=self.config().server,
+            shows_values=self.shows_values,
+            **values,
+        )
+        # a lone surrogate, which texts of services may have, becomes `?`
+        return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)
+
+    def error(self, request: Request, status: int, message: str) -> HTMLResponse:
+        """Return a page with an error."""
+        return self.page(request, "error.html", status=status, message=message)
+
+
+def _time(at_ms: int | None) -> str:
+    """Return a time in milliseconds since the epoch as ISO 8601, without milliseconds."""
+    return "" if at_ms is None else iso(at_ms)[:19].replace("T", " ") + " UTC"
+
+
+def _pretty(value: Any) -> str:
+    """Return a JSON value as indented text."""
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str)

@@ -1,0 +1,125 @@
+"""The sessions of operators: sealed cookies, so that any replica accepts them, and links that start
+a session once on a gateway without authentication.
+
+A session has the identity and scopes of its operator, never the token. It ends with the token, or
+after `console.session_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from roundgate import json
+from roundgate.auth import Principal
+from roundgate.clock import Clock
+from roundgate.errors import ParseError
+from roundgate.tokens import KeyRing
+from roundgate.tokens.sealed import SealBroken
+
+COOKIE: Final = "roundgate_console"
+MAX_COOKIE_CHARS: Final = 4_096
+"""The limit on the characters of a session. Browsers drop longer cookies."""
+LINK_S: Final = 900
+"""Seconds for which a link in the log can be opened."""
+_SESSION: Final = "console session"
+_LINK: Final = "console link"
+_OPERATORS: Final = Principal("roundgate:console", "any operator")
+"""The owner of all sealed sessions. The session says which operator it belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """The operator of a request."""
+
+    principal: Principal
+    csrf: str = ""
+    """The token that each POST of the session must repeat; empty for a request with a bearer
+    token."""
+    expires_ms: int | None = None
+    """When the session ends, in milliseconds since the epoch; `None` with a bearer token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A link that starts one session."""
+
+    id: str
+    expires_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """The sealer of sessions and links."""
+
+    ring: KeyRing
+    clock: Clock
+    lifetime_s: float
+
+    def seal(self, principal: Principal) -> tuple[str, int]:
+        """Return the cookie of a new session, and its life in seconds."""
+        now_ms = self.clock.now_ms()
+        expires_ms = now_ms + int(self.lifetime_s * 1000)
+        if principal.expires_at_s is not None:
+            expires_ms = min(expires_ms, int(principal.expires_at_s * 1000))
+        claims = {
+            "iss": principal.issuer,
+            "sub": principal.subject,
+            "client": principal.client_id,
+            "scopes": sorted(principal.scopes),
+            "csrf": self.clock.new_id(),
+            "exp_ms": expires_ms,
+        }
+        return self._seal(_SESSION, claims), max(0, (expires_ms - now_ms) // 1000)
+
+    def open(self, cookie: str) -> Operator | None:
+        """Return the operator of a session, or `None` if it is invalid or has ended.
+
+        Raises:
+            Unavailable: the keys cannot be read at the moment.
+        """
+        match self._open(_SESSION, cookie):
+            case {
+                "iss": str(issuer),
+                "sub": str(subject),
+                "client": str(client),
+                "scopes": list(scopes),
+                "csrf": str(csrf),
+                "exp_ms": int(expires_ms),
+            }:
+                principal = Principal(issuer, subject, client, frozenset(scopes), expires_ms / 1000)
+                return Operator(principal, csrf, expires_ms)
+        return None
+
+    def seal_link(self) -> str:
+        """Return the token of a new link."""
+        expires_ms = self.clock.now_ms() + LINK_S * 1000
+        return self._seal(_LINK, {"id": self.clock.new_id(), "exp_ms": expires_ms})
+
+    def open_link(self, token: str) -> Link | None:
+        """Return a link, or `None` if its token is invalid or too old.
+
+        Raises:
+            Unavailable: the keys cannot be read at the moment.
+        """
+        match self._open(_LINK, token):
+            case {"id": str(link_id), "exp_ms": int(expires_ms)}:
+                return Link(link_id, expires_ms)
+        return None
+
+    def _seal(self, purpose: str, claims: Mapping[str, Any]) -> str:
+        return self.ring.seal(json.encode([purpose, claims]), _OPERATORS)
+
+    def _open(self, purpose: str, token: str) -> Any:
+        """Return the claims of a token for a purpose that has not expired, or `None`."""
+        if len(token) > MAX_COOKIE_CHARS:
+            return None
+        try:
+            match json.decode(self.ring.open(token, _OPERATORS)):
+                case [str(sealed_for), {"exp_ms": int(expires_ms)} as claims]:
+                    is_valid = sealed_for == purpose and self.clock.now_ms() < expires_ms
+                    return claims if is_valid else None
+        except (SealBroken, ParseError):
+            pass
+        return None
