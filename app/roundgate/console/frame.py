@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.responses import HTMLResponse
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Lifespan, Scope
 
 from roundgate.auth import Principal
 from roundgate.clock import Clock, iso
 from roundgate.config import ConfigFile, GatewayConfig
+from roundgate.console.recent import RecentEvents
 from roundgate.console.sessions import Operator, Sessions
 from roundgate.http import Health
 from roundgate.runtime.startup import Core
@@ -95,6 +98,10 @@ class Console:
         self.config = config
         self.health = health
         self.serves_as = serves_as
+        self.recent = RecentEvents()
+        """The recent events of calls and tasks in this process."""
+        self.process = f"process {os.getpid()} on {platform.node()}"
+        """The name of this process."""
         self.entries: list[Entry] = []
         """The navigation, in order."""
         self.static = {name: (HERE / "static" / name).read_bytes() for name in STATIC}
@@ -117,9 +124,10 @@ class Console:
         """Whether pages show the arguments, answers and results of calls."""
         return self.settings.show_values
 
-    def router(self) -> APIRouter:
-        """Return an empty router below the console's path; its routes are for operators."""
-        return APIRouter(prefix=self.settings.path, tags=["console"])
+    def router(self, lifespan: Lifespan[FastAPI] | None = None) -> APIRouter:
+        """Return an empty router below the console's path; its routes are for operators. `lifespan`
+        runs while the gateway serves."""
+        return APIRouter(prefix=self.settings.path, tags=["console"], lifespan=lifespan)
 
     def url(self, scope: Scope, path: str = "") -> str:
         """Return the path of a page for the client of a request, behind the prefix of a proxy."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from fastapi import APIRouter
 
-from roundgate.console import overview, signing_in
+from roundgate.console import calls, overview, signing_in, tasks
 from roundgate.console.access import Authenticate
 from roundgate.console.frame import Console, Entry
 
@@ -25,7 +25,11 @@ class Page:
     """Returns the routes. They begin with `console.router()`."""
 
 
-PAGES: Final[Sequence[Page]] = (Page("Overview", "", overview.make_router),)
+PAGES: Final[Sequence[Page]] = (
+    Page("Overview", "", overview.make_router),
+    Page("Calls", "/calls", calls.make_router),
+    Page("Tasks", "/tasks", tasks.make_router),
+)
 
 
 def make_console_router(console: Console, authenticate: Authenticate | None) -> APIRouter:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any, Final, Literal, TextIO, TypeAlias
 
 from roundgate.clock import iso
@@ -28,9 +29,8 @@ REQUESTS: Final = "roundgate.request"
 """The logger that writes one line for each request."""
 
 
-DETAILS: Final = ("roundgate.replay", "roundgate.backends", "roundgate.methods")
-"""The loggers whose debugging records tell the steps, the questions and the upstream calls of a
-call."""
+GATEWAY: Final = "roundgate"
+"""The logger above all loggers of the gateway."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -81,26 +81,33 @@ def configure(level: str, form: LogFormat = "auto", *, alone: bool = False) -> N
         logging.getLogger(noisy).setLevel("WARNING")
 
 
-def observe(observer: logging.Handler) -> None:
-    """Give a handler every record of the gateway, and the details of calls at any log level. Other
-    handlers still get only records at or above the level. `end_observation` reverses this."""
-    logging.getLogger("roundgate").addHandler(observer)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(_is_at_level)
-    for name in DETAILS:
-        logging.getLogger(name).setLevel("DEBUG")
+def observe(observer: logging.Handler) -> Callable[[], None]:
+    """Give a handler every record of the gateway, also below the log level: debugging records tell the
+    steps, questions and upstream calls of a call. Other handlers get the same records as before.
 
+    Return a function that ends this.
+    """
+    logger, others = logging.getLogger(GATEWAY), logging.getLogger().handlers
+    before, least = logger.level, logger.getEffectiveLevel()
 
-def end_observation(observer: logging.Handler) -> None:
-    """Remove a handler that `observe` added."""
-    logging.getLogger("roundgate").removeHandler(observer)
-    for name in DETAILS:
-        logging.getLogger(name).setLevel("NOTSET")
+    def is_for_others(record: logging.LogRecord) -> bool:
+        decides_itself = record.name != GATEWAY and logging.getLogger(record.name).level
+        is_ours = record.name.startswith(GATEWAY)
+        return record.levelno >= least or not is_ours or bool(decides_itself)
 
+    filtered = list(others)
+    for handler in filtered:
+        handler.addFilter(is_for_others)
+    logger.addHandler(observer)
+    logger.setLevel("DEBUG")
 
-def _is_at_level(record: logging.LogRecord) -> bool:
-    """Return whether a record was logged before the details were observed."""
-    return record.name not in DETAILS or record.levelno >= logging.getLogger().level
+    def end() -> None:
+        logger.setLevel(before)
+        logger.removeHandler(observer)
+        for handler in filtered:
+            handler.removeFilter(is_for_others)
+
+    return end
 
 
 def _formatter(form: LogFormat, level: str, to: TextIO, *, alone: bool) -> logging.Formatter:
