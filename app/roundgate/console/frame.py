@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import platform
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Lifespan, Scope
 
 from roundgate.auth import Principal
 from roundgate.backends import Catalog
 from roundgate.clock import Clock, iso
 from roundgate.config import ConfigFile, GatewayConfig
+from roundgate.console.recent import RecentEvents
 from roundgate.console.sessions import Operator, Sessions
 from roundgate.errors import Unavailable
 from roundgate.http import Health
@@ -113,6 +116,10 @@ class Console:
         self.health = health
         self.uses = uses
         self.serves_as = serves_as
+        self.recent = RecentEvents()
+        """The recent events of calls and tasks in this process."""
+        self.process = f"process {os.getpid()} on {platform.node()}"
+        """The name of this process."""
         self.entries: list[Entry] = []
         """The navigation, in order."""
         self.static = {name: (HERE / "static" / name).read_bytes() for name in STATIC}
@@ -148,8 +155,9 @@ class Console:
         """Return the current catalog of the default endpoint."""
         return self.core.serving.catalog.of_view(self.view)
 
-    def router(self) -> APIRouter:
-        """Return an empty router below the console's path; its routes are for operators."""
+    def router(self, lifespan: Lifespan[FastAPI] | None = None) -> APIRouter:
+        """Return an empty router below the console's path; its routes are for operators. `lifespan`
+        runs while the gateway serves."""
         console = self
 
         class ConsoleRoute(APIRoute):
@@ -172,7 +180,9 @@ class Console:
 
                 return answer
 
-        return APIRouter(prefix=self.settings.path, tags=["console"], route_class=ConsoleRoute)
+        return APIRouter(
+            prefix=self.settings.path, tags=["console"], route_class=ConsoleRoute, lifespan=lifespan
+        )
 
     def url(self, scope: Scope, path: str = "") -> str:
         """Return the path of a page for the client of a request, behind the prefix of a proxy."""

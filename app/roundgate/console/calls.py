@@ -1,0 +1,168 @@
+"""The pages of calls: the recent calls of this process, and the line of time of one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from fastapi import APIRouter, FastAPI, HTTPException, Request
+from pydantic import BaseModel, Field
+from starlette.responses import HTMLResponse
+
+from roundgate.clock import iso
+from roundgate.console.charts import CALLS_S, histogram, picture, took
+from roundgate.console.frame import Console
+from roundgate.console.moments import MomentView, moment_views
+from roundgate.console.recent import RecentCall, recent_calls
+from roundgate.console.timeline import Moment, StoredTask, make_timeline, tone_of
+from roundgate.errors import Unavailable
+from roundgate.observability import observe
+from roundgate.storage import TaskRef
+from roundgate.tasks import steps_done
+
+MAX_CALLS: Final = 200
+"""The limit on listed calls; older ones are found by their tool, subject or id."""
+MAX_TEXT: Final = 200
+"""The limit on the text of a search, in characters."""
+
+
+class CallRow(BaseModel):
+    """A call that this process served lately."""
+
+    call: str = Field(description="Its id in the log.")
+    tool: str = Field(description="The tool, prompt or resource.")
+    began: str
+    ms: int = Field(description="From its first event to its last, in milliseconds.")
+    rounds: int = Field(description="The rounds that this process served.")
+    outcome: str
+    tone: str = Field(description="good, bad, waits or plain.")
+    subject: str
+    task: str | None = Field(description="Its task as `OWNER.ID`.")
+
+    @property
+    def took(self) -> str:
+        """Return the duration for people."""
+        return took(self.ms)
+
+
+class CallList(BaseModel):
+    """Recent calls of one process, the newest first."""
+
+    calls: list[CallRow]
+    dropped: int = Field(description="The number of older events that are no longer in memory.")
+
+
+class CallDetails(BaseModel):
+    """A call with its line of time."""
+
+    call: str
+    task: str | None
+    moments: list[MomentView]
+
+
+def _row(call: RecentCall) -> CallRow:
+    return CallRow(
+        call=call.id,
+        tool=call.tool,
+        began=iso(call.began_ms),
+        ms=call.changed_ms - call.began_ms,
+        rounds=call.rounds,
+        outcome=call.outcome,
+        tone=tone_of(call.outcome).value,
+        subject=call.subject,
+        task=call.task,
+    )
+
+
+def make_router(console: Console) -> APIRouter:
+    """Return the pages of calls and their path operations."""
+
+    @asynccontextmanager
+    async def observed(app: FastAPI) -> AsyncIterator[None]:
+        end = observe(console.recent)
+        try:
+            yield
+        finally:
+            end()
+
+    router = console.router(observed)
+
+    @router.get("/api/calls", summary="Recent calls of this process")
+    async def list_calls(text: str = "") -> CallList:
+        """List the recent calls whose id, tool, subject or outcome has a text."""
+        sought = text.strip().casefold()[:MAX_TEXT]
+        calls = [
+            call
+            for call in recent_calls(console.recent.all())
+            if any(
+                sought in part.casefold()
+                for part in (call.id, call.tool, call.subject, call.outcome)
+            )
+        ]
+        rows = [_row(call) for call in calls[:MAX_CALLS]]
+        return CallList(calls=rows, dropped=console.recent.dropped)
+
+    @router.get("/api/calls/{call}", summary="A call")
+    async def show_call(call: str) -> CallDetails:
+        """Return the line of time of a call, from the events of this process and its task."""
+        moments, task = await _timeline(console, call)
+        if not moments:
+            raise HTTPException(404, f"This process has no events of the call {call[:MAX_TEXT]}")
+        return CallDetails(call=call, task=task, moments=moment_views(moments))
+
+    @router.get("/calls", include_in_schema=False)
+    async def list_page(request: Request, text: str = "") -> HTMLResponse:
+        calls = await list_calls(text)
+        return console.page(
+            request,
+            "calls.html",
+            calls=calls.calls,
+            dropped=calls.dropped,
+            text=text,
+            durations=histogram([call.ms / 1000 for call in calls.calls], CALLS_S),
+            process=console.process,
+        )
+
+    @router.get("/calls/{call}", include_in_schema=False)
+    async def call_page(request: Request, call: str) -> HTMLResponse:
+        try:
+            moments, task = await _timeline(console, call)
+        except Unavailable as error:
+            return console.error(request, 503, str(error))
+        return console.page(
+            request,
+            "call.html",
+            status=200 if moments else 404,
+            call=call[:MAX_TEXT],
+            task=task,
+            moments=moment_views(moments),
+            picture=picture(moments, console.clock.now_ms()),
+            process=console.process,
+        )
+
+    return router
+
+
+async def _timeline(console: Console, call: str) -> tuple[list[Moment], str | None]:
+    """Return the line of time of a call, and its task."""
+    events = console.recent.of(call)
+    task = next((event.task for event in events if event.task is not None), None)
+    now_ms, stored = console.clock.now_ms(), None
+    if task is not None:
+        events = console.recent.of(call, task)
+        stored = await _stored(console, task)
+    return make_timeline(events, stored, now_ms), task
+
+
+async def _stored(console: Console, task: str) -> StoredTask | None:
+    try:
+        ref = TaskRef.parse(task)
+    except ValueError:
+        return None
+    store = console.core.stores.tasks
+    record = await store.read(ref, 0)
+    if record is None:
+        return None
+    work = await store.read_work(ref)
+    return StoredTask(record, None if work is None else steps_done(record, work))
