@@ -28,7 +28,7 @@ from roundgate.clock import Clock, iso
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.console.recent import RecentEvents
 from roundgate.console.sessions import Operator, Sessions
-from roundgate.errors import Unavailable
+from roundgate.errors import Inside, Unavailable
 from roundgate.http import Health
 from roundgate.http.exchange import route_path
 from roundgate.methods.rates import Use
@@ -59,7 +59,7 @@ def form_of(request: Request) -> dict[str, list[str]]:
     return fields
 
 
-class PageError(Exception):
+class PageError(Inside):
     """A request of an operator that a page or path operation cannot serve: a status and a sentence.
     Pages show it as a page, path operations answer `{"error": …}`."""
 
