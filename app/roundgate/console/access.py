@@ -22,9 +22,9 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from roundgate.auth import LOCAL, Principal
-from roundgate.console.frame import FORM, OPERATOR, Console
+from roundgate.console.frame import FORM, OPERATOR, Console, is_api
 from roundgate.console.sessions import COOKIE, Operator
-from roundgate.errors import AuthError, GatewayError, InsufficientScope, Unavailable
+from roundgate.errors import AuthError, InsufficientScope, Unavailable
 from roundgate.http.exchange import exchange_of
 
 CSRF_FIELD: Final = "csrf_token"
@@ -93,8 +93,8 @@ class ConsoleAccess:
         request = Request(scope, receive)
         try:
             answer = await self._refusal(request, path)
-        except GatewayError as error:
-            answer = self._failure(request, path, error)
+        except (AuthError, Unavailable) as error:
+            answer = self._failure(request, error)
         body = scope.pop(_BODY, None)
         inner = receive if body is None else _replay(body, receive)
         await (self._app if answer is None else answer)(scope, inner, send_guarded)
@@ -122,17 +122,19 @@ class ConsoleAccess:
         if request.method in ("GET", "HEAD"):
             return None
         if request.method != "POST":
-            return self._error(request, path, 405, "The console accepts GET and POST")
+            return self._console.failure(request, 405, "The console accepts GET and POST")
         is_token = operator is not None and not operator.csrf
         if not is_token and not _is_same_origin(request):
-            return self._error(request, path, 403, "The form was not sent by a page of the console")
+            return self._console.failure(
+                request, 403, "The form was not sent by a page of the console"
+            )
         body = await self._read(request, MAX_SIGN_IN_BYTES if is_open else self._max_body_bytes)
         if body is None:
-            return self._error(request, path, 413, "The form is too large")
+            return self._console.failure(request, 413, "The form is too large")
         fields = _parse(request, body)
         if fields is None:
-            return self._error(
-                request, path, 400, "The form is not valid UTF-8, or has too many fields"
+            return self._console.failure(
+                request, 400, "The form is not valid UTF-8, or has too many fields"
             )
         request.scope[_BODY], request.scope[FORM] = body, fields
         sent = request.headers.get(CSRF_HEADER) or (fields.get(CSRF_FIELD) or [""])[0]
@@ -140,7 +142,7 @@ class ConsoleAccess:
             operator.csrf.encode(), sent.encode() if operator.csrf else b""
         ):
             message = "The page is from an earlier session: load it again and repeat"
-            return self._error(request, path, 403, message)
+            return self._console.failure(request, 403, message)
         return None
 
     async def _operator(self, request: Request) -> Operator | None:
@@ -160,7 +162,7 @@ class ConsoleAccess:
 
     def _sign_in(self, request: Request, path: str) -> Response:
         """Return the response to a request without a session."""
-        if path.startswith("/api/"):
+        if is_api(path):
             challenge = {"www-authenticate": "Bearer"}
             return JSONResponse({"error": "Sign in, or send a bearer token"}, 401, challenge)
         target = self._console.url(request.scope, "/sign-in")
@@ -170,19 +172,12 @@ class ConsoleAccess:
             target += f"?next={quote(path, safe='')}"
         return RedirectResponse(target, 303)
 
-    def _failure(self, request: Request, path: str, error: GatewayError) -> Response:
+    def _failure(self, request: Request, error: AuthError | Unavailable) -> Response:
         status = error.status if isinstance(error, AuthError) else 503
-        if not isinstance(error, AuthError | Unavailable):
-            raise error
-        response = self._error(request, path, status, str(error))
+        response = self._console.failure(request, status, str(error))
         if status == 401:
             response.headers["www-authenticate"] = "Bearer"
         return response
-
-    def _error(self, request: Request, path: str, status: int, message: str) -> Response:
-        if path.startswith("/api/"):
-            return JSONResponse({"error": message}, status)
-        return self._console.error(request, status, message)
 
     async def _read(self, request: Request, most: int) -> bytes | None:
         """Return the body, or `None` if it is too large."""

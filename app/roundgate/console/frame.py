@@ -9,23 +9,28 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Lifespan, Scope
 
 from roundgate.auth import Principal
+from roundgate.backends import Catalog
 from roundgate.clock import Clock, iso
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.console.recent import RecentEvents
 from roundgate.console.sessions import Operator, Sessions
+from roundgate.errors import Unavailable
 from roundgate.http import Health
+from roundgate.http.exchange import route_path
 from roundgate.runtime.startup import Core
 from roundgate.settings import ConsoleConfig, Settings
 
@@ -51,6 +56,15 @@ def form_of(request: Request) -> dict[str, list[str]]:
     """Return the fields of a form that was posted, each with its values in order."""
     fields: dict[str, list[str]] = request.scope[FORM]
     return fields
+
+
+class PageError(Exception):
+    """A request of an operator that a page or path operation cannot serve: a status and a sentence.
+    Pages show it as a page, path operations answer `{"error": …}`."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +138,47 @@ class Console:
         """Whether pages show the arguments, answers and results of calls."""
         return self.settings.show_values
 
+    @property
+    def view(self) -> str:
+        """The view at the default endpoint, which the console calls; empty for all tools."""
+        config = self.config()
+        return config.endpoints[config.http.path]
+
+    def catalog(self) -> Catalog:
+        """Return the current catalog of the default endpoint."""
+        return self.core.serving.catalog.of_view(self.view)
+
     def router(self, lifespan: Lifespan[FastAPI] | None = None) -> APIRouter:
         """Return an empty router below the console's path; its routes are for operators. `lifespan`
         runs while the gateway serves."""
-        return APIRouter(prefix=self.settings.path, tags=["console"], lifespan=lifespan)
+        console = self
+
+        class ConsoleRoute(APIRoute):
+            """A route that answers errors as pages, or as JSON."""
+
+            def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+                handle = super().get_route_handler()
+
+                async def answer(request: Request) -> Response:
+                    try:
+                        return await handle(request)
+                    except PageError as error:
+                        return console.failure(request, error.status, str(error))
+                    except Unavailable as error:
+                        return console.failure(request, 503, str(error))
+                    except RequestValidationError:
+                        if is_api(self.path.removeprefix(console.settings.path)):
+                            raise
+                        return console.error(request, 400, "The address has an invalid value")
+
+                return answer
+
+        return APIRouter(
+            prefix=self.settings.path,
+            tags=["console"],
+            route_class=ConsoleRoute,
+            lifespan=lifespan,
+        )
 
     def url(self, scope: Scope, path: str = "") -> str:
         """Return the path of a page for the client of a request, behind the prefix of a proxy."""
@@ -137,7 +188,8 @@ class Console:
         self, request: Request, template: str, *, status: int = 200, **values: Any
     ) -> HTMLResponse:
         """Return a page. Templates also get `operator`, `url(path)`, `static(name)`, `entries`,
-        `here` (the path of this page), `server` and `shows_values`."""
+        `here` (the path of this page), `layout` (to extend: the frame, or nothing for a part that
+        htmx loads), `server` and `shows_values`."""
         scope, operator = request.scope, request.scope.get(OPERATOR)
         text = self._templates.get_template(template).render(
             operator=operator,
@@ -145,9 +197,8 @@ class Console:
             url=lambda path="": self.url(scope, path),
             static=lambda name: self.url(scope, f"/static/{name}?v={self._versions[name]}"),
             entries=self.entries,
-            here=scope["path"]
-            .removeprefix(scope.get("root_path", ""))
-            .removeprefix(self.settings.path),
+            here=self.path_of(scope),
+            layout="part.html" if "hx-request" in request.headers else "base.html",
             server=self.config().server,
             shows_values=self.shows_values,
             **values,
@@ -158,6 +209,21 @@ class Console:
     def error(self, request: Request, status: int, message: str) -> HTMLResponse:
         """Return a page with an error."""
         return self.page(request, "error.html", status=status, message=message)
+
+    def failure(self, request: Request, status: int, message: str) -> Response:
+        """Return an error as a page, or as JSON for a path operation."""
+        if is_api(self.path_of(request.scope)):
+            return JSONResponse({"error": message}, status)
+        return self.error(request, status, message)
+
+    def path_of(self, scope: Scope) -> str:
+        """Return the path of a request below the console's own."""
+        return route_path(scope).removeprefix(self.settings.path)
+
+
+def is_api(path: str) -> bool:
+    """Return whether a path below the console's own is a path operation, which answers JSON."""
+    return path.startswith("/api/")
 
 
 def _time(at_ms: int | None) -> str:
