@@ -11,6 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from roundgate import Context, tool
+from roundgate.auth import LOCAL, task_owner
+from roundgate.json import encode
 from roundgate.protocol import Status
 from roundgate.storage import Ending
 from tests.support.audit import KEY, records
@@ -323,3 +325,57 @@ async def test_a_page_stops_to_update_itself(tmp_path: Path) -> None:
         assert "The task has changed" in newer
         await gateway.act(task, "cancel")
         assert polls(await gateway.browser.page(f"/tasks/{task}")) == []
+
+
+APPROVAL = {
+    "method": "elicitation/create",
+    "params": {
+        "mode": "form",
+        "message": "Delete the database?",
+        "requestedSchema": {
+            "type": "object",
+            "properties": {"approve": {"type": "boolean", "title": "Go ahead", "default": False}},
+            "required": ["approve"],
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("owner", "text"),
+    [
+        (task_owner(LOCAL), "has the answer and continues"),
+        ("uSomebody", "which only the caller can give"),
+    ],
+)
+async def test_an_operator_gives_no_approval_of_another_caller(
+    tmp_path: Path, owner: str, text: str
+) -> None:
+    async with operated(tmp_path, show_values=True) as gateway:
+        asks = {"status": Status.INPUT_REQUIRED, "requests": {"approve": encode(APPROVAL)}}
+        task = str(await add(gateway.store, 1, owner=owner, **asks))
+        approves = {"action/0": "accept", "answer/0/approve": "true"}
+        assert text in await gateway.act(task, "answer", **approves)
+
+
+@pytest.mark.parametrize("method", ["sampling/createMessage", "roots/list", "other/method"])
+async def test_a_question_for_a_model_is_shown_by_its_name_alone(
+    tmp_path: Path, method: str
+) -> None:
+    async with operated(tmp_path, show_values=True) as gateway:
+        request = encode({"method": method, "params": {"messages": [], "maxTokens": 1}})
+        asks = {"status": Status.INPUT_REQUIRED, "requests": {"think": request}}
+        task = str(await add(gateway.store, 1, **asks))
+        page = await gateway.browser.page(f"/tasks/{task}")
+        assert "The console cannot answer this" in page
+        assert "no longer asks" in await gateway.act(task, "answer")
+
+
+async def test_a_requeued_task_is_queued_and_a_running_one_can_be_taken(tmp_path: Path) -> None:
+    async with operated(tmp_path) as gateway:
+        task = str(await add(gateway.store, 1))
+        assert (await gateway.shown(task))["actions"] == ["requeue", "cancel"]
+        assert "is queued" in await gateway.act(task, "requeue")
+        assert "cancel it first" in await gateway.act(task, "purge")
+        await gateway.act(task, "cancel")
+        assert "Nothing was done" in await gateway.act(task, "requeue")

@@ -16,7 +16,7 @@ from roundgate.settings.process import Settings
 from roundgate.storage import TaskRef
 from roundgate.tasks.events import NewTask
 from roundgate.tasks.stored import StoredTasks
-from tests.support.asgi import Client, built, config_file
+from tests.support.asgi import Client, built, config_file, config_of
 from tests.support.console import Browser, browser_of
 
 CAPABILITIES = {
@@ -94,8 +94,13 @@ async def eventually(look: Callable[[], Awaitable[Any]]) -> Any:
 async def operated(
     folder: Path, *functions: Callable[..., Any], show_values: bool = False, **sections: Any
 ) -> AsyncIterator[Operated]:
-    """A gateway without authentication, with a store in a folder."""
-    file = config_file(*functions, console={"show_values": show_values}, **sections)
+    """A gateway of functions or other back ends, without authentication, with a store in a
+    folder."""
+    console = {"show_values": show_values}
+    if "backends" in sections:
+        file = config_of({"console": console, **sections})
+    else:
+        file = config_file(*functions, console=console, **sections)
     app = built(file, Settings(store=f"sqlite:///{folder}/tasks.sqlite3"))
     async with browser_of(app) as browser:
         link = app.state.console.sessions.seal_link()
