@@ -3,6 +3,7 @@ questions. The audit log names the operator."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from roundgate.audit.records import answer_facts
 from roundgate.auth import Principal, task_owner
+from roundgate.backends.policy import is_approval
 from roundgate.clock import Clock
-from roundgate.console.questions import question_from_request
 from roundgate.errors import NotRetryable, TaskNotFound
-from roundgate.json import encode
+from roundgate.json import decode, encode
 from roundgate.protocol import Status
 from roundgate.settings import TasksConfig
 from roundgate.storage import TaskRecord, TaskRef
@@ -33,6 +34,8 @@ from roundgate.tasks.external import Deliveries
 from roundgate.tasks.facts import is_retryable
 from roundgate.tasks.machine import is_parked
 from roundgate.tasks.stored import StoredTasks
+
+log: Final = logging.getLogger("roundgate.console")
 
 Action = Literal["cancel", "requeue", "retry", "purge", "event", "answer"]
 
@@ -117,16 +120,19 @@ class Acting:
     views: Sequence[str]
 
     async def act(self, ref: TaskRef, act: Act) -> Acted:
-        """Act on a task, and record it in the audit log.
+        """Act on a task, and record it in the audit log and the log.
 
         Raises:
             Unavailable: the store cannot be reached, or the audit log cannot be written.
         """
         try:
-            text = await self._act(ref, act)
+            acted = Acted(task=str(ref), done=True, text=await self._act(ref, act))
         except NotRetryable as refusal:
-            return Acted(task=str(ref), done=False, text=str(refusal))
-        return Acted(task=str(ref), done=True, text=text)
+            acted = Acted(task=str(ref), done=False, text=str(refusal))
+        outcome = "done" if acted.done else "nothing done"
+        ids = {"task": str(ref), "action": act.action, **self.principal.names}
+        log.info("an operator acts on a task", extra={"fields": {**ids, "outcome": outcome}})
+        return acted
 
     async def _act(self, ref: TaskRef, act: Act) -> str:
         match act:
@@ -187,14 +193,10 @@ class Acting:
         record = await self._read(ref)
         if ref.is_hidden:
             raise NotRetryable("is a call whose client answers on its own stream")
-        questions = [
-            question_from_request(key, request)
-            for key, request in record.requests.items()
-            if key in answers
-        ]
-        if not questions:
+        asked = [decode(request) for key, request in record.requests.items() if key in answers]
+        if not asked:
             raise NotRetryable(_ANSWERED[Answered.NOT_NEEDED])
-        if any(question.is_approval for question in questions):
+        if any(map(is_approval, asked)):
             return await self._approve(ref, answers)
         now_ms = self.clock.now_ms()
         due_ms = now_ms + int(self.config.requeue_after_s * 1000)

@@ -6,17 +6,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from fastapi import APIRouter, FastAPI, HTTPException, Request
+from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel, Field
 from starlette.responses import HTMLResponse
 
 from roundgate.clock import iso
 from roundgate.console.charts import CALLS_S, histogram, picture, took
-from roundgate.console.frame import Console
+from roundgate.console.frame import Console, PageError
 from roundgate.console.moments import MomentView, moment_views
 from roundgate.console.recent import RecentCall, recent_calls
 from roundgate.console.timeline import Moment, StoredTask, make_timeline, tone_of
-from roundgate.errors import Unavailable
 from roundgate.observability import observe
 from roundgate.storage import TaskRef
 from roundgate.tasks import steps_done
@@ -108,7 +107,7 @@ def make_router(console: Console) -> APIRouter:
         """Return the line of time of a call, from the events of this process and its task."""
         moments, task = await _timeline(console, call)
         if not moments:
-            raise HTTPException(404, f"This process has no events of the call {call[:MAX_TEXT]}")
+            raise PageError(404, f"This process has no events of the call {call[:MAX_TEXT]}")
         return CallDetails(call=call, task=task, moments=moment_views(moments))
 
     @router.get("/calls", include_in_schema=False)
@@ -126,10 +125,7 @@ def make_router(console: Console) -> APIRouter:
 
     @router.get("/calls/{call}", include_in_schema=False)
     async def call_page(request: Request, call: str) -> HTMLResponse:
-        try:
-            moments, task = await _timeline(console, call)
-        except Unavailable as error:
-            return console.error(request, 503, str(error))
+        moments, task = await _timeline(console, call)
         return console.page(
             request,
             "call.html",

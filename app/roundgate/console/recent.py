@@ -34,7 +34,7 @@ MEMBERS: Final = (
     *("method", "name", "through", "view", "subject", "issuer", "client", "address"),
     *("outcome", "status", "code", "reason", "round", "questions", "ms", "attempt"),
     *("step", "again", "seconds", "deaths", "host", "backend", "function", "event"),
-    *("job", "reference", "ended_by", "error"),
+    *("job", "reference", "ended_by", "error", "action"),
 )
 """The members of a log line that an event keeps beside its ids."""
 

@@ -7,22 +7,23 @@ from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import quote
 
-from fastapi import APIRouter, HTTPException, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, ValidationError
 from pydantic import Field as Described
+from starlette.responses import Response
 
 from roundgate import json
+from roundgate.client.questions import Question
 from roundgate.clock import iso
 from roundgate.console.acting import EFFECTS, Act, Acted, Acting, possible_actions
+from roundgate.console.answering import asked, questions_of, read_answers
 from roundgate.console.charts import AGES_S, histogram, picture
-from roundgate.console.frame import Console, form_of, operator_of
+from roundgate.console.frame import Console, PageError, form_of, operator_of
 from roundgate.console.moments import MomentView, moment_views
-from roundgate.console.questions import OpenQuestion, question_from_request, response_from_form
 from roundgate.console.recent import RecentEvents
-from roundgate.console.searching import Filters, search
+from roundgate.console.searching import Filters, SearchResult, search
 from roundgate.console.timeline import Moment, StoredTask, make_timeline
-from roundgate.errors import NotRetryable, ParseError, Unavailable
+from roundgate.errors import BadAnswer, NotRetryable, ParseError
 from roundgate.json import decode
 from roundgate.protocol import Status
 from roundgate.storage import Ending, TaskRecord, TaskRef, Work
@@ -113,9 +114,13 @@ class _Task:
     def facts(self) -> dict[str, Any]:
         return task_facts(self.record, self.now_ms, self.steps)
 
-    def questions(self) -> list[OpenQuestion]:
-        requests = self.record.requests.items()
-        return [question_from_request(key, request) for key, request in requests]
+    def questions(self) -> list[Question]:
+        """Return the outstanding questions that a page can ask: forms and pages of services."""
+        questions: list[Question] = []
+        for key, request in self.record.requests.items():
+            with suppress(BadAnswer):  # a question for the client's model or its roots
+                questions += questions_of({key: decode(request)})
+        return questions
 
     def values(self) -> Mapping[str, str]:
         """Return the arguments, answers and result of the call as text."""
@@ -169,21 +174,25 @@ class _Pages:
 
     # the path operations
 
-    async def list(self, request: Request, cursor: str | None = None) -> TaskList | Response:
-        """List tasks. The query may have `text`, `tool`, `owner`, `status` and `outcome`."""
+    async def list(
+        self,
+        text: str = "",
+        tool: str = "",
+        owner: str = "",
+        status: str = "",
+        outcome: str = "",
+        cursor: str | None = None,
+    ) -> TaskList:
+        """List tasks, the newest first. `text` is a part of an id, call, tool, message or failed step."""
         now_ms = self._console.clock.now_ms()
-        try:
-            page = await search(self._store, Filters.from_query(request.query_params), cursor)
-        except ValueError as error:
-            return JSONResponse({"error": f"cursor: {error}"}, 400)
-        except Unavailable as error:
-            return JSONResponse({"error": str(error)}, 503)
+        query = {"text": text, "tool": tool, "owner": owner, "status": status, "outcome": outcome}
+        page = await self._search(Filters.from_query(query), cursor)
         rows = [TaskRow.of(record, now_ms) for record in page.records]
         return TaskList(tasks=rows, cursor=page.cursor, read=page.read)
 
     async def show(self, task: str) -> TaskDetails:
         """Return a task with its line of time, from the store and the events of this process."""
-        shown = await self._read_or_fail(task)
+        shown = await self._read(task)
         return TaskDetails(
             facts=shown.facts(),
             moments=moment_views(shown.moments),
@@ -192,10 +201,7 @@ class _Pages:
 
     async def act(self, task: str, act: Act, request: Request) -> Acted:
         """Cancel, queue again, retry, purge or answer a task, or deliver an event to it."""
-        try:
-            return await self._acting(request).act(_parse(task), act)
-        except Unavailable as error:
-            raise HTTPException(503, str(error)) from None
+        return await self._acting(request).act(_parse(task), act)
 
     # the pages
 
@@ -204,15 +210,10 @@ class _Pages:
         filters, cursor = Filters.from_query(query), query.get("cursor") or None
         left = _number(query.get("left"), WATCHES)
         now_ms = self._console.clock.now_ms()
-        try:
-            page = await search(self._store, filters, cursor)
-            is_part = "hx-request" in request.headers
-            is_first = cursor is None and not is_part
-            open_tasks = await self._store.open_tasks(SAMPLE) if is_first else []
-        except ValueError as error:
-            return self._console.error(request, 400, f"The address has a wrong cursor: {error}")
-        except Unavailable as error:
-            return self._console.error(request, 503, str(error))
+        is_part = "hx-request" in request.headers
+        page = await self._search(filters, cursor)
+        is_first = cursor is None and not is_part
+        open_tasks = await self._store.open_tasks(SAMPLE) if is_first else []
         ended = [record for record in page.records if not record.is_open]
         return self._console.page(
             request,
@@ -234,63 +235,64 @@ class _Pages:
         )
 
     async def task_page(self, task: str, request: Request) -> Response:
-        try:
-            shown = await self._read(task)
-        except Unavailable as error:
-            return self._console.error(request, 503, str(error))
-        if shown is None:
-            return self._unknown(request, task)
-        record = shown.record
+        return self._page(request, await self._read(task))
+
+    def _page(
+        self,
+        request: Request,
+        shown: _Task,
+        posted: Mapping[str, Sequence[str]] | None = None,
+        problems: Mapping[str, str] | None = None,
+    ) -> Response:
+        record, shows = shown.record, self._console.shows_values
+        possible = possible_actions(record, shown.now_ms)
         return self._console.page(
             request,
             "task.html",
             **self._state(shown, WATCHES),
-            actions=[name for name in possible_actions(record, shown.now_ms) if name in _SIMPLE],
+            actions=[name for name in possible if name in _SIMPLE],
             effects=EFFECTS,
-            steps=[step.name for step in shown.steps or ()] if _may_retry(shown) else [],
+            steps=[step.name for step in shown.steps or ()] if "retry" in possible else [],
             events=[
                 short_event(mark.name)
                 for mark in marks_from_record(record)
-                if mark.is_open(shown.now_ms)
+                if "event" in possible and mark.is_open(shown.now_ms)
             ],
-            questions=shown.questions() if self._console.shows_values else [],
-            hidden_questions=len(record.requests),
-            values=shown.values() if self._console.shows_values else None,
+            can_answer=shows and "answer" in possible,
+            asks=list(record.requests),
+            asked=asked(shown.questions(), posted, problems) if shows else [],
+            values=shown.values() if shows else None,
         )
 
     async def state_page(self, task: str, request: Request) -> Response:
         """Return the part of a task's page that updates itself."""
-        try:
-            shown = await self._read(task)
-        except Unavailable as error:
-            return self._console.error(request, 503, str(error))
-        if shown is None:
-            return self._unknown(request, task)
+        shown = await self._read(task)
         left = _number(request.query_params.get("left"), WATCHES)
         seen = request.query_params.get("seen")
         return self._console.page(request, "task_state.html", **self._state(shown, left, seen))
 
     async def act_page(self, task: str, action: str, request: Request) -> Response:
         """Show the effect of an action; once it is confirmed, act and show the result."""
-        form = form_of(request)
+        form, shown = form_of(request), await self._read(task)
+        if action == "answer":
+            answers = read_answers(shown.questions(), form)
+            if answers.problems:
+                return self._page(request, shown, form, answers.problems)
         try:
-            shown = await self._read(task)
-            if shown is None:
-                return self._unknown(request, task)
             act = _act_from_form(shown, action, form)
             again = None
             if act.step is not None and shown.work is not None:
                 again = repeated(shown.work, act.step)
-            if form.get("confirmed") == ["yes"]:
-                acted = await self._acting(request).act(shown.record.ref, act)
-                return self._console.page(request, "task_acted.html", acted=acted)
-        except (ValueError, ValidationError) as error:
-            return self._console.error(request, 400, str(error))
+        except ValidationError:
+            raise PageError(400, "The form is not one of this console") from None
+        except ValueError as error:
+            raise PageError(400, str(error)) from None
         except NotRetryable as refusal:
             acted = Acted(task=task, done=False, text=str(refusal))
             return self._console.page(request, "task_acted.html", acted=acted)
-        except Unavailable as error:
-            return self._console.error(request, 503, str(error))
+        if form.get("confirmed") == ["yes"]:
+            acted = await self._acting(request).act(shown.record.ref, act)
+            return self._console.page(request, "task_acted.html", acted=acted)
         return self._confirmation(request, shown, act, form, again)
 
     def _confirmation(
@@ -332,30 +334,18 @@ class _Pages:
             "updates_ended": left <= 0 and not record.status.is_terminal,
         }
 
-    async def _read(self, task: str) -> _Task | None:
-        """Return a task, or `None` if there is none.
-
-        Raises:
-            Unavailable: the store cannot be reached.
-        """
+    async def _search(self, filters: Filters, cursor: str | None) -> SearchResult:
         try:
-            ref = TaskRef.parse(task)
-        except ValueError:
-            return None
-        record = await self._store.read(ref, 0)  # time 0: also expired tasks
+            return await search(self._store, filters, cursor)
+        except ValueError as error:
+            raise PageError(400, f"The cursor is not valid: {error}") from None
+
+    async def _read(self, task: str) -> _Task:
+        record = await self._store.read(_parse(task), 0)  # time 0: also expired tasks
         if record is None:
-            return None
-        work = await self._store.read_work(ref)
+            raise PageError(404, f"There is no task {task[:200]}")
+        work = await self._store.read_work(record.ref)
         return _Task(record, work, self._console.recent, self._console.clock.now_ms())
-
-    async def _read_or_fail(self, task: str) -> _Task:
-        try:
-            shown = await self._read(task)
-        except Unavailable as error:
-            raise HTTPException(503, str(error)) from None
-        if shown is None:
-            raise HTTPException(404, f"There is no task {task[:200]}")
-        return shown
 
     def _acting(self, request: Request) -> Acting:
         config = self._console.config()
@@ -367,24 +357,17 @@ class _Pages:
             list(config.endpoints.values()),
         )
 
-    def _unknown(self, request: Request, task: str) -> Response:
-        return self._console.error(request, 404, f"There is no task {task[:200]}")
-
 
 _SIMPLE: Final = frozenset({"cancel", "requeue", "retry", "purge"})
 """The actions without an input."""
 _OWN_FIELDS: Final = frozenset({"csrf_token", "confirmed"})
 
 
-def _may_retry(shown: _Task) -> bool:
-    return "retry" in possible_actions(shown.record, shown.now_ms)
-
-
 def _parse(task: str) -> TaskRef:
     try:
         return TaskRef.parse(task)
     except ValueError as error:
-        raise HTTPException(404, str(error)) from None
+        raise PageError(404, str(error)) from None
 
 
 def _number(text: str | None, most: int) -> int:
@@ -398,7 +381,7 @@ def _act_from_form(shown: _Task, action: str, form: Mapping[str, Sequence[str]])
     """Return the action in a form.
 
     Raises:
-        ValueError: the form is incomplete, or an answer does not fit its question.
+        ValueError: there is no such action, or the payload is not JSON.
     """
     if action not in EFFECTS:
         raise ValueError(f"There is no action {action[:50]!r}")
@@ -413,9 +396,5 @@ def _act_from_form(shown: _Task, action: str, form: Mapping[str, Sequence[str]])
         except ParseError as error:
             raise ValueError(f"The payload is not JSON: {error}") from None
     if action == "answer":
-        key = form.get("key", [""])[0]
-        question = next((each for each in shown.questions() if each.key == key), None)
-        if question is None:
-            raise ValueError("The task no longer asks this question")
-        values["answers"] = {key: response_from_form(question, form)}
+        values["answers"] = read_answers(shown.questions(), form).responses
     return Act.model_validate(values)

@@ -177,6 +177,11 @@ def _external_event(event: Event) -> Moment:
     return _moment(Kind.EVENT, title, event, tone=Tone.GOOD if is_good else Tone.BAD)
 
 
+def _operator(event: Event) -> Moment:
+    title = f"operator: {event.facts.get('action', '')}"
+    return _moment(Kind.TASK, title, event, "subject", "client")
+
+
 def _note(event: Event) -> Moment:
     tone = Tone.PLAIN if event.level in ("debug", "info") else Tone.BAD
     labels = ("step", "attempt", "reason", "seconds", "reference", "error", "ended_by")
@@ -201,6 +206,7 @@ _MAPPERS: Final[Mapping[str, _Mapper]] = MappingProxyType(
         "a call was approved": _approval,
         "a call was not approved": _approval,
         "an external event": _external_event,
+        "an operator acts on a task": _operator,
     }
 )
 """The moment of each message of the log; other messages are notes."""
