@@ -60,11 +60,17 @@ if TYPE_CHECKING:  # imported at run time only if the console is on
 
 MAX_LEFT_OUT: Final = 20
 """The limit on the tools of a server that /healthz lists as left out."""
-ON_LAMBDA: Final = Problem(
+METRICS_ON_LAMBDA: Final = Problem(
     "gateway.yaml",
     "http.metrics",
     "is on, but each instance of a function has metrics of its own",
     "turn it off; CloudWatch has the metrics of functions",
+)
+CONSOLE_ON_LAMBDA: Final = Problem(
+    "gateway.yaml",
+    "console",
+    "is on, but functions do not serve the console",
+    "turn it off here; `roundgate serve` with the same store and keys shows the tasks of functions",
 )
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """Turns FastAPI's telemetry off: `roundgate.observability.tracing` makes the spans, because it
@@ -110,9 +116,7 @@ def build_app(
     if file.config.http.metrics:
         _expose_metrics(file, using)
     if file.config.console is not None:
-        from roundgate.console import starting
-
-        starting.check(file, using)
+        _check_console(file, using)
     core = build_core(file, using, clock, stores)
     replica = Replica(file, using, clock, core, owns_process=owns_process)
     resources = make_resources(file, using, core.serving)
@@ -170,10 +174,24 @@ def _expose_metrics(file: ConfigFile, using: Settings) -> None:
     Raises:
         ConfigError: an extra is missing, or the process cannot serve metrics.
     """
-    problem = ON_LAMBDA if using.on_lambda else exposition.set_up()
+    problem = METRICS_ON_LAMBDA if using.on_lambda else exposition.set_up()
     if problem is not None:
         at = file.origin.at("http", "metrics")
         raise ConfigError([at.problem(problem.message, problem.remedy)])
+
+
+def _check_console(file: ConfigFile, using: Settings) -> None:
+    """Check that this process can serve the console.
+
+    Raises:
+        ConfigError: an extra is missing, or others than operators could use the console.
+    """
+    if using.on_lambda:
+        at = file.origin.at("console")
+        raise ConfigError([at.problem(CONSOLE_ON_LAMBDA.message, CONSOLE_ON_LAMBDA.remedy)])
+    from roundgate.console import starting
+
+    starting.check(file, using)
 
 
 def _make_console(

@@ -37,12 +37,6 @@ def check(file: ConfigFile, using: Settings) -> None:
 def _problems(file: ConfigFile, using: Settings) -> Iterator[Problem]:
     """Yield the reasons why this process cannot serve the console."""
     place = file.origin.at("console")
-    if using.on_lambda:
-        yield place.problem(
-            "is on, but a function does not serve the console",
-            "turn it off here; serve it with `roundgate serve` on the same store, or use "
-            "`roundgate task`",
-        )
     if find_spec("jinja2") is None:
         yield place.problem(
             "needs the extra console, which is not installed", "pip install 'roundgate[console]'"
