@@ -109,6 +109,10 @@ def build_app(
     clock = clock or Clock()
     if file.config.http.metrics:
         _expose_metrics(file, using)
+    if file.config.console is not None:
+        from roundgate.console import starting
+
+        starting.check(file, using)
     core = build_core(file, using, clock, stores)
     replica = Replica(file, using, clock, core, owns_process=owns_process)
     resources = make_resources(file, using, core.serving)
@@ -180,11 +184,7 @@ def _make_console(
     verifiers: Mapping[str, Verifier],
     serves_as: Callable[[Verifier], ASGIApp],
 ) -> Served | None:
-    """Return the console, or `None` without the section `console`.
-
-    Raises:
-        ConfigError: an extra is missing, or this process cannot serve the console.
-    """
+    """Return the console, or `None` without the section `console`."""
     if file.config.console is None:
         return None
     from roundgate.console import starting
@@ -193,6 +193,7 @@ def _make_console(
         *(file, using, clock, replica.core, next(iter(verifiers.values()))),
         config=lambda: replica.config,
         health=lambda: _read_health(replica),
+        uses=replica.rates.uses,
         serves_as=serves_as,
     )
 

@@ -44,7 +44,8 @@ _HEADERS: Final = {
     "content-security-policy": _CSP,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    # with `no-referrer`, browsers would send `Origin: null` with forms
+    "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }

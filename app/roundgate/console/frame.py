@@ -28,9 +28,10 @@ from roundgate.clock import Clock, iso
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.console.recent import RecentEvents
 from roundgate.console.sessions import Operator, Sessions
-from roundgate.errors import Unavailable
+from roundgate.errors import Inside, Unavailable
 from roundgate.http import Health
 from roundgate.http.exchange import route_path
+from roundgate.methods.rates import Use
 from roundgate.runtime.startup import Core
 from roundgate.settings import ConsoleConfig, Settings
 
@@ -58,7 +59,7 @@ def form_of(request: Request) -> dict[str, list[str]]:
     return fields
 
 
-class PageError(Exception):
+class PageError(Inside):
     """A request of an operator that a page or path operation cannot serve: a status and a sentence.
     Pages show it as a page, path operations answer `{"error": …}`."""
 
@@ -87,6 +88,7 @@ class Console:
         sessions: the sealer of sessions.
         config: returns the current configuration, which a reload changes.
         health: returns the current health.
+        uses: returns the present use of limits, by at most so many callers each.
         serves_as: returns the MCP endpoints for one caller, without authentication.
     """
 
@@ -101,6 +103,7 @@ class Console:
         *,
         config: Callable[[], GatewayConfig],
         health: Callable[[], Health],
+        uses: Callable[[int], list[Use]],
         serves_as: Callable[[Principal], ASGIApp],
     ) -> None:
         self.file = file
@@ -111,6 +114,7 @@ class Console:
         self.sessions = sessions
         self.config = config
         self.health = health
+        self.uses = uses
         self.serves_as = serves_as
         self.recent = RecentEvents()
         """The recent events of calls and tasks in this process."""
@@ -131,6 +135,9 @@ class Console:
         )
         self._templates.filters["time"] = _time
         self._templates.filters["pretty"] = _pretty
+        self._templates.filters["tojson_text"] = lambda value: json.dumps(
+            value, ensure_ascii=False, default=str
+        )
         self._templates.filters["segment"] = lambda text: quote(text, safe="")
 
     @property
@@ -174,10 +181,7 @@ class Console:
                 return answer
 
         return APIRouter(
-            prefix=self.settings.path,
-            tags=["console"],
-            route_class=ConsoleRoute,
-            lifespan=lifespan,
+            prefix=self.settings.path, tags=["console"], route_class=ConsoleRoute, lifespan=lifespan
         )
 
     def url(self, scope: Scope, path: str = "") -> str:

@@ -8,7 +8,7 @@ from typing import Final
 
 from fastapi import APIRouter
 
-from roundgate.console import calls, overview, signing_in, tasks, tools
+from roundgate.console import audit, calls, limits, overview, signing_in, tasks, tools
 from roundgate.console.access import Authenticate
 from roundgate.console.frame import Console, Entry
 
@@ -27,9 +27,11 @@ class Page:
 
 PAGES: Final[Sequence[Page]] = (
     Page("Overview", "", overview.make_router),
-    Page("Tools", "/tools", tools.make_router),
     Page("Calls", "/calls", calls.make_router),
     Page("Tasks", "/tasks", tasks.make_router),
+    Page("Tools", "/tools", tools.make_router),
+    Page("Limits", "/limits", limits.make_router),
+    Page("Audit log", "/audit", audit.make_router),
 )
 
 

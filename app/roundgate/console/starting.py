@@ -16,6 +16,7 @@ from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import ConfigError, Problem
 from roundgate.http import Health
+from roundgate.methods.rates import Use
 from roundgate.runtime.startup import Core, is_private, make_ring
 from roundgate.settings import Settings
 
@@ -23,7 +24,17 @@ if TYPE_CHECKING:  # they import Jinja2, which is an extra
     from roundgate.console.frame import Console
 
 
-def problems(file: ConfigFile, using: Settings) -> Iterator[Problem]:
+def check(file: ConfigFile, using: Settings) -> None:
+    """Check that this process can serve the console.
+
+    Raises:
+        ConfigError: an extra is missing, or others than operators could use the console.
+    """
+    if problems := list(_problems(file, using)):
+        raise ConfigError(problems)
+
+
+def _problems(file: ConfigFile, using: Settings) -> Iterator[Problem]:
     """Yield the reasons why this process cannot serve the console."""
     place = file.origin.at("console")
     if using.on_lambda:
@@ -63,6 +74,7 @@ def make_console(
     *,
     config: Callable[[], GatewayConfig],
     health: Callable[[], Health],
+    uses: Callable[[int], list[Use]],
     serves_as: Callable[[Verifier], ASGIApp],
 ) -> Served:
     """Return the console of a gateway.
@@ -75,16 +87,12 @@ def make_console(
         verifier: authenticates callers of the default endpoint.
         config: returns the current configuration, which a reload changes.
         health: returns the current health.
+        uses: returns the present use of limits, by at most so many callers each.
         serves_as: returns the MCP endpoints with another verifier.
-
-    Raises:
-        ConfigError: an extra is missing, or this process cannot serve the console.
     """
     settings = file.config.console
     if settings is None:
         raise ValueError("the configuration has no console")
-    if found := list(problems(file, using)):
-        raise ConfigError(found)
     from roundgate.console import access, frame, routes, sessions
 
     sealer = sessions.Sessions(make_ring(file.config, using, clock), clock, settings.session_s)
@@ -92,6 +100,7 @@ def make_console(
         *(file, using, clock, core, settings, sealer),
         config=config,
         health=health,
+        uses=uses,
         serves_as=lambda principal: serves_as(KnownCaller(principal)),
     )
     auth, authenticate = file.config.auth, None

@@ -69,7 +69,8 @@ class Replica:
             file.config.tasks.poll_interval_ms / 1000,
             lambda refs: core.stores.tasks.glance(refs, clock.now_ms()),
         )
-        self._rates = Rates(core.stores.sessions, clock, core.stores.metrics)
+        self.rates = Rates(core.stores.sessions, clock, core.stores.metrics)
+        """The limits on calls, and their present use."""
         self.endpoints = {
             view: self._make_endpoint(view, ring.of_view(view))
             for view in file.config.endpoints.values()
@@ -95,7 +96,7 @@ class Replica:
                 own_tasks, TaskIds(sealer.ring), source, clock, config.tasks, self.core.trail
             ),
             self._watch,
-            self._rates,
+            self.rates,
             sealer,
             self.core.rows_of(view),
             clock,
