@@ -106,7 +106,7 @@ class _Task:
         self.work = work
         self.now_ms = now_ms
         self.steps = None if work is None else steps_done(record, work)
-        lines = events.of(record.call_id, str(record.ref))
+        lines = events.of_task(str(record.ref), record.call_id)
         self.moments: Sequence[Moment] = make_timeline(
             lines, StoredTask(record, self.steps), now_ms
         )
