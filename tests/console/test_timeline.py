@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from roundgate.console.recent import Event
-from roundgate.console.timeline import Kind, StoredTask, Tone, make_timeline
+from roundgate.console.timeline import MAPPERS, Kind, StoredTask, Tone, make_timeline
 from roundgate.protocol import Status
 from roundgate.storage import Ending, TaskRecord, TaskRef
 from roundgate.tasks import StepDone
+from tests.support.said import logged
 
 RECORD = TaskRecord(
     ref=TaskRef("uOwner", "ID"),
@@ -208,3 +209,8 @@ def test_an_expired_task_says_so() -> None:
 def test_an_entry_without_an_event_has_no_time() -> None:
     moments = make_timeline([], StoredTask(RECORD, [DONE]), 5_000)
     assert [moment.at_ms for moment in moments] == [1_000, None, 1_000, 90_000]
+
+
+def test_each_message_with_a_moment_of_its_own_is_one_of_the_log() -> None:
+    """A message that is reworded would become a note."""
+    assert MAPPERS.keys() <= {said.template for said in logged()}

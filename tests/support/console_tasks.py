@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI
 
@@ -19,11 +19,12 @@ from roundgate.tasks.stored import StoredTasks
 from tests.support.asgi import Client, built, config_file, config_of
 from tests.support.console import Browser, browser_of
 
-CAPABILITIES = {
+CAPABILITIES: dict[str, Any] = {
     "elicitation": {"form": {}},
     "extensions": {"io.modelcontextprotocol/tasks": {}},
 }
 NOW_MS = 2_000_000_000_000
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Operated:
         return second.text
 
 
-async def eventually(look: Callable[[], Awaitable[Any]]) -> Any:
+async def eventually(look: Callable[[], Awaitable[T | None]]) -> T:
     """Return a result that is not `None`, once there is one."""
     async with asyncio.timeout(60):
         while True:

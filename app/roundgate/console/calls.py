@@ -141,13 +141,12 @@ def make_router(console: Console) -> APIRouter:
 
 
 async def _timeline(console: Console, call: str) -> tuple[list[Moment], str | None]:
-    """Return the line of time of a call, and its task."""
-    events = console.recent.of(call)
-    task = next((event.task for event in events if event.task is not None), None)
-    now_ms, stored = console.clock.now_ms(), None
-    if task is not None:
-        events = console.recent.of(call, task)
-        stored = await _stored(console, task)
+    """Return the line of time of a call, and the last of its tasks."""
+    events = console.recent.of_call(call)
+    tasks = [event.task for event in events if event.task is not None]
+    task = tasks[-1] if tasks else None
+    stored = None if task is None else await _stored(console, task)
+    now_ms = console.clock.now_ms()
     return make_timeline(events, stored, now_ms), task
 
 

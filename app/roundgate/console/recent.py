@@ -143,13 +143,19 @@ class RecentEvents(logging.Handler):
         finally:
             self.release()
 
-    def of(self, call: str | None, task: str | None = None) -> Sequence[Event]:
-        """Return the events of a call, and those of its task."""
+    def of_call(self, call: str) -> Sequence[Event]:
+        """Return the events of a call, and of all its tasks: a retried task has a successor."""
+        events = self.all()
+        tasks = {event.task for event in events if event.call == call and event.task is not None}
+        return [event for event in events if event.call == call or event.task in tasks]
+
+    def of_task(self, task: str, call: str | None) -> Sequence[Event]:
+        """Return the events of a task, and of its call before it became the task."""
         return [
             event
             for event in self.all()
-            if (call is not None and event.call == call)
-            or (task is not None and event.task == task)
+            if event.task == task
+            or (call is not None and event.call == call and event.task is None)
         ]
 
 

@@ -68,8 +68,7 @@ class Filters:
             record.status_message or "",
             *record.failed_steps,
         )
-        sought = self.text.casefold()
-        return any(sought in text.casefold() for text in texts)
+        return self.text.casefold() in "\n".join(texts).casefold()
 
 
 @dataclass(frozen=True, slots=True)

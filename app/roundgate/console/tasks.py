@@ -37,7 +37,7 @@ from roundgate.tasks.operating import Repeated, repeated
 WATCHES: Final = 200
 """The number of times that a page updates itself before it stops, so that a forgotten page does not
 read the store for ever."""
-SAMPLE: Final = 2_000
+SAMPLE: Final = 1_000
 """The limit on the open tasks that the histogram of ages reads."""
 MAX_SHOWN: Final = 20_000
 """The limit on a shown value, in characters."""
@@ -106,7 +106,7 @@ class _Task:
         self.work = work
         self.now_ms = now_ms
         self.steps = None if work is None else steps_done(record, work)
-        lines = events.of(record.call_id, str(record.ref))
+        lines = events.of_task(str(record.ref), record.call_id)
         self.moments: Sequence[Moment] = make_timeline(
             lines, StoredTask(record, self.steps), now_ms
         )

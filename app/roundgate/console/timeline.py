@@ -188,7 +188,7 @@ def _note(event: Event) -> Moment:
     return _moment(Kind.NOTE, event.message, event, *labels, tone=tone)
 
 
-_MAPPERS: Final[Mapping[str, _Mapper]] = MappingProxyType(
+MAPPERS: Final[Mapping[str, _Mapper]] = MappingProxyType(
     {
         "request": _request,
         "a call asks its client": _asks,
@@ -251,7 +251,7 @@ def _moments(events: Iterable[Event]) -> list[Moment]:
     moments: list[Moment] = []
     failed: dict[tuple[str, Any], Moment] = {}
     for event in events:
-        moment = _MAPPERS.get(event.message, _note)(event)
+        moment = MAPPERS.get(event.message, _note)(event)
         attempt = (moment.title, event.facts.get("attempt"))
         if moment.kind is Kind.STEP and event.message != "a step ended":
             failed[attempt] = moment

@@ -74,15 +74,23 @@ def test_the_oldest_events_are_dropped_beyond_the_size() -> None:
     assert events[-1].call == "99"
 
 
-def test_the_events_of_a_call_and_of_its_task_are_found() -> None:
+def test_a_call_has_the_events_of_all_its_tasks_and_a_task_its_own() -> None:
     ring = RecentEvents()
-    for line in (record(call="C"), record(call="D"), record(task="u.1"), record(task="u.2")):
-        ring.handle(line)
-    assert [(event.call, event.task) for event in ring.of("C", "u.1")] == [
-        ("C", None),
-        (None, "u.1"),
+    lines = [
+        record(call="C", round=1),
+        record(call="C", task="u.1"),
+        record(task="u.1", action="retry"),
+        record(call="C", task="u.2"),
+        record(call="D"),
+        record(task="u.3"),
     ]
-    assert [event.call for event in ring.of("C")] == ["C"]
+    for line in lines:
+        ring.handle(line)
+    of_call = [(event.call, event.task) for event in ring.of_call("C")]
+    assert of_call == [("C", None), ("C", "u.1"), (None, "u.1"), ("C", "u.2")]
+    of_task = [(event.call, event.task) for event in ring.of_task("u.1", "C")]
+    assert of_task == [("C", None), ("C", "u.1"), (None, "u.1")]
+    assert [event.task for event in ring.of_task("u.3", None)] == ["u.3"]
 
 
 def test_a_call_is_summed_up_from_its_events() -> None:
