@@ -90,7 +90,7 @@ async def find_orders(customer: str, limit: int = 10, open_only: bool = True) ->
 @tool(task="required")
 async def close_month(ctx: Context, month: str) -> str:
     """Closes a month: sums up its orders, and asks before it locks them."""
-    total = await ctx.step("sum up", _sum_up, month)
+    total = await ctx.step("sum_up", _sum_up, month)
     answer = await ctx.elicit("lock", f"Lock {month} with {total} orders?", Approval)
     return f"{month} is locked" if answer.approved else f"{month} stays open"
 
