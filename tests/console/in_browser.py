@@ -92,11 +92,27 @@ async def close_month(ctx: Context, month: str) -> str:
     """Closes a month: sums up its orders, and asks before it locks them."""
     total = await ctx.step("sum_up", _sum_up, month)
     answer = await ctx.elicit("lock", f"Lock {month} with {total} orders?", Approval)
-    return f"{month} is locked" if answer.approved else f"{month} stays open"
+    if not answer.approved:
+        return f"{month} stays open"
+    await ctx.step("write_totals", _write_totals, retries=2, backoff=0.4)
+    await ctx.step("lock_orders", asyncio.sleep, 0.15)
+    return f"{month} is locked"
 
 
 async def _sum_up(month: str) -> int:
+    await asyncio.sleep(0.3)
     return len(month) * 100
+
+
+_writes: list[None] = []
+
+
+async def _write_totals() -> None:
+    """Fail at the first attempt."""
+    await asyncio.sleep(0.2)
+    _writes.append(None)
+    if len(_writes) == 1:
+        raise ConnectionError("the ledger does not answer")
 
 
 TOOLS = (refund, find_orders, close_month)

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from tests.console.in_browser import served
-from tests.support.chromium import CHROMIUM, Chromium, chromium
+from tests.support.chromium import CHROMIUM, LIMIT_S, Chromium, chromium
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs/images"
 WIDTH = 1000
@@ -45,10 +45,24 @@ async def pictures(folder: Path) -> None:
         await browser.press("Enter")
         await browser.until("document.querySelector('a[href*=\"/tasks/\"].id')")
         task = await browser.evaluate("document.querySelector('a[href*=\"/tasks/\"].id').href")
-        await browser.goto(task)
-        while not await browser.evaluate("!!document.querySelector('#answers')"):
-            await browser.goto(task)  # until a worker has come to the question
-        await take(browser, "task", 800)
+        await seen(browser, task, "document.querySelector('#answers')")
+        await browser.focus("[name='answer/0/approved']")
+        await browser.press("ArrowDown")
+        for button in ("#answers button", "#confirm"):
+            await browser.focus(button)
+            await browser.press("Enter")
+            await browser.until(f"!document.querySelector('{button}')")
+        await seen(browser, task, "document.body.innerText.includes('task completed')")
+        await take(browser, "task", 1150)
+
+
+async def seen(browser: Chromium, url: str, expression: str) -> None:
+    """Load a page again until an expression holds: a worker changes what it shows."""
+    async with asyncio.timeout(LIMIT_S):
+        await browser.goto(url)
+        while not await browser.evaluate(f"!!({expression})"):
+            await asyncio.sleep(0.2)
+            await browser.goto(url)
 
 
 def main() -> int:

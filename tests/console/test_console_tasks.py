@@ -128,7 +128,7 @@ async def test_a_task_shows_why_it_waits_and_its_line_of_time(tmp_path: Path) ->
         titles = [moment["title"] for moment in (await gateway.shown(task))["moments"]]
         expected = ["round 1: tools/call refund", "task created", "turn of a worker", "step plan"]
         assert titles[:4] == expected
-        assert "question confirm" in titles
+        assert "asks confirm" in titles
         for title in titles:
             assert title in page
         assert "<svg" in page

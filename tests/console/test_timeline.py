@@ -155,6 +155,12 @@ FAILED = StepDone("pay", "failed", 2)
             [PLAN],
             ["task created", "step first · done", "step plan · ok", "task working"],
         ),
+        (  # the journal tells whether a question was answered
+            RECORD,
+            [StepDone("confirm", "answered"), DONE],
+            [PLAN, event(1_050, "a task asks its client", questions=["confirm"])],
+            ["task created", "asks confirm · answered", "step plan · ok", "task working"],
+        ),
         (RECORD, None, [], ["task created", "task working"]),
         (
             replace(RECORD, deaths=2, suspect=True),

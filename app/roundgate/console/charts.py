@@ -90,7 +90,7 @@ def picture(moments: Sequence[Moment], now_ms: int) -> Picture | None:
     ticks = [
         Tick(
             round(LABELS + (WIDTH - LABELS) * index / TICKS, 1),
-            "0" if index == 0 else f"+{span(round(length_ms * index / TICKS))}",
+            "0" if index == 0 else f"+{took(length_ms * index / TICKS)}",
         )
         for index in range(TICKS)
     ]

@@ -125,7 +125,7 @@ def _request(event: Event) -> Moment:
 
 def _asks(event: Event) -> Moment:
     questions = _text(event.facts.get("questions", ""))
-    return _moment(Kind.QUESTION, f"asks {questions}", event, tone=Tone.WAITS)
+    return _moment(Kind.QUESTION, f"{_ASKS} {questions}", event, tone=Tone.WAITS)
 
 
 def _step(event: Event) -> Moment:
@@ -192,6 +192,7 @@ MAPPERS: Final[Mapping[str, _Mapper]] = MappingProxyType(
     {
         "request": _request,
         "a call asks its client": _asks,
+        "a task asks its client": _asks,
         "a step ended": _step,
         "a step failed": _failed_step,
         "a step failed, trying again": _failed_step,
@@ -214,6 +215,7 @@ MAPPERS: Final[Mapping[str, _Mapper]] = MappingProxyType(
 _QUESTION_STATES: Final = frozenset({"asked", "answered", "not answered in time"})
 _EVENT_STATES: Final = frozenset({"can be delivered", "delivered", "not delivered in time"})
 _PAUSE: Final = "pause begun"
+_ASKS: Final = "asks"
 
 
 def make_timeline(
@@ -278,21 +280,23 @@ def _with_journal(
     moments: Sequence[Moment], created: int, steps: Sequence[StepDone]
 ) -> list[Moment]:
     """Return the moments with the entries of the journal that no event tells. An entry follows the
-    entry before it, or the creation of the task at `created`."""
-    last_of = {
-        moment.title: index for index, moment in enumerate(moments) if moment.kind is Kind.STEP
-    }
+    entry before it, or the creation of the task at `created`. A question that an event tells gets
+    its state from the journal."""
+    place_of = {moment.title: index for index, moment in enumerate(moments)}
+    told = list(moments)
     after: dict[int, list[Moment]] = {}
     place = created
     for step in steps:
-        index = last_of.get(f"step {step.name}")
+        entry = _entry(step)
+        title = f"{_ASKS} {step.name}" if entry.kind is Kind.QUESTION else entry.title
+        index = place_of.get(title)
         if index is None:
-            after.setdefault(place, []).append(_entry(step))
-        else:
-            place = max(place, index)
-    return [
-        item for index, moment in enumerate(moments) for item in (moment, *after.get(index, ()))
-    ]
+            after.setdefault(place, []).append(entry)
+            continue
+        place = max(place, index)
+        if entry.kind is Kind.QUESTION:
+            told[index] = replace(told[index], outcome=entry.outcome, tone=entry.tone)
+    return [item for index, moment in enumerate(told) for item in (moment, *after.get(index, ()))]
 
 
 def _entry(step: StepDone) -> Moment:
