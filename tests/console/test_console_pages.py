@@ -197,3 +197,19 @@ async def test_a_question_cannot_link_to_a_script(url: str) -> None:
     async with local(ask) as browser:
         page = (await browser.submit("/tools/ask/call", {})).text
     assert not [each for _, each in elements(page) if (each.get("href") or "").startswith(url[:4])]
+
+
+async def test_the_path_operations_are_in_the_openapi_document() -> None:
+    async with local(hello, http={"docs": True}) as browser:
+        document = (await browser.http.get("/openapi.json")).json()
+    paths = {
+        path: operations
+        for path, operations in document["paths"].items()
+        if path.startswith("/console")
+    }
+    assert "/console/api/tools/{name}/call" in paths
+    for path, operations in paths.items():
+        assert path.startswith("/console/api/")
+        for operation in operations.values():
+            assert operation["tags"] == ["console"]
+            assert operation["summary"]

@@ -148,8 +148,9 @@ class ConsoleAccess:
 
     async def _operator(self, request: Request) -> Operator | None:
         """Return the operator who sends a request, or `None`."""
-        authorization = request.headers.get("authorization")
-        if authorization is not None and self._authenticate is not None:
+        authorization = request.headers.get("authorization", "")
+        is_bearer = authorization.lower().startswith("bearer ")
+        if is_bearer and self._authenticate is not None:
             return Operator(await self._authenticate(authorization.encode("latin-1")))
         operator = self._console.sessions.open(request.cookies.get(COOKIE, ""))
         return operator if operator is not None and self._may_operate(operator.principal) else None

@@ -38,7 +38,7 @@ PAGES: Final[Sequence[Page]] = (
 def make_console_router(console: Console, authenticate: Authenticate | None) -> APIRouter:
     """Return all routes of the console, and set its navigation."""
     router = APIRouter()
-    router.include_router(signing_in.make_router(console, authenticate))
+    router.include_router(signing_in.make_router(console, authenticate), include_in_schema=False)
     for page in PAGES:
         router.include_router(page.make_router(console))
     console.entries = [Entry(page.label, page.path) for page in PAGES if page.label]

@@ -11,12 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from roundgate import json
 from roundgate.auth import Principal
 from roundgate.clock import Clock
-from roundgate.errors import ParseError
-from roundgate.tokens import KeyRing
-from roundgate.tokens.sealed import SealBroken
+from roundgate.tokens import BearerTokens, KeyRing
 
 COOKIE: Final = "roundgate_console"
 MAX_COOKIE_CHARS: Final = 4_096
@@ -25,8 +22,6 @@ LINK_S: Final = 900
 """Seconds for which a link in the log can be opened."""
 _SESSION: Final = "console session"
 _LINK: Final = "console link"
-_OPERATORS: Final = Principal("roundgate:console", "any operator")
-"""The owner of all sealed sessions. The session says which operator it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +66,7 @@ class Sessions:
             "csrf": self.clock.new_id(),
             "exp_ms": expires_ms,
         }
-        return self._seal(_SESSION, claims), max(0, (expires_ms - now_ms) // 1000)
+        return self._tokens(_SESSION).seal(claims), max(0, (expires_ms - now_ms) // 1000)
 
     def open(self, cookie: str) -> Operator | None:
         """Return the operator of a session, or `None` if it is invalid or has ended.
@@ -95,7 +90,7 @@ class Sessions:
     def seal_link(self) -> str:
         """Return the token of a new link."""
         expires_ms = self.clock.now_ms() + LINK_S * 1000
-        return self._seal(_LINK, {"id": self.clock.new_id(), "exp_ms": expires_ms})
+        return self._tokens(_LINK).seal({"id": self.clock.new_id(), "exp_ms": expires_ms})
 
     def open_link(self, token: str) -> Link | None:
         """Return a link, or `None` if its token is invalid or too old.
@@ -108,18 +103,12 @@ class Sessions:
                 return Link(link_id, expires_ms)
         return None
 
-    def _seal(self, purpose: str, claims: Mapping[str, Any]) -> str:
-        return self.ring.seal(json.encode([purpose, claims]), _OPERATORS)
+    def _tokens(self, purpose: str) -> BearerTokens:
+        return BearerTokens(self.ring, purpose, MAX_COOKIE_CHARS)
 
-    def _open(self, purpose: str, token: str) -> Any:
+    def _open(self, purpose: str, token: str) -> Mapping[str, Any] | None:
         """Return the claims of a token for a purpose that has not expired, or `None`."""
-        if len(token) > MAX_COOKIE_CHARS:
-            return None
-        try:
-            match json.decode(self.ring.open(token, _OPERATORS)):
-                case [str(sealed_for), {"exp_ms": int(expires_ms)} as claims]:
-                    is_valid = sealed_for == purpose and self.clock.now_ms() < expires_ms
-                    return claims if is_valid else None
-        except (SealBroken, ParseError):
-            pass
+        match self._tokens(purpose).open(token):
+            case {"exp_ms": int(expires_ms)} as claims if self.clock.now_ms() < expires_ms:
+                return claims
         return None

@@ -25,9 +25,8 @@ log = logging.getLogger("roundgate.console")
 
 
 def make_router(console: Console, authenticate: Authenticate | None) -> APIRouter:
-    """Return the routes of sign-in, links, sign-out and static files; none is in the OpenAPI
-    document. `authenticate` is `None` without `auth`."""
-    router = APIRouter(prefix=console.settings.path, include_in_schema=False)
+    """Return the routes of sign-in, links, sign-out and static files. `authenticate` is `None` without `auth`."""
+    router = console.router()
     linked_ms = -float(LINK_EVERY_MS)
 
     def form(request: Request, status: int = 200, message: str = "") -> HTMLResponse:

@@ -186,6 +186,10 @@ def make_router(console: Console) -> APIRouter:
     ) -> HTMLResponse:
         result = outcome.result or {}
         requests = result.get("inputRequests") or {}
+        try:
+            questions = questions_of(requests)
+        except BadAnswer as error:
+            raise PageError(502, str(error)) from None
         return console.page(
             request,
             "outcome.html",
@@ -196,7 +200,7 @@ def make_router(console: Console) -> APIRouter:
             outcome=outcome,
             result=result,
             failed=result.get("isError") is True,
-            asked=asked(questions_of(requests), posted, problems),
+            asked=asked(questions, posted, problems),
         )
 
     return router
