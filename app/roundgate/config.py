@@ -173,6 +173,8 @@ class GatewayConfig(Model):
             return self
         if self.auth != "none" and self.auth.operator_scope is None:
             raise ValueError("console needs auth.operator_scope: it is for operators")
+        if isinstance(self.auth, AuthorizerConfig):
+            raise ValueError("console is not served on AWS Lambda, where auth.authorizer works")
         below = f"{self.console.path}/"
         for path in (*self.endpoints, *_PROBES, _METRICS, _WELL_KNOWN, _EVENTS, _DOCS):
             if f"{path}/".startswith(below) or below.startswith(path.rstrip("/") + "/"):

@@ -376,6 +376,12 @@ async def test_the_path_of_the_console_is_its_own(path: str) -> None:
         config_file(hello, console={"path": path})
 
 
+async def test_a_configuration_of_functions_has_no_console() -> None:
+    auth = {"authorizer": "api-gateway", "issuer": ISSUER, "operator_scope": OPERATOR}
+    with pytest.raises(ConfigError, match="not served on AWS Lambda"):
+        config_file(hello, console={}, auth=auth)
+
+
 async def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roundgate.console.starting.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"(?s)extra console.*roundgate\[console\]"):
