@@ -135,3 +135,15 @@ async def test_subjects_are_texts() -> None:
         for each in (page, await browser.page(f"/calls/{call}")):
             assert not [tag for tag, _ in elements(each) if tag == "img"]
             assert "onerror" in each
+
+
+async def test_the_pages_of_calls_update_themselves_and_stop(tmp_path: Path) -> None:
+    async with operated(tmp_path, ask) as gateway:
+        await gateway.call("ask", env="a")
+        (call,) = (await gateway.browser.get("/api/calls")).json()["calls"]
+        for path in ("/calls?text=ask&", f"/calls/{call['call']}?"):
+            page = await gateway.browser.page(f"{path}left=2")
+            (polled,) = [each for _, each in elements(page) if "hx-get" in each]
+            assert "left=1" in str(polled["hx-get"])
+            assert f'id="{str(polled["hx-select"])[1:]}"' in page
+            assert "hx-get" not in await gateway.browser.page(f"{path}left=0")

@@ -14,7 +14,7 @@ from roundgate import Context, tool
 from roundgate.auth import LOCAL, task_owner
 from roundgate.json import encode
 from roundgate.protocol import Status
-from roundgate.storage import Ending
+from roundgate.storage import Ending, TaskRef
 from tests.support.audit import KEY, records
 from tests.support.console import csrf_of, elements
 from tests.support.console_tasks import add, operated
@@ -379,3 +379,24 @@ async def test_a_requeued_task_is_queued_and_a_running_one_can_be_taken(tmp_path
         assert "cancel it first" in await gateway.act(task, "purge")
         await gateway.act(task, "cancel")
         assert "Nothing was done" in await gateway.act(task, "requeue")
+
+
+async def test_a_call_of_an_older_client_can_only_be_cancelled(tmp_path: Path) -> None:
+    async with operated(tmp_path, show_values=True) as gateway:
+        ref = TaskRef("uSomebody", "~hidden")
+        asks = {"status": Status.INPUT_REQUIRED, "requests": {"approve": encode(APPROVAL)}}
+        task = str(await add(gateway.store, 1, ref=ref, **asks))
+        assert (await gateway.shown(task))["actions"] == ["cancel"]
+        page = await gateway.browser.page(f"/tasks/{task}")
+        assert "The console cannot answer this" in page
+        fields = {"action/0": "accept", "answer/0/approve": "true"}
+        assert "answers on its own stream" in await gateway.act(task, "answer", **fields)
+
+
+@pytest.mark.parametrize("text", ["%00", "%ed%a0%80", "%ff", "%27%3B--", "%25", "\u202e"])
+async def test_odd_texts_find_nothing(tmp_path: Path, text: str) -> None:
+    async with operated(tmp_path) as gateway:
+        for path in ("/tasks", "/api/tasks"):
+            query = "&".join(f"{name}=x{text}x" for name in ("text", "tool", "owner", "status"))
+            assert (await gateway.browser.get(f"{path}?{query}")).status_code == 200
+        assert (await gateway.browser.get(f"/tasks/a{text}.b{text}")).status_code == 404

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel, Field
@@ -13,7 +14,7 @@ from starlette.responses import HTMLResponse
 from roundgate.clock import iso
 from roundgate.console.charts import CALLS_S, histogram, picture, took
 from roundgate.console.frame import Console, PageError
-from roundgate.console.moments import MomentView, moment_views
+from roundgate.console.moments import MomentView, moment_views, updates_left
 from roundgate.console.recent import RecentCall, recent_calls
 from roundgate.console.timeline import Moment, StoredTask, make_timeline, tone_of
 from roundgate.observability import observe
@@ -112,13 +113,15 @@ def make_router(console: Console) -> APIRouter:
 
     @router.get("/calls", include_in_schema=False)
     async def list_page(request: Request, text: str = "") -> HTMLResponse:
-        calls = await list_calls(text)
+        calls, left = await list_calls(text), updates_left(request.query_params) - 1
         return console.page(
             request,
             "calls.html",
             calls=calls.calls,
             dropped=calls.dropped,
             text=text,
+            left=left,
+            query=urlencode({"text": text, "left": left}),
             durations=histogram([call.ms / 1000 for call in calls.calls], CALLS_S),
             process=console.process,
         )
@@ -132,6 +135,7 @@ def make_router(console: Console) -> APIRouter:
             status=200 if moments else 404,
             call=call[:MAX_TEXT],
             task=task,
+            left=updates_left(request.query_params) - 1 if moments else -1,
             moments=moment_views(moments),
             picture=picture(moments, console.clock.now_ms()),
             process=console.process,

@@ -71,7 +71,7 @@ def picture(moments: Sequence[Moment], now_ms: int) -> Picture | None:
     past = [(moment, at_ms) for moment, at_ms in timed if at_ms <= now_ms]
     if len(past) < 2:
         return None
-    shown = past[:MAX_ROWS]
+    shown = past[-MAX_ROWS:]
     first_ms = min(at_ms for _, at_ms in shown)
     length_ms = max(1.0, *(at_ms + moment.took_ms - first_ms for moment, at_ms in shown))
     scale = (WIDTH - LABELS - MIN_BAR) / length_ms

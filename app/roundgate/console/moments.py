@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from pydantic import BaseModel, Field
 
 from roundgate.clock import iso
 from roundgate.console.charts import took
 from roundgate.console.timeline import Moment
+
+WATCHES: Final = 200
+"""The number of times that a page updates itself before it stops, so that a forgotten page does not
+read the store for ever."""
+MAX_MOMENTS: Final = 1_000
+"""The limit on the moments of a page: it shows the last ones."""
 
 
 class MomentView(BaseModel):
@@ -38,7 +45,7 @@ class MomentView(BaseModel):
 
 
 def moment_views(moments: Iterable[Moment]) -> list[MomentView]:
-    """Return moments as pages show them."""
+    """Return the last moments as pages show them."""
     return [
         MomentView(
             kind=moment.kind.value,
@@ -49,5 +56,11 @@ def moment_views(moments: Iterable[Moment]) -> list[MomentView]:
             outcome=moment.outcome,
             facts=dict(moment.facts),
         )
-        for moment in moments
+        for moment in list(moments)[-MAX_MOMENTS:]
     ]
+
+
+def updates_left(query: Mapping[str, str]) -> int:
+    """Return how often a page may still update itself, from `left` in its address."""
+    text = query.get("left", "")
+    return min(int(text), WATCHES) if text.isdecimal() and len(text) < 10 else WATCHES

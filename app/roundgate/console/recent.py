@@ -8,6 +8,7 @@ and no lines of handlers. Older events are dropped once there are too many, or t
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,15 +18,15 @@ from urllib.parse import urlsplit
 from roundgate.observability.correlation import members_here
 
 MAX_EVENTS: Final = 20_000
-"""The limit on kept events: some 5,000 calls of a few steps each."""
+"""The limit on kept events: some 3,000 calls of a few steps each."""
 MAX_BYTES: Final = 8 * 1024 * 1024
 """The limit on the size of all kept events, in bytes of memory as `Event.size` estimates it."""
 MAX_TEXT: Final = 300
 """The limit on a text of an event, in characters."""
 MAX_LIST: Final = 20
 """The limit on the texts of a list of an event."""
-_BASE_BYTES: Final = 700
-"""The estimated size of an event without its texts, in bytes."""
+_BASE_BYTES: Final = 350
+"""The size of an event without its texts, in bytes."""
 _POLLS: Final = frozenset({"tasks/get", "tasks/result", "subscriptions/listen"})
 """The methods that clients repeat while a task runs, which would drop all other events."""
 _OF_HANDLERS: Final = "roundgate.handler"
@@ -67,11 +68,11 @@ class Event:
 
     @property
     def size(self) -> int:
-        """Return the estimated size in memory, in bytes. A character takes up to four."""
+        """Return the estimated size in memory, in bytes."""
         texts = [self.message, self.call or "", self.task or "", self.tool or ""]
         for value in self.facts.values():
             texts += value if isinstance(value, list) else [str(value)]
-        return _BASE_BYTES + 4 * sum(map(len, texts))
+        return _BASE_BYTES + sum(map(sys.getsizeof, texts))
 
 
 def event_from_record(record: logging.LogRecord) -> Event | None:

@@ -21,6 +21,11 @@ MAX_TEXT: Final = 200
 """The limit on a filter, in characters."""
 
 
+def _cleaned(text: str) -> str:
+    """Return the text of a filter without NUL, which PostgreSQL refuses."""
+    return text.replace("\0", "").strip()[:MAX_TEXT]
+
+
 @dataclass(frozen=True, slots=True)
 class Filters:
     """The filters of a search. Empty texts match any task."""
@@ -37,9 +42,9 @@ class Filters:
         """Return the filters in the query of an address; ignore unknown statuses and outcomes."""
         status, outcome = query.get("status", ""), query.get("outcome", "")
         return cls(
-            text=query.get("text", "").strip()[:MAX_TEXT],
-            tool=query.get("tool", "").strip()[:MAX_TEXT],
-            owner=query.get("owner", "").strip()[:MAX_TEXT],
+            text=_cleaned(query.get("text", "")),
+            tool=_cleaned(query.get("tool", "")),
+            owner=_cleaned(query.get("owner", "")),
             status=status if status in set(Status) else "",
             outcome=outcome if outcome in set(Ending) else "",
         )

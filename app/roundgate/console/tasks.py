@@ -19,7 +19,7 @@ from roundgate.console.acting import EFFECTS, Act, Acted, Acting, possible_actio
 from roundgate.console.answering import asked, questions_of, read_answers
 from roundgate.console.charts import AGES_S, histogram, picture
 from roundgate.console.frame import Console, PageError, form_of, operator_of
-from roundgate.console.moments import MomentView, moment_views
+from roundgate.console.moments import WATCHES, MomentView, moment_views, updates_left
 from roundgate.console.recent import RecentEvents
 from roundgate.console.searching import Filters, SearchResult, search
 from roundgate.console.timeline import Moment, StoredTask, make_timeline
@@ -34,9 +34,6 @@ from roundgate.tasks.external import decode_payload
 from roundgate.tasks.facts import activity, task_facts
 from roundgate.tasks.operating import Repeated, repeated
 
-WATCHES: Final = 200
-"""The number of times that a page updates itself before it stops, so that a forgotten page does not
-read the store for ever."""
 SAMPLE: Final = 1_000
 """The limit on the open tasks that the histogram of ages reads."""
 MAX_SHOWN: Final = 20_000
@@ -208,7 +205,7 @@ class _Pages:
     async def list_page(self, request: Request) -> Response:
         query = request.query_params
         filters, cursor = Filters.from_query(query), query.get("cursor") or None
-        left = _number(query.get("left"), WATCHES)
+        left = updates_left(query)
         now_ms = self._console.clock.now_ms()
         is_part = "hx-request" in request.headers
         page = await self._search(filters, cursor)
@@ -267,7 +264,7 @@ class _Pages:
     async def state_page(self, task: str, request: Request) -> Response:
         """Return the part of a task's page that updates itself."""
         shown = await self._read(task)
-        left = _number(request.query_params.get("left"), WATCHES)
+        left = updates_left(request.query_params)
         seen = request.query_params.get("seen")
         return self._console.page(request, "task_state.html", **self._state(shown, left, seen))
 
@@ -365,16 +362,9 @@ _OWN_FIELDS: Final = frozenset({"csrf_token", "confirmed"})
 
 def _parse(task: str) -> TaskRef:
     try:
-        return TaskRef.parse(task)
+        return TaskRef.parse(task.replace("\0", ""))
     except ValueError as error:
         raise PageError(404, str(error)) from None
-
-
-def _number(text: str | None, most: int) -> int:
-    """Return a number in an address between 0 and `most`; `most` without a valid one."""
-    if text is None or not text.isdecimal() or len(text) > 9:
-        return most
-    return min(int(text), most)
 
 
 def _act_from_form(shown: _Task, action: str, form: Mapping[str, Sequence[str]]) -> Act:
