@@ -109,6 +109,34 @@ async def test_a_session_ends_with_its_token_and_with_its_own_time() -> None:
         assert 0 < life_s <= 300
 
 
+async def test_a_session_has_only_scopes_that_the_gateway_knows() -> None:
+    many = " ".join(f"service-{number}:read" for number in range(900))
+
+    @tool(scopes=["orders:read"])
+    async def orders() -> str:
+        """Reads orders."""
+        return "no orders"
+
+    async with with_auth(hello, orders) as browser:
+        await browser.sign_in(scope=f"{OPERATOR} orders:read {many}")
+        assert len(browser.http.cookies["roundgate_console"]) < 1_000
+        assert "no orders" in (await browser.submit("/tools/orders/call", {})).text
+
+
+async def test_a_session_that_browsers_would_drop_is_refused() -> None:
+    scopes = [f"service-{number}:read" for number in range(900)]
+
+    @tool(scopes=scopes)
+    async def orders() -> str:
+        """Reads orders."""
+        return "no orders"
+
+    async with with_auth(orders) as browser:
+        refused = await browser.sign_in(scope=" ".join([OPERATOR, *scopes]))
+        assert (refused.status_code, "set-cookie" in refused.headers) == (400, False)
+        assert "too many scopes" in refused.text
+
+
 async def test_a_session_of_another_key_issuer_or_scope_is_none() -> None:
     file = config_file(hello, console={})
     other = built(file, Settings(state_keys="A" * 43 + "="))
