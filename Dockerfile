@@ -5,7 +5,7 @@
 #   docker run -p 8080:8080 -v ./gateway:/gateway:ro -e GATEWAY_STATE_KEYS=… roundgate
 # Base images by digest: what is built today is built again tomorrow. To take a newer one:
 #   docker buildx imagetools inspect python:3.13-slim --format '{{.Manifest.Digest}}'
-FROM public.ecr.aws/awsguru/aws-lambda-adapter:0.9.1@sha256:46d6625e68cbbdd2efab4a20245977664513f13ffef47915b000d431adcea0b4 AS adapter
+FROM public.ecr.aws/awsguru/aws-lambda-adapter:1.1.0@sha256:17cfd08eff1dfea3f6a9a1e9c65fdac80aa4919b6085e746615530f43f57d2f1 AS adapter
 
 FROM python:3.13-slim@sha256:7c61056e61ac89e852de05f3dc6fa51a6dd2181797bceed46aa725dd7cb2cd3b AS build
 WORKDIR /src
@@ -37,7 +37,7 @@ ENV PATH=/opt/gateway/bin:$PATH \
     AWS_LWA_READINESS_CHECK_PATH=/healthz \
     AWS_LWA_INVOKE_MODE=response_stream
 EXPOSE 8080
-HEALTHCHECK --interval=10s --timeout=3s CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/healthz', timeout=2)"]
+HEALTHCHECK --interval=10s --timeout=3s --start-period=60s CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/healthz', timeout=2)"]
 ENTRYPOINT ["roundgate"]
 # a container is reached from outside: without `auth` in gateway.yaml this refuses to start unless told --allow-anonymous
 CMD ["serve", "--host", "0.0.0.0", "--port", "8080"]

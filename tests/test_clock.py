@@ -39,6 +39,11 @@ def test_an_id_is_128_random_bits_in_url_safe_characters() -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{22}", one) for one in ids)
 
 
+def test_no_id_looks_like_an_option_of_a_command() -> None:
+    clock = Clock()
+    assert not any(clock.new_id().startswith("-") for _ in range(2_000))
+
+
 def test_a_deadline_counts_down_and_stops_at_nothing() -> None:
     clock = Skipping()
     deadline = clock.deadline(250)

@@ -43,7 +43,7 @@ HOMES = {
         *("backends.http", "backends.openapi.documents", "net.http"),
         *("client.session", "client.transport", "deployment.stack"),
     },
-    "httpcore": {"net.http"},
+    "httpcore": {"net.http", "net.pool"},
     "yaml": {
         *(
             "settings.yaml_file",

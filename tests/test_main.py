@@ -202,6 +202,7 @@ async def test_the_api_document_lists_health_and_metadata_where_it_is_switched_o
     described = app.openapi()
     assert set(described["paths"]) == {
         "/healthz",
+        "/readyz",
         "/events/{token}",
         "/.well-known/oauth-protected-resource",
         "/.well-known/oauth-protected-resource/mcp",
@@ -209,11 +210,13 @@ async def test_the_api_document_lists_health_and_metadata_where_it_is_switched_o
     async with client(gateway(add, http={"docs": True})) as mcp:
         document = (await mcp.http.get("/openapi.json")).json()
         page = await mcp.http.get("/docs")
-    assert list(document["paths"]) == ["/healthz", "/events/{token}"]
+    assert list(document["paths"]) == ["/healthz", "/readyz", "/events/{token}"]
     assert (page.status_code, "swagger" in page.text) == (200, True)
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/.well-known/oauth-protected-resource/mcp"])
+@pytest.mark.parametrize(
+    "path", ["/healthz", "/readyz", "/.well-known/oauth-protected-resource/mcp"]
+)
 async def test_probes_and_oauth_clients_may_ask_with_head(path: str) -> None:
     auth = {"issuer": "https://id.example", "jwks_url": "https://id.example/keys"}
     using = Settings(state_keys=STATE_KEY, public_url="http://127.0.0.1")

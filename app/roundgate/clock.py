@@ -47,8 +47,12 @@ class Clock:
         return time.monotonic_ns() / 1_000_000
 
     def new_id(self) -> str:
-        """Return 128 random bits as 22 URL-safe characters."""
-        return b2a_base64(urandom(16), newline=False)[:22].translate(_URL_SAFE).decode()
+        """Return 128 random bits as 22 URL-safe characters. The first one is not a hyphen, because
+        the command line would take such an id for an option."""
+        while True:
+            text = b2a_base64(urandom(16), newline=False)[:22].translate(_URL_SAFE).decode()
+            if text[0] != "-":
+                return text
 
     def fraction(self) -> float:
         """Return a random number of at least 0 and less than 1."""

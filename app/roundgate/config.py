@@ -52,7 +52,7 @@ from roundgate.settings.problems import misplaced, problems_of
 from roundgate.settings.references import Resolver, own_name
 from roundgate.settings.yaml_file import Loc
 
-_HEALTH: Final = "/healthz"
+_PROBES: Final = frozenset({"/healthz", "/readyz"})
 _METRICS: Final = "/metrics"
 _DOCS: Final = "/docs"
 _WELL_KNOWN: Final = "/.well-known/"
@@ -173,8 +173,10 @@ class GatewayConfig(Model):
             return self
         if self.auth != "none" and self.auth.operator_scope is None:
             raise ValueError("console needs auth.operator_scope: it is for operators")
+        if isinstance(self.auth, AuthorizerConfig):
+            raise ValueError("console is not served on AWS Lambda, where auth.authorizer works")
         below = f"{self.console.path}/"
-        for path in (*self.endpoints, _HEALTH, _METRICS, _WELL_KNOWN, _EVENTS, _DOCS):
+        for path in (*self.endpoints, *_PROBES, _METRICS, _WELL_KNOWN, _EVENTS, _DOCS):
             if f"{path}/".startswith(below) or below.startswith(path.rstrip("/") + "/"):
                 raise ValueError(f"console.path {self.console.path!r} overlaps with {path!r}")
         return self
@@ -186,7 +188,7 @@ class GatewayConfig(Model):
             if twice := sorted({value for value in values if values.count(value) > 1}):
                 raise ValueError(f"two views have the {member} {twice[0]!r}")
         for path in paths:
-            if path == _HEALTH or f"{path}/".startswith((_WELL_KNOWN, _EVENTS)):
+            if path in _PROBES or f"{path}/".startswith((_WELL_KNOWN, _EVENTS)):
                 raise ValueError(f"the path {path!r} of a view is reserved for the gateway")
         operators = None if self.auth == "none" else self.auth.operator_scope
         if operators is not None and any(operators in view.scopes for view in self.views):

@@ -27,7 +27,7 @@ with kept():  # collecting garbage among all modules takes 4 % of a cold start
     from roundgate.clock import Clock, seed_after_restore
     from roundgate.config import ConfigFile
     from roundgate.errors import ConfigError
-    from roundgate.http import HEALTH, Hosting
+    from roundgate.http import HEALTH, MARGIN_MS, Hosting
     from roundgate.main import build_app
     from roundgate.observability.correlation import environment
     from roundgate.protocol import Request, jsonrpc
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 Event: TypeAlias = dict[str, Any]
 Response: TypeAlias = dict[str, Any]
 
-MARGIN_MS: Final = 1_000
-"""The milliseconds between the deadline of a call and the end of the invocation, reserved to seal,
-answer and log."""
 AWS_MARGIN_MS: Final = 400
 """The milliseconds between the deadline of AWS calls and the end of the invocation; by then a call
 has written its state."""

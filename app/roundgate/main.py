@@ -40,6 +40,7 @@ from roundgate.http import (
     Rate,
     RequestMiddleware,
     Upstream,
+    WebAdapterMiddleware,
     default_hosts,
     make_events_router,
     make_metrics_router,
@@ -145,6 +146,7 @@ def build_app(
     app.include_router(
         make_router(
             lambda: _read_health(replica),
+            replica.readiness.status,
             resources.values(),
             http.path,
             streams=using.streams,
@@ -264,6 +266,7 @@ def _layers(
     if origins is None:
         origins = public_origins(using.public_url)
     loopback_only = auth == "none" and not using.allow_anonymous
+    adapter = [Middleware(WebAdapterMiddleware, clock=clock)] if using.on_lambda else []
     nothing = nothing_at(http.path)
     requests = partial(
         RequestMiddleware,
@@ -292,6 +295,6 @@ def _layers(
         loopback_only=loopback_only,
     )
     return (
-        [guard, Middleware(requests, verifiers=verifiers), Middleware(endpoints)],
+        [*adapter, guard, Middleware(requests, verifiers=verifiers), Middleware(endpoints)],
         lambda verifier: requests(endpoints(nothing), verifiers=dict.fromkeys(verifiers, verifier)),
     )

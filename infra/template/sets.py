@@ -12,6 +12,11 @@ Choices: TypeAlias = Mapping[str, tuple[str, ...]]
 
 FUNCTION: Final = "arn:aws:lambda:eu-central-1:123456789012:function:orders"
 CERTIFICATE: Final = "arn:aws:acm:eu-central-1:123456789012:certificate/12345678"
+KEY: Final = "arn:aws:kms:eu-central-1:123456789012:key/12345678-1234-1234-1234-123456789012"
+LAYERS: Final = (
+    "arn:aws:lambda:eu-central-1:123456789012:layer:agent:1,"
+    "arn:aws:lambda:eu-central-1:123456789012:layer:other:2"
+)
 MATTERS: Final[Choices] = {
     "PublicUrl": ("", "https://mcp.example.com"),
     "StageName": ("$default", "prod"),
@@ -28,6 +33,11 @@ MATTERS: Final[Choices] = {
     "GatewayConcurrency": ("0", "50"),
     "FunctionArns": ("none", f"{FUNCTION},{FUNCTION}:live"),
     "DurableFunctionArns": ("none", f"{FUNCTION}:*"),
+    "Layers": ("none", LAYERS),
+    "PermissionsBoundary": ("", "arn:aws:iam::123456789012:policy/boundary"),
+    "KmsKeyArn": ("", KEY),
+    "Tracing": ("PassThrough", "Active"),
+    "TableName": ("", "restored"),
     "TableEncryption": ("aws-owned", "aws-managed"),
     "ProtectTable": ("true", "false"),
     "AlarmTopicArn": ("", "arn:aws:sns:eu-central-1:123456789012:alarms"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 from typing import Any
 
 from hypothesis import given
 
 from roundgate.audit.digests import Digests
+from roundgate.json import canonical
 from roundgate.tokens import Key
 from tests.support.audit import DIGESTS
 from tests.support.json_values import values
@@ -41,3 +43,9 @@ def test_a_digest_needs_the_key() -> None:
     other = Digests(Key(b"another key of thirty-two bytes."))
     assert other.key_id != DIGESTS.key_id
     assert other.of({"approve": True}) != DIGESTS.of({"approve": True})
+
+
+@given(values())
+def test_a_digest_is_hmac_sha_256_of_canonical_json(value: Any) -> None:
+    key = b"thirty-two bytes, known to a few"
+    assert DIGESTS.of(value) == hmac.digest(key, canonical(value), "sha256").hex()

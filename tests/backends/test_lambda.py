@@ -29,6 +29,7 @@ from roundgate.backends.aws_lambda.messages import (
 from roundgate.errors import ConfigError, FunctionAway, ToolError
 from roundgate.settings.process import Settings
 from tests.support.asgi import built, config_of
+from tests.support.audit import DIGESTS, KEY, records, text
 from tests.support.clocks import FixedClock, pass_time
 from tests.support.lambdas import entry, gateway_with, refused, said, use
 from tests.support.rounds import Conversation, accept, tool
@@ -818,3 +819,19 @@ async def test_nothing_that_is_sent_or_said_is_in_the_log(
     failed = said({"errorType": "E", "errorMessage": "quite private"}, failed=True)
     await called(patch, tmp_path, failed, arguments={"note": "very private"})
     assert "private" not in caplog.text
+
+
+async def test_an_invocation_is_in_the_audit_log_without_its_payload(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with service(said({"n": 1}), said({}, failed=True)) as functions:
+        use(patch, functions.url)
+        audit = {"directory": str(tmp_path / "audit"), "key": KEY}
+        async with gateway_with(tmp_path, entry({"input_schema": ANY}), audit=audit) as mcp:
+            await mcp.call("tool", {"text": "tell-nobody"})
+            await mcp.call("tool", {"text": "tell-nobody"})
+    works, fails = records(tmp_path / "audit", "requested")
+    assert [works["request"], works["outcome"]] == ["Lambda.Invoke desk", "ok"]
+    assert works["sent"] == DIGESTS.of({"text": "tell-nobody"})
+    assert fails["outcome"] == "FunctionError"
+    assert "tell-nobody" not in text(tmp_path / "audit")

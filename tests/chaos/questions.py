@@ -62,7 +62,7 @@ CAPABILITIES: Final[Mapping[str, Any]] = {
     "sampling": {},
     "roots": {},
 }
-DOUBT: Final = ("may have taken effect", "unknown", "not known")
+DOUBT: Final = ("may have taken effect", "unknown", "not known", "without a known outcome")
 """Words of an error that says that a call may have taken effect."""
 
 

@@ -177,6 +177,14 @@ def test_every_problem_is_told_at_once() -> None:
         ("GATEWAY_STORE", "postgresql://user:word@host", "is not a supported store"),
         ("GATEWAY_STORE_CONNECTIONS", "0", "is not a number of connections"),
         ("GATEWAY_STORE_CONNECTIONS", "ten", "is not a number of connections"),
+        ("GATEWAY_DRAIN_S", "-1", "is not a number of seconds"),
+        ("GATEWAY_DRAIN_S", "1000", "is not a number of seconds"),
+        (
+            "GATEWAY_STORE_FILE",
+            "/nowhere",
+            "names a file that cannot be read: No such file or directory",
+        ),
+        ("GATEWAY_STATE_KEYS_FILE", "/dev/null", "names a file that is empty"),
         ("GATEWAY_STORE", "sqlite:///", "is not a supported store"),
         ("GATEWAY_STORE", "dynamodb://a", "is not a supported store"),
         ("GATEWAY_QUEUE", "sqs://", "is not a supported queue"),
@@ -361,3 +369,25 @@ def test_a_default_in_the_documentation_is_the_one_in_the_code(model: type[Model
         assert {name: told[name] for name in plain.keys() & told.keys()} == {
             name: str(default) for name, default in plain.items() if name in told
         }
+
+
+def test_secrets_may_be_in_files_which_come_first(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("abc,def\n")
+    (tmp_path / "store").write_text("postgresql://user:s3cr3t@host/db\n")
+    files = {
+        "GATEWAY_STATE_KEYS_FILE": str(tmp_path / "keys"),
+        "GATEWAY_STORE_FILE": str(tmp_path / "store"),
+    }
+    using = from_environment(files)
+    assert using.state_keys == "abc,def"
+    assert using.postgresql_url == "postgresql://user:s3cr3t@host/db"
+    assert from_environment(files | {"GATEWAY_STORE": "sqlite:////a/b"}) == using
+    assert "s3cr3t" not in repr(using)
+
+
+@pytest.mark.parametrize("content", [b"", b" \n", b"\xff\xfe"])
+def test_a_file_without_a_secret_is_a_problem_that_does_not_show_it(
+    tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "keys").write_bytes(content)
+    assert problems(GATEWAY_STATE_KEYS_FILE=str(tmp_path / "keys")) == ["GATEWAY_STATE_KEYS_FILE"]

@@ -109,6 +109,34 @@ async def test_a_session_ends_with_its_token_and_with_its_own_time() -> None:
         assert 0 < life_s <= 300
 
 
+async def test_a_session_has_only_scopes_that_the_gateway_knows() -> None:
+    many = " ".join(f"service-{number}:read" for number in range(900))
+
+    @tool(scopes=["orders:read"])
+    async def orders() -> str:
+        """Reads orders."""
+        return "no orders"
+
+    async with with_auth(hello, orders) as browser:
+        await browser.sign_in(scope=f"{OPERATOR} orders:read {many}")
+        assert len(browser.http.cookies["roundgate_console"]) < 1_000
+        assert "no orders" in (await browser.submit("/tools/orders/call", {})).text
+
+
+async def test_a_session_that_browsers_would_drop_is_refused() -> None:
+    scopes = [f"service-{number}:read" for number in range(900)]
+
+    @tool(scopes=scopes)
+    async def orders() -> str:
+        """Reads orders."""
+        return "no orders"
+
+    async with with_auth(orders) as browser:
+        refused = await browser.sign_in(scope=" ".join([OPERATOR, *scopes]))
+        assert (refused.status_code, "set-cookie" in refused.headers) == (400, False)
+        assert "too many scopes" in refused.text
+
+
 async def test_a_session_of_another_key_issuer_or_scope_is_none() -> None:
     file = config_file(hello, console={})
     other = built(file, Settings(state_keys="A" * 43 + "="))
@@ -374,6 +402,12 @@ async def test_a_console_that_others_could_open_is_refused(
 async def test_the_path_of_the_console_is_its_own(path: str) -> None:
     with pytest.raises(ConfigError, match=r"console\.path"):
         config_file(hello, console={"path": path})
+
+
+async def test_a_configuration_of_functions_has_no_console() -> None:
+    auth = {"authorizer": "api-gateway", "issuer": ISSUER, "operator_scope": OPERATOR}
+    with pytest.raises(ConfigError, match="not served on AWS Lambda"):
+        config_file(hello, console={}, auth=auth)
 
 
 async def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

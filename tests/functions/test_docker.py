@@ -25,7 +25,7 @@ from tests.support import wire
 from tests.support.dynamodb import ROOT
 
 ADAPTER_TAKES = {"AWS_LWA_PORT", "AWS_LWA_READINESS_CHECK_PATH", "AWS_LWA_INVOKE_MODE"}
-"""Of the variables of version 0.9.1 of the web adapter."""
+"""Of the variables of version 1.1.0 of the web adapter."""
 
 TOOLS = """
 from roundgate import Context, tool

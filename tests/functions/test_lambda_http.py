@@ -148,6 +148,13 @@ def test_a_call_ends_before_the_function_does(functions: Functions, kind: str) -
     assert 9 < left <= 10
 
 
+def test_a_client_cannot_send_the_header_of_another_adapter(functions: Functions) -> None:
+    event = asking("http_api_v2", "tools/call", {"name": "left", "arguments": {}})
+    event["headers"]["x-amzn-lambda-context"] = '{"deadline": 9999999999999}'
+    answer = functions.http(event, LambdaContext(remaining_ms=11_000))
+    assert json.loads(answer["body"])["result"]["structuredContent"] <= 10
+
+
 def test_a_tool_that_takes_longer_is_a_tool_error_and_no_time_out_of_the_function(
     functions: Functions,
 ) -> None:

@@ -273,6 +273,20 @@ def test_refused_requests_are_counted_by_the_line_that_the_api_writes_of_them() 
     assert line[dimension["Value"].removeprefix("$.")] == "$context.apiId"
 
 
+def test_a_line_of_the_api_leads_to_the_lines_of_the_function_and_has_no_secret() -> None:
+    """The path of an external event has its token, so no line has a path."""
+    line = json.loads(there()["ApiStage"]["AccessLogSettings"]["Format"])
+    ids = {"api_request": "$context.requestId", "lambda_request": "$context.integration.requestId"}
+    assert line.items() >= ids.items()
+    documented = (ROOT / "docs/observability.md").read_text("utf-8")
+    assert all(f"`{name}`" in documented for name in ids)
+    assert line["method"] == "$context.httpMethod"
+    assert line["route"] == "$context.routeKey"
+    assert line["authorizer"] == "$context.authorizer.error"
+    assert not {"$context.path", "$context.rawPath"} & set(line.values())
+    assert not any("claims" in value for value in line.values())
+
+
 IN_A_NETWORK = {"SubnetIds": "subnet-1,subnet-2", "SecurityGroupIds": "sg-1"}
 
 

@@ -7,16 +7,21 @@ from typing import Any
 
 import pytest
 
+from roundgate import lambda_worker
 from roundgate.deployment.template import Template
 from roundgate.observability.metrics import NAMESPACE, Metrics
-from tests.support.cloudwatch import Alarm, Minutes, alarms
+from tests.support.cloudwatch import Alarm, Minutes, Told, alarms
 from tests.support.dynamodb import ROOT
 
 QUIET_HOUR: Minutes = [0.0] * 60
 NOTHING: Minutes = [None] * 60
 
 NAMES = {name: name for name in ("GatewayFunction", "WorkerFunction", "RotationFunction", "Api")}
-NAMES |= {"Queue.QueueName": "tasks", "DeadLetters.QueueName": "dead-letters"}
+NAMES |= {
+    "Table": "tasks-table",
+    "Queue.QueueName": "tasks",
+    "DeadLetters.QueueName": "dead-letters",
+}
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +29,34 @@ def known() -> dict[str, Alarm]:
     return alarms(Template(ROOT / "template.yaml", {}, NAMES))
 
 
-FUNCTIONS = ("Gateway", "Worker", "Rotation")
-FIRES: dict[str, list[tuple[str, Minutes]]] = {
+FUNCTIONS = ("GatewayErrorsAlarm", "WorkerErrorsAlarm")
+THROTTLED = ("GatewayThrottlesAlarm", "WorkerThrottlesAlarm")
+
+
+def failed(errors: Minutes, calls: Minutes) -> dict[str, Minutes]:
+    return {"errors": errors, "calls": calls}
+
+
+def throttled(throttles: Minutes, calls: Minutes) -> dict[str, Minutes]:
+    return {"throttles": throttles, "calls": calls}
+
+
+def took(seconds: float, calls: float, minutes: int = 15) -> dict[str, Minutes]:
+    """A hundredth of the calls took as long, or longer."""
+    return {"duration": [seconds * 1000] * minutes, "calls": [calls] * minutes}
+
+
+def tasks(created: Minutes, ended: Minutes, cancelled: Minutes = NOTHING) -> dict[str, Minutes]:
+    return {"created": created, "ended": ended, "cancelled": cancelled}
+
+
+def reads_and_writes(**minutes: Minutes) -> dict[str, Minutes]:
+    names = (f"{of}_{kind}s" for of in ("table", *INDEXES) for kind in ("read", "write"))
+    return {name: minutes.get(name, NOTHING) for name in names}
+
+
+INDEXES = ("due", "owned", "ended")
+FIRES: dict[str, list[tuple[str, Told]]] = {
     "DeadLettersAlarm": [("a dead letter", [0, 0, 1])],
     "BacklogAlarm": [
         ("workers that do not keep up", [3] * 20),
@@ -37,26 +68,42 @@ FIRES: dict[str, list[tuple[str, Minutes]]] = {
         ("a sweep that has never run", NOTHING),
     ],
     "TaskGrowthAlarm": [
-        ("a hundred a minute that do not end", [100.0] * 60),
-        ("bursts that do not end", [*([0.0] * 14), 1_000.0] * 4),
+        ("a hundred a minute that do not end", tasks([100.0] * 60, NOTHING)),
+        ("bursts that do not end", tasks([*([0.0] * 14), 1_200.0] * 4, [5.0] * 60, [5.0] * 60)),
     ],
     "FailedStepsAlarm": [
         ("a step that failed for good", [None, None, 1.0]),
         ("two in a minute", [2.0]),
     ],
+    "RotationErrorsAlarm": [("a rotation that failed", [0, 0, 1])],
     **{
-        f"{name}ErrorsAlarm": [("a function that failed", [0, 0, 1])]
-        for name in (*FUNCTIONS, "Api")
+        name: [
+            ("a tenth that fails", failed([1] * 5, [10] * 5)),
+            ("a function that cannot start", failed([30], [30])),
+            ("three failures of 25", failed([0, 3], [5, 20])),
+        ]
+        for name in (*FUNCTIONS, "ApiErrorsAlarm")
     },
     **{
-        f"{name}ThrottlesAlarm": [("a function that was throttled", [0, 0, 1])]
-        for name in FUNCTIONS[:2]
+        name: [
+            ("a tenth that is refused", throttled([2] * 5, [18] * 5)),
+            ("all refused", throttled([30], NOTHING)),
+        ]
+        for name in THROTTLED
     },
-    "ApiThrottlesAlarm": [("a request that was answered 429", [None, None, 1])],
+    "ApiThrottlesAlarm": [("many requests that were answered 429", [None, None, 25])],
+    "GatewayNearTimeoutAlarm": [("calls that wait for a slow service", took(27, 20))],
+    "WorkerNearTimeoutAlarm": [("a tool that ignores its deadline", took(899, 5))],
+    "TableThrottlesAlarm": [
+        ("one index that is hot", reads_and_writes(due_writes=[10, 15])),
+        ("a burst on a new table", reads_and_writes(table_writes=[20], owned_writes=[20])),
+        ("sweeps of many late tasks", reads_and_writes(due_reads=[25])),
+        ("lists of ended tasks", reads_and_writes(ended_reads=[25])),
+    ],
 }
 """What each is for."""
 
-QUIET: dict[str, list[tuple[str, Minutes]]] = {
+QUIET: dict[str, list[tuple[str, Told]]] = {
     "DeadLettersAlarm": [("a dead letter that was seen to", [0, 1, 1, 0])],
     "BacklogAlarm": [
         ("a turn of 15 minutes, which is in flight and not visible", [0] * 20),
@@ -74,25 +121,62 @@ QUIET: dict[str, list[tuple[str, Minutes]]] = {
         ("a sweep that is missed now and then", [0.0, None, 0.0, None, None, None, 0.0]),
     ],
     "TaskGrowthAlarm": [
-        ("no task, of which nothing is told", NOTHING),
-        ("as many that end as are created", QUIET_HOUR),
-        ("a burst that is worked off", [*([500.0] * 15), *([-250.0] * 30), *([0.0] * 15)]),
-        ("some that wait for an answer", [10.0] * 60),
+        ("no task, of which nothing is told", tasks(NOTHING, NOTHING)),
+        ("as many that end as are created", tasks([70.0] * 60, [60.0] * 60, [10.0] * 60)),
+        (
+            "a burst that is worked off",
+            tasks([500.0] * 15 + [0.0] * 45, [0.0] * 15 + [250.0] * 30 + [0.0] * 15),
+        ),
+        ("some that wait for an answer", tasks([10.0] * 60, NOTHING)),
     ],
     "FailedStepsAlarm": [
         ("no failed step, of which nothing is told", NOTHING),
         ("one that was seen to", [1.0, None]),
     ],
+    "RotationErrorsAlarm": [("nothing wrong", QUIET_HOUR), ("no rotation", NOTHING)],
     **{
-        f"{name}{kind}Alarm": [("nothing wrong", QUIET_HOUR), ("nobody calls", NOTHING)]
-        for name, kind in [(name, "Errors") for name in (*FUNCTIONS, "Api")]
-        + [(name, "Throttles") for name in (*FUNCTIONS[:2], "Api")]
+        name: [
+            ("nothing wrong", failed(QUIET_HOUR, [100] * 60)),
+            ("nobody calls", failed(NOTHING, NOTHING)),
+            ("a single error", failed([1], [1])),
+            ("two of the five sweeps, with no other invocation", failed([1, 1, 0, 0, 0], [1] * 5)),
+            ("a percent of many", failed([10] * 5, [1_000] * 5)),
+        ]
+        for name in (*FUNCTIONS, "ApiErrorsAlarm")
     },
+    **{
+        name: [
+            ("nothing wrong", throttled(QUIET_HOUR, [100] * 60)),
+            ("nobody calls", throttled(NOTHING, NOTHING)),
+            ("a single refusal", throttled([1], [1])),
+        ]
+        for name in THROTTLED
+    },
+    "ApiThrottlesAlarm": [
+        ("nothing wrong", QUIET_HOUR),
+        ("nobody calls", NOTHING),
+        ("a client that is too fast for a moment", [None, 10, None]),
+    ],
+    "GatewayNearTimeoutAlarm": [
+        ("fast calls", took(2, 100)),
+        ("one slow call", took(29, 1)),
+        ("a slow minute", {"duration": [100] * 14 + [28_000], "calls": [100] * 15}),
+        ("nobody calls", {"duration": NOTHING, "calls": NOTHING}),
+    ],
+    "WorkerNearTimeoutAlarm": [
+        ("turns that use their whole time", took(897.5, 5)),
+        ("one turn that is too long, among the sweeps", took(900, 2)),
+        ("only sweeps", took(1, 1)),
+    ],
+    "TableThrottlesAlarm": [
+        ("nothing wrong, of which DynamoDB tells nothing", reads_and_writes()),
+        ("a few, which the SDK retries", reads_and_writes(due_writes=[5], table_writes=[3])),
+    ],
 }
 """What each must not be woken by."""
 
 
-def cases(table: dict[str, list[tuple[str, Minutes]]]) -> list[object]:
+def cases(table: dict[str, list[tuple[str, Told]]]) -> list[object]:
     return [
         pytest.param(name, told, id=f"{name}: {what}")
         for name, several in table.items()
@@ -101,12 +185,12 @@ def cases(table: dict[str, list[tuple[str, Minutes]]]) -> list[object]:
 
 
 @pytest.mark.parametrize(("name", "told"), cases(FIRES))
-def test_it_fires_on(known: dict[str, Alarm], name: str, told: Minutes) -> None:
+def test_it_fires_on(known: dict[str, Alarm], name: str, told: Told) -> None:
     assert known[name].fires(told)
 
 
 @pytest.mark.parametrize(("name", "told"), cases(QUIET))
-def test_it_keeps_quiet_on(known: dict[str, Alarm], name: str, told: Minutes) -> None:
+def test_it_keeps_quiet_on(known: dict[str, Alarm], name: str, told: Told) -> None:
     assert not known[name].fires(told)
 
 
@@ -127,7 +211,12 @@ OF_AWS = {
     ("AWS/SQS", "ApproximateNumberOfMessagesVisible", "QueueName"),
     ("AWS/Lambda", "Errors", "FunctionName"),
     ("AWS/Lambda", "Throttles", "FunctionName"),
+    ("AWS/Lambda", "Invocations", "FunctionName"),
+    ("AWS/Lambda", "Duration", "FunctionName"),
     ("AWS/ApiGateway", "5xx", "ApiId"),
+    ("AWS/ApiGateway", "Count", "ApiId"),
+    ("AWS/DynamoDB", "ReadThrottleEvents", "TableName"),
+    ("AWS/DynamoDB", "WriteThrottleEvents", "TableName"),
 }
 """Metrics that AWS publishes, as its documentation spells them: a name that is none would never
 fire."""
@@ -163,6 +252,52 @@ def test_each_looks_at_a_metric_that_is_published(
     (counted,) = template.properties("ThrottledRequests")["MetricTransformations"]
     ours.add((counted["MetricNamespace"], counted["MetricName"], counted["Dimensions"][0]["Key"]))
     for metric in (metric for alarm in known.values() for metric in alarm.metrics):
-        (dimension,) = metric.dimensions
+        dimension, *others = metric.dimensions
+        assert set(others) <= {"GlobalSecondaryIndexName"}
         assert (metric.namespace, metric.name, dimension) in OF_AWS | ours
         assert metric.dimensions[dimension] in NAMES.values()
+
+
+def test_every_index_of_the_table_is_looked_at(known: dict[str, Alarm]) -> None:
+    template = Template(ROOT / "template.yaml", {}, NAMES)
+    indexes = {one["IndexName"] for one in template.properties("Table")["GlobalSecondaryIndexes"]}
+    looked_at = {
+        (metric.name, metric.dimensions.get("GlobalSecondaryIndexName"))
+        for metric in known["TableThrottlesAlarm"].metrics
+    }
+    kinds = ("ReadThrottleEvents", "WriteThrottleEvents")
+    assert looked_at == {(kind, index) for kind in kinds for index in (*indexes, None)}
+    assert indexes == set(INDEXES)
+
+
+@pytest.mark.parametrize("restored", ["", "restored"])
+def test_alarms_look_at_the_table_that_the_functions_use(restored: str) -> None:
+    template = Template(ROOT / "template.yaml", {"TableName": restored}, NAMES)
+    metrics = alarms(template)["TableThrottlesAlarm"].metrics
+    assert {metric.dimensions["TableName"] for metric in metrics} == {restored or "tasks-table"}
+
+
+def test_an_alarm_tells_its_topic_that_it_begins_and_that_it_ends() -> None:
+    topic = "arn:aws:sns:eu-central-1:123456789012:alarms"
+    told = Template(ROOT / "template.yaml", {"AlarmTopicArn": topic}, NAMES)
+    usual = Template(ROOT / "template.yaml", {}, NAMES)
+    for name in told.named("AWS::CloudWatch::Alarm"):
+        properties = told.properties(name)
+        assert properties["AlarmActions"] == properties["OKActions"] == [topic], name
+        assert not usual.properties(name).keys() & {"AlarmActions", "OKActions"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "fires"),
+    [({}, False), ({"AlarmCalls": 1}, True), ({"AlarmCalls": 1, "AlarmPercent": 60}, False)],
+)
+def test_a_stack_that_few_call_has_alarms_of_its_own(
+    parameters: dict[str, int], fires: bool
+) -> None:
+    known = alarms(Template(ROOT / "template.yaml", parameters, NAMES))
+    assert known["GatewayErrorsAlarm"].fires(failed([1], [2])) is fires
+
+
+def test_the_deadline_of_a_turn_is_the_one_that_the_alarm_knows(known: dict[str, Alarm]) -> None:
+    after_s = known["WorkerNearTimeoutAlarm"].expression.partition("- 900 + ")[2]
+    assert after_s == f"{lambda_worker.MARGIN_MS // 1000}, 0)"

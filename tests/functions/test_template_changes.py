@@ -22,8 +22,13 @@ KEEP_STATE = {
     "AWS::ApiGatewayV2::Api",
 }
 """Never replaced: rows, messages, keys, and the id in the API's URL."""
-REPLACED_BY = {"StageName": ["ApiStage"], "SnapStart": ["ApiPermission"]}
+REPLACED_BY = {
+    "StageName": ["ApiStage"],
+    "SnapStart": ["ApiPermission"],
+    "TableName": ["Table"],  # taken out of the stack, and kept
+}
 """The resources that another value of a parameter replaces; of all others it replaces none."""
+RETAINED = ("Retain", "RetainExceptOnCreate")
 NAMED = {
     *("AWS::ApiGatewayV2::Stage", "AWS::Lambda::EventInvokeConfig"),  # only within their parent
     "AWS::ApiGatewayV2::DomainName",  # a name that the user owns
@@ -68,10 +73,16 @@ def is_other(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 def lost_or_replaced(source: dict[str, Any]) -> Iterator[str]:
     before = resources(source, {})
     for changed, parameters in each_alone(MATTERS):
-        found = replaced(before, resources(source, parameters))
+        after = resources(source, parameters)
+        found = replaced(before, after)
         if found != REPLACED_BY.get(changed.partition("=")[0], []):
             yield f"{changed} replaces {', '.join(found) or 'nothing'}"
-        yield from (f"{changed} loses {one}" for one in found if before[one]["Type"] in KEEP_STATE)
+        yield from (
+            f"{changed} loses {one}"
+            for one in found
+            if before[one]["Type"] in KEEP_STATE
+            and (one in after or before[one].get("DeletionPolicy") not in RETAINED)
+        )
 
 
 def unreleased(source: dict[str, Any]) -> Iterator[str]:

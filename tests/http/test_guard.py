@@ -132,12 +132,12 @@ async def test_what_is_refused_is_shown_shortened_and_escaped(everything: FastAP
 
 async def test_the_guard_stands_before_everything_else(everything: FastAPI) -> None:
     async with client(everything) as mcp:
-        for path in ("/mcp", "/healthz", "/healthz/", "/nothing"):
+        for path in ("/mcp", "/healthz", "/readyz", "/readyz/", "/healthz/", "/nothing"):
             for method in ("GET", "POST", "OPTIONS", "DELETE"):
                 headers = {"host": "evil.example", "origin": "https://evil.example"}
                 refused = await mcp.http.request(method, path, headers=headers, content=b"\xff")
                 assert refused.status_code == 403
-                if (method, path) != ("GET", "/healthz"):
+                if (method, path) not in (("GET", "/healthz"), ("GET", "/readyz")):
                     refused = await mcp.http.request(
                         method, path, headers={"host": "evil.example"}, content=b"\xff"
                     )

@@ -4,7 +4,9 @@ them when they go away."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel
@@ -62,6 +64,19 @@ async def test_initialize_inside_a_session_opens_another_and_in_the_later_era_is
     async with client(app) as mcp:
         _, error = await mcp.error("initialize", {})
     assert error["code"] == -32601
+
+
+@pytest.mark.parametrize("version", [["2025-11-25"], {"": "2025-11-25"}, 5, None])
+async def test_a_version_that_is_no_string_is_refused(app: FastAPI, version: Any) -> None:
+    params = {"protocolVersion": version, "capabilities": {}, "clientInfo": {}}
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://127.0.0.1"
+    ) as http:
+        headers = {"accept": "application/json, text/event-stream"}
+        response = await http.post("/mcp", json=request("initialize", params), headers=headers)
+    error = response.json()["error"]
+    assert error["code"] == -32602
+    assert "protocolVersion" in error["message"]
 
 
 def test_a_session_of_another_subject_is_not_found() -> None:

@@ -401,6 +401,7 @@ def test_what_is_wrong_with_a_view_is_said_with_its_place(case: str) -> None:
         ([{"name": "a"}, {"name": "a", "path": "/b"}], "two views have the name 'a'"),
         ([{"name": "a", "path": "/b"}, {"name": "c", "path": "/b"}], "two views have the path"),
         ([{"name": "a", "path": "/healthz"}], "is reserved for the gateway"),
+        ([{"name": "a", "path": "/readyz"}], "is reserved for the gateway"),
         ([{"name": "a", "path": "/.well-known/x"}], "is reserved for the gateway"),
         ([{"name": "a", "include": [{}]}], "name, tag, path, method, hint, extension and backend"),
     ],

@@ -18,7 +18,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from roundgate.backends.aws_lambda.invoking import Invoked
 from roundgate.methods.extensions import ROUTES
 from roundgate.observability import conventions
-from roundgate.observability.tracing import function_span
+from roundgate.observability.outgoing import function_span
 from roundgate.protocol.tasks import EXTENSION
 from roundgate.protocol.v2026_07_28 import METHODS
 from tests.support import wire
@@ -389,9 +389,9 @@ async def test_a_service_that_cannot_be_reached_is_an_error_by_name(seen: Teleme
 
 def test_an_invocation_of_a_function_is_by_the_conventions(seen: Telemetry) -> None:
     done = Invoked(b"{}", has_failed=False, request_id="id")
-    with function_span("Invoke", "orders", "eu-west-1") as span:
+    with function_span("Invoke", "orders", "eu-west-1", {}) as span:
         span.invoked(done.request_id, has_failed=done.has_failed)
-    with function_span("Invoke", "orders", None) as span:
+    with function_span("Invoke", "orders", None, {}) as span:
         span.invoked("id", has_failed=True)
     works, fails = seen.spans()
     check(works, "aws.client", expected("Lambda.Invoke", "responded", "region"))

@@ -81,3 +81,9 @@ def test_so_it_does_when_its_process_dies_before_or_after_any_write() -> None:
 
     for seed in range(FIRST_SEED, FIRST_SEED + max(1, EXAMPLES // 15)):
         asyncio.run(every_death(seed))
+
+
+def test_a_limit_cancels_nothing_after_its_block() -> None:
+    # half of the runs of this program receive the value of a step while their limit ends its block
+    for _ in range(8):
+        asyncio.run(check_limits(891808))

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from roundgate.tasks.watchdog import EXIT_STATUS
 from tests.scenarios.conftest import Agency, clients, kill
 from tests.support.asgi import Client
 from tests.support.audit import KEY, records, verified, written
@@ -127,3 +128,35 @@ async def test_a_reload_that_removes_an_approval_is_recorded(agency: Agency, log
     assert "back end agency: approve is never; it was destructive" in policy["lost"]
     (started,) = records(log, "started")
     assert policy["config"] != started["config"]
+
+
+BLOCKS = """
+
+@tool(task="required", read_only=True)
+async def block(ctx: Context) -> str:
+    \"\"\"Blocks the first process that runs it.\"\"\"
+    import time
+
+    await ctx.continue_as_task()
+    blocked = os.environ["DIARY"] + ".blocked"
+    if not os.path.exists(blocked):
+        open(blocked, "w").close()
+        time.sleep(600)
+    return "done"
+"""
+
+
+async def test_the_end_of_a_blocked_process_is_recorded_with_its_turns(
+    agency: Agency, log: Path
+) -> None:
+    agency.change = lambda source: source + BLOCKS
+    gateway, blocked = agency.gateway(), agency.worker()
+    async with clients(gateway) as (one,):
+        task_id = await one.begin("block")
+        assert blocked.process.wait(60) == EXIT_STATUS
+        agency.worker()
+        assert await one.text(task_id) == "done"
+    first, second = await written(log, "turn_ended", 2)
+    assert [first["outcome"], second["outcome"]] == ["stalled", "finished"]
+    assert (first["call"], first["task"]) == (second["call"], second["task"])
+    assert first["tool"] == "block"

@@ -16,12 +16,17 @@ from roundgate.deployment.template import Template
 
 Minutes: TypeAlias = Sequence[float | None]
 """The value of a metric in each minute, the latest last; `None` where nothing was told."""
+Told: TypeAlias = Minutes | Mapping[str, Minutes]
+"""Of the metric of an alarm, or of each metric of its expression, by id."""
 
 STATISTICS: Mapping[str, Callable[[list[float]], float]] = {
     "Maximum": max,
     "Minimum": min,
     "Sum": sum,
+    "p99": max,  # of what is told as the percentile of each minute
 }
+ALONE = "alone"
+"""The id of the metric of an alarm without an expression."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Metric:
     namespace: str
     name: str
     dimensions: Mapping[str, str]
+    statistic: str
 
 
 @dataclass(frozen=True)
@@ -38,31 +44,58 @@ class Alarm:
     """One of the template's."""
 
     name: str
-    metrics: Sequence[Metric]
-    """Of several, the first less the others, each 0 in a period without points."""
-    statistic: str
+    terms: Mapping[str, Metric]
+    """By their ids in the expression."""
+    expression: str
     minutes: int
     """Of a period."""
     periods: int
     threshold: float
     missing_breaches: bool
 
-    def fires(self, told: Minutes) -> bool:
+    @property
+    def metrics(self) -> list[Metric]:
+        return [*self.terms.values()]
+
+    def fires(self, told: Told) -> bool:
         """Whether it is in the state ALARM after these minutes; before them nothing was told."""
+        by_id = told if isinstance(told, Mapping) else {ALONE: told}
+        assert by_id.keys() == self.terms.keys()
         wanted = self.minutes * self.periods
-        last = [*([None] * wanted), *told][-wanted:]
+        last = {name: [*([None] * wanted), *minutes][-wanted:] for name, minutes in by_id.items()}
         return all(
-            self._breaches(last[start : start + self.minutes])
-            for start in range(0, wanted, self.minutes)
+            self._breaches(
+                {name: minutes[at : at + self.minutes] for name, minutes in last.items()}
+            )
+            for at in range(0, wanted, self.minutes)
         )
 
-    def _breaches(self, period: Minutes) -> bool:
-        points = [point for point in period if point is not None]
-        return (
-            STATISTICS[self.statistic](points) >= self.threshold
-            if points
-            else self.missing_breaches
+    def _breaches(self, period: Mapping[str, Minutes]) -> bool:
+        value = _evaluated(
+            self.expression,
+            {name: _point(self.terms[name], minutes) for name, minutes in period.items()},
         )
+        return self.missing_breaches if value is None else value >= self.threshold
+
+
+def _point(metric: Metric, minutes: Minutes) -> float | None:
+    """The statistic of a metric in a period; `None` without points."""
+    points = [point for point in minutes if point is not None]
+    return STATISTICS[metric.statistic](points) if points else None
+
+
+def _evaluated(expression: str, points: Mapping[str, float | None]) -> float | None:
+    """The value of an expression of CloudWatch's metric math; `None` if a point is missing or a
+    divisor is 0. FILL and IF are all that the template uses beside arithmetic."""
+    functions = {
+        "FILL": lambda point, other: other if point is None else point,
+        "IF": lambda condition, yes, no: yes if condition else no,
+    }
+    try:
+        value: float | None = eval(expression, {"__builtins__": {}}, {**functions, **points})
+    except (TypeError, ZeroDivisionError):
+        return None
+    return value
 
 
 def alarms(template: Template) -> dict[str, Alarm]:
@@ -76,12 +109,12 @@ def alarms(template: Template) -> dict[str, Alarm]:
 def _alarm(name: str, properties: Mapping[str, Any]) -> Alarm:
     assert properties["ComparisonOperator"] == "GreaterThanOrEqualToThreshold"
     assert properties["TreatMissingData"] in ("breaching", "notBreaching")
-    metrics, statistic, period_s = _looked_at(properties)
+    terms, expression, period_s = _looked_at(properties)
     assert period_s % 60 == 0
     return Alarm(
         name,
-        metrics,
-        statistic,
+        terms,
+        expression,
         period_s // 60,
         properties["EvaluationPeriods"],
         float(properties["Threshold"]),
@@ -89,22 +122,23 @@ def _alarm(name: str, properties: Mapping[str, Any]) -> Alarm:
     )
 
 
-def _looked_at(properties: Mapping[str, Any]) -> tuple[list[Metric], str, int]:
-    """The metrics of an alarm, their statistic, and the seconds of its periods."""
+def _looked_at(properties: Mapping[str, Any]) -> tuple[dict[str, Metric], str, int]:
+    """The metrics of an alarm, their expression, and the seconds of its periods."""
     if "Metrics" not in properties:
-        return [_metric(properties)], properties["Statistic"], properties["Period"]
+        metric = _metric(properties, properties["Statistic"])
+        return {ALONE: metric}, ALONE, properties["Period"]
     (formula,) = (one for one in properties["Metrics"] if "Expression" in one)
     stats = {one["Id"]: one for one in properties["Metrics"] if one is not formula}
     assert formula.get("ReturnData", True)
     assert not any(one["ReturnData"] for one in stats.values())
-    assert formula["Expression"] == " - ".join(f"FILL({name}, 0)" for name in stats)
-    ((statistic, period_s),) = {
-        (one["MetricStat"]["Stat"], one["MetricStat"]["Period"]) for one in stats.values()
+    (period_s,) = {one["MetricStat"]["Period"] for one in stats.values()}
+    terms = {
+        name: _metric(one["MetricStat"]["Metric"], one["MetricStat"]["Stat"])
+        for name, one in stats.items()
     }
-    metrics = [_metric(one["MetricStat"]["Metric"]) for one in stats.values()]
-    return metrics, statistic, period_s
+    return terms, formula["Expression"], period_s
 
 
-def _metric(properties: Mapping[str, Any]) -> Metric:
+def _metric(properties: Mapping[str, Any], statistic: str) -> Metric:
     dimensions = {one["Name"]: one["Value"] for one in properties["Dimensions"]}
-    return Metric(properties["Namespace"], properties["MetricName"], dimensions)
+    return Metric(properties["Namespace"], properties["MetricName"], dimensions, statistic)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -50,11 +51,15 @@ BOTH = ["2.x", "2.x keeps"]
 
 @asynccontextmanager
 async def replica(
-    folder: Path, entry: dict[str, Any], clock: Clock | None = None, **settings: Any
+    folder: Path,
+    entry: dict[str, Any],
+    clock: Clock | None = None,
+    sections: Mapping[str, Any] = MappingProxyType({}),
+    **settings: Any,
 ) -> AsyncIterator[FastAPI]:
     """One of several gateways over the store of a folder, whose server has been read."""
     tasks = {"poll_interval_ms": 100, "sweep_every_s": 0.1}
-    file = config_of({"backends": [entry], "tasks": tasks})
+    file = config_of({"backends": [entry], "tasks": tasks, **sections})
     using = task_settings(folder, **settings)
     app = await asyncio.to_thread(partial(build_app, file, using, clock=clock))
     async with stoppable(app), client(app) as mcp:

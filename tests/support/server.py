@@ -68,7 +68,7 @@ def running(
         command = [*COMMAND, "serve", str(config), "--port", str(port), *options]
         server = Server(start(command, log, environment), port, log)
         try:
-            _wait_until_it_answers(server)
+            wait_until_it_answers(server)
             yield server
         finally:
             end(server.process)
@@ -100,7 +100,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _wait_until_it_answers(server: Server) -> None:
+def wait_until_it_answers(server: Server) -> None:
+    """Wait until the server answers to a probe."""
     until = time.monotonic() + 60
     with httpx.Client(
         base_url=server.url, timeout=5, verify=False

@@ -30,6 +30,8 @@ class Upstream:
     call: Callable[[Asked], Any] = lambda asked: result(asked, text("done"))
     tools: list[dict[str, Any]] = field(default_factory=lambda: [tool("t")])
     ttl_ms: int = 0
+    hints: dict[str, Any] = field(default_factory=dict)
+    """Further members of the list of tools."""
     session: str | None = None
     """The id of the session of an older server; `None` for a server of 2026-07-28."""
     is_down: bool = False
@@ -45,7 +47,7 @@ class Upstream:
                 info = {"io.modelcontextprotocol/serverInfo": {"name": "up", "version": "3"}}
                 return result(asked, {**about, "_meta": info})
             case "tools/list":
-                return result(asked, {"tools": self.tools, "ttlMs": self.ttl_ms})
+                return result(asked, {"tools": self.tools, "ttlMs": self.ttl_ms, **self.hints})
         return self.call(asked)
 
     def _older(self, asked: Asked) -> Any:

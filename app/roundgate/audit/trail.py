@@ -20,6 +20,7 @@ import pwd
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -42,6 +43,8 @@ MAX_NAME: Final = 200
 
 _Record: TypeAlias = tuple[str, str, Mapping[str, Any]]
 """The time, the event and the other members of a record."""
+
+_EMPTY: Final = sha256()
 
 log = logging.getLogger("roundgate.audit")
 
@@ -129,6 +132,7 @@ class Trail:
         if answers:
             facts["answers"] = answer_facts(answers, self.digest)
         self.record("called", facts, must=True)
+        ids.record_request = self._requested
 
     def asked(self, questions: Mapping[str, Any], ids: Mapping[str, Any]) -> None:
         """Record the questions that a call or task asks, each by its digest."""
@@ -140,6 +144,7 @@ class Trail:
         """Record a caller's answers to a task, before the task gets them; raise as `called` does."""
         facts = {"task": task, "who": who(principal)}
         self.record("answered", {**facts, "answers": answer_facts(answers, self.digest)}, must=True)
+        self._record_requests(task)
 
     def decided(self, principal: Principal, is_approved: bool, **ids: str | None) -> None:
         """Record that a caller approved or declined a call. `ids` identifies the call if it is not the
@@ -153,6 +158,7 @@ class Trail:
     def cancelled(self, principal: Principal, task: str) -> None:
         """Record that a caller cancels a task; raise as `called` does."""
         self.record("cancel", {"task": task, "who": who(principal)}, must=True)
+        self._record_requests(task)
 
     def handed_over(self, task_id: str, backend: str) -> None:
         """Record that the call being served continues as a task of a service."""
@@ -162,6 +168,8 @@ class Trail:
     def turn(self, principal: Principal, attempt: int) -> None:
         """Record that a worker begins a turn of the task being processed."""
         self.record("turn", {**_ids_here(), "who": who(principal), "attempt": attempt})
+        if (ids := CORRELATION.get()) is not None:
+            ids.record_request = self._requested
 
     def reloaded(self, cause: str, path: Path, lost: Sequence[str]) -> None:
         """Record a change of the policy: the protections that it removes, and the content of
@@ -178,6 +186,16 @@ class Trail:
         self.record(
             "operator", {"action": action, "task": task, "who": operator, **facts}, must=True
         )
+
+    def _record_requests(self, task: str) -> None:
+        """Record the requests to back ends that the request being served makes for a task."""
+        if (ids := CORRELATION.get()) is not None:
+            ids.record_request = partial(self._requested, task=task)
+
+    def _requested(self, facts: Mapping[str, str], sent: Any, task: str | None = None) -> None:
+        """Record the end of a request to a back end, with the digest of its content."""
+        ids = _ids_here() if task is None else {"task": task}
+        self.record("requested", {**ids, **facts, "sent": self.digest(sent)})
 
     def name_of_service_task(self, task_id: str) -> str:
         """Return the name of a service's task in records. The id is a token, so the name has its
@@ -304,7 +322,9 @@ class Trail:
             }
         )
         self._sink.write(line + b"\n")
-        self._head = sha256(line).hexdigest()
+        hashed = _EMPTY.copy()  # in half the time of `sha256(line)`
+        hashed.update(line)
+        self._head = hashed.hexdigest()
         self._records = number + 1
         if self._timer is None:
             try:

@@ -198,6 +198,8 @@ class Offering:
     may_list: frozenset[str] = frozenset()
     """The lists among "prompts" and "resources" that the service has, even if they are empty now;
     always empty unless a `LiveBackend` made the offer."""
+    is_private: bool = False
+    """Whether the service says that shared caches must not keep its lists."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,6 +161,8 @@ class Catalog:
     """Whether servers may list further tools later, so that unknown names are not errors."""
     may_list: frozenset[str] = frozenset()
     """See `Offering.may_list`."""
+    has_private_lists: bool = False
+    """Whether a service says that shared caches must not keep its lists."""
     checks_scopes: bool = False
     """Whether `read_resource` checks the caller's scopes."""
     _visible: dict[tuple[str, frozenset[str]], Pages] = field(default_factory=dict)
@@ -622,6 +624,7 @@ def merge(
         missing=offers.missing,
         is_tolerant=bool(offers.tolerated),
         may_list=frozenset().union(*(offering.may_list for _, offering in offered)),
+        has_private_lists=any(offering.is_private for _, offering in offered),
     )
 
 

@@ -222,6 +222,7 @@ def _others(everything: Catalog, config: ViewConfig, chosen: Mapping[str, Served
             for name, patterns in (("prompts", config.prompts), ("resources", config.resources))
             if patterns
         },
+        has_private_lists=everything.has_private_lists,
         checks_scopes=everything.checks_scopes,
     )
 

@@ -449,11 +449,14 @@ _LONGEST_CURSOR: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A whole list, and the shortest time in milliseconds for which its pages are fresh, or `None`
-    if the server states no time."""
+    """A whole list, and the caching hints of its pages."""
 
     items: list[Json]
     ttl_ms: int | None
+    """The shortest time in milliseconds for which a page is fresh; `None` if the server states
+    none."""
+    is_private: bool = False
+    """Whether a page is for the authorization of this client alone (`cacheScope: private`)."""
 
 
 def whole_list(method: str, name: str, limits: Limits) -> Flow[Listing]:
@@ -461,6 +464,7 @@ def whole_list(method: str, name: str, limits: Limits) -> Flow[Listing]:
     malformed, a cursor repeats, or the list exceeds a limit."""
     items: list[Json] = []
     ttls: list[int] = []
+    is_private = False
     cursors: set[str] = set()
     params: Json = {}
     size = 0
@@ -472,6 +476,7 @@ def whole_list(method: str, name: str, limits: Limits) -> Flow[Listing]:
         items += page
         if isinstance(ttl_ms := result.get("ttlMs"), int) and not isinstance(ttl_ms, bool):
             ttls.append(ttl_ms)
+        is_private = is_private or result.get("cacheScope") == "private"
         if len(items) > limits.max_items:
             raise BadAnswer(
                 f"The server lists more than {limits.max_items} {name} (limit max_items)"
@@ -479,7 +484,7 @@ def whole_list(method: str, name: str, limits: Limits) -> Flow[Listing]:
         cursor = result.get("nextCursor")
         if cursor is None and not cursors:
             # a single page is a single message, whose size is bounded
-            return Listing(items, min(ttls, default=None))
+            return Listing(items, min(ttls, default=None), is_private)
         size += len(encode(page))
         if size > limits.max_message:
             raise BadAnswer(
@@ -487,7 +492,7 @@ def whole_list(method: str, name: str, limits: Limits) -> Flow[Listing]:
                 "max_message)"
             )
         if cursor is None:
-            return Listing(items, min(ttls, default=None))
+            return Listing(items, min(ttls, default=None), is_private)
         if not isinstance(cursor, str) or len(cursor) > _LONGEST_CURSOR:
             raise BadAnswer(f"The server answered {method} with an invalid cursor")
         if cursor in cursors:

@@ -46,7 +46,12 @@ from roundgate.client.transport import HttpResponse, IdleLimit, Limits, Transpor
 from roundgate.client.types import Json, is_modern
 from roundgate.errors import BadAnswer, ClientError, ConnectionLost, HttpRefused, TimedOut
 from roundgate.json import encode
-from roundgate.observability.tracing import Peer, client_session_ended, client_span
+from roundgate.observability.outgoing import (
+    Peer,
+    client_session_ended,
+    client_span,
+    continued_request,
+)
 
 T = TypeVar("T")
 
@@ -285,8 +290,16 @@ class Link:
         self.version, self.session_id = position.version, position.session_id
         self._opened_s = None
         await self.session_stream.open()
-        async with self._in_time("a continued request") as timeout:
-            return await OlderRequest(self, listener, timeout, position, answers).resumed_result()
+        with continued_request(self._peer, dict(answers)) as continued:
+            async with self._in_time("a continued request") as timeout:
+                request = OlderRequest(self, listener, timeout, position, answers)
+                try:
+                    result = await request.resumed_result()
+                except Detached:
+                    continued.detached()
+                    raise
+            continued.received(result)
+            return result
 
     async def leave_session(self) -> None:
         """Close the stream of the session, and keep the session at the server."""

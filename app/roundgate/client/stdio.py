@@ -38,7 +38,7 @@ from roundgate.client.transport import Limits
 from roundgate.client.types import Json, is_modern
 from roundgate.errors import BadAnswer, ClientError, ConnectionLost, TimedOut
 from roundgate.json import encode
-from roundgate.observability.tracing import Peer, client_span
+from roundgate.observability.outgoing import Peer, client_span
 
 T = TypeVar("T")
 

@@ -314,7 +314,7 @@ class HttpxTransport:
                 response = await self._send_through(self._send, built)
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, TimeoutError) as error:
             raise _translated(error, request.url, self._limits) from None
-        return _HttpxResponse(response, request, self._limits)
+        return _HttpxResponse(response, request, self._limits, is_own=self._http is None)
 
     async def _send(self, request: httpx.Request) -> httpx.Response:
         if self._http is not None:
@@ -346,8 +346,12 @@ def _httpx_url(url: str) -> httpx.URL:
 
 
 class _HttpxResponse:
-    def __init__(self, response: httpx.Response, request: HttpRequest, limits: Limits) -> None:
+    def __init__(
+        self, response: httpx.Response, request: HttpRequest, limits: Limits, *, is_own: bool
+    ) -> None:
+        self._is_own = is_own
         self._response = response
+        self._headers = dict(response.headers.items())
         self._request = request
         self._limits = limits
 
@@ -357,7 +361,7 @@ class _HttpxResponse:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return self._response.headers
+        return self._headers
 
     @property
     def http_version(self) -> str:
@@ -384,8 +388,10 @@ class _HttpxResponse:
             yield part
 
     async def close(self) -> None:
-        # A cancelled caller must not leave the connection half closed.
-        await asyncio.shield(self._response.aclose())
+        if self._is_own:
+            await self._response.aclose()  # frees the connection even if it is cancelled
+        else:  # a cancelled caller must not leave the connection in the pool of the user's client
+            await asyncio.shield(self._response.aclose())
 
 
 def _translated(error: Exception, url: Url, limits: Limits) -> ClientError:

@@ -155,6 +155,17 @@ class Console:
         """Return the current catalog of the default endpoint."""
         return self.core.serving.catalog.of_view(self.view)
 
+    def known_scopes(self) -> frozenset[str]:
+        """Return the scopes on which anything in this gateway depends."""
+        config, catalog = self.config(), self.core.serving.catalog
+        own = () if config.auth == "none" else (config.auth.operator_scope, *config.auth.scopes)
+        return frozenset().union(
+            (scope for scope in own if scope is not None),
+            config.rate.scopes,
+            catalog.all_scopes(),
+            *(view.all_scopes() for view in catalog.views.values()),
+        )
+
     def router(self, lifespan: Lifespan[FastAPI] | None = None) -> APIRouter:
         """Return an empty router below the console's path; its routes are for operators. `lifespan`
         runs while the gateway serves."""

@@ -16,8 +16,9 @@ from roundgate.clock import Clock
 from roundgate.tokens import BearerTokens, KeyRing
 
 COOKIE: Final = "roundgate_console"
-MAX_COOKIE_CHARS: Final = 4_096
-"""The limit on the characters of a session. Browsers drop longer cookies."""
+MAX_COOKIE_CHARS: Final = 3_800
+"""The limit on the characters of a session. Browsers drop cookies above 4,096 bytes, with their name
+and attributes."""
 LINK_S: Final = 900
 """Seconds for which a link in the log can be opened."""
 _SESSION: Final = "console session"

@@ -7,6 +7,7 @@ alone, the log has a link; its token starts one session and is then void for eve
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Final
 
 from fastapi import APIRouter, Request
@@ -15,7 +16,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from roundgate.auth import LOCAL, Principal
 from roundgate.console.access import Authenticate
 from roundgate.console.frame import STATIC, Console, form_of, operator_of
-from roundgate.console.sessions import COOKIE
+from roundgate.console.sessions import COOKIE, MAX_COOKIE_CHARS
 from roundgate.errors import AuthError, Unavailable
 from roundgate.storage.once import CLOCKS_AHEAD_MS
 
@@ -40,7 +41,11 @@ def make_router(console: Console, authenticate: Authenticate | None) -> APIRoute
         )
 
     def admit(request: Request, principal: Principal, path: str) -> Response:
-        cookie, life_s = console.sessions.seal(principal)
+        # browsers drop long cookies, and some issuers grant hundreds of scopes
+        scopes = principal.scopes & console.known_scopes()
+        cookie, life_s = console.sessions.seal(replace(principal, scopes=scopes))
+        if len(cookie) > MAX_COOKIE_CHARS:
+            return form(request, 400, "The token has too many scopes for a session.")
         # a path of the console; anything else would let a link lead to another site
         path = path if path.startswith("/") and not path.startswith("//") else ""
         response = RedirectResponse(console.url(request.scope, path), 303)

@@ -8,7 +8,8 @@ head and authenticated the caller, and answer any error that is raised here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -198,8 +199,7 @@ class McpEndpoint:
             messages = stream.subscription.messages(
                 self._keep_alive_s, lambda uri: methods.now.may_learn(uri, caller)
             )
-            async for message in messages:
-                await responder.event(message)
+            await _send_until_late(messages, exchange)
             await responder.result(stream.subscription.id, stream.closing_result)
         finally:
             methods.now.end(stream)
@@ -235,6 +235,20 @@ class McpEndpoint:
         return TransportError(
             413, f"The body is larger than {self._max_body_bytes} bytes (http.max_body_bytes)"
         )
+
+
+async def _send_until_late(messages: AsyncIterator[bytes | None], exchange: Exchange) -> None:
+    """Send the messages of a stream until it ends, or until the environment is about to end the
+    request. The client listens again."""
+    remaining_ms = exchange.host.remaining_ms
+    limit_s = None if remaining_ms is None else remaining_ms / 1000
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            async for message in messages:
+                await exchange.responder.event(message)
+    except TimeoutError:
+        if not limit.expired():
+            raise
 
 
 def _code(error: GatewayError, exchange: Exchange) -> int:

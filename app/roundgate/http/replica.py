@@ -18,13 +18,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from roundgate.backends import Snapshot, ViewSource
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.http.endpoint import Endpoint
 from roundgate.http.older.serving import OlderClients
+from roundgate.http.readiness import Readiness
 from roundgate.methods.extensions import makes_tasks
 from roundgate.methods.once import Once
 from roundgate.methods.parts import CurrentMethods, Methods, Parts, Use
@@ -49,6 +50,8 @@ LOOK_EVERY_S: Final = 0.25
 """Seconds between two timestamps of the event loop, and between two checks of them."""
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _FRAMES_SHOWN: Final = 6
+Handler: TypeAlias = Callable[[int, FrameType | None], None]
+"""A handler of signals, as `signal.signal` takes it."""
 
 stalls = logging.getLogger("roundgate.stalls")
 
@@ -68,6 +71,10 @@ class Replica:
         self._watch = Watch(
             file.config.tasks.poll_interval_ms / 1000,
             lambda refs: core.stores.tasks.glance(refs, clock.now_ms()),
+        )
+        trail = core.trail
+        self.readiness = Readiness(
+            core.stores.sessions, lambda: trail is not None and trail.refuses
         )
         self.rates = Rates(core.stores.sessions, clock, core.stores.metrics)
         """The limits on calls, and their present use."""
@@ -178,7 +185,11 @@ class Replica:
 
         self._resource_changes.renew()
 
+    def _begin_to_drain(self) -> None:
+        self.readiness.is_draining = True
+
     def _request_stop(self) -> None:
+        self._begin_to_drain()
         self.core.changes.hub.close()
         for endpoint in self.endpoints.values():
             endpoint.older.close()
@@ -202,7 +213,9 @@ class Replica:
                 self.core.trail.open()
             if self._pool is not None:
                 self._pool.start()
-            stack.enter_context(on_stop_signal(loop, self._request_stop))
+            stack.enter_context(
+                on_stop_signal(loop, self._request_stop, self._begin_to_drain, self._using.drain_s)
+            )
             stack.enter_context(reported_stalls(loop))
             await stack.enter_async_context(self._reloader.running())
             stack.callback(self._resource_changes.close)
@@ -214,9 +227,17 @@ class Replica:
 
 
 @contextmanager
-def on_stop_signal(loop: AbstractEventLoop, action: Callable[[], None]) -> Iterator[None]:
+def on_stop_signal(
+    loop: AbstractEventLoop,
+    action: Callable[[], None],
+    begin_to_drain: Callable[[], None] = lambda: None,
+    drain_s: float = 0,
+) -> Iterator[None]:
     """Run `action` in the loop when the process receives a stop signal, before the server's own
     handler.
+
+    With `drain_s`, SIGTERM calls `begin_to_drain` at once, and `action` and the server's handler
+    after `drain_s` seconds. A second signal, or SIGINT, does not wait.
 
     An ASGI server waits for open responses before it ends the lifespan, and a stream of changes
     never ends by itself. So the signal has to end the streams.
@@ -227,7 +248,10 @@ def on_stop_signal(loop: AbstractEventLoop, action: Callable[[], None]) -> Itera
     before: dict[signal.Signals, Any] = {}
     for number in SIGNALS:
         before[number] = signal.getsignal(number)
-        signal.signal(number, _chain(loop, action, before[number]))
+        handler = _chain(loop, action, before[number])
+        if drain_s and number == signal.SIGTERM:
+            handler = _postponed(loop, handler, begin_to_drain, drain_s)
+        signal.signal(number, handler)
     try:
         yield
     finally:
@@ -235,9 +259,7 @@ def on_stop_signal(loop: AbstractEventLoop, action: Callable[[], None]) -> Itera
             signal.signal(number, handler)
 
 
-def _chain(
-    loop: AbstractEventLoop, action: Callable[[], None], then: Any
-) -> Callable[[int, FrameType | None], None]:
+def _chain(loop: AbstractEventLoop, action: Callable[[], None], then: Any) -> Handler:
     def handle(number: int, frame: FrameType | None) -> None:
         if not loop.is_closed():
             loop.call_soon_threadsafe(action)
@@ -246,6 +268,28 @@ def _chain(
         elif then == signal.SIG_DFL:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
+
+    return handle
+
+
+def _postponed(
+    loop: AbstractEventLoop, handler: Handler, begin_to_drain: Callable[[], None], drain_s: float
+) -> Handler:
+    timers: list[TimerHandle] = []
+    signals = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal signals
+        signals += 1
+        if signals > 1 or loop.is_closed():
+            for timer in timers:
+                timer.cancel()
+            handler(number, frame)
+            return
+        begin_to_drain()
+        loop.call_soon_threadsafe(
+            lambda: timers.append(loop.call_later(drain_s, handler, number, None))
+        )
 
     return handle
 

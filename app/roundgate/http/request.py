@@ -3,7 +3,8 @@ checks its head, authenticates its caller, and turns its outcome into one answer
 
     an MCP endpoint            POST, JSON in, JSON or a stream out; in a session of an older revision
                                GET and DELETE too; every caller that the configuration lets in
-    /healthz, /.well-known/…   everyone: probes, and the documents that a client needs to get a token
+    /healthz, /readyz,         everyone: probes, and the documents that a client needs to get a token
+    /.well-known/…
     /events/…                  everyone: the path has a token of its own (`http.events`)
     /console/…                 everyone: `console.access` lets operators in, by a session or a token
     anything else              operators
@@ -55,7 +56,7 @@ from roundgate.http.exchange import (
     request_headers,
 )
 from roundgate.http.protected import ProtectedResource
-from roundgate.http.routes import HEALTH, OLD_TRANSPORT
+from roundgate.http.routes import HEALTH, OLD_TRANSPORT, READINESS
 from roundgate.protocol import NEWEST, Headers, jsonrpc, may_be_older
 from roundgate.protocol import SESSION_HEADER as SESSION
 from roundgate.tasks.external import is_event_path
@@ -65,7 +66,8 @@ failures = logging.getLogger("roundgate.http")
 
 EVENT_STREAM: Final = b"text/event-stream"
 _BOTH: Final = frozenset({JSON, EVENT_STREAM})
-OPEN: Final = frozenset({HEALTH, OLD_TRANSPORT})
+PROBED: Final = frozenset({HEALTH, READINESS})
+OPEN: Final = PROBED | {OLD_TRANSPORT}
 """The paths that need no authentication."""
 PUBLIC: Final = "/.well-known/"
 """The prefix of paths that clients read before they have a token (RFC 8615), whether they have a
@@ -91,7 +93,7 @@ class Guard:
     "Security & Endpoint").
 
     Starlette's middleware answers preflights of an allowed origin and adds CORS headers. `/healthz`
-    is open under every host name, because a load balancer uses an IP address.
+    and `/readyz` are open under every host name, because a load balancer uses an IP address.
 
     Args:
         app: the layers inside.
@@ -133,7 +135,7 @@ class Guard:
             return self._app(scope, receive, send)
         headers = request_headers(scope)
         origin = headers.get(b"origin")
-        is_probe = scope["path"] == HEALTH and scope["method"] in ("GET", "HEAD") and origin is None
+        is_probe = scope["path"] in PROBED and scope["method"] in ("GET", "HEAD") and origin is None
         if not is_probe and (refusal := self._refusal(headers, scope.get("server"))):
             client = scope.get("client")
             address = {"address": client[0][:MAX_ADDRESS]} if client else {}

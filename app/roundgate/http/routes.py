@@ -1,4 +1,5 @@
-"""Path operations beside the MCP endpoints: health for probes and metadata for OAuth clients.
+"""Path operations beside the MCP endpoints: health and readiness for probes, and metadata for OAuth
+clients.
 
 `/docs` lists them if `http.docs` is on.
 
@@ -16,7 +17,7 @@ drop a response that precedes its request. So the error is sent after a pause, a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -27,9 +28,11 @@ from roundgate.errors import TransportError
 from roundgate.http import bodies
 from roundgate.http.exchange import exchange_of
 from roundgate.http.protected import ProtectedResource, ResourceMetadata
+from roundgate.http.readiness import Status
 from roundgate.protocol import jsonrpc, sse
 
 HEALTH: Final = "/healthz"
+READINESS: Final = "/readyz"
 METRICS: Final = "/metrics"
 OLD_TRANSPORT: Final = "/sse"
 METADATA_MAX_AGE_S: Final = 300
@@ -85,8 +88,15 @@ class Health(BaseModel):
     )
 
 
+class Ready(BaseModel):
+    """Whether a load balancer should send requests to this process."""
+
+    status: Status = Field(description="`ready`, or the reason for the status 503.")
+
+
 def make_router(
     health: Callable[[], Health],
+    readiness: Callable[[], Awaitable[Status]],
     resources: Iterable[ProtectedResource],
     endpoint: str,
     *,
@@ -96,6 +106,7 @@ def make_router(
 
     Args:
         health: a function that returns the current status of the gateway.
+        readiness: a function that returns whether the gateway should get requests.
         resources: the MCP endpoints as OAuth resources; empty without authentication.
         endpoint: the path of the default MCP endpoint, for error messages.
         streams: whether a response can be streamed.
@@ -106,7 +117,16 @@ def make_router(
         """Report to a probe that the gateway serves requests."""
         return health()
 
+    async def readyz(response: Response) -> Ready:
+        """Report to a load balancer whether to send requests here; 503 if not."""
+        status = await readiness()
+        if status is not Status.READY:
+            response.status_code = 503
+        response.headers["cache-control"] = "no-store"
+        return Ready(status=status)
+
     _add_document(router, HEALTH, healthz, "Health")
+    _add_document(router, READINESS, readyz, "Readiness", {503: {"model": Ready}})
     for resource in resources:
         for path in resource.metadata_paths:
             _add_document(
@@ -142,7 +162,13 @@ def make_metrics_router(render: Callable[[str], tuple[bytes, str]]) -> APIRouter
     return router
 
 
-def _add_document(router: APIRouter, path: str, answer: Callable[..., Any], summary: str) -> None:
+def _add_document(
+    router: APIRouter,
+    path: str,
+    answer: Callable[..., Any],
+    summary: str,
+    failures: dict[int | str, dict[str, Any]] | None = None,
+) -> None:
     """Serve a document to GET and HEAD. The OpenAPI document omits HEAD."""
     for method in ("GET", "HEAD"):
         router.add_api_route(
@@ -150,6 +176,7 @@ def _add_document(router: APIRouter, path: str, answer: Callable[..., Any], summ
             answer,
             methods=[method],
             summary=summary,
+            responses=failures,
             include_in_schema=method == "GET",
             response_model_exclude_none=True,
         )

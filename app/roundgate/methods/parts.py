@@ -115,12 +115,13 @@ class Results:
         return InternalError(log_failure("writing the result", error, self._clock))
 
 
-def list_hint(hint: ListHint, *, is_personal: bool, is_changing: bool) -> ListHint:
-    """Return the caching hint of a list. A list that depends on the caller's scopes is private
-    (server/utilities/caching), and one that is about to change must not be cached."""
+def list_hint(hint: ListHint, catalog: Catalog, *, is_personal: bool) -> ListHint:
+    """Return the caching hint of a list. A list is private (server/utilities/caching) if it depends
+    on the caller's scopes, or if a server says so. While a back end is missing, the list is about
+    to change and must not be cached."""
     return hint.model_copy(
-        update=({"scope": "private"} if is_personal else {})
-        | ({"ttl_ms": 0} if is_changing else {})
+        update=({"scope": "private"} if is_personal or catalog.has_private_lists else {})
+        | ({"ttl_ms": 0} if catalog.missing else {})
     )
 
 

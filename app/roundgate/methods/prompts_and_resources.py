@@ -33,11 +33,7 @@ class PromptMethods:
         self._calls = kit.calls
         self._results = kit.results
         self._scopes = kit.scopes
-        hint = list_hint(
-            kit.config.caching.prompts,
-            is_personal=kit.scopes.any_prompt,
-            is_changing=bool(kit.catalog.missing),
-        )
+        hint = list_hint(kit.config.caching.prompts, kit.catalog, is_personal=kit.scopes.any_prompt)
         self._list = Listing("prompts", hint, kit.results)
 
     async def list(self, context: RequestContext, params: ListParams) -> Reply:
@@ -75,11 +71,10 @@ class ResourceMethods:
         caching = kit.config.caching
         self._cache = caching.read
         self._scopes = kit.scopes
-        is_personal, is_changing = kit.scopes.any_resource, bool(kit.catalog.missing)
         self._list, self._templates = (
             Listing(
                 name,
-                list_hint(hint, is_personal=is_personal, is_changing=is_changing),
+                list_hint(hint, kit.catalog, is_personal=kit.scopes.any_resource),
                 kit.results,
             )
             for name, hint in (

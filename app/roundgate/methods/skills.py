@@ -77,11 +77,7 @@ class SkillMethods:
         self._scopes = kit.scopes
         sources = kit.catalog.skill_sources.values()
         is_personal = kit.config.auth != "none" and any(source.scopes for source in sources)
-        self._cache = list_hint(
-            kit.config.caching.resources,
-            is_personal=is_personal,
-            is_changing=bool(kit.catalog.missing),
-        )
+        self._cache = list_hint(kit.config.caching.resources, kit.catalog, is_personal=is_personal)
         self._is_personal = is_personal
         self._list = Listing("skills", self._cache, kit.results)
 

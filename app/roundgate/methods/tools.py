@@ -54,11 +54,7 @@ class ToolMethods:
         self._trail = parts.trail
         self._max_result_bytes = config.tasks.max_result_bytes
         self._shows_errors = parts.shows_errors
-        hint = list_hint(
-            config.caching.tools,
-            is_personal=kit.scopes.any_tool,
-            is_changing=bool(kit.catalog.missing),
-        )
+        hint = list_hint(config.caching.tools, kit.catalog, is_personal=kit.scopes.any_tool)
         self._list = Listing("tools", hint, kit.results)
 
     async def list(self, context: RequestContext, params: ListParams) -> Reply:

@@ -1,7 +1,8 @@
 """The httpx client for all requests to services and servers.
 
-`make_client` returns a stock `httpx.AsyncClient` on httpcore's pool, `make_transport` the client's transport alone.
-`_Stream` wraps each connection and prevents three problems that httpcore does not handle:
+`make_client` returns a stock `httpx.AsyncClient` on the connections of httpcore, `make_transport` the client's
+transport alone. `_Stream` wraps each connection. It sends the head and the body of a request together, which httpcore
+writes one after the other, and prevents three problems that httpcore does not handle:
 
 - bytes after an answer, which httpcore would read as the answer to the next request (RFC 9112 section 6.3)
 - an endless sequence of interim answers (1xx)
@@ -18,7 +19,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final
@@ -26,8 +27,12 @@ from typing import Any, Final
 import httpcore
 import httpx
 
+from roundgate.net.pool import Pool
+
 MAX_HEAD_BYTES: Final = 131_072
 """The limit in bytes for an answer's head together with the interim answers before it."""
+_MAX_UNSENT: Final = 65_536
+"""The limit in bytes for the beginning of a request that waits for the rest, to be sent at once."""
 _ERRORS: Final = (
     httpcore.TimeoutException,
     httpcore.NetworkError,
@@ -95,19 +100,19 @@ def make_transport(
     A request through the transport alone takes a sixth less processor time. The caller sets its
     headers and its extension `timeout`.
     """
-    pool = httpcore.AsyncConnectionPool(
-        ssl_context=tls or trust_store(),
+    pool = Pool(
+        tls=tls or trust_store(),
         max_connections=max_connections,
-        max_keepalive_connections=max_connections if max_idle is None else max_idle,
-        keepalive_expiry=keep_alive_s,
+        max_idle=max_connections if max_idle is None else max_idle,
+        keep_alive_s=keep_alive_s,
         retries=retries,
-        network_backend=_Network(),
+        network=_Network(),
     )
     return _Transport(pool)
 
 
 class _Transport(httpx.AsyncBaseTransport):
-    def __init__(self, pool: httpcore.AsyncConnectionPool) -> None:
+    def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -122,7 +127,7 @@ class _Transport(httpx.AsyncBaseTransport):
             extensions=request.extensions,
         )
         with _errors_of_httpx():
-            response = await self._pool.handle_async_request(sent)
+            response = await self._pool.send(sent)
         connection = response.extensions.get("network_stream")
         if isinstance(connection, _Stream):
             connection.end_head()
@@ -187,6 +192,8 @@ class _Stream(httpcore.AsyncNetworkStream):
     def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
         self._stream = stream
         self._withheld = b""
+        self._unsent = b""
+        self._write_timeout: float | None = None
         self._is_in_head = True
         self._head_bytes = 0
         self._head_until: float | None = None
@@ -199,6 +206,9 @@ class _Stream(httpcore.AsyncNetworkStream):
         if self._withheld:
             last, self._withheld = self._withheld, b""
             return last
+        if self._unsent:
+            with suppress(httpcore.WriteError):  # as httpcore: there may be an answer nevertheless
+                await self._flush()
         if self._is_in_head:
             timeout = self._head_timeout(timeout)
         data = await self._stream.read(max_bytes, timeout)
@@ -229,7 +239,14 @@ class _Stream(httpcore.AsyncNetworkStream):
         if not self._is_in_head and await self._has_more():
             raise httpcore.ConnectionNotAvailable  # the pool then uses another connection
         self._is_in_head, self._head_bytes, self._head_until = True, 0, None
-        await self._stream.write(buffer, timeout)
+        self._unsent += buffer
+        self._write_timeout = timeout
+        if len(self._unsent) > _MAX_UNSENT:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        data, self._unsent = self._unsent, b""
+        await self._stream.write(data, self._write_timeout)
 
     async def _has_more(self) -> bool:
         """Return whether bytes arrived after the last answer, or the connection has failed. With

@@ -15,7 +15,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, TypeAlias
+
+RecordRequest: TypeAlias = Callable[[Mapping[str, str], Any], None]
+"""Records a request to a back end in the audit log: its facts, and the content to digest."""
 
 
 @dataclass(slots=True)
@@ -34,6 +37,8 @@ class Correlation:
     """The id of the call; `None` until it is made or received."""
     round: int | None = None
     """The number of the round that the audit log has begun; `None` before and without the log."""
+    record_request: RecordRequest | None = None
+    """A function that records requests to back ends; `None` unless the call is in the audit log."""
 
     @property
     def call_id(self) -> str | None:

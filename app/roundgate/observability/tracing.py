@@ -3,9 +3,8 @@
 
     tools/call refund   SERVER     a request; its parent is the context in its `_meta`
     task refund         CONSUMER   a turn of a worker; links to the first round of the call
-    tools/call charge   CLIENT     a request to an MCP server; its context goes into `_meta`
-    GET /orders/{id}    CLIENT     a request to an HTTP back end; its context goes into headers
-    Lambda.Invoke       CLIENT     an invocation of a function
+
+Spans of requests to back ends are made in `observability.outgoing`.
 
 A request continues the trace that its `_meta` names (`traceparent`, `tracestate`, `baggage`: W3C
 Trace Context), and links to the context of the HTTP request. The context of the first round is
@@ -23,22 +22,18 @@ from __future__ import annotations
 import sys
 import time
 from asyncio import CancelledError
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
-from urllib.parse import urlsplit
 
-from roundgate.errors import TimedOut
-from roundgate.json import digest
 from roundgate.observability.conventions import (
     INTERNAL,
     is_servers_error,
     known_code,
     known_method,
     target_attribute,
-    target_in,
 )
 from roundgate.observability.correlation import Correlation
 from roundgate.observability.metrics import instruments
@@ -50,7 +45,7 @@ KEYS: Final = ("traceparent", "tracestate", "baggage")
 _HEADERS: Final = (b"traceparent", b"tracestate")
 _MAX_CHARS: Final = 512
 """The maximum length of a member of a client's trace context."""
-_MAX_TARGET: Final = 200
+MAX_TARGET: Final = 200
 """The maximum length of a URI and of a description in a span."""
 
 
@@ -98,27 +93,6 @@ class Message:
     method: str
     name: str | None = None
     version: str = ""
-
-
-@dataclass(slots=True)
-class Peer:
-    """The server of a client's requests. A process has no address."""
-
-    address: str | None = None
-    port: int | None = None
-    http_version: str | None = None
-    """The version of HTTP in the server's last response, such as `HTTP/1.1`."""
-
-    def attributes(self) -> dict[str, str | int]:
-        """Return the attributes of the server and of the transport to it."""
-        if self.address is None:
-            return {"network.transport": "pipe"}
-        attributes: dict[str, str | int] = {
-            "network.transport": "tcp",
-            "network.protocol.name": "http",
-            "server.address": self.address,
-        }
-        return attributes if self.port is None else {**attributes, "server.port": self.port}
 
 
 class Span(Protocol):
@@ -235,6 +209,21 @@ class OpenTelemetry:
 
         self._tracer = trace.get_tracer("roundgate")
 
+    def outgoing(
+        self, name: str, attributes: Mapping[str, str | int]
+    ) -> AbstractContextManager[Any]:
+        """Return a span of kind CLIENT."""
+        from opentelemetry.trace import SpanKind
+
+        span: AbstractContextManager[Any] = self._tracer.start_as_current_span(
+            name,
+            kind=SpanKind.CLIENT,
+            attributes=attributes,
+            record_exception=False,
+            set_status_on_exception=False,
+        )
+        return span
+
     @contextmanager
     def request(
         self,
@@ -261,17 +250,17 @@ class OpenTelemetry:
             shared["gen_ai.operation.name"] = "execute_tool"
         attributes = dict(shared)
         if attribute == "mcp.resource.uri" and target is not None:
-            attributes[attribute] = target[:_MAX_TARGET]
+            attributes[attribute] = target[:MAX_TARGET]
             is_named = False
         elif is_named and attribute is not None and target is not None:
             shared[attribute] = attributes[attribute] = target
         if operation.id is not None:
-            attributes["jsonrpc.request.id"] = str(operation.id)[:_MAX_TARGET]
+            attributes["jsonrpc.request.id"] = str(operation.id)[:MAX_TARGET]
         if session is not None:
             attributes["mcp.session.id"] = session
         address, port = transport.client or ("", 0)
         if address:
-            attributes["client.address"] = address[:_MAX_TARGET]
+            attributes["client.address"] = address[:MAX_TARGET]
             if port:
                 attributes["client.port"] = port
         name = f"{method} {target}" if is_named else method
@@ -338,90 +327,6 @@ class OpenTelemetry:
             with turn_span.timed(), _named_in_the_log(turn_span.carrier()):
                 yield turn_span
 
-    @contextmanager
-    def client(
-        self, message: MutableMapping[str, Any], version: str, peer: Peer, session: str | None
-    ) -> Iterator[ClientSpan]:
-        """Return the span of a request to an MCP server, and record its duration. Add its context
-        to the message."""
-        method = known_method(message["method"])
-        target = target_in(method, message.get("params") or {})
-        attribute = target_attribute(method)
-        shared = {"mcp.method.name": method, "mcp.protocol.version": version, **peer.attributes()}
-        if method == "tools/call":
-            shared["gen_ai.operation.name"] = "execute_tool"
-        attributes = dict(shared)
-        is_named = target is not None and attribute != "mcp.resource.uri"
-        if target is not None and attribute is not None:
-            attributes[attribute] = target[:_MAX_TARGET]
-            if is_named:
-                shared[attribute] = attributes[attribute]
-        if message.get("id") is not None:
-            attributes["jsonrpc.request.id"] = str(message["id"])
-        if session is not None:
-            attributes["mcp.session.id"] = digest(session)  # some servers let it authenticate
-        name = f"{method} {target}" if is_named else method
-        with self._outgoing(name, attributes) as span:
-            _add_context(message)
-            made = ClientSpan(span, shared)
-            with made.timed("mcp.client.operation.duration", peer):
-                yield made
-
-    @contextmanager
-    def http(
-        self, method: str, base_url: str, route: str, headers: dict[str, str]
-    ) -> Iterator[ClientSpan]:
-        """Return the span of a request to an HTTP back end; see `http_span`."""
-        parts = urlsplit(base_url)
-        template = parts.path.rstrip("/") + route if route else ""
-        shared: dict[str, str | int] = {
-            "http.request.method": method,
-            "server.address": str(parts.hostname),
-            "server.port": parts.port or {"http": 80, "https": 443}[parts.scheme],
-        }
-        host = parts.netloc.rpartition("@")[2]
-        attributes = {**shared, "url.full": f"{parts.scheme}://{host}{template or '/REDACTED'}"}
-        if template:
-            attributes["url.template"] = shared["url.template"] = template
-        name = f"{method} {template}" if template else method
-        with self._outgoing(name, attributes) as span:
-            carrier = _carrier()
-            # a client's baggage is not for services that do not know the client
-            headers.update({key: carrier[key] for key in KEYS[:2] if key in carrier})
-            made = ClientSpan(span, shared)
-            with made.timed("http.client.request.duration"):
-                yield made
-
-    @contextmanager
-    def function(self, operation: str, name: str, region: str | None) -> Iterator[ClientSpan]:
-        """Return the span of a call of AWS Lambda for a function."""
-        attributes = {
-            "rpc.system.name": "aws-api",
-            "rpc.method": f"Lambda/{operation}",
-            "faas.invoked_name": name,
-            "faas.invoked_provider": "aws",
-        }
-        if region is not None:
-            attributes |= {"faas.invoked_region": region, "cloud.region": region}
-        with self._outgoing(f"Lambda.{operation}", attributes) as span:
-            made = ClientSpan(span, {})
-            with made.timed(None):
-                yield made
-
-    def _outgoing(
-        self, name: str, attributes: Mapping[str, str | int]
-    ) -> AbstractContextManager[Any]:
-        from opentelemetry.trace import SpanKind
-
-        made: AbstractContextManager[Any] = self._tracer.start_as_current_span(
-            name,
-            kind=SpanKind.CLIENT,
-            attributes=attributes,
-            record_exception=False,
-            set_status_on_exception=False,
-        )
-        return made
-
 
 @dataclass(slots=True)
 class _ServerSpan:
@@ -431,7 +336,7 @@ class _ServerSpan:
     has_ended: bool = field(default=False, init=False)
 
     def carrier(self) -> Mapping[str, str]:
-        return _carrier()
+        return current_carrier()
 
     def link(self, origin: Mapping[str, str]) -> None:
         from opentelemetry.propagate import extract
@@ -449,7 +354,7 @@ class _ServerSpan:
         self.record(outcome, attributes)
         self.span.set_attributes(attributes)
         if "error.type" in attributes:
-            _fail(self.span, message)
+            fail(self.span, message)
 
     def record(self, outcome: str, attributes: Mapping[str, str]) -> None:
         """Record the outcome in metrics, and add attributes that are known now."""
@@ -506,96 +411,6 @@ class _TurnSpan(_ServerSpan):
         self.span.set_attribute("roundgate.outcome", outcome)
 
 
-@dataclass(slots=True)
-class ClientSpan:
-    """The span of one request to a back end; without an SDK it records nothing."""
-
-    span: Any = None
-    shared: dict[str, str | int] = field(default_factory=dict)
-    """The attributes of the metric."""
-    error: str | None = field(default=None, init=False)
-    is_detached: bool = field(default=False, init=False)
-
-    def detached(self) -> None:
-        """Record that another process continues the request, which is not an error."""
-        if self.span is not None:
-            self.is_detached = True
-
-    def received(self, result: Mapping[str, Any]) -> None:
-        """Record the result of an MCP server, which may be a tool's error."""
-        if self.span is not None and result.get("isError") is True:
-            self.error = "tool_error"
-
-    def responded(self, status: int, http_version: str) -> None:
-        """Record the status of an HTTP response, and its version, such as `HTTP/1.1`."""
-        if self.span is None:
-            return
-        version = http_version.removeprefix("HTTP/")
-        facts: dict[str, str | int] = {
-            "http.response.status_code": status,
-            "network.protocol.version": version,
-        }
-        self.span.set_attributes(facts)
-        self.shared |= facts
-        if status >= 400:
-            self.error = str(status)
-
-    def invoked(self, request_id: str, *, has_failed: bool) -> None:
-        """Record the id that AWS Lambda gave an invocation, and whether its function failed."""
-        if self.span is None:
-            return
-        if request_id:
-            self.span.set_attribute("aws.request_id", request_id)
-        if has_failed:
-            self.error = "FunctionError"
-
-    @contextmanager
-    def timed(self, metric: str | None, peer: Peer | None = None) -> Iterator[None]:
-        """Record the duration and the error of a block, and the version of HTTP that `peer`
-        speaks."""
-        began = time.perf_counter()
-        try:
-            yield
-        except CancelledError:
-            self.error = "cancelled"
-            raise
-        except Exception as error:
-            if not self.is_detached:
-                self._failed(error)
-            raise
-        finally:
-            if peer is not None and peer.http_version is not None:
-                version = peer.http_version.removeprefix("HTTP/")
-                self.shared["network.protocol.version"] = version
-                self.span.set_attribute("network.protocol.version", version)
-            if self.error is not None:
-                self.shared["error.type"] = self.error
-                self.span.set_attribute("error.type", self.error)
-                _fail(self.span, None)
-            if made := instruments():
-                took_s = time.perf_counter() - began
-                if metric == "mcp.client.operation.duration":
-                    made.client_operations.record(took_s, self.shared)
-                elif metric is not None:
-                    made.http_requests.record(took_s, self.shared)
-
-    def _failed(self, error: Exception) -> None:
-        code, status = getattr(error, "code", None), getattr(error, "status", None)
-        if isinstance(code, int):  # an RpcError
-            self.shared["rpc.response.status_code"] = known_code(code)
-            self.span.set_attribute("rpc.response.status_code", str(code))
-            self.error = known_code(code)
-        elif isinstance(status, int):
-            self.error = str(status)
-        elif isinstance(error, TimeoutError | TimedOut):
-            self.error = "timeout"
-        else:
-            self.error = type(error).__name__
-
-
-_NOT_MADE: Final = nullcontext(ClientSpan())
-
-
 def _outcome_attributes(outcome: str, code: int | None) -> dict[str, str]:
     if code is not None:
         attributes = {"rpc.response.status_code": known_code(code)}
@@ -604,10 +419,11 @@ def _outcome_attributes(outcome: str, code: int | None) -> dict[str, str]:
     return {"error.type": outcome} if is_error else {}
 
 
-def _fail(span: Any, message: str | None) -> None:
+def fail(span: Any, message: str | None) -> None:
+    """Set the status of a span to an error, with a description."""
     from opentelemetry.trace import Status, StatusCode
 
-    description = None if message is None else message[:_MAX_TARGET]
+    description = None if message is None else message[:MAX_TARGET]
     span.set_status(Status(StatusCode.ERROR, description))
 
 
@@ -619,22 +435,13 @@ def _add_ids(span: Any, ids: Correlation) -> None:
         span.set_attribute("roundgate.task.id", ids.task)
 
 
-def _carrier() -> dict[str, str]:
+def current_carrier() -> dict[str, str]:
+    """Return the current context as members of `_meta` or as headers."""
     from opentelemetry.propagate import inject
 
     carrier: dict[str, str] = {}
     inject(carrier)
     return carrier
-
-
-def _add_context(message: MutableMapping[str, Any]) -> None:
-    """Put the current context into the `_meta` of a message, in place of an older one."""
-    carrier = _carrier()
-    if carrier:
-        params = message.get("params") or {}
-        meta = params.get("_meta") or {}
-        others = {key: value for key, value in meta.items() if key not in KEYS[:2]}
-        message["params"] = {**params, "_meta": {**others, **carrier}}
 
 
 def _in_headers(transport: Transport) -> dict[str, str]:
@@ -679,58 +486,6 @@ def _has_sdk() -> bool:
     return False
 
 
-def client_span(
-    message: MutableMapping[str, Any], version: str, peer: Peer, session: str | None = None
-) -> AbstractContextManager[ClientSpan]:
-    """Return the span of a request to an MCP server; without an SDK, a substitute.
-
-    Args:
-        message: the JSON-RPC message, to which the span's context is added.
-        version: the revision of the request.
-        peer: the server.
-        session: the id of the session at the server; `None` without one.
-    """
-    made = set_up()
-    if isinstance(made, NoTracing):
-        return _NOT_MADE
-    return made.client(message, version, peer, session)
-
-
-def http_span(
-    method: str, base_url: str, route: str, headers: dict[str, str]
-) -> AbstractContextManager[ClientSpan]:
-    """Return the span of a request to an HTTP back end, and record its duration. Without an SDK,
-    return a substitute.
-
-    Args:
-        method: the HTTP method.
-        base_url: the URL of the back end.
-        route: the path with the names of its variables, whose values are arguments; empty if it is
-            not known.
-        headers: the headers of the request, to which the span's context is added.
-    """
-    made = set_up()
-    if isinstance(made, NoTracing):
-        return _NOT_MADE
-    return made.http(method, base_url, route, headers)
-
-
-def function_span(
-    operation: str, name: str, region: str | None
-) -> AbstractContextManager[ClientSpan]:
-    """Return the span of a call of AWS Lambda; without an SDK, a substitute.
-
-    Args:
-        operation: the operation of AWS Lambda's API, such as `Invoke`.
-        name: the name of the function, without account and region.
-        region: the AWS region; `None` for the environment's.
-    """
-    made = set_up()
-    if isinstance(made, NoTracing):
-        return _NOT_MADE
-    return made.function(operation, name, region)
-
-
 def server_session_ended(took_s: float, version: str, transport: Transport) -> None:
     """Record the duration of a client's session in seconds."""
     if made := instruments():
@@ -740,15 +495,6 @@ def server_session_ended(took_s: float, version: str, transport: Transport) -> N
             "network.protocol.version": transport.http_version,
         }
         made.server_sessions.record(took_s, {"mcp.protocol.version": version, **network})
-
-
-def client_session_ended(took_s: float, version: str | None, peer: Peer) -> None:
-    """Record the duration of a session at a server in seconds."""
-    if made := instruments():
-        facts = peer.attributes()
-        if version is not None:
-            facts["mcp.protocol.version"] = version
-        made.client_sessions.record(took_s, facts)
 
 
 def context_of(meta: Mapping[str, Any]) -> dict[str, str]:
@@ -767,6 +513,6 @@ def context_of(meta: Mapping[str, Any]) -> dict[str, str]:
 def outgoing(meta: Mapping[str, Any]) -> dict[str, str]:
     """Return the trace context for calls to back ends: the current span's context, or without a
     span, the context in `meta`."""
-    if _has_sdk() and (carrier := _carrier()):
+    if _has_sdk() and (carrier := current_carrier()):
         return carrier
     return context_of(meta)

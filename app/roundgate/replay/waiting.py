@@ -271,12 +271,18 @@ class TimeLimit(Scope):
             self._leave()
         if self._error is not None and (self.has_fired or is_late):
             raise self._error
+        pending: CancelledError | None = None
         if self._task is not None and self.has_fired:
+            if _is_own_end(kind):
+                pending = await _pending_cancellation()
+            is_cancelled = pending is not None or _is_cancellation(kind)
             # only the limit's own cancellation becomes TimeoutError; an external one propagates
             is_ours = self._task.uncancel() <= self._cancelling
-            is_late = is_ours and kind is not None and issubclass(kind, CancelledError)
+            is_late = is_ours and is_cancelled
         if is_late and self._run.stopped is None:
             raise TimeoutError(f"the time limit of {self._seconds:g} s is over") from error
+        if pending is not None:
+            raise pending
         if self._begun is not None and not self._is_recorded and self._may_record_leaving(kind):
             entry = replace(self._begun, was_left=True)
             self._run.journal.add(entry)
@@ -364,9 +370,26 @@ class TimeLimit(Scope):
     def _may_record_leaving(self, kind: type[BaseException] | None) -> bool:
         """Return whether the handler itself left the block, rather than the end of its run or of
         the loop."""
-        is_own = _is_own_end(kind) or (kind is not None and issubclass(kind, CancelledError))
+        is_own = _is_own_end(kind) or _is_cancellation(kind)
         return is_own and self._run.stopped is None and not self._run.is_being_ended
+
+
+async def _pending_cancellation() -> CancelledError | None:
+    """Take and return the cancellation that the current task would get at its next wait.
+
+    A branch that was cancelled while it received a value is cancelled again for its next wait. Its
+    block may end before.
+    """
+    try:
+        await asyncio.sleep(0)
+    except CancelledError as error:
+        return error
+    return None
 
 
 def _is_own_end(kind: type[BaseException] | None) -> bool:
     return kind is None or issubclass(kind, Exception)
+
+
+def _is_cancellation(kind: type[BaseException] | None) -> bool:
+    return kind is not None and issubclass(kind, CancelledError)

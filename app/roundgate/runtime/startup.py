@@ -208,7 +208,8 @@ class Core:
 
         limit_s = STALL_PART * config.tasks.lease_s
         bound_s = (config.tasks.lease_s - limit_s) * LETTING_GO_PART
-        return make_watchdog(worker, self.stores.again, clock, limit_s=limit_s, bound_s=bound_s)
+        limits = {"limit_s": limit_s, "bound_s": bound_s}
+        return make_watchdog(worker, self.stores.again, clock, self.trail, **limits)
 
     async def aclose(self) -> None:
         """Close all back ends and connections."""

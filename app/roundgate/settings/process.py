@@ -24,6 +24,11 @@ POSTGRESQL: Final = ("postgresql://", "postgres://")
 SQS: Final = "sqs://"
 DEFAULT_STORE: Final = "sqlite:///.roundgate/gateway.sqlite3"
 _SWITCH: Final = ("false", "true")
+_NUMBERS: Final = ("store_connections", "drain_s")
+_SECRETS: Final = ("state_keys", "store")
+"""The fields whose text may be in a file, such as a mounted secret: `GATEWAY_STORE_FILE` names the
+file with the text of `GATEWAY_STORE`."""
+_FILE_REMEDY: Final = "name a file with the secret that the user of this process may read"
 _CHOICES: Final[Mapping[str, Sequence[str]]] = {
     "listen": get_args(Mode),
     "worker": get_args(Mode),
@@ -45,6 +50,7 @@ _PATTERNS: Final = {
         "password write @ : / ? # % as %40 %3A %2F %3F %23 %25",
     ),
     "store_connections": (r"[1-9]\d{0,3}", "is not a number of connections", "use 1 to 9999"),
+    "drain_s": (r"\d{1,3}", "is not a number of seconds", "use 0 to 999"),
     "queue": (
         r"local|sqs://\S+",
         "is not a supported queue",
@@ -99,6 +105,9 @@ class Settings:
     reload: bool = False
     """GATEWAY_RELOAD: whether to watch gateway.yaml and the files that it loads, and serve their
     changes."""
+    drain_s: int = 0
+    """GATEWAY_DRAIN_S: the seconds after SIGTERM for which `serve` goes on, while /readyz answers
+    503."""
     on_lambda: bool = False
     """Whether the process is an AWS Lambda function (AWS_LAMBDA_FUNCTION_NAME is set)."""
     on_function: str = ""
@@ -160,7 +169,8 @@ class Settings:
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:
-    """Return the settings in environment variables. An empty variable counts as unset.
+    """Return the settings in environment variables. An empty variable counts as unset. The text of
+    a secret may be in a file, which takes precedence over the variable.
 
     Raises:
         ConfigError: lists every invalid variable, with its possible values.
@@ -170,14 +180,22 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
         for setting in fields(Settings)
         if (value := environ.get(_variable(setting.name)))
     }
-    problems = [problem for name, value in values.items() if (problem := _problem(name, value))]
+    problems = []
+    for name in _SECRETS:
+        path = environ.get(_variable(f"{name}_file"))
+        if path:
+            try:
+                values[name] = _text_of(path)
+            except ValueError as error:
+                variable, remedy = _variable(f"{name}_file"), _FILE_REMEDY
+                problems.append(Problem("environment", variable, str(error), remedy))
+    problems += [problem for name, value in values.items() if (problem := _problem(name, value))]
     if problems:
         raise ConfigError(problems)
     values |= {
         name: values[name] == "true" for name in ("allow_anonymous", "reload") if name in values
     }
-    if "store_connections" in values:
-        values["store_connections"] = int(values["store_connections"])
+    values |= {name: int(values[name]) for name in _NUMBERS if name in values}
     if "config" in values:
         values["config"] = Path(values["config"])
     values["on_function"] = environ.get("AWS_LAMBDA_FUNCTION_NAME", "")
@@ -189,6 +207,23 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
 
 def _variable(field_name: str) -> str:
     return f"GATEWAY_{field_name.upper()}"
+
+
+def _text_of(path: str) -> str:
+    """Return the text of a secret's file without surrounding blanks.
+
+    Raises:
+        ValueError: the file cannot be read, or is empty.
+    """
+    try:
+        text = Path(path).read_text().strip()
+    except OSError as error:
+        raise ValueError(f"names a file that cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise ValueError("names a file that is not text") from None
+    if not text:
+        raise ValueError("names a file that is empty")
+    return text
 
 
 def _problem(name: str, value: str) -> Problem | None:

@@ -27,7 +27,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
@@ -40,6 +40,9 @@ from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.sweep import Sweep
 from roundgate.tasks.watchdog import Held, LetGo, Watchdog
 from roundgate.tasks.worker import Worker
+
+if TYPE_CHECKING:  # loaded only if there is an audit log
+    from roundgate.audit import Trail
 
 WAIT_MS: Final = 10_000
 SHORT_WAIT_MS: Final = 1_000
@@ -435,18 +438,23 @@ def _trouble(what: str, error: Exception) -> None:
 
 
 def make_watchdog(
-    worker: Worker, make_store: Callable[[], StoredTasks], clock: Clock, **limits: float
+    worker: Worker,
+    make_store: Callable[[], StoredTasks],
+    clock: Clock,
+    trail: Trail | None = None,
+    **limits: float,
 ) -> Watchdog:
     """Return a watchdog over the leases of a worker. Before the watchdog ends the process, it
-    releases the leases in an event loop of its own, with a store from `make_store`."""
-    return Watchdog(
-        limits["limit_s"], worker.held, _let_go_with(make_store, clock), bound_s=limits["bound_s"]
-    )
+    releases the leases in an event loop of its own, with a store from `make_store`, and records the
+    ends of the turns in the audit log."""
+    let_go = _let_go_with(make_store, clock, trail)
+    return Watchdog(limits["limit_s"], worker.held, let_go, bound_s=limits["bound_s"])
 
 
-def _let_go_with(make_store: Callable[[], StoredTasks], clock: Clock) -> LetGo:
+def _let_go_with(make_store: Callable[[], StoredTasks], clock: Clock, trail: Trail | None) -> LetGo:
     async def let_go(held: Sequence[Held], guilty: Held | None) -> None:
         store, now_ms = make_store(), clock.now_ms()
+        runs = [running for running in held if isinstance(running, Running)]
 
         async def release(running: Running) -> Any:
             lease = running.carrier.lease
@@ -454,10 +462,12 @@ def _let_go_with(make_store: Callable[[], StoredTasks], clock: Clock) -> LetGo:
             blame = guilty is None or guilty is running
             return await store.let_go(lease.ref, lease.fence, now_ms, now_ms, blame=blame)
 
-        await asyncio.gather(
-            *(release(running) for running in held if isinstance(running, Running)),
-            return_exceptions=True,
-        )
+        await asyncio.gather(*map(release, runs), return_exceptions=True)
         await store.aclose()
+        if (
+            trail is not None
+        ):  # after the release, because its lock may belong to the blocked thread
+            for running in runs:
+                trail.record("turn_ended", {**running.ids(), "outcome": "stalled"})
 
     return let_go

@@ -198,6 +198,11 @@ class Running:
         """Return the fields for the log."""
         return {"task": str(self.carrier.ref), "name": self.tool}
 
+    def ids(self) -> dict[str, Any]:
+        """Return the ids of the task as members of a record of the audit log."""
+        call_id = self.carrier.claimed.record.call_id
+        return {"call": call_id, "task": str(self.carrier.ref), "tool": self.tool}
+
     def request_stop(self) -> None:
         """Ask the run to release its task at the next step."""
         self.carrier.run.request_stop()

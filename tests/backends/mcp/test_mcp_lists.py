@@ -56,6 +56,30 @@ def nowhere(name: str = "down") -> dict[str, Any]:
     return {"kind": "mcp", "name": name, "url": f"http://127.0.0.1:{port}/mcp"}
 
 
+async def test_a_private_list_of_a_server_makes_the_lists_of_the_gateway_private() -> None:
+    private = Upstream(ttl_ms=60_000, hints={"cacheScope": "private"})
+    public = Upstream(tools=[tool("other")], ttl_ms=60_000, hints={"cacheScope": "public"})
+    async with scripted(private) as first, scripted(public) as second:
+        async with gateway_of(entry(second)) as mcp:
+            assert (await mcp.result("tools/list"))["cacheScope"] == "public"
+        async with gateway_of(entry(first, "one"), entry(second, "two")) as mcp:
+            assert (await mcp.result("tools/list"))["cacheScope"] == "private"
+
+
+async def test_a_list_that_becomes_private_is_served_as_such() -> None:
+    upstream = Upstream(hints={"cacheScope": "public"}, ttl_ms=1)
+    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+
+        async def scope() -> Any:
+            return (await mcp.result("tools/list"))["cacheScope"]
+
+        assert await scope() == "public"
+        upstream.hints = {"cacheScope": "private"}
+        await until("private", scope)
+        upstream.hints = {"cacheScope": 7}
+        await until("public", scope)
+
+
 class Paged:
     """A server whose list has pages; `cursors` says what follows each."""
 

@@ -69,7 +69,7 @@ from roundgate.backends.http.endpoint import PATH_VARIABLE, Endpoint
 from roundgate.backends.http.messages import Answer, result_from_answer
 from roundgate.backends.http.secrets import Redactor
 from roundgate.errors import BackendError, FunctionAway, FunctionFailed, ParseError, ToolError
-from roundgate.observability.tracing import ClientSpan, function_span
+from roundgate.observability.outgoing import OutgoingRequest, function_span
 from roundgate.protocol import Schema, TextContent, ToolResult
 from roundgate.replay import Context, run_of
 
@@ -162,7 +162,7 @@ class OneCall:
         Raises:
             BackendError: the function cannot be invoked, or has failed.
         """
-        with self._span(self.calling.target) as span:
+        with self._span(self.calling.target, payload) as span:
             return await self._answered(
                 self.calling.target,
                 payload,
@@ -171,9 +171,9 @@ class OneCall:
                 is_repeatable=self.calling.tool.idempotent is True,
             )
 
-    def _span(self, where: Target) -> AbstractContextManager[ClientSpan]:
+    def _span(self, where: Target, payload: Any) -> AbstractContextManager[OutgoingRequest]:
         """Return the span of an invocation. `facts` puts its context into the client context."""
-        return function_span("Invoke", where.name, where.region)
+        return function_span("Invoke", where.name, where.region, payload)
 
     async def look(self, where: Target, payload: Any) -> Answer:
         """Ask a function about a job; return its answer.
@@ -183,7 +183,7 @@ class OneCall:
             BackendError: the function cannot be invoked.
         """
         try:
-            with self._span(where) as span:
+            with self._span(where, payload) as span:
                 facts = self.facts(looks=True)
                 return await self._answered(where, payload, facts, span, is_repeatable=True)
         except (FunctionAway, FunctionFailed) as error:
@@ -194,7 +194,7 @@ class OneCall:
         where: Target,
         payload: Any,
         extra: Mapping[str, Any],
-        span: ClientSpan,
+        span: OutgoingRequest,
         *,
         is_repeatable: bool,
     ) -> Answer:
@@ -210,10 +210,11 @@ class OneCall:
 
     async def hand_over(self, execution_name: str | None = None) -> Invoked:
         """Start an asynchronous invocation, or a durable execution if it has a name."""
-        with self._span(self.calling.target) as span:
+        payload = self.payload()
+        with self._span(self.calling.target, payload) as span:
             invocation = Invocation(
                 self.calling.target,
-                encode_payload(self.payload(), is_event=True),
+                encode_payload(payload, is_event=True),
                 is_event=True,
                 execution_name=execution_name,
                 is_repeatable=self.calling.tool.idempotent is True,

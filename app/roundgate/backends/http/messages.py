@@ -78,6 +78,11 @@ class Outgoing:
     route: str = ""
     """The path with the names of its variables, for spans; empty if it is not known."""
 
+    @property
+    def path_and_query(self) -> str:
+        """The path with its query, if there is one."""
+        return f"{self.path}?{self.query}" if self.query else self.path
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:

@@ -30,7 +30,7 @@ from roundgate.backends.http.tls import Certificates
 from roundgate.clock import Deadline
 from roundgate.errors import BackendError, NoAnswer, UnexpectedAnswer
 from roundgate.net.addresses import canonical_origin
-from roundgate.observability.tracing import ClientSpan, http_span
+from roundgate.observability.outgoing import OutgoingRequest, http_span
 
 if TYPE_CHECKING:
     import httpx  # takes 100 ms to import, for which a first call of a Python tool need not wait
@@ -114,7 +114,10 @@ class Service:
         request_line = f"{outgoing.method} {outgoing.path} of {self.name}"
         headers, progress = dict(outgoing.headers), _Progress()
         try:
-            with http_span(outgoing.method, self._base_url, outgoing.route, headers) as span:
+            with http_span(
+                *(outgoing.method, self._base_url, outgoing.route, headers),
+                sent=(outgoing.path_and_query, outgoing.body),
+            ) as span:
                 async with asyncio.timeout(timeout_s):
                     return await self._exchange(
                         outgoing, headers, request_line, timeout_s, span, progress
@@ -135,15 +138,13 @@ class Service:
         headers: dict[str, str],
         what: str,
         timeout_s: float,
-        span: ClientSpan,
+        span: OutgoingRequest,
         progress: _Progress,
     ) -> Answer:
         import httpx
 
         client = self._ready_client()
-        url = self._base_url.rstrip("/") + outgoing.path
-        if outgoing.query:
-            url = f"{url}?{outgoing.query}"
+        url = self._base_url.rstrip("/") + outgoing.path_and_query
         phases = self._config.timeouts or TimeoutsConfig.model_construct()
         request = client.build_request(
             outgoing.method,

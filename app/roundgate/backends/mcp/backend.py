@@ -230,6 +230,7 @@ class McpBackend:
             files=self.files,
             left_out=self._problems(snapshot, invalid_jobs, refused, unaccepted),
             may_list=lists.declared & {"prompts", "resources"},
+            is_private=snapshot.is_private,
         )
 
     def _problems(

@@ -50,6 +50,8 @@ class Lists:
     """The reason why a list could not be read, by its method."""
     ttl_ms: int | None = None
     """The shortest time to live of the lists in milliseconds, as the server declares it."""
+    is_private: bool = False
+    """Whether a list is for the gateway's authorization alone (`cacheScope: private`)."""
 
     def get(self, method: str) -> Sequence[Json]:
         """Return the entries of a list."""
@@ -81,27 +83,25 @@ async def read_lists(connection: Connection, server: ServerInfo, previous: Lists
     methods = [method for method, (capability, _) in LISTS.items() if capability in declared]
     connection.cache.clear(*methods)
     results = await asyncio.gather(*(_read(connection, method, previous) for method in methods))
-    ttls = [ttl_ms for _, _, ttl_ms in results if ttl_ms is not None]
+    ttls = [listing.ttl_ms for listing, _ in results if listing.ttl_ms is not None]
     return Lists(
-        {method: items for method, (items, _, _) in zip(methods, results, strict=True)},
+        {method: listing.items for method, (listing, _) in zip(methods, results, strict=True)},
         declared,
-        {method: fault for method, (_, fault, _) in zip(methods, results, strict=True) if fault},
+        {method: fault for method, (_, fault) in zip(methods, results, strict=True) if fault},
         min(ttls, default=None),
+        any(listing.is_private for listing, _ in results),
     )
 
 
-async def _read(
-    connection: Connection, method: str, previous: Lists
-) -> tuple[Sequence[Json], str | None, int | None]:
-    """Return the entries of a list, the reason for a failure to read it, and its time to live in
-    milliseconds. A reason or time that does not exist is `None`."""
+async def _read(connection: Connection, method: str, previous: Lists) -> tuple[Listing, str | None]:
+    """Return a list, and the reason for a failure to read it, or `None`."""
     try:
-        listing = await read_list(connection, method, LISTS[method][1])
+        return await read_list(connection, method, LISTS[method][1]), None
     except (RpcError, BadAnswer, HttpRefused) as error:
         if isinstance(error, RpcError) and error.code == _NOT_FOUND:
-            return [], None, None
-        return previous.get(method), str(error.args[0])[:MAX_REASON], None
-    return listing.items, None, listing.ttl_ms
+            return Listing([], None), None
+        kept = Listing(list(previous.get(method)), None, previous.is_private)
+        return kept, str(error.args[0])[:MAX_REASON]
 
 
 async def read_list(connection: Connection, method: str, member: str) -> Listing:

@@ -56,6 +56,8 @@ class SkillList:
     """Whether the server lists directories."""
     fault: str | None = None
     """The reason why the list could not be read; the previous `entries` then stay."""
+    is_private: bool = False
+    """Whether the list is for the gateway's authorization alone."""
 
 
 async def read_skill_list(
@@ -76,8 +78,8 @@ async def read_skill_list(
         listing = await read_list(connection, "skills/list", "skills")
     except (RpcError, BadAnswer, HttpRefused) as error:
         reason = str(error.args[0])[:MAX_REASON]
-        return SkillList(previous.entries, True, has_directories, reason)
-    return SkillList(listing.items, True, has_directories)
+        return SkillList(previous.entries, True, has_directories, reason, previous.is_private)
+    return SkillList(listing.items, True, has_directories, is_private=listing.is_private)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from roundgate.backends.mcp.lists import Lists, read_lists
 from roundgate.backends.mcp.server import Server
@@ -28,6 +28,8 @@ class Snapshot:
     lists: Lists
     """The prompts, resources and resource templates."""
     skills: SkillList
+    is_private: bool = False
+    """Whether a list is for the gateway's authorization alone (`cacheScope: private`)."""
 
     @property
     def has_tasks(self) -> bool:
@@ -57,6 +59,7 @@ class Snapshot:
             and self.info.is_modern == other.info.is_modern
             and self.lists.offers_the_same_as(other.lists)
             and self.skills == other.skills
+            and self.is_private == other.is_private
         )
 
     def has_emptied_list_of(self, other: Snapshot) -> bool:
@@ -85,9 +88,11 @@ async def read_snapshot(
     known_skills = SkillList() if previous is None else previous.skills
     skills = await read_skill_list(connection, info, known_skills)
     ttl_ms = min((ms for ms in (listing.ttl_ms, lists.ttl_ms) if ms is not None), default=None)
+    is_private = listing.is_private or lists.is_private or skills.is_private
     if previous is not None and previous.definitions == listing.items:
-        return replace(previous, info=info, ttl_ms=ttl_ms, lists=lists, skills=skills)
-    usable, left_out = await asyncio.to_thread(
-        usable_tools, listing.items, check_arguments=check_arguments
-    )
-    return Snapshot(listing.items, info, usable, left_out, ttl_ms, lists, skills)
+        usable, left_out = previous.usable, previous.left_out
+    else:
+        usable, left_out = await asyncio.to_thread(
+            usable_tools, listing.items, check_arguments=check_arguments
+        )
+    return Snapshot(listing.items, info, usable, left_out, ttl_ms, lists, skills, is_private)

@@ -276,7 +276,8 @@ class SessionCalls:
     def opening_span(self, request: Request, exchange: Exchange) -> AbstractContextManager[Span]:
         """Return the span of `initialize`, which has no session yet."""
         requested = request.params.get("protocolVersion")
-        version = str(requested) if requested in self._methods else ""
+        is_known = isinstance(requested, str) and requested in self._methods
+        version = str(requested) if is_known else ""
         operation = Message(request.id, request.method, version=version)
         return self._tracing.request(
             operation, {}, exchange, exchange.correlation, knows=lambda method, name: False
