@@ -17,7 +17,7 @@ from roundgate.protocol import Status
 from roundgate.storage import Ending, TaskRef
 from tests.support.audit import KEY, records
 from tests.support.console import csrf_of, elements
-from tests.support.console_tasks import add, operated
+from tests.support.console_tasks import add, eventually, operated
 
 SCRIPT = '"><script>alert(1)</script><img src=x onerror=alert(1)>'
 
@@ -123,9 +123,14 @@ async def test_a_task_that_does_not_exist_is_not_found(tmp_path: Path, task: str
 async def test_a_task_shows_why_it_waits_and_its_line_of_time(tmp_path: Path) -> None:
     async with operated(tmp_path, refund) as gateway:
         task = await gateway.task("refund", "input_required", order="A-1")
+
+        async def titles_after_the_turn() -> list[str] | None:
+            titles = [moment["title"] for moment in (await gateway.shown(task))["moments"]]
+            return titles if "turn of a worker" in titles else None  # it ends after its last write
+
+        titles = await eventually(titles_after_the_turn)
         page = await gateway.browser.page(f"/tasks/{task}")
         assert "waits for its client" in page
-        titles = [moment["title"] for moment in (await gateway.shown(task))["moments"]]
         expected = ["round 1: tools/call refund", "task created", "turn of a worker", "step plan"]
         assert titles[:4] == expected
         assert "asks confirm" in titles
