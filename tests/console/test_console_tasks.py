@@ -132,7 +132,8 @@ async def test_a_task_shows_why_it_waits_and_its_line_of_time(tmp_path: Path) ->
         page = await gateway.browser.page(f"/tasks/{task}")
         assert "waits for its client" in page
         expected = ["round 1: tools/call refund", "task created", "turn of a worker", "step plan"]
-        assert titles[:4] == expected
+        assert titles[:2] == expected[:2]
+        assert set(expected) <= set(titles)
         assert "asks confirm" in titles
         for title in titles:
             assert title in page

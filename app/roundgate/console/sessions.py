@@ -1,8 +1,8 @@
 """The sessions of operators: sealed cookies, so that any replica accepts them, and links that start
 a session once on a gateway without authentication.
 
-A session has the identity, scopes and claims of its operator, never the token. It ends with the token, or
-after `console.session_s`.
+A session has the identity, scopes and claims of its operator, never the token. It ends with the
+token, or after `console.session_s`.
 """
 
 from __future__ import annotations
