@@ -50,16 +50,30 @@ class Prices:
     log_gb: float = 0.50
     """Per GB of ingested logs: https://aws.amazon.com/cloudwatch/pricing/"""
     alarm: float = 0.10
-    """Per alarm and month, from the same page"""
+    """Per metric of an alarm and month, from the same page"""
     metric: float = 0.30
     """Per custom metric and month, from the same page"""
     dashboard: float = 3.00
     """Per dashboard and month, from the same page; an account's first three are free"""
+    snapshot: float = 0.0000015046
+    """Per GB-second that a snapshot of a Python function is kept, from the page of AWS Lambda"""
+    restore: float = 0.0001397998
+    """Per GB that is restored from one, from the same page"""
+    key: float = 1.00
+    """Per key and month: https://aws.amazon.com/kms/pricing/"""
+    key_calls: float = 3.00
+    """Per million calls, from the same page"""
+    nat: float = 0.045
+    """Per NAT gateway and hour, and the same per GB: https://aws.amazon.com/vpc/pricing/"""
+    endpoint: float = 0.01
+    """Per interface endpoint, zone and hour: https://aws.amazon.com/privatelink/pricing/"""
+    traces: float = 5.00
+    """Per million traces: https://aws.amazon.com/xray/pricing/"""
 
 
 @dataclass(frozen=True)
 class Assumed:
-    """The assumptions about tools and traffic. Cold starts and their cost are excluded."""
+    """The assumptions about tools and traffic."""
 
     gateway_ms: float = 20
     """The milliseconds of the gateway function for a request. A tool that waits for a service is
@@ -73,6 +87,16 @@ class Assumed:
     polls: int = 10
     resends: float = 0
     """The messages that the sweep resends for a task, after a worker died or in a backlog."""
+    cold_ms: float = 361
+    """The milliseconds of a cold start of the gateway function (`start_ms` of bench/results.json),
+    which AWS bills like an invocation."""
+    cold: float = 0.01
+    """The share of requests that start a function."""
+    zones: int = 2
+    key_calls: float = 10
+    """The calls of a key in five minutes: DynamoDB and SQS keep what they decrypt for so long."""
+    traced: float = 0.05
+    """The share of requests that AWS X-Ray samples, beside one a second."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +125,7 @@ SWEEP_LOG_BYTES = 400
 """The bytes of the worker's log line for a sweep, which includes metrics."""
 COUNT_LOG_BYTES = 320
 """The bytes of the log line with the metric of a task that is created, claimed or ended."""
-AWS_LOG_BYTES = {"api": 100 + 26, "function": 270 + 3 * 26}
+AWS_LOG_BYTES = {"api": 220 + 26, "function": 270 + 3 * 26}
 """The bytes of AWS's own lines: the API's line as defined in template.yaml; START, END and REPORT
 of an invocation; and 26 for each line."""
 
@@ -271,7 +295,7 @@ def idle(
     resources = [resource["Type"] for resource in template.source["Resources"].values()]
     sweep = assumed.worker_ms / 1000 * worker_gb * prices.gb_s + prices.invocations / MILLION
     sweep_log = (SWEEP_LOG_BYTES + 26 + AWS_LOG_BYTES["function"]) / GB * prices.log_gb
-    yield "alarms", resources.count("AWS::CloudWatch::Alarm") * prices.alarm
+    yield "metrics of alarms", alarm_metrics(template) * prices.alarm
     yield "dashboard", resources.count("AWS::CloudWatch::Dashboard") * prices.dashboard
     yield "metrics of the sweep", len(SWEEP_METRICS) * prices.metric
     yield "secret", prices.secret
@@ -288,6 +312,44 @@ def idle(
     yield (
         "queue: 5 pollers of the event source, each 20 s",
         MINUTES * 15 / MILLION * prices.messages,
+    )
+
+
+def alarm_metrics(template: Template) -> int:
+    """Return the number of metrics that the alarms look at. An expression is not billed."""
+    names = template.named("AWS::CloudWatch::Alarm")
+    looked_at = (template.properties(name).get("Metrics", [{}]) for name in names)
+    return sum("Expression" not in metric for metrics in looked_at for metric in metrics)
+
+
+ENDPOINTS = ("SQS", "Secrets Manager")
+"""The services that functions in a network reach through interface endpoints. The gateway endpoint
+of DynamoDB is free."""
+
+
+def options(
+    prices: Prices, assumed: Assumed, gateway_gb: float
+) -> Iterator[tuple[str, list[float]]]:
+    """Yield what is paid for beside the other tables: dollars per month, and per million
+    requests."""
+    cold = assumed.cold * MILLION
+    hours = MINUTES / 60
+    keeping = gateway_gb * MINUTES * 60 * prices.snapshot
+    key_calls = assumed.key_calls * MINUTES / 5 / MILLION * prices.key_calls
+    yield (
+        f"cold starts, one request in {1 / assumed.cold:.0f}",
+        [0, cold * assumed.cold_ms / 1000 * gateway_gb * prices.gb_s],
+    )
+    yield "`SnapStart=on`, likewise", [keeping, cold * gateway_gb * prices.restore]
+    yield "`KmsKeyArn`: a key and its calls", [prices.key + key_calls, 0]
+    yield "`Tracing=Active`", [0, assumed.traced * prices.traces]
+    yield (
+        f"a network: a NAT gateway in each of {assumed.zones} zones",
+        [assumed.zones * hours * prices.nat, 0],
+    )
+    yield (
+        f"a network: endpoints of {' and '.join(ENDPOINTS)} in {assumed.zones} zones",
+        [len(ENDPOINTS) * assumed.zones * hours * prices.endpoint, 0],
     )
 
 
@@ -378,6 +440,9 @@ def tables(prices: Prices, assumed: Assumed) -> str:
         *table(["idle, $ per month", ""], months),
         "",
     ]
+    more = list(options(prices, assumed, gateway_gb))
+    head = ["more, $", "per month", "per million requests"]
+    parts += [*plain_table(head, more, "{:.2f}"), ""]
     written = [
         (name, [value.table, value.due, value.owned])
         for name, value in vars(measured).items()

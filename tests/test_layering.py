@@ -30,14 +30,16 @@ LAYERS = [
     {"console"},
     {"main"},
     {"cli", "lambda_http", "lambda_worker", "testing"},
+    {"lambda_stream"},
 ]
 """Bottom first. A module imports from its own package and from layers below it, never from beside or above."""
 
 HOMES = {
-    "fastapi": {"console", "http.events", "http.routes", "main"},
-    "starlette": {"console", "http", "main", "lambda_http", "deployment.stack"},
+    "fastapi": {"console", "http.events", "http.routes", "main", "lambda_http", "lambda_stream"},
+    "starlette": {"console", "http", "main", "lambda_http", "lambda_stream", "deployment.stack"},
+    "mangum": {"lambda_http", "lambda_stream"},
+    "h11": {"lambda_stream", "deployment.stack"},
     "jinja2": {"console.frame"},
-    "mangum": {"lambda_http"},
     "uvicorn": {"cli.serve", "http.connections", "net.serving"},
     "httpx": {
         *("backends.http", "backends.openapi.documents", "net.http"),
@@ -70,13 +72,14 @@ HOMES = {
             "backends.python.modules",
         ),
         *("backends.http.service", "net.http"),
+        "lambda_stream",  # Lambda's deadlines are times of day
         "deployment",  # waits for processes of its own
     },
     "secrets": {"tokens.keys", "deployment.stack.functions"},
     "cryptography": {"tokens.sealed", "client.auth", "net.oauth"},
     "jwt": {"auth", "client.auth", "net.oauth"},
     "asyncpg": {"storage.postgres"},
-    "botocore": {"aws", "deployment.deploying"},
+    "botocore": {"aws", "deployment.deploying", "deployment.upload"},
     "opentelemetry": {"observability"},
     "prometheus_client": {"observability.exposition"},
     "sqlite3": {"storage.sqlite", "testing.instances"},

@@ -41,6 +41,7 @@ from roundgate.settings import (
     Origin,
     PackageConfig,
     RateConfig,
+    RuleConfig,
     ServerConfig,
     SessionsConfig,
     StateConfig,
@@ -92,6 +93,10 @@ class GatewayConfig(Model):
         "none",
         description='Who may call: "none" (one local subject, for loopback addresses), bearer JWTs, or callers that an'
         " authorizer in front has verified.",
+    )
+    policy: list[RuleConfig] | None = Field(
+        None,
+        description="Rules about calls of tools: the first that matches decides. Unset: calls need no rule.",
     )
     state: StateConfig = Field(
         StateConfig.model_construct(), description="The state of a call between its rounds."
@@ -161,10 +166,29 @@ class GatewayConfig(Model):
         """Take a section without settings for the defaults. Otherwise `audit:` would turn nothing on."""
         return {} if value is None else value
 
+    @field_validator("policy", mode="before")
+    @classmethod
+    def _has_rules(cls, value: Any) -> Any:
+        """Refuse `policy:` without rules. Otherwise a file that ends there would allow all calls."""
+        if not value:
+            raise ValueError("give at least one rule: `- allow: {}` allows all calls")
+        return value
+
     @model_validator(mode="after")
     def _scopes_need_callers(self) -> GatewayConfig:
         if self.auth == "none" and self.rate.scopes:
             raise ValueError("rate.scopes needs auth: without it, callers have no scopes")
+        if self.auth == "none" and any(rule.match.asks_for_callers for rule in self.policy or ()):
+            raise ValueError(
+                "policy: subject, client, scope and claims need auth: without it, all callers are one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rule_names_differ(self) -> GatewayConfig:
+        names = [rule.name for rule in self.policy or () if rule.name is not None]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two rules of policy have the name {twice[0]!r}")
         return self
 
     @model_validator(mode="after")

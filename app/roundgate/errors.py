@@ -73,6 +73,17 @@ class InvalidParams(ProtocolError):
     """`params` or `params._meta` is malformed, or names an entry that does not exist."""
 
 
+class CallRefused(InvalidParams):
+    """The rules of `policy` allow the caller no call of a tool. The caller does not see the name of
+    the `rule`."""
+
+    def __init__(self, tool: str, rule: str) -> None:
+        super().__init__(
+            f"The policy of this server does not allow you to call {tool}; ask its operator"
+        )
+        self.rule = rule
+
+
 MAX_URI: Final = 200
 """The maximum number of characters of a URI that an error repeats."""
 
@@ -284,6 +295,18 @@ class InternalError(GatewayError):
 class ToolError(GatewayError):
     """A tool failed. Raise it in a tool with a text that tells the model how to proceed: the text
     becomes a result with `isError`."""
+
+
+class ArgumentsRefused(ToolError):
+    """A rule of `policy` refuses a call with its arguments. The caller does not see the name of the
+    `rule`."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(
+            "The policy of this server does not allow this call with these arguments. Call with other"
+            " arguments, or ask the operator of this server"
+        )
+        self.rule = rule
 
 
 class BackendError(ToolError):

@@ -2,9 +2,9 @@
 2.0) or of a Function URL into a request to the app of `roundgate.main`.
 
 The app is built in the init phase. Lifespan is off: Mangum would start and stop the app with every
-event. Responses do not stream: a `text/event-stream` body is returned once it is complete. The
-process is frozen after each response, so tasks run in the worker function
-(`roundgate.lambda_worker`).
+event. Responses do not stream: a `text/event-stream` body is returned once it is complete;
+`roundgate.lambda_stream` streams. The process is frozen after each response, so tasks run in the
+worker function (`roundgate.lambda_worker`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ with kept():  # collecting garbage among all modules takes 4 % of a cold start
     from collections.abc import Container, Iterable, Mapping
     from urllib.parse import urlsplit
 
+    from fastapi import FastAPI
     from mangum import Mangum
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
     from roundgate import aws, json
     from roundgate.clock import Clock, seed_after_restore
@@ -59,13 +60,22 @@ def make_handler(environ: Mapping[str, str]) -> Function:
     Raises:
         ConfigError: lists every problem in the environment or in gateway.yaml. Lambda logs it.
     """
+    return Function(make_hosted(environ))
+
+
+def make_hosted(environ: Mapping[str, str]) -> Hosted:
+    """Return the app that an environment describes, for events.
+
+    Raises:
+        ConfigError: as `make_handler`.
+    """
     with kept():
         using, file = startup.read_configuration(environ)
         _check_exposure(file, using)
         _check_results(file)
         app = build_app(file, using)
     base = urlsplit(using.public_url or "").path.rstrip("/")
-    return Function(_Hosted(app, file.config.endpoints, Clock(), base))
+    return Hosted(app, file.config.endpoints, Clock(), base)
 
 
 def _check_exposure(file: ConfigFile, using: Settings) -> None:
@@ -92,7 +102,7 @@ class Function:
     hold sockets.
     """
 
-    def __init__(self, app: _Hosted) -> None:
+    def __init__(self, app: Hosted) -> None:
         self._app = app
         self._loop: asyncio.AbstractEventLoop | None = None
         self._adapter: Mangum | None = None
@@ -103,7 +113,7 @@ class Function:
         Raises:
             ValueError: the event is of an unknown kind.
         """
-        _check(event)
+        check(event)
         if self._loop is None:
             seed_after_restore()
             self._loop = asyncio.new_event_loop()
@@ -113,7 +123,7 @@ class Function:
         try:
             response: Response = self._adapter(event, context)
         except ValueError:  # Mangum cannot read the head; the app answers its own errors
-            return _bad_request()
+            return bad_request()
         return _fitting(event, response)
 
     def close(self) -> None:
@@ -124,12 +134,12 @@ class Function:
             asyncio.set_event_loop(None)
 
 
-class _Hosted:
+class Hosted:
     """Middleware that adds the event's deadline and claims to the scope, and removes the stage and
     the base path from the path."""
 
-    def __init__(self, app: ASGIApp, endpoints: Iterable[str], clock: Clock, base: str) -> None:
-        self._app = app
+    def __init__(self, app: FastAPI, endpoints: Iterable[str], clock: Clock, base: str) -> None:
+        self.app = app
         self._served = frozenset({*endpoints, HEALTH})
         self._clock = clock
         self._base = base
@@ -141,7 +151,7 @@ class _Hosted:
         scope["path"] = _own_path(scope["path"], event, self._served, self._base)
         deadline = self._clock.deadline(max(1.0, remaining_ms - AWS_MARGIN_MS))
         with aws.bounded(deadline), environment(_request_ids(event, context)):
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
 
 
 def _request_ids(event: Event, context: LambdaContext) -> dict[str, str]:
@@ -193,7 +203,7 @@ def _claims(event: Event) -> Mapping[str, Any] | None:
     return authorizer
 
 
-def _check(event: Any) -> None:
+def check(event: Any) -> None:
     """Raise ValueError unless this function serves the event."""
     if not isinstance(event, dict) or not isinstance(event.get("requestContext"), dict):
         kind = (
@@ -207,7 +217,7 @@ def _check(event: Any) -> None:
         )
 
 
-def _bad_request() -> Response:
+def bad_request() -> Response:
     """Return the response to an event that Mangum cannot convert: its Host header is not a host
     with an optional port, or a text contains a lone surrogate."""
     return {

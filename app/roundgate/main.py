@@ -99,7 +99,7 @@ def build_app(
     owns_process: bool = False,
 ) -> FastAPI:
     """Return the app for a configuration. `app.state.core` holds its catalog and stores,
-    `app.state.console` the console if it is on.
+    `app.state.console` the console if it is on, `app.state.verifiers` the verifier of each view.
 
     Args:
         file: the configuration.
@@ -167,6 +167,7 @@ def build_app(
         app.include_router(console.router)
         app.state.console = console.console
     app.state.core = core
+    app.state.verifiers = verifiers
     return app
 
 

@@ -19,6 +19,7 @@ LAYERS: Final = (
 )
 MATTERS: Final[Choices] = {
     "PublicUrl": ("", "https://mcp.example.com"),
+    "ApiType": ("http", "rest"),
     "StageName": ("$default", "prod"),
     "ApiEndpoint": ("auto", "enabled", "disabled"),
     "DomainName": ("", "mcp.example.com"),

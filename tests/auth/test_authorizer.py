@@ -42,3 +42,14 @@ async def test_an_odd_claim_beside_it_is_a_refusal(claim: str, odd: Any) -> None
 @pytest.mark.parametrize("odd", [None, 7, {"a": 1}, [["a"], 1], "[", True], ids=str)
 async def test_odd_scopes_are_none(odd: Any) -> None:
     assert not {"a", "1"} & (await BY.principal(None, {"sub": "ada", "scope": odd})).scopes
+
+
+@pytest.mark.parametrize(
+    ("claim", "kept"),
+    [("[a b]", ["a", "b"]), ("[a,b]", ["a", "b"]), ("[]", []), ("a b", "a b"), (["a b"], ["a b"])],
+)
+async def test_a_list_that_the_api_writes_as_text_is_a_list_for_rules(
+    claim: Any, kept: Any
+) -> None:
+    principal = await BY.principal(None, {"sub": "ada", "iss": ISSUER, "groups": claim})
+    assert principal.claims["groups"] == kept

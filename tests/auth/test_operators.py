@@ -35,6 +35,7 @@ ELSEWHERE = [
     "/metrics",
     "/healthz/",
     "/healthzz",
+    "/readyz/",
     "/.well-known",
     "/console/.well-known/x",
     "/events",
@@ -95,6 +96,7 @@ async def test_without_a_token_every_other_address_is_a_challenge(
     ("path", "status"),
     [
         ("/healthz", 200),
+        ("/readyz", 200),
         (METADATA, 200),
         (f"{METADATA}/mcp", 200),
         ("/.well-known/openid-configuration", 404),
@@ -189,7 +191,7 @@ async def test_what_the_endpoint_takes_from_nobody_needs_no_token(
     assert (await mcp.http.request(method, "/mcp", headers=sent)).status_code == status
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/.well-known/mcp", METADATA])
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/.well-known/mcp", METADATA])
 async def test_the_endpoint_asks_for_a_token_wherever_it_is(path: str) -> None:
     asked = wire.message("tools/list")
     async with served(http={"path": path}) as mcp:

@@ -266,7 +266,7 @@ def test_a_header_value_is_refused_or_sent_as_it_is_and_then_harmless(value: str
         ),
         (
             {"path": "/{a}", "arguments": {"x": {"as": "a"}, "a": {"in": "path"}}},
-            "'x' and 'a' are both 'a' in path",
+            "'x' and 'a' are both 'a' in path; set `as` of one of them",
         ),
         ({"arguments": {"x": {"as": "q"}, "q": {}}}, "'x' and 'q' are both 'q' in query"),
         (

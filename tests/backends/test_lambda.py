@@ -721,7 +721,7 @@ DECLARED: dict[str, tuple[dict[str, Any], str]] = {
             "input_schema": {"type": "object", "properties": {"inputResponses": {}}},
             "interactive": True,
         },
-        "inputResponses is a name of the gateway",
+        "the gateway uses inputResponses itself; use other names",
     ),
     "a variable of nothing": (
         {"job": {"poll": {"job": "{name}"}, "succeeded": ["done"]}},

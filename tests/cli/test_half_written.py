@@ -227,17 +227,51 @@ async def test_protection_that_stays_removed_is_served_and_each_loss_is_named(
         assert not await asks(mcp)
 
 
-async def test_sighup_serves_it_at_once_and_names_each_loss(
+async def test_after_sighup_too_it_is_served_after_a_second_look_and_each_loss_is_named(
     config: Path, environment: dict[str, str]
 ) -> None:
     with running(config, environment) as server:
         async with connected(server) as mcp:
             save(config, TOP + '    prefix: ""\n')
             server.process.send_signal(signal.SIGHUP)
-            (told,) = await logged(server, 1, "removes protection")
-            assert "tool drop no longer asks for an approval" in told["lost"]
+            would, does = await logged(server, 2, "remove")
+            assert (WOULD in would["msg"], WOULD in does["msg"]) == (True, False)
+            assert "tool drop no longer asks for an approval" in does["lost"]
+            assert would["lost"] == does["lost"]
+            await logged(server, 1, "reloaded /")
             assert not await asks(mcp)
-        assert not [line for line in server.lines() if WOULD in line["msg"]]
+
+
+async def test_a_second_sighup_is_a_second_look(config: Path, environment: dict[str, str]) -> None:
+    with running(config, environment) as server:
+        async with connected(server) as mcp, written_to(config):
+            save(config, TOP + '    prefix: ""\n')
+            server.process.send_signal(signal.SIGHUP)
+            await logged(server, 1, WOULD)
+            assert await asks(mcp)
+            server.process.send_signal(signal.SIGHUP)
+            await logged(server, 1, "removes protection")
+            await logged(server, 1, "reloaded /")
+            assert not await asks(mcp)
+
+
+async def test_a_half_written_configuration_keeps_its_rules_after_sighup(
+    config: Path, environment: dict[str, str]
+) -> None:
+    whole = TOP + '    prefix: ""\npolicy:\n  - deny: {tool: drop}\n  - allow: {}\n'
+    save(config, whole)
+    with running(config, environment) as server:
+        async with connected(server) as mcp:
+            assert await names(mcp) == ["look"]
+            async with written_to(config):
+                save(config, whole.replace("  - deny: {tool: drop}\n", ""))
+                server.process.send_signal(signal.SIGHUP)
+                told, *_ = await logged(server, 1, WOULD)
+                assert told["lost"] == ["policy: rule policy[0] no longer denies calls"]
+                assert await names(mcp) == ["look"]
+                save(config, LATER + whole)
+            await until("2", lambda: version(mcp))
+            assert await names(mcp) == ["look"]
 
 
 async def test_a_change_that_removes_nothing_is_not_held_back(

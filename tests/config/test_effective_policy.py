@@ -195,6 +195,44 @@ def test_so_are_limits_on_calls(tmp_path: Path) -> None:
     ]
 
 
+DENY: dict[str, Any] = {"deny": {"tool": "drop"}}
+OTHER: dict[str, Any] = {"deny": {"hint": "destructive", "arguments": {"required": ["account"]}}}
+LOOK: dict[str, Any] = {"allow": {"tool": "look"}}
+ALL: dict[str, Any] = {"allow": {}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lost"),
+    [
+        ([DENY, ALL], None, ["policy: calls no longer need a rule"]),
+        (None, [DENY, ALL], []),
+        ([DENY, ALL], [ALL], ["policy: rule policy[0] no longer denies calls"]),
+        ([DENY, ALL], [{"name": "same", **DENY}, ALL], []),
+        ([DENY, ALL], [DENY, OTHER, ALL], []),
+        ([DENY, LOOK, ALL], [DENY, ALL], []),
+        ([DENY, LOOK, ALL], [OTHER, DENY, LOOK], []),
+        ([LOOK], [LOOK, ALL], ["policy: rule policy[1] allows calls; it is new or has changed"]),
+        ([DENY, ALL], [ALL, DENY], ["policy: the rules have another order"]),
+        (
+            [DENY, {"name": "all", **ALL}],
+            [{"deny": {"tool": "drop", "arguments": {}}}, {"name": "all", "allow": {"tool": "*"}}],
+            [
+                "policy: rule policy[0] no longer denies calls",
+                "policy: rule all allows calls; it is new or has changed",
+            ],
+        ),
+    ],
+)
+def test_rules_that_may_allow_more_are_named(
+    tmp_path: Path, before: Any, after: Any, lost: list[str]
+) -> None:
+    was, now = (
+        policy(tmp_path, {}, **({} if rules is None else {"policy": rules}))
+        for rules in (before, after)
+    )
+    assert losses(was, now) == lost
+
+
 def test_policies_of_the_same_protection_are_equal_and_more_of_it_is_no_loss(
     tmp_path: Path,
 ) -> None:

@@ -56,7 +56,7 @@ from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.backend import PythonBackendConfig
 from roundgate.backends.skills.config import SkillsBackendConfig
 from roundgate.errors import ConfigError
-from roundgate.settings import Model, sections
+from roundgate.settings import Model, policy, sections
 from roundgate.settings import process as settings
 from roundgate.settings.process import Settings, from_environment
 
@@ -251,6 +251,8 @@ PLACES: dict[type[Model], str] = {
     sections.CallersConfig: "## `auth`",
     sections.JwtAuthConfig: "## `auth`",
     sections.AuthorizerConfig: "| setting of an authorizer",
+    policy.RuleConfig: "## `policy`",
+    policy.CallMatch: "| setting of a rule's call",
     sections.StateConfig: "## `state`",
     sections.PackageConfig: "## `package`",
     sections.SessionsConfig: "## `sessions`",

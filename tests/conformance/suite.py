@@ -147,7 +147,7 @@ BEHIND_API_GATEWAY = Profile(
 
 
 def on_the_stack(profile: Profile) -> Profile:
-    """The same behind API Gateway, where nothing streams."""
+    """The same behind API Gateway, where a server sends nothing unless it is asked."""
     return replace(
         profile,
         name=f"stack-{profile.name}",
@@ -415,12 +415,15 @@ def expected_in(name: str) -> dict[str, str]:
     return yaml.safe_load((HERE / name).read_text()) or {}
 
 
-def profiles_for(*, is_stack: bool, is_stable: bool, replicas: int | None) -> tuple[Profile, ...]:
+def profiles_for(
+    *, is_stack: bool, is_stable: bool, replicas: int | None, api: str = "http"
+) -> tuple[Profile, ...]:
     """What is run."""
     older = OF_STABLE if is_stable else OLDER
     if is_stack:
         newest = () if is_stable else (BEHIND_API_GATEWAY,)
-        return (*newest, *map(on_the_stack, older))
+        on_stack = (*newest, *map(on_the_stack, older))
+        return tuple(replace(one, command=(*one.command, "--api", api)) for one in on_stack)
     one = older if is_stable else (*PROFILES, *older)
     if replicas is not None:
         return tuple(profile.of_replicas(replicas) for profile in one)
@@ -444,6 +447,9 @@ def main() -> int:
         "--stack", action="store_true", help="behind API Gateway, on the emulated AWS Lambda"
     )
     parser.add_argument(
+        "--api", choices=("http", "rest"), default="http", help="with --stack, the type of the API"
+    )
+    parser.add_argument(
         "--replicas",
         type=int,
         metavar="N",
@@ -460,7 +466,10 @@ def main() -> int:
         print(f"skipped: conformance on AWS Lambda: {reason}")
         return 0
     profiles = profiles_for(
-        is_stack=arguments.stack, is_stable=arguments.stable, replicas=arguments.replicas
+        is_stack=arguments.stack,
+        is_stable=arguments.stable,
+        replicas=arguments.replicas,
+        api=arguments.api,
     )
     scenarios = {
         one.name: [*scenarios_of(one.revision, one.suite), *(one.scenarios or ())]

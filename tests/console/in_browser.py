@@ -48,6 +48,18 @@ LOW_CONTRAST = (
 ).replace("LIMIT", str(CONTRAST))
 """Returns the texts of a page whose contrast is too low."""
 
+STOP_UPDATES = """
+window.stopped = event => event.preventDefault();
+for (const name of ["htmx:beforeRequest", "htmx:beforeSwap"])
+  document.body.addEventListener(name, window.stopped);
+"""
+"""Keeps a page as it is while it is checked: an update could take the focus away."""
+
+GO_ON = STOP_UPDATES.replace("addEvent", "removeEvent").replace(
+    "window.stopped = event => event.preventDefault();", ""
+)
+"""Lets the page update itself again."""
+
 CONTROLS = """
 Array.from(document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex='0']"))
   .filter(each => each.type !== "hidden" && !each.disabled && each.checkVisibility())

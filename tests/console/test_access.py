@@ -109,7 +109,37 @@ async def test_a_session_ends_with_its_token_and_with_its_own_time() -> None:
         assert 0 < life_s <= 300
 
 
-async def test_a_session_has_only_scopes_that_the_gateway_knows() -> None:
+async def test_rules_of_a_policy_see_the_claims_of_a_session() -> None:
+    policy = [
+        {"deny": {"tool": "hello", "claims": {"groups": "contractors"}}},
+        {"allow": {}},
+    ]
+    async with with_auth(hello, policy=policy) as browser:
+        await browser.sign_in(groups=["contractors"])
+        refused = (await browser.submit("/tools/hello/call", {})).text
+        assert "Result" not in refused
+        await browser.sign_in(groups=["staff"])
+        assert "Result" in (await browser.submit("/tools/hello/call", {})).text
+
+
+async def test_a_session_without_all_claims_ends_when_a_policy_begins() -> None:
+    policy: list[dict[str, Any]] = [{"allow": {}}]
+    many = " ".join(f"service-{number}:read" for number in range(900))
+    async with with_auth(hello) as browser:
+        await browser.sign_in(scope=f"{OPERATOR} {many}")
+        session = browser.http.cookies["roundgate_console"]
+        assert "Overview" in await browser.page()
+    async with with_auth(hello, policy=policy) as browser:
+        browser.http.cookies.set("roundgate_console", session, path="/console")
+        assert (await browser.get()).status_code == 303
+        browser.http.cookies.clear()
+        refused = await browser.sign_in(scope=f"{OPERATOR} {many}")
+        assert "too many scopes or claims" in refused.text
+        await browser.sign_in()
+        assert "Overview" in await browser.page()
+
+
+async def test_a_long_session_has_only_scopes_that_the_gateway_knows() -> None:
     many = " ".join(f"service-{number}:read" for number in range(900))
 
     @tool(scopes=["orders:read"])

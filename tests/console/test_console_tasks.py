@@ -17,7 +17,7 @@ from roundgate.protocol import Status
 from roundgate.storage import Ending, TaskRef
 from tests.support.audit import KEY, records
 from tests.support.console import csrf_of, elements
-from tests.support.console_tasks import add, operated
+from tests.support.console_tasks import add, eventually, operated
 
 SCRIPT = '"><script>alert(1)</script><img src=x onerror=alert(1)>'
 

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.console.in_browser import CONTROLS, FOCUS, LOW_CONTRAST, UNNAMED, served
+from tests.console.in_browser import (
+    CONTROLS,
+    FOCUS,
+    GO_ON,
+    LOW_CONTRAST,
+    STOP_UPDATES,
+    UNNAMED,
+    served,
+)
 from tests.support.chromium import CHROMIUM, Chromium, chromium
 
 pytestmark = pytest.mark.skipif(
@@ -20,6 +28,7 @@ def shows(text: str) -> str:
 
 async def check(browser: Chromium) -> None:
     """Check the page: contrast in light and dark, names of controls, and reachability by keys."""
+    await browser.evaluate(STOP_UPDATES)
     for scheme in ("dark", "light"):
         await browser.scheme(scheme)
         assert await browser.evaluate(LOW_CONTRAST) == [], scheme
@@ -37,6 +46,7 @@ async def check(browser: Chromium) -> None:
         assert is_shown, f"the focus does not show at element {place}"
         reached.add(place)
     assert reached == set(controls)
+    await browser.evaluate(GO_ON)
 
 
 async def test_the_pages_can_be_read_and_used_by_everybody(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from tests.functions.at_aws import environ as environ
 from tests.functions.at_aws import functions as functions
 from tests.functions.at_aws import witness as witness
 from tests.functions.conftest import Functions, LambdaContext, recorded
+from tests.support.cloudwatch import alarms
 from tests.support.dynamodb import ROOT
 from tests.support.rounds import accept, retry
 
@@ -248,6 +249,42 @@ def test_a_sweep_that_finds_nothing_logs_what_is_said(
     used = counted(witness, log)
     assert (used.writes, used.messages) == (MEASURED.sweep.together, 0)
     assert costs.SWEEP_LOG_BYTES * 0.8 <= used.log_bytes <= costs.SWEEP_LOG_BYTES
+
+
+def test_an_alarm_costs_by_the_metrics_that_it_looks_at() -> None:
+    template = Template(ROOT / "template.yaml", {}, {})
+    seen = [alarm.metrics for alarm in alarms(template).values()]
+    assert costs.alarm_metrics(template) == sum(map(len, seen)) > len(seen)
+
+
+def test_a_line_of_the_api_is_as_long_as_is_said() -> None:
+    stage = Template(ROOT / "template.yaml", {}, {}).properties("ApiStage")
+    values = {
+        "$context.requestId": "BqZ8fjVdliAEJpQ=",
+        "$context.integration.requestId": "8f7d3b1e-8f7d-8f7d-8f7d-8f7d3b1e8f7d",
+        "$context.apiId": "a1b2c3d4e5",
+        "$context.httpMethod": "POST",
+        "$context.routeKey": "$default",
+        "$context.status": "200",
+        "$context.responseLatency": "23",
+    }
+    line = json.loads(stage["AccessLogSettings"]["Format"])
+    logged = json.dumps(
+        {name: values.get(value, "-") for name, value in line.items()}, separators=(",", ":")
+    )
+    assert costs.AWS_LOG_BYTES["api"] * 0.9 <= len(logged) + 26 <= costs.AWS_LOG_BYTES["api"]
+
+
+def test_options_are_paid_for_by_the_month_and_by_the_cold_start() -> None:
+    rows = dict(costs.options(costs.Prices(), replace(ASSUMED, cold=0.5, cold_ms=200), 2))
+    cold, snapshots = (
+        rows.pop("cold starts, one request in 2"),
+        rows.pop("`SnapStart=on`, likewise"),
+    )
+    assert cold == [0, pytest.approx(500_000 * 0.2 * 2 * costs.Prices().gb_s)]
+    assert snapshots[0] == pytest.approx(2 * 30 * 86_400 * costs.Prices().snapshot)
+    assert snapshots[1] == pytest.approx(500_000 * 2 * costs.Prices().restore)
+    assert all(month or million for month, million in rows.values())
 
 
 def test_what_a_deployment_holds_is_bounded_by_requests_by_units_or_by_a_key_of_an_index() -> None:

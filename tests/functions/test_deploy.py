@@ -3,17 +3,19 @@ the stack."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from roundgate import cli
 from roundgate.deployment import deploying as deploy
 from roundgate.deployment import options as deploy_options
-from roundgate.deployment.template import Template
+from roundgate.deployment.template import Template, name_deployment
 from roundgate.errors import ConfigError, UsageError
 from tests.support.dynamodb import ROOT
 
@@ -404,6 +406,22 @@ def refusal(config: Path, *options: str, **stored: str) -> str:
     return ""
 
 
+def test_the_deployment_of_a_rest_api_has_the_name_of_what_it_shows(built: Path) -> None:
+    def named(**says: str) -> set[str]:
+        name_deployment(built, deploy.release_digest(says, built))
+        return set(re.findall(r"\bRestDeployment\w*", built.read_text()))
+
+    built.write_text(yaml.safe_dump(Template(built).source))
+    (first,) = named(ApiType="rest")
+    again = built.read_bytes()
+    built.write_bytes(again.replace(first.encode(), b"RestDeployment"))
+    assert named(ApiType="rest") == {first}
+    built.write_bytes(again.replace(first.encode(), b"RestDeployment"))
+    assert named(ApiType="rest", PublicUrl="https://mcp.example.com") != {first}
+    stage = Template(built).source["Resources"]["RestStage"]["Properties"]
+    assert stage["DeploymentId"]["Ref"] in Template(built).source["Resources"]
+
+
 CERTIFICATE = "arn:aws:acm:eu-central-1:123456789012:certificate/1"
 DOMAIN = ("DomainName=mcp.example.com", f"CertificateArn={CERTIFICATE}")
 AUTHORIZER = (
@@ -478,6 +496,7 @@ def test_an_authorizer_and_a_configuration_that_relies_on_one_need_each_other(
     open_config.write_text(behind + open_config.read_text())
     assert refusal(open_config, *AUTHORIZER) == ""
     assert "no caller would be accepted" in refusal(open_config)
+    assert "a REST API has none" in refusal(open_config, "ApiType=rest")
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,15 @@ def locked() -> set[str]:
 NAMES = pytest.mark.parametrize("name", ["gateway", "worker"])
 
 
+def test_the_gateway_has_the_script_that_replaces_the_runtime(zips: Mapping[str, Zip]) -> None:
+    with zipfile.ZipFile(zips["gateway"].path) as archive:
+        (script,) = (one for one in archive.infolist() if one.filename == package.STREAM)
+        assert script.external_attr >> 16 == 0o755, "AWS Lambda runs it"
+    assert "lambda_stream.py" in zips["gateway"].under("roundgate")
+    assert package.STREAM not in zips["worker"].names
+    assert "lambda_stream.py" not in zips["worker"].under("roundgate")
+
+
 def test_only_functions_with_skills_have_a_reader_of_yaml(tmp_path: Path) -> None:
     if machine.interpreter() is None:
         pytest.skip(f"the functions need Python {machine.PYTHON}")

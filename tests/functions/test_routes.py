@@ -122,6 +122,8 @@ def test_the_outputs_name_each_endpoint(
     path.write_text(json.dumps({"backends": [tools], **GATEWAY}))
     template = Template(path, parameters, KNOWN, rendered(config.load(path), "arm64"))
     outputs = {name: one["Value"] for name, one in template.source["Outputs"].items()}
+    challenged = template.properties("RestNoToken")["ResponseParameters"]
+    assert challenged["gatewayresponse.header.WWW-Authenticate"] == "'Bearer'", "one for all views"
     assert template.value(outputs["Endpoint"]) == f"{base}/tools/v1"
     assert template.value(outputs["ViewEndpoints"]).split(", ") == [
         f"{base}{path}" for path in PATHS[1:]

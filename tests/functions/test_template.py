@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from roundgate import lambda_worker
+from roundgate.deployment import packaging
+from roundgate.deployment.stack import rest_api
 from roundgate.deployment.stack.events import INTEGRATION_S
 from roundgate.deployment.stack.stack import EXECUTIONS, rate_s
 from roundgate.deployment.template import Template
@@ -287,6 +289,116 @@ def test_a_line_of_the_api_leads_to_the_lines_of_the_function_and_has_no_secret(
     assert not any("claims" in value for value in line.values())
 
 
+# A REST API
+
+
+REST = {"ApiType": "rest"}
+
+
+def test_one_kind_of_api_is_there_with_the_same_routes() -> None:
+    usual, made = there(), there(**REST)
+    assert not [name for name in usual if name.startswith("Rest")]
+    assert not [name for name in made if name in ("Api", "ApiStage", "ApiLog", "DefaultRoute")]
+    methods = rest_api.methods(permissions.deployed(**REST))
+    routes = {(one.verb, one.path) for one in methods}
+    assert routes == {
+        ("ANY", "/{path+}"),
+        ("GET", "/healthz"),
+        ("GET", "/.well-known/{document+}"),
+        ("OPTIONS", "/{path+}"),
+        ("OPTIONS", "/.well-known/{document+}"),
+        ("POST", "/events/{token}"),
+    }
+    assert [one.path for one in methods if one.is_guarded] == ["/{path+}"]
+    opened = rest_api.methods(permissions.deployed(**REST, AllowAnonymous="true"))
+    assert not any(one.is_guarded for one in opened)
+
+
+def test_each_method_of_a_rest_api_streams_what_the_function_streams() -> None:
+    made = there(**REST)
+    for one in made.values():
+        if "HttpMethod" in one:
+            assert one["Integration"] == {
+                "Type": "AWS_PROXY",
+                "IntegrationHttpMethod": "POST",
+                "ResponseTransferMode": "STREAM",
+                "TimeoutInMillis": 900_000,
+                "Uri": "arn:aws:apigateway:eu-central-1:lambda:path/2021-11-15/functions/"
+                "unknown:GatewayFunction.Arn/response-streaming-invocations",
+            }
+    variables = made["GatewayFunction"]["Environment"]["Variables"]
+    assert variables["AWS_LAMBDA_EXEC_WRAPPER"] == f"/var/task/{packaging.STREAM}"
+    assert made["GatewayFunction"]["Timeout"] == 300
+    assert "AWS_LAMBDA_EXEC_WRAPPER" not in there()["GatewayFunction"]["Environment"]["Variables"]
+
+
+def test_a_deployment_is_made_of_everything_that_it_shows() -> None:
+    source = permissions.deployed(**REST).source["Resources"]
+    shown = {
+        name
+        for name, one in source.items()
+        if one["Type"] in ("AWS::ApiGateway::Method", "AWS::ApiGateway::GatewayResponse")
+    }
+    assert {*source["RestDeployment"]["DependsOn"]} == shown | {"ApiPermission"}
+
+
+def test_the_stage_of_a_rest_api_has_a_name_and_limits_of_its_own() -> None:
+    stage = there(**REST)["RestStage"]
+    assert stage["StageName"] == "live"
+    assert there(**REST, StageName="prod")["RestStage"]["StageName"] == "prod"
+    (limits,) = stage["MethodSettings"]
+    assert (limits["ThrottlingRateLimit"], limits["ThrottlingBurstLimit"]) == (1000, 2000)
+    mapping = there(**REST, **DOMAIN)["DomainMapping"]
+    assert (mapping["ApiId"], mapping["Stage"]) == ("f6g7h8i9j0", "unknown:RestStage")
+
+
+REST_API = "https://f6g7h8i9j0.execute-api.eu-central-1.amazonaws.com"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "base"),
+    [
+        ({}, f"{REST_API}/live"),
+        ({"StageName": "prod"}, f"{REST_API}/prod"),
+        ({"PublicUrl": "https://example.com/tools"}, "https://example.com/tools"),
+        (DOMAIN, "https://mcp.example.com"),
+    ],
+    ids=["default", "named stage", "public URL", "domain"],
+)
+def test_what_a_rest_api_refuses_names_the_metadata_of_the_endpoint(
+    parameters: dict[str, str], base: str
+) -> None:
+    made = there(**REST, **parameters)
+    at = f'resource_metadata="{base}/.well-known/oauth-protected-resource/mcp"'
+    header = "gatewayresponse.header.WWW-Authenticate"
+    for name, kind, challenge in (
+        ("RestNoToken", "UNAUTHORIZED", f"'Bearer {at}'"),
+        ("RestBadToken", "ACCESS_DENIED", f"'Bearer error=\"invalid_token\", {at}'"),
+    ):
+        assert made[name]["ResponseType"] == kind
+        assert made[name]["StatusCode"] == "401"
+        assert made[name]["ResponseParameters"][header] == challenge
+    assert outputs(**REST, **parameters)["Endpoint"] == f"{base}/mcp"
+    assert made["RestAuthorizer"]["IdentitySource"] == "method.request.header.Authorization"
+    for kind in ("RestNoToken", "RestBadToken", "RestClientErrors", "RestServerErrors"):
+        headers = made[kind]["ResponseParameters"]
+        assert headers["gatewayresponse.header.Access-Control-Allow-Origin"] == "'*'"
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"SnapStart": "on"}, {"AuthorizerIssuer": "https://issuer.example"}]
+)
+def test_what_a_rest_api_cannot_have_is_refused_by_a_rule(parameters: dict[str, str]) -> None:
+    def is_refused(**parameters: str) -> bool:
+        own = Template(ROOT / "template.yaml", parameters, KNOWN)
+        rule = own.source["Rules"]["StreamsAlone"]
+        return not all(own.holds(one["Assert"]) for one in rule["Assertions"])
+
+    assert is_refused(**REST, **parameters)
+    assert not is_refused(**parameters)
+    assert not is_refused(**REST)
+
+
 IN_A_NETWORK = {"SubnetIds": "subnet-1,subnet-2", "SecurityGroupIds": "sg-1"}
 
 
@@ -409,6 +521,22 @@ def test_a_sweep_is_over_before_the_next_and_is_neither_late_nor_repeated(
     (asynchronous,) = map(deployed.properties, deployed.named("AWS::Lambda::EventInvokeConfig"))
     assert asynchronous["MaximumRetryAttempts"] == 0
     assert asynchronous["MaximumEventAgeInSeconds"] <= 60
+
+
+def test_further_sweepers_are_invocations_of_their_own_which_share_the_shards() -> None:
+    """Each takes shards that no other has (`tasks.sweep`), so four rules are four targets."""
+    four = permissions.deployed(Sweepers="4")
+    rules = list(map(four.properties, four.named("AWS::Events::Rule")))
+    assert [rule.get("State", "ENABLED") for rule in rules] == ["ENABLED"] * 4
+    (target,) = {json.dumps(rule["Targets"][0]["Arn"]) for rule in rules}
+    assert target == '"unknown:WorkerFunction.Arn"'
+    assert {rule["Targets"][0]["Input"] for rule in rules} == {'{"task": "sweep"}'}
+    callers = [
+        permission["SourceArn"]
+        for permission in map(four.properties, four.named("AWS::Lambda::Permission"))
+        if permission["Principal"] == "events.amazonaws.com"
+    ]
+    assert len(set(callers)) == 4
 
 
 def test_a_task_shares_a_worker_only_where_that_is_asked_for(template: Template) -> None:

@@ -301,3 +301,13 @@ def test_a_stack_that_few_call_has_alarms_of_its_own(
 def test_the_deadline_of_a_turn_is_the_one_that_the_alarm_knows(known: dict[str, Alarm]) -> None:
     after_s = known["WorkerNearTimeoutAlarm"].expression.partition("- 900 + ")[2]
     assert after_s == f"{lambda_worker.MARGIN_MS // 1000}, 0)"
+
+
+def test_the_alarms_of_a_rest_api_look_at_its_metrics(known: dict[str, Alarm]) -> None:
+    rest = Template(ROOT / "template.yaml", {"ApiType": "rest", "StageName": "live"}, NAMES)
+    looked_at = alarms(rest)["ApiErrorsAlarm"].metrics
+    assert [metric.name for metric in looked_at] == ["5XXError", "Count"]
+    assert all(metric.dimensions == {"ApiName": "roundgate"} for metric in looked_at)
+    # its streams take all the time that there is
+    source = rest.source["Resources"]["GatewayNearTimeoutAlarm"]
+    assert not rest.holds({"Condition": source["Condition"]})

@@ -22,15 +22,29 @@ KEEP_STATE = {
     "AWS::ApiGatewayV2::Api",
 }
 """Never replaced: rows, messages, keys, and the id in the API's URL."""
+OF_AN_HTTP_API = [
+    *("Api", "ApiIntegration", "ApiLog", "ApiPermission", "ApiStage", "ApiThrottlesAlarm"),
+    *(
+        "DefaultRoute",
+        "EventRoute",
+        "GatewayNearTimeoutAlarm",
+        "HealthRoute",
+        "MetadataRoute",
+        "PreflightRoute",
+    ),
+    "ThrottledRequests",
+]
 REPLACED_BY = {
     "StageName": ["ApiStage"],
     "SnapStart": ["ApiPermission"],
+    "ApiType": OF_AN_HTTP_API,  # another API, and so another URL without a domain
     "TableName": ["Table"],  # taken out of the stack, and kept
 }
 """The resources that another value of a parameter replaces; of all others it replaces none."""
 RETAINED = ("Retain", "RetainExceptOnCreate")
 NAMED = {
     *("AWS::ApiGatewayV2::Stage", "AWS::Lambda::EventInvokeConfig"),  # only within their parent
+    *("AWS::ApiGateway::Stage", "AWS::ApiGateway::Method"),
     "AWS::ApiGatewayV2::DomainName",  # a name that the user owns
 }
 """Types that may have a physical name."""
@@ -82,6 +96,7 @@ def lost_or_replaced(source: dict[str, Any]) -> Iterator[str]:
             for one in found
             if before[one]["Type"] in KEEP_STATE
             and (one in after or before[one].get("DeletionPolicy") not in RETAINED)
+            and changed != "ApiType=rest"
         )
 
 

@@ -30,8 +30,8 @@ def found(tmp_path: Path, *change: str) -> str:
     [
         pytest.param(
             (
-                "      Name: !Ref AWS::StackName\n",
-                "      Name: !Sub '${AWS::StackName}-${GatewayFunction}'\n",
+                "      Name: !Ref AWS::StackName\n      ProtocolType: HTTP\n",
+                "      Name: !Sub '${AWS::StackName}-${GatewayFunction}'\n      ProtocolType: HTTP\n",
             ),
             r"E3004 Circular Dependencies for resource Api",
             id="a circle",

@@ -69,6 +69,12 @@ def test_a_function_may_write_traces_only_if_it_does(name: str) -> None:
     }
 
 
+def test_traces_begin_at_a_rest_api() -> None:
+    for tracing, is_traced in (("PassThrough", False), ("Active", True)):
+        own = permissions.deployed(ApiType="rest", Tracing=tracing)
+        assert own.properties("RestStage")["TracingEnabled"] is is_traced
+
+
 # A key
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from pathlib import Path
 
 from pydantic import BaseModel
 
@@ -88,3 +89,13 @@ async def fail(ctx: Context) -> str:
     """Ends with a step that failed."""
     await ctx.continue_as_task()
     return str(await ctx.step("charge", broken))
+
+
+@tool
+async def counted(ctx: Context, gates: str) -> str:
+    """Reports three steps, each when a file allows it."""
+    for step in range(1, 4):
+        while not (Path(gates) / str(step)).exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await ctx.progress(step, total=3)
+    return "counted"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,18 @@ from pydantic import BaseModel
 
 from roundgate import Context, prompt, resource, tool
 from roundgate.errors import ConfigError
+from roundgate.methods import table
+from roundgate.methods.parts import Kit, Method, Methods
 from roundgate.settings.process import Settings
 from tests.support import wire
-from tests.support.asgi import Client, built, client, config_file
+from tests.support.asgi import Client, built, client, config_file, config_of
 from tests.support.clocks import FixedClock
 from tests.support.issuer import ISSUER, bearer, gateway_for, token
 from tests.support.rounds import CAPABILITIES, KEYS, accept, ask, retry
 from tests.support.sessions import calling, opened, request
 from tests.support.task_client import tasked
 from tests.support.telemetry import recorded
+from tests.support.upstreams import until
 
 runs: list[str] = []
 
@@ -317,6 +320,79 @@ async def test_a_caller_has_no_more_calls_at_once_than_allowed() -> None:
         await asyncio.gather(*held, return_exceptions=True)
         for _ in range(3):
             assert (await mcp.post("tools/call", LOOK, headers=ann)).status_code == 200
+
+
+async def test_a_once_call_keeps_its_place_while_it_runs_on_without_its_client() -> None:
+    begun, gate, ended = asyncio.Semaphore(0), asyncio.Event(), asyncio.Event()
+
+    @tool(once=True, read_only=True)
+    async def pay(ctx: Context) -> str:
+        """Asks, then pays."""
+        await ctx.elicit("who", "Who are you?", Name)
+        begun.release()
+        await gate.wait()
+        ended.set()
+        return "paid"
+
+    app = built(config_file(pay, look, rate={"concurrent": 1}), clock=now())
+    async with client(app) as mcp:
+        params = {"name": "pay", "arguments": {}}
+        again = retry(params, await ask(mcp, "tools/call", params), who=accept(name="Ann"))
+        running = asyncio.create_task(mcp.post("tools/call", again))
+        await begun.acquire()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert (await mcp.post("tools/call", LOOK)).status_code == 429
+        gate.set()
+        await ended.wait()
+
+        async def status() -> int:
+            return (await mcp.post("tools/call", LOOK)).status_code
+
+        await until(200, status)
+
+
+UNCOUNTED = {
+    "server/discover": "the same answer for all callers",
+    "tools/list": "in memory",
+    "prompts/list": "in memory",
+    "resources/list": "in memory",
+    "resources/templates/list": "in memory",
+    "skills/list": "in memory",
+    "subscriptions/listen": "bounded by http.max_streams_per_caller",
+    "tasks/get": "bounded by the calls that made the tasks",
+    "tasks/update": "no limit may lose a user's answer",
+    "tasks/cancel": "bounded by the calls that made the tasks",
+    "tools/call": "counts at its tool",
+}
+
+
+def test_every_method_counts_unless_there_is_a_reason() -> None:
+    tables: list[Mapping[str, Method[Any]]] = []
+
+    class Table(Methods):
+        def __init__(self, rows: Mapping[str, Method[Any]], kit: Kit) -> None:
+            tables.append(rows)
+            super().__init__(rows, kit)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table, "Methods", Table)
+        app_with({"calls_per_minute": 1})
+    assert tables
+    for rows in tables:
+        assert {name for name, method in rows.items() if not method.counts} == UNCOUNTED.keys()
+
+
+async def test_methods_of_skills_count(tmp_path: Path) -> None:
+    (tmp_path / "hi").mkdir()
+    (tmp_path / "hi/SKILL.md").write_text("---\nname: hi\ndescription: Greets.\n---\nSay hi.")
+    sections = {"backends": [{"kind": "skills", "name": "s", "path": str(tmp_path)}]}
+    file = config_of({**sections, "rate": {"calls_per_minute": 2}})
+    async with client(built(file, clock=now())) as mcp:
+        for method in ("skills/get", "resources/directory/read"):
+            assert (await mcp.post(method, {"uri": "skill://none"})).status_code == 400
+        for method in ("skills/get", "resources/directory/read"):
+            assert (await mcp.post(method, {"uri": "skill://none"})).status_code == 429
 
 
 @pytest.mark.parametrize("version", ["2025-11-25", "2025-06-18", "2025-03-26"])

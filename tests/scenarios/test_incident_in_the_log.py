@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from pathlib import Path
 from typing import Any
 
 from tests.scenarios.conftest import Agency, clients, kill
@@ -106,6 +108,14 @@ async def test_each_of_two_refunds_is_told_by_its_own_lines(agency: Agency) -> N
         "a failed step has ended a task",
         "task step failed",
     ]
+    quoted = quoted_lines()
+    assert shape(quoted) == shape(told["B"]), "docs/observability.md quotes these lines"
+    for line, of_docs in zip(told["B"], quoted, strict=True):
+        assert of_docs.keys() <= line.keys(), line["msg"]
+        same = ("level", "method", "name", "tool", "step", "attempt", "reason", "deaths")
+        assert [of_docs.get(key) for key in same] == [
+            line[key] if key in of_docs else None for key in same
+        ]
     assert ended["call"] == calls["B"]
     for order, lines in told.items():
         ref = lines[1]["task"]
@@ -118,6 +128,15 @@ async def test_each_of_two_refunds_is_told_by_its_own_lines(agency: Agency) -> N
     assert again["again"] > again["ts"]
     assert (last["step"], last["attempt"]) == ("pay", 2)
     assert told["A"][0]["address"] == "127.0.0.1"
+
+
+def quoted_lines() -> list[dict[str, Any]]:
+    """The lines of the refund that failed, as the documentation quotes them."""
+    text = (Path(__file__).parents[2] / "docs/observability.md").read_text()
+    block = (
+        text.partition("Two refunds ran at once")[2].partition("```json\n")[2].partition("```")[0]
+    )
+    return [json.loads(line) for line in block.replace("\n ", " ").splitlines()]
 
 
 def shape(lines: list[dict[str, Any]]) -> list[str]:

@@ -35,7 +35,7 @@ async def examined(subject: Subject) -> dict[str, str]:
     """What came of each check: `yes`, or what went wrong."""
     found: dict[str, str] = {}
     async with served(subject) as url:
-        async with Client(url, versions=subject.versions) as client:
+        async with Client(url, versions=subject.versions, headers=subject.headers) as client:
             spoken = (await client.connect()).protocol_version
             if spoken != subject.revision:
                 return {"list": f"revision {spoken} was agreed on"}
@@ -55,7 +55,8 @@ async def examined(subject: Subject) -> dict[str, str]:
 
 async def called(subject: Subject, check: Check, url: str) -> str:
     """A call with the library; a task is started, and waited for by its handle."""
-    async with Client(url, versions=subject.versions, answers=check.answers) as client:
+    versions, headers = subject.versions, subject.headers
+    async with Client(url, versions=versions, answers=check.answers, headers=headers) as client:
         if not check.column.startswith("task"):
             return (await client.call(check.tool, check.arguments)).text
         task = await client.start(check.tool, check.arguments)
@@ -75,6 +76,7 @@ async def commanded(subject: Subject, check: Check, url: str) -> str:
         process = await asyncio.create_subprocess_exec(
             *[sys.executable, "-m", "roundgate.cli", "call", url, check.tool, *words],
             *(["--revision", subject.revision] if subject.is_named else []),
+            *(f"--header={name}: {value}" for name, value in subject.headers.items()),
             *["--answers", answers.name, "--timeout", str(CALL_S)],
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

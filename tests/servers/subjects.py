@@ -47,10 +47,16 @@ class Program:
     checks: Sequence[Check]
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def is_installed(self) -> bool:
+        """Whether the program exists; one of them needs another Python."""
+        return Path(self.command[0]).exists()
+
 
 @dataclass(frozen=True)
 class Subject:
-    """A server in one revision; `{port}` in its command and environment is where it listens.
+    """A server in one revision; `{port}` in its command and environment is where it listens, at
+    `path`. Each request has `headers`.
 
     `is_named` says whether the client is told the revision; otherwise it finds it, as by default.
     """
@@ -61,6 +67,8 @@ class Subject:
     checks: Sequence[Check]
     environment: Mapping[str, str] = field(default_factory=dict)
     is_named: bool = True
+    path: str = "/mcp"
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def versions(self) -> Sequence[str]:
@@ -151,6 +159,25 @@ SUBJECTS = [
     bridged("mcp-server-git", LOG),
     bridged("mcp-server-time", NOW),
     bridged("mcp-server-time", NOW, stateless=True),
+    Subject(
+        "datasette-mcp 0.3",
+        "2026-07-28",
+        [str(CACHE / "datasette" / "bin" / "datasette"), "serve", "--memory", "--port", "{port}"],
+        [Check("call", "execute_sql", "42", {"database": "_memory", "sql": "select 42 as answer"})],
+        path="/-/mcp",
+        is_named=False,
+    ),
+    Subject(
+        "jupyter-mcp-server 2.2.4",
+        "2024-11-05",
+        [
+            *[str(CACHE / "jupyter" / "bin" / "jupyter-server"), "--port", "{port}", "--allow-root"],
+            *["--no-browser", "--IdentityProvider.token=secret", f"--ServerApp.root_dir={HERE}"],
+        ],
+        [Check("call", "list_files", "subjects.py")],
+        headers={"Authorization": "token secret"},
+        is_named=False,
+    ),
 ]  # fmt: skip
 
 
@@ -240,6 +267,12 @@ PROGRAMS = [
         installed("excel", "excel-mcp-server", "stdio"),
         [Check("call", "create_workbook", "", {"path": f"{SCRATCH}/a.xlsx", "overwrite": True})],
     ),
+    Program(
+        "basic-memory",
+        installed("basic-memory", "basic-memory", "mcp"),
+        [Check("call", "list_memory_projects", "main")],
+        {"HOME": SCRATCH, "BASIC_MEMORY_HOME": f"{SCRATCH}/notes"},
+    ),
 ]
 """Servers on their standard streams, for `scripts/servers --through`."""
 
@@ -259,9 +292,9 @@ async def served(subject: Subject) -> AsyncGenerator[str, None]:
             stderr=output,
         )
         try:
-            url = f"http://127.0.0.1:{port}/mcp"
+            url = f"http://127.0.0.1:{port}{subject.path}"
             async with asyncio.timeout(START_S):
-                while not await answers_at(url):
+                while not await answers_at(url, subject.headers):
                     if process.returncode is not None:
                         raise SystemExit(f"{subject.name} did not start: see {log}")
                     await asyncio.sleep(0.2)
@@ -279,8 +312,8 @@ def free_port() -> int:
         return port
 
 
-async def answers_at(url: str) -> bool:
-    async with Client(url) as client:
+async def answers_at(url: str, headers: Mapping[str, str]) -> bool:
+    async with Client(url, headers=headers) as client:
         try:
             await client.connect()
         except ConnectionLost:

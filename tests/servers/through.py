@@ -34,6 +34,8 @@ LISTS = {
     "resources/list": "resources",
     "resources/templates/list": "resourceTemplates",
 }
+UP_S = 180
+"""Seconds within which the gateway lists a server's tools; some servers take a minute to start."""
 MAX_LINE = 64 * 1024 * 1024
 MAX_READ = 5
 """The number of resources of a server that are read."""
@@ -49,10 +51,14 @@ async def main(names: Sequence[str]) -> int:
     for subject in SUBJECTS:
         if not names or any(name in subject.name for name in names):
             async with served(subject) as url:
-                found = await examined({"url": url}, subject.checks, subject.revision)
+                settings = {"url": url, "headers": dict(subject.headers)}
+                found = await examined(settings, subject.checks, subject.revision)
             rows.append((subject.name, *found))
     for program in PROGRAMS:
         if not names or any(part in program.name for part in names):
+            if not program.is_installed:
+                print(f"skipped: {program.name} is not installed", file=sys.stderr)
+                continue
             settings = {"command": list(program.command), "env": dict(program.environment)}
             try:
                 found = await examined(settings, program.checks, "")
@@ -83,7 +89,12 @@ async def examined(
                 async with AsyncExitStack() as stack:
                     if "url" in settings:
                         answers = _anything(checks)
-                        client = Client(settings["url"], answers=answers, versions=[upstream])
+                        client = Client(
+                            settings["url"],
+                            answers=answers,
+                            versions=[upstream],
+                            headers=settings["headers"],
+                        )
                         direct: Client | None = await stack.enter_async_context(client)
                         request: Request = client.request
                     else:
@@ -166,7 +177,7 @@ async def piped(
 
 async def _up(client: Client, url: str) -> str:
     """Return the server's revision once the gateway lists its tools."""
-    async with asyncio.timeout(60), httpx.AsyncClient() as http:
+    async with asyncio.timeout(UP_S), httpx.AsyncClient() as http:
         while True:
             (server,) = (await http.get(f"{url}/healthz")).json()["upstreams"]
             if server["status"] == "up" and await client.tools():

@@ -1,9 +1,10 @@
 """One stack for all of these tests: three gateways and two workers of AWS
-Lambda, behind API Gateway."""
+Lambda, behind API Gateway: an HTTP API, or a REST API with STACK_API=rest."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from tests.support.task_client import TaskClient
 
 CONFIG = Path(__file__).parent / "served/gateway.yaml"
 FUNCTIONS = Path(__file__).parent / "served_functions/functions.yaml"
+API = os.environ.get("STACK_API", "http")
+only_http = pytest.mark.skipif(API != "http", reason="of an HTTP API alone")
+"""For limits and answers that an HTTP API has, and for functions that AWS's emulator runs."""
 TIMES = Times(sweep_every_s=1, gateway_s=8, api_s=9)
 """A quarter of the deployed ones for calls: nobody wants to wait for the others. A cold start has
 to fit in here."""
@@ -79,7 +83,8 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Deplo
     effects = directory / "effects.txt"
     zips = build_zips(CONFIG, directory / "zips")
     more = {"EFFECTS": str(effects)}
-    async with running(directory, zips, times=TIMES, more=more, functions=FUNCTIONS) as up:
+    api = os.environ.get("STACK_API", "http")
+    async with running(directory, zips, api=api, times=TIMES, more=more, functions=FUNCTIONS) as up:
         yield Deployed(up, effects)
 
 

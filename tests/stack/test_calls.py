@@ -16,7 +16,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from roundgate.deployment.stack.events import MAX_HEADER_BYTES, MAX_REQUEST_BYTES
 from roundgate.deployment.stack.functions import Account, InvocationFailed, PayloadTooLarge
-from tests.stack.conftest import TIMES, Deployed, last, to_api
+from tests.stack.conftest import TIMES, Deployed, last, only_http, to_api
 from tests.support import wire
 from tests.support.asgi import Client
 from tests.support.rounds import Conversation, accept, tool
@@ -61,6 +61,7 @@ async def test_the_official_client_lists_and_calls(stack: Deployed) -> None:
     assert "Hello, Ada!" in str(called.content)
 
 
+@only_http
 async def test_a_function_that_hangs_is_stopped_at_its_time_out_and_replaced(
     stack: Deployed,
 ) -> None:
@@ -73,6 +74,7 @@ async def test_a_function_that_hangs_is_stopped_at_its_time_out_and_replaced(
         assert pool.environments[0].starts == 2
 
 
+@only_http
 async def test_an_api_does_not_wait_longer_than_its_limit_and_the_function_goes_on(
     stack: Deployed,
 ) -> None:
@@ -92,6 +94,7 @@ async def test_an_api_does_not_wait_longer_than_its_limit_and_the_function_goes_
     assert pool.environments[0].invocations == 3
 
 
+@only_http
 async def test_an_answer_that_aws_lambda_would_not_return_is_an_error_that_says_so(
     mcp: Client,
 ) -> None:
@@ -104,6 +107,7 @@ async def test_an_answer_that_only_its_escaping_makes_too_large_arrives(mcp: Cli
     assert len(await mcp.text("recite", {"count": 1_700_000})) == 1_700_000
 
 
+@only_http
 async def test_a_request_beyond_the_executions_of_the_account_is_answered_503_and_counted(
     stack: Deployed,
 ) -> None:
@@ -119,6 +123,7 @@ async def test_a_request_beyond_the_executions_of_the_account_is_answered_503_an
     assert pool.counts["Throttles"] == 2
 
 
+@only_http
 async def test_a_body_over_10_mb_is_refused_by_the_api(
     stack: Deployed, http: httpx.AsyncClient
 ) -> None:
@@ -128,11 +133,13 @@ async def test_a_body_over_10_mb_is_refused_by_the_api(
     assert len(stack.stack.gateways.recent) == before
 
 
+@only_http
 async def test_headers_over_10_kb_are_refused_by_the_api(http: httpx.AsyncClient) -> None:
     response = await http.get("/healthz", headers={"x-large": "x" * MAX_HEADER_BYTES})
     assert response.status_code == 431
 
 
+@only_http
 async def test_an_event_over_6_mb_invokes_nothing(stack: Deployed) -> None:
     before = len(stack.stack.gateways.recent)
     with pytest.raises(PayloadTooLarge):
@@ -161,6 +168,7 @@ async def test_the_endpoint_takes_a_slash_at_its_end(http: httpx.AsyncClient) ->
     assert (await Client(http, "/mcp/").post("tools/list")).status_code == 200
 
 
+@only_http
 async def test_a_caller_without_a_token_gets_the_challenge_under_the_name_that_api_gateway_gives_it(
     stack: Deployed,
 ) -> None:
@@ -180,6 +188,7 @@ async def test_a_caller_without_a_token_gets_the_challenge_under_the_name_that_a
     assert metadata.json()["authorization_servers"] == ["https://issuer.example.com"]
 
 
+@only_http
 async def test_a_function_that_lacks_a_setting_names_it_in_its_log_and_answers_nothing(
     stack: Deployed,
 ) -> None:

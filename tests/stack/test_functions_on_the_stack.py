@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.stack.conftest import TIMES, Deployed, begun, to_api, until
+from tests.stack.conftest import TIMES, Deployed, begun, only_http, to_api, until
 from tests.support import wire
 from tests.support.asgi import Client
 from tests.support.rounds import Conversation, accept, tool
@@ -52,6 +52,7 @@ async def test_a_call_an_error_a_time_out_and_a_large_answer(mcp: Client) -> Non
     assert len(await mcp.text("write", {"bytes": 1_500_000})) == 1_500_000
 
 
+@only_http
 async def test_what_a_function_just_may_answer_arrives_unless_the_gateway_itself_may_not_return_it(
     patient: Client,
 ) -> None:
@@ -66,6 +67,7 @@ async def test_what_a_function_just_may_answer_arrives_unless_the_gateway_itself
     assert over.startswith("The function desk answered more than AWS Lambda returns")
 
 
+@only_http
 async def test_a_request_that_the_gateway_takes_reaches_the_function_whole_and_a_larger_one_does_not(
     stack: Deployed, patient: Client
 ) -> None:

@@ -48,6 +48,17 @@ class RateContract:
         stores = (store, another, store)
         return [SharedBuckets("callers", Quota(60, 20), rows, clock) for rows in stores]
 
+    async def test_a_higher_quota_counts_at_once(
+        self, processes: list[SharedBuckets], clock: FixedClock
+    ) -> None:
+        assert await flood(processes) == 20
+        for buckets in processes:
+            buckets.quota = Quota(6_000, 20)
+        clock.skip(0.01)
+        assert await flood(processes) == 1
+        clock.skip(1)
+        assert await flood(processes) == 20
+
     async def test_all_processes_together_allow_the_burst_and_then_the_rate(
         self, processes: list[SharedBuckets], clock: FixedClock
     ) -> None:

@@ -33,6 +33,7 @@ KNOWN = {
     "Queue.Arn": QUEUE,
     "StateKeys": KEYS,
     "Api": "a1b2c3d4e5",
+    "RestApi": "f6g7h8i9j0",
 }
 """What stands for the template's resources here."""
 

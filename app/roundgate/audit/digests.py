@@ -1,7 +1,7 @@
 """Keyed digests of arguments, questions and answers.
 
-Arguments are often guessable: a customer number, a name, yes or no. Whoever reads a plain hash could
-try them all. So a digest is HMAC-SHA-256 of the canonical JSON (`roundgate.json.canonical`), and only
+Arguments are often guessable: a customer number, a name, yes or no. A reader of plain hashes could try
+all of them. So a digest is HMAC-SHA-256 of the canonical JSON (`roundgate.json.canonical`), and only
 the owner of the key can check a guess (`roundgate audit digest`).
 """
 

@@ -141,7 +141,11 @@ class Trail:
             self.record("asked", {**ids, "questions": digests})
 
     def answered(self, principal: Principal, task: str, answers: Mapping[str, Any]) -> None:
-        """Record a caller's answers to a task, before the task gets them; raise as `called` does."""
+        """Record a caller's answers to a task, before the task gets them.
+
+        Raises:
+            Unavailable: the record cannot be written, and such calls are refused.
+        """
         facts = {"task": task, "who": who(principal)}
         self.record("answered", {**facts, "answers": answer_facts(answers, self.digest)}, must=True)
         self._record_requests(task)
@@ -156,7 +160,11 @@ class Trail:
         )
 
     def cancelled(self, principal: Principal, task: str) -> None:
-        """Record that a caller cancels a task; raise as `called` does."""
+        """Record that a caller cancels a task.
+
+        Raises:
+            Unavailable: the record cannot be written, and such calls are refused.
+        """
         self.record("cancel", {"task": task, "who": who(principal)}, must=True)
         self._record_requests(task)
 
@@ -180,8 +188,12 @@ class Trail:
     def operator(
         self, action: str, task: str, principal: Principal | None = None, **facts: Any
     ) -> None:
-        """Record that an operator acts on a task; raise as `called` does. Without a principal, the
-        operator is the user that runs this process."""
+        """Record that an operator acts on a task. Without a principal, the operator is the user that
+        runs this process.
+
+        Raises:
+            Unavailable: the record cannot be written, and such calls are refused.
+        """
         operator = {"user": _user()} if principal is None else who(principal)
         self.record(
             "operator", {"action": action, "task": task, "who": operator, **facts}, must=True

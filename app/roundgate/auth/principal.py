@@ -25,6 +25,8 @@ class Principal:
     scopes: frozenset[str] = frozenset()
     expires_at_s: float | None = field(default=None, compare=False)
     """When the caller's token expires, in seconds since the epoch; not part of the identity."""
+    claims: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The claims of the caller's token; none in a task."""
 
     @property
     def identity(self) -> tuple[str, str, str]:

@@ -55,7 +55,7 @@ class JwtVerifier:
             raise Unauthenticated(
                 "invalid_token", "The token is signed with a key that its issuer does not have"
             )
-        principal = _principal(self._claims(token, key))
+        principal = principal_from_claims(self._claims(token, key))
         if not principal.scopes.issuperset(self.config.scopes):
             raise InsufficientScope("every call", self.config.scopes)
         return principal
@@ -107,7 +107,9 @@ def _bearer(authorization: bytes | None) -> str:
     return token.strip()
 
 
-def _principal(claims: Mapping[str, Any]) -> Principal:
+def principal_from_claims(claims: Mapping[str, Any]) -> Principal:
+    """Return the caller that the claims of a valid token identify. Raise Unauthenticated if subject
+    or client are no names."""
     client_id = claims.get("client_id") or claims.get("azp") or ""
     scopes = parse_scopes(claims.get("scope") or claims.get("scp"))
     issuer, subject = claims["iss"], claims["sub"]
@@ -116,7 +118,7 @@ def _principal(claims: Mapping[str, Any]) -> Principal:
             "invalid_token",
             "The token's sub and client_id must be strings, and sub must not be empty",
         )
-    return Principal(issuer, subject, client_id, scopes, parse_moment(claims["exp"]))
+    return Principal(issuer, subject, client_id, scopes, parse_moment(claims["exp"]), claims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,21 +145,27 @@ class AuthorizerVerifier:
             raise Unauthenticated(
                 None, "The request did not pass the authorizer; call the gateway through its API"
             )
-        config = self.config
-        subject = _name(claims.get(config.subject_claim))
-        client_id = _name(claims.get(config.client_claim) or claims.get("azp") or "")
-        if claims.get("iss", config.issuer) != config.issuer or not subject or client_id is None:
-            raise Unauthenticated(
-                "invalid_token", f"The authorizer's claims must have iss and {config.subject_claim}"
-            )
-        scopes, expires_at_s = (
-            _scopes(claims.get(config.scope_claim)),
-            parse_moment(claims.get("exp")),
-        )
-        principal = Principal(config.issuer, subject, client_id, scopes, expires_at_s)
-        if not principal.scopes.issuperset(config.scopes):
-            raise InsufficientScope("every call", config.scopes)
+        principal = principal_from_authorizer(self.config, claims)
+        if not principal.scopes.issuperset(self.config.scopes):
+            raise InsufficientScope("every call", self.config.scopes)
         return principal
+
+
+def principal_from_authorizer(config: AuthorizerConfig, claims: Mapping[str, Any]) -> Principal:
+    """Return the caller that the claims of an authorizer identify. Raise Unauthenticated if they have
+    another issuer, no subject, or an invalid client."""
+    subject = _name(claims.get(config.subject_claim))
+    client_id = _name(claims.get(config.client_claim) or claims.get("azp") or "")
+    if claims.get("iss", config.issuer) != config.issuer or not subject or client_id is None:
+        raise Unauthenticated(
+            "invalid_token", f"The authorizer's claims must have iss and {config.subject_claim}"
+        )
+    scopes, expires_at_s = (
+        _scopes(claims.get(config.scope_claim)),
+        parse_moment(claims.get("exp")),
+    )
+    listed = {name: _parse_list(claim) for name, claim in claims.items()}
+    return Principal(config.issuer, subject, client_id, scopes, expires_at_s, listed)
 
 
 def _name(claim: Any) -> str | None:
@@ -173,3 +181,10 @@ def _scopes(granted: Any) -> frozenset[str]:
     return parse_scopes(
         granted.strip("[]").replace(",", " ") if isinstance(granted, str) else granted
     )
+
+
+def _parse_list(claim: Any) -> Any:
+    """Return the items of a list that an HTTP API writes as text in brackets, with spaces between
+    items; any other claim unchanged."""
+    is_list = isinstance(claim, str) and claim.startswith("[") and claim.endswith("]")
+    return claim[1:-1].replace(",", " ").split() if is_list else claim

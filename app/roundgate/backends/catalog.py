@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from roundgate.backends.base import (
     NamedBackend,
@@ -51,13 +51,17 @@ from roundgate.protocol.uri_template import has_dot_segments
 from roundgate.replay import Context
 from roundgate.settings import Origin
 
+if TYPE_CHECKING:  # loaded only if there is a policy
+    from roundgate.auth import Principal
+    from roundgate.backends.rules import Policy, ToolRules
+
 log = logging.getLogger("roundgate.backends")
 
 OFFER_S: Final = 120.0
 """Seconds within which a back end that may be missing must return its offer."""
 MAX_NAME: Final = 64
 MAX_SCOPE_SETS: Final = 256
-"""The maximum number of sets of scopes with cached pages."""
+"""The maximum number of sets of scopes and rules with cached pages."""
 NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 
 
@@ -73,6 +77,8 @@ class ServedTool:
     _arguments: Schema | None = None
     other_name: str | None = None
     """The tool's name in the catalog of all tools, if a view gives it another."""
+    rules: ToolRules | None = None
+    """The rules of `policy` for the tool at this endpoint; `None` if its calls need no rule."""
 
     @property
     def whole_name(self) -> str:
@@ -165,7 +171,9 @@ class Catalog:
     """Whether a service says that shared caches must not keep its lists."""
     checks_scopes: bool = False
     """Whether `read_resource` checks the caller's scopes."""
-    _visible: dict[tuple[str, frozenset[str]], Pages] = field(default_factory=dict)
+    policy: Policy | None = None
+    """The rules about calls of tools, if there are any."""
+    _visible: dict[tuple[Any, ...], Pages] = field(default_factory=dict)
 
     def use(self) -> AbstractContextManager[Catalog]:
         """Return this catalog: a `CatalogSource` that is never swapped."""
@@ -186,7 +194,10 @@ class Catalog:
             "tools": (
                 self.tool_pages.items,
                 [
-                    (served.tool.scopes, served.tool.ask_in_words, served.tool.without_tasks)
+                    (
+                        *(served.tool.scopes, served.tool.ask_in_words, served.tool.without_tasks),
+                        served.rules,
+                    )
                     for served in self.tools.values()
                 ],
             ),
@@ -206,11 +217,20 @@ class Catalog:
         listed = [*self.resources.values(), *(served.resource for served in self.templates)]
         return [*listed, *self.unlisted.values()]
 
-    def tool_pages_for(self, scopes: frozenset[str]) -> Pages:
-        """Return the pages of the tools that a caller with these scopes sees."""
-        return self._pages_for(
-            "tools", self.tool_pages, lambda name: self.tools[name].tool.scopes, scopes
-        )
+    def tool_pages_for(self, principal: Principal, *, checks_scopes: bool) -> Pages:
+        """Return the pages of the tools that a caller may call, by its scopes if they are checked,
+        and by the rules of `policy`."""
+        granted = principal.scopes & self.all_scopes() if checks_scopes else None
+        rules = None if self.policy is None else self.policy.callers_key(principal)
+
+        def may_call(name: str) -> bool:
+            served = self.tools[name]
+            has_scopes = granted is None or served.tool.scopes <= granted
+            return has_scopes and (served.rules is None or served.rules.may_allow(principal))
+
+        if granted is None and rules is None:
+            return self.tool_pages
+        return self._chosen(("tools", granted, rules), self.tool_pages, may_call)
 
     def prompt_pages_for(self, scopes: frozenset[str]) -> Pages:
         """Return the pages of the prompts that a caller with these scopes sees."""
@@ -251,11 +271,17 @@ class Catalog:
         """Return the pages of the entries that need no scopes beyond `scopes`, cached. `needed`
         returns the scopes of an entry by its key."""
         granted = scopes & self.all_scopes()
-        if (kind, granted) in self._visible:
-            return self._visible[kind, granted]
-        chosen = Pages([item for item in pages.items if needed(item[0]) <= granted], pages.size)
+        return self._chosen((kind, granted), pages, lambda key: needed(key) <= granted)
+
+    def _chosen(
+        self, key: tuple[Any, ...], pages: Pages, is_chosen: Callable[[str], bool]
+    ) -> Pages:
+        """Return the pages of the entries whose keys are chosen, cached under `key`."""
+        if key in self._visible:
+            return self._visible[key]
+        chosen = Pages([item for item in pages.items if is_chosen(item[0])], pages.size)
         if len(self._visible) < MAX_SCOPE_SETS:
-            self._visible[kind, granted] = chosen
+            self._visible[key] = chosen
         return chosen
 
     def all_scopes(self) -> frozenset[str]:
@@ -675,6 +701,19 @@ def with_reading(catalog: Catalog, origin: Origin) -> Catalog:
         tools={**catalog.tools, READ_MORE: served},
         tool_pages=Pages(items, catalog.tool_pages.size),
     )
+
+
+def with_rules(catalog: Catalog, policy: Policy | None, view: str = "") -> Catalog:
+    """Return the catalog with the rules of `policy` for each tool at the endpoint of a view."""
+    if policy is None:
+        return catalog
+    tools = {
+        name: replace(
+            served, rules=policy.for_tool(served.tool, served.whole_name, served.backend, view)
+        )
+        for name, served in catalog.tools.items()
+    }
+    return replace(catalog, tools=tools, policy=policy)
 
 
 def _called(item: P, prefix: str) -> P:

@@ -1,5 +1,5 @@
-"""Approvals and forms for tools of any back end, asked through the engine like any handler's
-questions.
+"""Approvals, forms and checks for tools of any back end. The engine asks approvals and forms like
+any handler's questions.
 
 An approval shows all arguments; if that is impossible, the gateway refuses the call. Each member
 has a line of its own, so no member can hide another. A long text is shortened on its line:
@@ -187,6 +187,37 @@ def _filled(line: str, arguments: Mapping[str, Any], known: Container[str]) -> s
         return "(not given)" if name in known else match[0]
 
     return _VARIABLE.sub(said, visible(line))
+
+
+def checked(tool: Tool) -> Tool:
+    """Return the tool with a check of each call by the rules of `policy` (`Call.authorize`), with the arguments
+    that the tool gets and the defaults that its schema declares.
+
+    A call that ends the external work of a task needs no rule.
+    """
+    definition = tool.definition
+
+    def checking(call: CallTool) -> CallTool:
+        async def check(context: Context, arguments: dict[str, Any]) -> Returned:
+            facts = run_of(context).call
+            if facts.cleanup is None:
+                if facts.authorize is None:
+                    raise RuntimeError("the call of a tool with a policy has no check")
+                facts.authorize(lambda: {**_defaults(definition), **arguments})
+            return await call(context, arguments)
+
+        return check
+
+    return around_calls(tool, checking)
+
+
+def _defaults(definition: Mapping[str, Any]) -> dict[str, Any]:
+    members: Mapping[str, Any] = definition["inputSchema"].get("properties") or {}
+    return {
+        name: member["default"]
+        for name, member in members.items()
+        if isinstance(member, Mapping) and "default" in member
+    }
 
 
 def with_defaults(tool: Tool, defaults: Mapping[str, Any]) -> Tool:

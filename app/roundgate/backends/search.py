@@ -4,9 +4,9 @@
     describe_tool   a name → its description and the schema of its arguments
     call_tool       a name and arguments → the result of the tool itself
 
-Callers find only the tools that their scopes allow. A call through `call_tool` is a call of the
-tool that it names (`roundgate.methods.extensions`), with that tool's questions, approvals, tasks,
-retries and progress.
+Callers find only the tools that their scopes and the rules of `policy` allow. A call through
+`call_tool` is a call of the tool that it names (`roundgate.methods.extensions`), with that tool's
+questions, approvals, tasks, retries and progress.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ class _Search:
         matches = self._ranking.best(
             arguments["query"],
             arguments.get("limit", self._results),
-            lambda number: self._is_for(context, self._served[number].tool),
+            lambda number: self._is_for(context, self._served[number]),
         )
         if not matches:
             return _text("No tool fits these words; try others.")
@@ -322,15 +322,18 @@ class _Search:
         served = self._by_name.get(arguments["name"])
         if (
             served is None
-            or not self._is_for(context, served.tool)
+            or not self._is_for(context, served)
             or not is_for_models(meta_of(served.tool.definition))
         ):
             name = arguments["name"][:64]
             raise ToolError(f"There is no tool {name!r}; search_tools finds the names")
         return _text(encoded(served.tool.definition).decode())
 
-    def _is_for(self, context: Context, tool: Tool) -> bool:
-        return not self._checks_scopes or tool.scopes <= context.principal.scopes
+    def _is_for(self, context: Context, served: ServedTool) -> bool:
+        """Return whether the caller may call a tool."""
+        principal, rules = context.principal, served.rules
+        has_scopes = not self._checks_scopes or served.tool.scopes <= principal.scopes
+        return has_scopes and (rules is None or rules.may_allow(principal))
 
 
 async def _never_called(context: Context, arguments: dict[str, Any]) -> Returned:

@@ -1,8 +1,8 @@
 """The loader's changes to the tools of any back end: selection (`include`, `exclude`), changes
 (`override`), and forms and approvals around calls.
 
-    the model ──▶ form for missing arguments ──▶ arguments: names, defaults, fixed ──▶ approval ──▶ the tool
-    the model ◀── projection: `result`, `fields` ◀──────────────────────────────────────────────────┘
+    the model ──▶ form for missing arguments ──▶ arguments: names, defaults, fixed ──▶ policy ──▶ approval ──▶ the tool
+    the model ◀── projection: `result`, `fields` ◀───────────────────────────────────────────────────────────────┘
 
 The user approves the call as it will be made, with fixed and hidden arguments.
 """
@@ -27,6 +27,7 @@ from roundgate.backends.config import (
 from roundgate.backends.policy import (
     around_calls,
     check_approval,
+    checked,
     with_approval,
     with_defaults,
     with_questions,
@@ -50,15 +51,23 @@ class ConfiguredBackend:
     """A back end under its name, whose tools are shaped by its settings (`NamedBackend`)."""
 
     def __init__(
-        self, backend: Backend, config: BackendConfig, origin: Origin, *, is_tolerant: bool = False
+        self,
+        backend: Backend,
+        config: BackendConfig,
+        origin: Origin,
+        *,
+        is_tolerant: bool = False,
+        has_policy: bool = False,
     ) -> None:
         """Store the settings. If `is_tolerant`, a setting that does not fit the tools of a
-        `LiveBackend` omits only the tools that it names."""
+        `LiveBackend` omits only the tools that it names. If `has_policy`, each call is checked by
+        the rules of `policy`."""
         self.name = config.name
         self.prefix = config.effective_prefix
         self.core = backend
         self.config = config
         self._is_tolerant = is_tolerant and isinstance(backend, LiveBackend)
+        self._has_policy = has_policy
         self._origin = origin
 
     async def offer(self) -> Offering:
@@ -101,8 +110,8 @@ class ConfiguredBackend:
         await self.core.aclose()
 
     def _guarded(self, tool: Tool) -> Tool:
-        """Return the tool with approval, defaults and form around its call. The form comes first,
-        so the user approves the complete call.
+        """Return the tool with approval, check, defaults and form around its call. The form comes
+        first, so the complete call is checked, and the user approves it.
 
         Raises:
             ValueError: `approval` or `ask_for` names an unknown argument, or no form can ask for an
@@ -113,7 +122,8 @@ class ConfiguredBackend:
                 tool.approval, list(tool.definition["inputSchema"].get("properties", ()))
             )
         approved = with_approval(tool, self.config)
-        return with_questions(with_defaults(approved, tool.defaults), tool.ask_for)
+        guarded = checked(approved) if self._has_policy else approved
+        return with_questions(with_defaults(guarded, tool.defaults), tool.ask_for)
 
     def _problem(self, tool: Tool, message: str) -> Problem:
         if len(tool.place) < 2:
@@ -198,12 +208,13 @@ def matches(tool: Tool, selector: Selector) -> bool:
             or (about.path is not None and fnmatchcase(about.path, selector.path))
         )
         and (selector.method is None or about.method == selector.method.upper())
-        and (selector.hint is None or _has_hint(tool, selector.hint))
+        and (selector.hint is None or has_hint(tool, selector.hint))
         and (selector.extension is None or _has_extension(about.extensions, selector.extension))
     )
 
 
-def _has_hint(tool: Tool, hint: str) -> bool:
+def has_hint(tool: Tool, hint: str) -> bool:
+    """Return whether a hint is true for a tool, as declared or by the protocol's default."""
     name, usual = HINTS[hint]
     hints = tool.definition.get("annotations") or {}
     if hint == "destructive" and hints.get("readOnlyHint") is True:
@@ -302,7 +313,7 @@ class _Arguments:
             name = override.name or own
             # if the new name belongs to an overridden argument, that argument's turn finds a collision
             if name in properties or (name != own and name in members and name not in overrides):
-                raise ValueError(f"two arguments would be called {name!r}")
+                raise ValueError(f"two arguments would be called {name!r}; choose another name")
             properties[name] = _described(member, override)
             if name != own:
                 names[name] = own

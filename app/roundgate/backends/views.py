@@ -15,7 +15,15 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from glob import escape
 
-from roundgate.backends.catalog import MAX_NAME, NAME, Catalog, ServedTool, serve, with_reading
+from roundgate.backends.catalog import (
+    MAX_NAME,
+    NAME,
+    Catalog,
+    ServedTool,
+    serve,
+    with_reading,
+    with_rules,
+)
 from roundgate.backends.config import ToolOverride, ViewConfig, ViewSelector
 from roundgate.backends.definitions import encoded, meta_of, renamed
 from roundgate.backends.policy import asking_first
@@ -95,7 +103,7 @@ def _view(
             problems += not_pinned(names, config.search, place, may_be_missing=may_be_missing)
         return view
     try:
-        view = with_reading(view, origin)
+        view = with_reading(with_rules(view, everything.policy, config.name), origin)
         return with_search(view, config.search, origin.at("search"), checks_scopes=checks_scopes)
     except ConfigError as error:
         problems += error.problems

@@ -64,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _print_served(file: ConfigFile, snapshot: Snapshot, fetched: dict[str, bytes]) -> None:
     served = snapshot.catalog
     _print_servers(snapshot)
+    _print_policy(served)
     _print_catalog(served)
     for view in file.config.views:
         print(f"view {view.name} at {view.effective_path}")
@@ -73,6 +74,7 @@ def _print_served(file: ConfigFile, snapshot: Snapshot, fetched: dict[str, bytes
         print(f"left out ({len(served.left_out)})", *lines, sep="\n")
     remarks = [
         *_unasked_scopes(file, served),
+        *_optional_arguments(file, served),
         *_backend_remarks(file, fetched),
         *_client_remarks(file, served),
     ]
@@ -93,6 +95,27 @@ def _print_servers(snapshot: Snapshot) -> None:
             for state in states
         ]
         show_table(lines, indent="  ")
+
+
+def _print_policy(served: Catalog) -> None:
+    """Print each rule with its effect, its calls, and the number of tools that it concerns."""
+    if served.policy is None:
+        return
+    print(f"policy ({len(served.policy.rules)})")
+    tools = [tool.rules.rules for tool in served.tools.values() if tool.rules is not None]
+    lines = []
+    for rule in served.policy.rules:
+        match = rule.config.match
+        members = {
+            **match.model_dump(exclude_none=True, exclude={"claims", "arguments"}),
+            **{f"claims.{name}": texts for name, texts in match.claims.items()},
+        }
+        texts = [f"{name} {'|'.join(values)}" for name, values in members.items()]
+        texts += ["arguments"] if match.arguments is not None else []
+        count = sum(rule in rules for rules in tools)
+        effect = "allow" if rule.allows else "deny"
+        lines.append((rule.name, effect, ", ".join(texts) or "all calls", f"{count} tools"))
+    show_table(lines, indent="  ")
 
 
 def _print_catalog(served: Catalog) -> None:
@@ -127,6 +150,29 @@ def _unasked_scopes(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
             f"{_named(list(scoped))}: scopes are required, and without `auth` every caller has them",
             "set `auth`, or remove the scopes",
         )
+
+
+def _optional_arguments(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
+    """Yield a remark for each rule that allows calls by an argument that they may omit, because JSON
+    Schema ignores a missing member."""
+    for number, rule in enumerate(() if served.policy is None else served.policy.rules):
+        schema = rule.config.match.arguments or {}
+        names = set(schema.get("properties") or ()) - set(schema.get("required") or ())
+        for name, tool in served.tools.items():
+            if not rule.allows or tool.rules is None or rule not in tool.rules.rules:
+                continue
+            own = tool.tool.definition["inputSchema"]
+            members = own.get("properties") or {}
+            given = {
+                member
+                for member, about in members.items()
+                if isinstance(about, dict) and "default" in about
+            }
+            if omitted := sorted(names - given - set(own.get("required") or ())):
+                place = file.origin.at("policy", number, "allow", "arguments")
+                message = f"also matches calls of {name} without {', '.join(omitted)}"
+                yield place.problem(message, f"add `required: [{', '.join(omitted)}]`")
+                break
 
 
 def _backend_remarks(file: ConfigFile, fetched: dict[str, bytes]) -> Iterator[Problem]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from roundgate import config
 from roundgate.cli.arguments import configuration_file
-from roundgate.deployment import deploying, machine, options, packaging, template
+from roundgate.deployment import deploying, machine, options, packaging, template, upload
 from roundgate.errors import ConfigError, UsageError
 from roundgate.runtime import loading
 from roundgate.settings import kept_at_aws
@@ -38,7 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
             planned = planned_from(path, arguments.arch, anew=arguments.lock)
             print(*planned.lines(), sep="\n")
             if not arguments.list:
-                _make(planned, arguments.out or path.parent / ".build")
+                out = _make(planned, arguments.out or path.parent / ".build").parent
+                if arguments.s3 is not None:
+                    print(*upload.publish(out, arguments.s3), sep="\n")
         case "deploy":
             return _deploy(arguments)
         case "stack":
@@ -97,6 +99,8 @@ def _deploy(arguments: argparse.Namespace) -> int:
     planned = planned_from(path, deploying.parameters(deploy_options, stored)["Architecture"])
     print(*planned.lines(), sep="\n")
     written = _make(planned, path.parent / ".build")
+    says = {**stored, **deploying.parameters(deploy_options, stored)}
+    template.name_deployment(written, deploying.release_digest(says, written))
     for remark in deploying.remarks(deploy_options, path, stored):
         print(remark)
     commands = deploying.commands(deploy_options, stored, written, machine.sam())
@@ -142,7 +146,12 @@ async def _serve_stack(arguments: argparse.Namespace, directory: Path, more: dic
     from roundgate.deployment.stack.stack import running
 
     counts = {name: getattr(arguments, name) for name in ("gateways", "workers", "executions")}
-    others = {"port": arguments.port, "functions": arguments.functions, "more": more}
+    others = {
+        "port": arguments.port,
+        "api": arguments.api,
+        "functions": arguments.functions,
+        "more": more,
+    }
     async with running(directory, directory / "zips", **counts, **others) as stack:
         if arguments.demo:
             return await demo.show(stack)

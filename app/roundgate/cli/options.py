@@ -36,6 +36,7 @@ def add_commands(commands: Commands) -> None:
     _add_deployment(commands)
     _add_tasks(commands)
     _add_audit(commands)
+    _add_policy(commands)
     _add_calls(commands)
     _add_reading(commands)
     _add_test(commands)
@@ -175,13 +176,15 @@ def _add_log(command: argparse.ArgumentParser) -> None:
 def _add_deployment(commands: Commands) -> None:
     package = _command(
         commands, "package", "deploy", "make the zips of the AWS Lambda functions",
-        "roundgate package --list", "roundgate package --arch x86_64",
+        "roundgate package --list", "roundgate package --s3 releases/shop",
     )  # fmt: skip
     _add_config(package)
     architectures, about = ("arm64", "x86_64"), "architecture of the functions (default: arm64)"
     package.add_argument("--arch", choices=architectures, default="arm64", help=about)
     about = "output folder (default: .build beside gateway.yaml)"
     package.add_argument("--out", type=Path, help=about)
+    about = "also put the zips and the template into a bucket, and print their URLs"
+    package.add_argument("--s3", metavar="BUCKET[/PREFIX]", help=about)
     _flag(package, "--lock", "resolve the newest versions of packages")
     _flag(package, "--list", "only list the contents")
 
@@ -213,6 +216,8 @@ def _add_deployment(commands: Commands) -> None:
     about = "file that declares the functions that back ends of the kind lambda invoke, such as functions.yaml"
     stack.add_argument("--functions", type=Path, help=about)
     stack.add_argument("--port", type=int, help="port of the API (default: any free port)")
+    about = "type of the API; rest streams (default: http)"
+    stack.add_argument("--api", choices=("http", "rest"), default="http", help=about)
     about = "directory for the functions and their logs (default: a temporary directory)"
     stack.add_argument("--directory", type=Path, help=about)
 
@@ -326,6 +331,30 @@ def _add_audit(commands: Commands) -> None:
     about = "file with the value as JSON (default: standard input)"
     digest.add_argument("file", nargs="?", type=Path, metavar="FILE", help=about)
     _add_audit_config(digest)
+
+
+def _add_policy(commands: Commands) -> None:
+    about = "explain the decisions of the rules in gateway.yaml"
+    policy = _command(commands, "policy", "policy", about)
+    actions = policy.add_subparsers(dest="action", required=True)
+    about = "print which rules apply to a call, and which of them decides"
+    explain = _command(
+        actions, "explain", None, about,
+        "roundgate policy explain ann refund",
+        "roundgate policy explain '{\"sub\": \"ann\", \"groups\": \"ops\"}' refund --arguments '{\"amount\": 70}'",
+    )  # fmt: skip
+    about = "subject of the caller, or the claims of its token as JSON"
+    explain.add_argument("principal", metavar="PRINCIPAL", help=about)
+    explain.add_argument("tool", metavar="TOOL", help="name of the tool, as `check` prints it")
+    about = "arguments of the call as JSON (default: unknown)"
+    explain.add_argument("--arguments", metavar="JSON", help=about)
+    explain.add_argument("--view", metavar="NAME", help="view that is called (default: none)")
+    about = "print what the rules decide about the calls of an audit log"
+    replay = _command(
+        actions, "replay", None, about, "roundgate policy replay", "roundgate policy replay audit/"
+    )
+    _add_audit_paths(replay)
+    _add_audit_config(explain)
 
 
 def _add_audit_paths(action: argparse.ArgumentParser) -> None:

@@ -153,11 +153,15 @@ class ConsoleAccess:
         if is_bearer and self._authenticate is not None:
             return Operator(await self._authenticate(authorization.encode("latin-1")))
         operator = self._console.sessions.open(request.cookies.get(COOKIE, ""))
-        return operator if operator is not None and self._may_operate(operator.principal) else None
+        return operator if operator is not None and self._may_operate(operator) else None
 
-    def _may_operate(self, principal: Principal) -> bool:
-        """Return whether a session is one of this configuration, which may be newer."""
-        auth = self._console.config().auth
+    def _may_operate(self, operator: Operator) -> bool:
+        """Return whether a session is one of this configuration, which may be newer. The rules of a
+        policy need all scopes and claims of a token."""
+        principal, config = operator.principal, self._console.config()
+        auth = config.auth
+        if config.policy is not None and not operator.is_whole:
+            return False
         if auth == "none":
             return principal.identity == LOCAL.identity
         return principal.issuer == auth.issuer and auth.operator_scope in principal.scopes

@@ -1,7 +1,7 @@
 """The sessions of operators: sealed cookies, so that any replica accepts them, and links that start
 a session once on a gateway without authentication.
 
-A session has the identity and scopes of its operator, never the token. It ends with the token, or
+A session has the identity, scopes and claims of its operator, never the token. It ends with the token, or
 after `console.session_s`.
 """
 
@@ -35,6 +35,9 @@ class Operator:
     token."""
     expires_ms: int | None = None
     """When the session ends, in milliseconds since the epoch; `None` with a bearer token."""
+    is_whole: bool = True
+    """Whether the principal has all scopes and claims of the token; rules of a policy may need
+    any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,9 @@ class Sessions:
     clock: Clock
     lifetime_s: float
 
-    def seal(self, principal: Principal) -> tuple[str, int]:
-        """Return the cookie of a new session, and its life in seconds."""
+    def seal(self, principal: Principal, *, is_whole: bool = True) -> tuple[str, int]:
+        """Return the cookie of a new session, and its life in seconds. `is_whole` says whether the
+        principal has all scopes and claims of its token."""
         now_ms = self.clock.now_ms()
         expires_ms = now_ms + int(self.lifetime_s * 1000)
         if principal.expires_at_s is not None:
@@ -64,6 +68,8 @@ class Sessions:
             "sub": principal.subject,
             "client": principal.client_id,
             "scopes": sorted(principal.scopes),
+            "claims": dict(principal.claims),
+            "whole": is_whole,
             "csrf": self.clock.new_id(),
             "exp_ms": expires_ms,
         }
@@ -81,11 +87,15 @@ class Sessions:
                 "sub": str(subject),
                 "client": str(client),
                 "scopes": list(scopes),
+                "claims": dict(claims),
+                "whole": bool(is_whole),
                 "csrf": str(csrf),
                 "exp_ms": int(expires_ms),
             }:
-                principal = Principal(issuer, subject, client, frozenset(scopes), expires_ms / 1000)
-                return Operator(principal, csrf, expires_ms)
+                expires_at_s = expires_ms / 1000
+                granted = frozenset(scopes)
+                principal = Principal(issuer, subject, client, granted, expires_at_s, claims)
+                return Operator(principal, csrf, expires_ms, is_whole)
         return None
 
     def seal_link(self) -> str:

@@ -41,11 +41,14 @@ def make_router(console: Console, authenticate: Authenticate | None) -> APIRoute
         )
 
     def admit(request: Request, principal: Principal, path: str) -> Response:
-        # browsers drop long cookies, and some issuers grant hundreds of scopes
-        scopes = principal.scopes & console.known_scopes()
-        cookie, life_s = console.sessions.seal(replace(principal, scopes=scopes))
+        cookie, life_s = console.sessions.seal(principal)
+        if len(cookie) > MAX_COOKIE_CHARS and console.config().policy is None:
+            # browsers drop long cookies, and some issuers grant hundreds of scopes
+            scopes = principal.scopes & console.known_scopes()
+            part = replace(principal, scopes=scopes, claims={})
+            cookie, life_s = console.sessions.seal(part, is_whole=False)
         if len(cookie) > MAX_COOKIE_CHARS:
-            return form(request, 400, "The token has too many scopes for a session.")
+            return form(request, 400, "The token has too many scopes or claims for a session.")
         # a path of the console; anything else would let a link lead to another site
         path = path if path.startswith("/") and not path.startswith("//") else ""
         response = RedirectResponse(console.url(request.scope, path), 303)

@@ -114,6 +114,12 @@ def _check_callers(config: Path, auth: Any, says: Mapping[str, str]) -> None:
             f"{', and all callers that the authorizer accepts would be one caller' if issuer else ''}.\n"
             f"Configure {how}, or pass {OVERRIDES} AllowAnonymous=true if anonymous calls are intended."
         )
+    if "authorizer" in settings and says.get("ApiType") == "rest":
+        raise UsageError(
+            f"{config} relies on an authorizer that verifies JWTs,"
+            " and a REST API has none: no caller would be accepted.\n"
+            "Configure auth with jwks_url, and the gateway verifies tokens; or deploy with ApiType=http."
+        )
     has_another = Template().named("AWS::ApiGatewayV2::Authorizer") != ["Authorizer"]
     if "authorizer" in settings and not issuer and not has_another:
         raise UsageError(

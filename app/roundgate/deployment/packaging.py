@@ -59,15 +59,24 @@ class Function:
     """A function of the stack."""
 
     name: str
-    entry: str
-    """The module with the function's handler."""
+    entries: tuple[str, ...]
+    """The modules that Lambda starts."""
     does_without: frozenset[str]
 
 
 FUNCTIONS: Final = (
-    Function("gateway", "roundgate.lambda_http", frozenset()),
-    Function("worker", "roundgate.lambda_worker", GATEWAYS_NEED),
+    Function("gateway", ("roundgate.lambda_http", "roundgate.lambda_stream"), frozenset()),
+    Function("worker", ("roundgate.lambda_worker",), GATEWAYS_NEED),
 )
+
+STREAM: Final = "roundgate/stream.sh"
+"""The script that starts `roundgate.lambda_stream` in place of the Python runtime, whose command is
+its arguments (AWS_LAMBDA_EXEC_WRAPPER)."""
+_STREAM_TEXT: Final = """#!/bin/sh
+cd "$LAMBDA_TASK_ROOT" || exit 1
+export PYTHONPATH="$LAMBDA_TASK_ROOT:/opt/python:${PYTHONPATH:-/var/runtime}"
+exec "$1" -m roundgate.lambda_stream
+"""
 
 _NEEDED_BY_KIND: Final = {"pyyaml": "skills"}
 """The packages that functions need only for back ends of a kind, with the kind."""
@@ -179,7 +188,7 @@ def package(planned: Plan, out: Path, say: Say = print) -> None:
             raise ConfigError(list({str(problem): problem for problem in problems}.values()))
         for function in FUNCTIONS:
             staging = Path(temporary) / function.name
-            size, zipped = _size(staging), _pack(staging, Path(f"{staging}.zip"))
+            size, zipped = _size(staging), pack(staging, Path(f"{staging}.zip"))
             say(
                 f"{function.name}.zip  {planned.arch}  {zipped / 1e6:6.1f} MB, {size / 1e6:6.1f} MB unpacked"
             )
@@ -198,6 +207,8 @@ def _staged(
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     copy_files(planned, staging)
     _copy_roundgate(function, planned, staging)
+    if "roundgate.lambda_stream" in function.entries:
+        (staging / STREAM).write_text(_STREAM_TEXT)
     if missing := list(unpacked(planned.contents, staging, function.name)):
         return missing
     environment = {name: os.environ[name] for name in planned.file.config.env if name in os.environ}
@@ -246,7 +257,7 @@ def _requirements(wheel: Path) -> Iterable[str]:
 
 def _copy_roundgate(function: Function, planned: Plan, staging: Path) -> None:
     """Add the modules of roundgate that the packed files and the back ends can import."""
-    entries = {function.entry, *contents.imports_of_packed(staging)}
+    entries = {*function.entries, *contents.imports_of_packed(staging)}
     for backend in planned.file.backends:
         entries.update((*contents.modules_of_kind(backend), *backend.packed_modules))
     for file in contents.reachable(entries):
@@ -293,14 +304,15 @@ def _size(staging: Path) -> int:
     return sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
 
 
-def _pack(staging: Path, target: Path) -> int:
+def pack(staging: Path, target: Path) -> int:
     """Write a folder's zip; return its size in bytes. Fixed order and dates make equal input
     produce equal zips."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for path in sorted(staging.rglob("*")):
             if path.is_file():
                 entry = zipfile.ZipInfo(str(path.relative_to(staging)), (2026, 1, 1, 0, 0, 0))
-                entry.external_attr, entry.compress_type = 0o644 << 16, zipfile.ZIP_DEFLATED
+                mode = 0o755 if entry.filename == STREAM else 0o644
+                entry.external_attr, entry.compress_type = mode << 16, zipfile.ZIP_DEFLATED
                 archive.writestr(entry, path.read_bytes())
     return target.stat().st_size
 

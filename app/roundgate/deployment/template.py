@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -246,6 +247,7 @@ _CODE: Final = {
     "WorkerFunction": "worker.zip",
     "RotationFunction": "rotation",
 }
+_DEPLOYMENT: Final = re.compile(r"\bRestDeployment\w*")
 _HEAD: Final = "# Written by `roundgate package`. Set parameters instead of editing: the next run overwrites it.\n"
 
 
@@ -260,6 +262,24 @@ def write(file: ConfigFile, arch: str, out: Path) -> Path:
     text = yaml.safe_dump(rendered(file, arch), sort_keys=False, allow_unicode=True, width=110)
     target.write_text(_HEAD + text, "utf-8")
     return target
+
+
+def name_deployment(template: Path, digest: str) -> None:
+    """Give the deployment of a REST API the name of its content. A stage serves what its deployment
+    was made from, and CloudFormation makes another one only under another name."""
+    text = template.read_text("utf-8")
+    template.write_text(_DEPLOYMENT.sub(f"RestDeployment{digest}", text), "utf-8")
+
+
+def point_to(template: Path, code: Mapping[str, str]) -> None:
+    """Write the URLs of the functions' code into a template, by the names of the files there."""
+    source = Template(template).source
+    for name, file in _CODE.items():
+        source["Resources"][name]["Properties"]["CodeUri"] = code[file]
+    text = yaml.safe_dump(source, sort_keys=False, allow_unicode=True, width=110)
+    template.write_text(_HEAD + text, "utf-8")
+    unnamed = _DEPLOYMENT.sub("", text)
+    name_deployment(template, hashlib.sha256(unnamed.encode()).hexdigest()[:16])
 
 
 def rendered(file: ConfigFile, arch: str) -> dict[str, Any]:
@@ -281,6 +301,10 @@ def _name_endpoints(source: dict[str, Any], file: ConfigFile) -> None:
     if of_views:
         base = source["Outputs"]["Endpoint"]["Value"]["Fn::Sub"][1]["Base"]
         text = ", ".join(f"${{Base}}{path}" for path in of_views)
+        for refusal in ("RestNoToken", "RestBadToken"):
+            # the challenge is one text for all endpoints; clients look for the metadata by themselves
+            headers = source["Resources"][refusal]["Properties"]["ResponseParameters"]
+            headers["gatewayresponse.header.WWW-Authenticate"] = "'Bearer'"
         source["Outputs"]["ViewEndpoints"] = {
             "Description": "The MCP endpoints of views.",
             "Value": {"Fn::Sub": [text, {"Base": deepcopy(base)}]},

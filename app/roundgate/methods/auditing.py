@@ -12,7 +12,9 @@ from typing import Any, Final
 
 from roundgate.audit import Trail
 from roundgate.audit.trail import MAX_NAME, who
+from roundgate.errors import CallRefused
 from roundgate.methods.rounds import Reply, RequestContext, Response
+from roundgate.tasks import refusal_reason
 
 AUDITED: Final = frozenset(
     {"tools/call", "prompts/get", "resources/read", "tasks/update", "tasks/cancel"}
@@ -39,7 +41,10 @@ class Recorder:
             self._end(context, "cancelled", None)
             raise
         except Exception as error:
-            self._end(context, "error", type(error).__name__)
+            if isinstance(error, CallRefused):
+                self._end(context, "error", refusal_reason(error))
+            else:
+                self._end(context, "error", type(error).__name__)
             if self._trail.is_durable:
                 await self._trail.settled()
             raise

@@ -113,6 +113,7 @@ class TaskMethods:
         Raises:
             TaskNotFound: the task is unknown, has expired, or is another owner's.
             InsufficientScope: the tool of the task needs scopes that the token lacks.
+            CallRefused: the rules of `policy` allow the caller no call of the tool.
             Unavailable: the scopes of the tool are not known now.
         """
         principal = context.principal

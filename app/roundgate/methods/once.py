@@ -28,7 +28,7 @@ from roundgate.errors import (
     Unavailable,
 )
 from roundgate.json import digest
-from roundgate.methods.rounds import Reply, Round
+from roundgate.methods.rounds import Reply, RequestContext, Round
 from roundgate.protocol import InputParams
 from roundgate.replay import Call
 from roundgate.storage import Accounts, OnceRecord, OnceStore
@@ -105,7 +105,12 @@ class Once:
         await asyncio.gather(*self._working, return_exceptions=True)
 
     async def serve(
-        self, round_: Round, params: InputParams, call: Call, run: Callable[[], Awaitable[Reply]]
+        self,
+        round_: Round,
+        params: InputParams,
+        call: Call,
+        context: RequestContext,
+        run: Callable[[], Awaitable[Reply]],
     ) -> Reply:
         """Serve a round of a `once` tool. A first round has no token, so without a key it is a new
         call.
@@ -114,6 +119,7 @@ class Once:
             round_: the round.
             params: the params; their answers distinguish retries from other requests.
             call: the call.
+            context: the context of the request, which gets the work that continues.
             run: a function that serves the round; called unless the round was already served.
 
         Raises:
@@ -154,6 +160,7 @@ class Once:
         work = asyncio.ensure_future(self._serve_and_record(once_id, run, reserve))
         self._working.add(work)
         work.add_done_callback(self._working.discard)
+        context.continued = work
         return stored_reply(await asyncio.shield(work))
 
     async def _serve_and_record(

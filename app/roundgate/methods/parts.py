@@ -17,7 +17,13 @@ from roundgate.auth import Principal
 from roundgate.backends import Catalog
 from roundgate.clock import Clock
 from roundgate.config import GatewayConfig
-from roundgate.errors import InsufficientScope, InternalError, Unavailable
+from roundgate.errors import (
+    ArgumentsRefused,
+    CallRefused,
+    InsufficientScope,
+    InternalError,
+    Unavailable,
+)
 from roundgate.json import encode
 from roundgate.methods.changes import Changes
 from roundgate.methods.once import Once
@@ -30,6 +36,7 @@ from roundgate.methods.rounds import (
     Response,
     Stream,
 )
+from roundgate.observability.metrics import Metrics
 from roundgate.protocol import (
     CacheHint,
     CallToolParams,
@@ -44,7 +51,7 @@ from roundgate.protocol import (
 from roundgate.protocol.params import validate
 from roundgate.settings import CacheHint as ListHint
 from roundgate.storage import RowsOf
-from roundgate.tasks import NamedTasks, Watch, log_failure
+from roundgate.tasks import NamedTasks, Watch, log_failure, tell_refused
 from roundgate.tokens import StateSealer
 
 if TYPE_CHECKING:  # loaded only if there is an audit log
@@ -153,21 +160,25 @@ class Listing:
 
 
 class Scopes:
-    """The scopes that the tools of a catalog, and the tasks of their calls, need.
+    """The scopes that the tools of a catalog, and the tasks of their calls, need, and the rules of
+    `policy` that concern the caller.
 
     They are checked at each use, against the token of that request.
 
     Args:
         catalog: the catalog.
-        are_checked: whether callers are authenticated; otherwise everything is allowed.
+        metrics: counts calls that rules refuse.
+        are_checked: whether callers are authenticated; otherwise no scope is needed.
     """
 
-    def __init__(self, catalog: Catalog, *, are_checked: bool) -> None:
+    def __init__(self, catalog: Catalog, metrics: Metrics, *, are_checked: bool) -> None:
         self._catalog = catalog
+        self._metrics = metrics
         self._are_checked = are_checked
+        self._has_policy = catalog.policy is not None
         tools = [served.tool for served in catalog.tools.values()] if are_checked else []
         scoped = [tool for tool in tools if tool.scopes]
-        self.any_tool = bool(scoped)
+        self.any_tool = bool(scoped) or (catalog.policy is not None and catalog.policy.is_personal)
         """Whether callers may see different tools."""
         self.any_prompt = are_checked and any(item.scopes for item in catalog.prompts.values())
         """Whether callers may see different prompts."""
@@ -178,10 +189,12 @@ class Scopes:
         )
         self.any_resource = are_checked and any(item.scopes for item in resources)
         """Whether callers may see different resources."""
-        self.any_task = any(
-            tool.task != "forbidden" or catalog.task_sources for tool in scoped
-        ) or bool(are_checked and catalog.missing)
-        """Whether any task belongs, or may belong, to a tool that needs scopes."""
+        self.any_task = (
+            self._has_policy
+            or any(tool.task != "forbidden" or catalog.task_sources for tool in scoped)
+            or bool(are_checked and catalog.missing)
+        )
+        """Whether any task belongs, or may belong, to a tool that needs scopes or a rule."""
 
     def check(self, tool: str, principal: Principal) -> None:
         """Raise an error unless the caller may use a tool and read its tasks.
@@ -191,9 +204,10 @@ class Scopes:
 
         Raises:
             InsufficientScope: the tool needs scopes that the token lacks.
+            CallRefused: the rules of `policy` allow the caller no call of the tool.
             Unavailable: the scopes of the tool are not known now.
         """
-        if not self._are_checked:
+        if not (self._are_checked or self._has_policy):
             return
         served = self._catalog.tools.get(tool)
         if served is None and self._catalog.missing:
@@ -201,8 +215,20 @@ class Scopes:
             raise Unavailable(
                 f"The scopes of {tool} are unknown while {names} is not served; try later"
             )
-        if served is not None and not served.tool.scopes <= principal.scopes:
+        if served is None:
+            return
+        if self._are_checked and not served.tool.scopes <= principal.scopes:
             raise InsufficientScope(f"tool {tool}", sorted(served.tool.scopes))
+        if served.rules is not None:
+            try:
+                served.rules.check(principal)
+            except CallRefused as error:
+                self.tell_refused(error, principal)
+                raise
+
+    def tell_refused(self, error: CallRefused | ArgumentsRefused, principal: Principal) -> None:
+        """Count and log a call that a rule of `policy` refuses."""
+        tell_refused(error, principal, self._metrics)
 
     def require(self, name: str, scopes: frozenset[str], principal: Principal) -> None:
         """Raise InsufficientScope unless the caller has the scopes of a prompt or resource."""
@@ -238,11 +264,7 @@ class Scopes:
 
     def tool_pages(self, principal: Principal) -> Pages:
         """Return the list of the tools that the caller may use."""
-        return (
-            self._catalog.tool_pages_for(principal.scopes)
-            if self._are_checked
-            else self._catalog.tool_pages
-        )
+        return self._catalog.tool_pages_for(principal, checks_scopes=self._are_checked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +275,9 @@ class Method(Generic[P]):
     params: type[P]
     requires: Mapping[str, Any] | None = None
     """The capabilities that the client must have declared."""
+    counts: bool = False
+    """Whether a request counts for the limits of its caller, because it asks a back end or runs a
+    handler. Calls of tools count at the tool (`methods.rates`)."""
 
 
 class Tools(Protocol):

@@ -1,12 +1,13 @@
 """Limits on the calls of each caller (`rate` in gateway.yaml).
 
-A call is a request that runs a handler or asks a service: tools/call, prompts/get, resources/read
-and completion/complete. It counts at the tool that really runs, so a call through search counts as
-a call of the named tool, and each request of a batch counts.
+A call is a request that runs a handler or asks a back end: tools/call, and the methods whose row
+has `Method.counts`. A tools/call counts at the tool that really runs, so a call through search
+counts as a call of the named tool, and each request of a batch counts.
 
     a call    ──▶ the caller's limit, and each row of `tools` that its tool matches
     a retry   ──▶ the same limits, but with a bucket of its own of the same size
-    the rest  ──▶ does not count: lists, polls and answers of tasks, answers of older clients
+    the rest  ──▶ does not count: lists, which are in memory; polls, answers and cancellations of
+                  tasks, whose number the calls bound; answers of older clients
 
 A retry (a request with `requestState`) continues a call that has counted. It does not count as
 another, so that a caller at its limit can finish its calls. But a client can send the same state
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound=Params)
 R = TypeVar("R", bound=Response)
 
-COUNTED: Final = frozenset({"prompts/get", "resources/read", "completion/complete"})
-"""The methods whose requests count, besides tools/call."""
 TELL_EVERY_MS: Final = 60_000
 """The log names a caller at most once in this time, in milliseconds, for each limit."""
 MAX_TOLD: Final = 1_000
@@ -267,8 +266,11 @@ class Limits:
                     taken.append(buckets)
             return await serve(context, params)
         finally:
-            for limit in entered:
-                limit.leave(caller)
+            work = context.continued
+            if work is None or work.done():
+                _leave(entered, caller)
+            else:
+                work.add_done_callback(lambda _: _leave(entered, caller))
 
     def _of_caller(self, principal: Principal) -> Limit:
         for scope, limit in self._scopes:
@@ -331,7 +333,7 @@ def limited_methods(table: Mapping[str, Method[Any]], kit: Kit) -> Mapping[str, 
     limited = {
         name: replace(method, serve=partial(_serve, limits, method.serve))
         for name, method in table.items()
-        if name in COUNTED
+        if method.counts
     }
     return {**table, **limited}
 
@@ -343,6 +345,11 @@ async def _serve(
     params: P,
 ) -> Response:
     return await limits.serve(context, params, serve)
+
+
+def _leave(limits: Sequence[Limit], caller: Caller) -> None:
+    for limit in limits:
+        limit.leave(caller)
 
 
 def _caller(context: RequestContext) -> Caller:

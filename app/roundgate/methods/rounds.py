@@ -101,6 +101,8 @@ class RequestContext:
     """The address from which the request came."""
     is_counted: bool = True
     """Whether the request counts for the limits of its caller (`methods.rates`)."""
+    continued: asyncio.Future[Any] | None = None
+    """The work of the request that continues if its client hangs up; `None` if there is none."""
 
 
 @dataclass(slots=True)
@@ -333,6 +335,9 @@ class Calls:
             takes_unasked=served is not None and served.tool.unasked_answers,
             round=round_,
             trail=self._trail,
+            authorize=None
+            if served is None or served.rules is None
+            else served.rules.authorizer(context.principal),
             texts=self._texts,
             rows_of=self._rows_of,
             read=self._read,

@@ -61,8 +61,10 @@ class SkillsExtension(Extension):
         methods = SkillMethods(kit)
         return {
             "skills/list": Method(methods.list, ListParams),
-            "skills/get": Method(methods.get, GetSkillParams),
-            "resources/directory/read": Method(methods.read_directory, ReadDirectoryParams),
+            "skills/get": Method(methods.get, GetSkillParams, counts=True),
+            "resources/directory/read": Method(
+                methods.read_directory, ReadDirectoryParams, counts=True
+            ),
         }
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 from roundgate.auth import Principal
-from roundgate.errors import InsufficientScope, TaskNotFound
+from roundgate.errors import CallRefused, InsufficientScope, TaskNotFound
 from roundgate.methods.changes import Subscription
 from roundgate.methods.parts import Kit, Scopes
 from roundgate.methods.rounds import RequestContext, Stream
@@ -99,7 +99,7 @@ class SubscriptionMethods:
             return []
         known: list[tuple[NamedTask, TaskView | None]] = []
         for task_id in dict.fromkeys(task_ids):
-            with suppress(TaskNotFound, InsufficientScope):
+            with suppress(TaskNotFound, InsufficientScope, CallRefused):
                 task = self._tasks.find(context.principal, task_id)
                 self._scopes.check(await task.tool(), context.principal)
                 known.append((task, None if task.backend else await task.look()))

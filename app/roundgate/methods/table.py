@@ -46,7 +46,7 @@ def make_methods(
         parts,
         catalog_features(catalog, streams=parts.streams),
         Results(result_format, parts.clock),
-        Scopes(catalog, are_checked=config.auth != "none"),
+        Scopes(catalog, parts.rates.metrics, are_checked=config.auth != "none"),
         Calls(
             parts.sealer,
             parts.clock,
@@ -73,10 +73,12 @@ def _table(kit: Kit) -> Mapping[str, Method[Any]]:
         "tools/call": Method(tools.call, params.CallToolParams),
         "resources/list": Method(resources.list, params.ListParams),
         "resources/templates/list": Method(resources.list_templates, params.ListParams),
-        "resources/read": Method(resources.read, params.ReadResourceParams),
+        "resources/read": Method(resources.read, params.ReadResourceParams, counts=True),
         "prompts/list": Method(prompts.list, params.ListParams),
-        "prompts/get": Method(prompts.get, params.GetPromptParams),
-        "completion/complete": Method(CompletionMethods(kit).complete, params.CompleteParams),
+        "prompts/get": Method(prompts.get, params.GetPromptParams, counts=True),
+        "completion/complete": Method(
+            CompletionMethods(kit).complete, params.CompleteParams, counts=True
+        ),
         "subscriptions/listen": Method(SubscriptionMethods(kit).listen, params.ListenParams),
     }
     for extension in EXTENSIONS:

@@ -315,6 +315,7 @@ class TaskTools:
             ToolError: the arguments are invalid, the task is unknown, or its questions cannot be
                 answered in words.
             InsufficientScope: the tool of the task needs scopes that the token lacks.
+            CallRefused: the rules of `policy` allow the caller no call of the tool.
             Unavailable, InternalError: the service of the task cannot be reached, or fails.
         """
         if not self._arguments[own].is_valid(params.arguments):

@@ -12,7 +12,14 @@ from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
 from roundgate.backends import Returned, ServedTool
-from roundgate.errors import BackendError, MissingCapability, NotJson, ToolError, Unavailable
+from roundgate.errors import (
+    ArgumentsRefused,
+    BackendError,
+    MissingCapability,
+    NotJson,
+    ToolError,
+    Unavailable,
+)
 from roundgate.methods.parts import Kit, Listing, list_hint
 from roundgate.methods.rounds import (
     IDEMPOTENCY_KEY,
@@ -78,15 +85,20 @@ class ToolMethods:
         )
         call = self._calls.call(context, round_, served)
         if served.tool.once:
-            return self._run_once(served, round_, call, params)
+            return self._run_once(served, round_, call, params, context)
         return self._run(served, round_, call)
 
     async def _run_once(
-        self, served: ServedTool, round_: Round, call: Call, params: CallToolParams
+        self,
+        served: ServedTool,
+        round_: Round,
+        call: Call,
+        params: CallToolParams,
+        context: RequestContext,
     ) -> Reply:
         try:
             return await self._once.serve(
-                round_, params, call, lambda: self._run_recorded(served, round_, call)
+                round_, params, call, context, lambda: self._run_recorded(served, round_, call)
             )
         except ToolError as error:  # the outcome of an earlier attempt is unknown
             return self._result(Failed(error), served)
@@ -140,6 +152,9 @@ class ToolMethods:
             # the client can repeat a call with the capability, but not a task
             case Failed(MissingCapability() as error):
                 raise error
+            case Failed(ArgumentsRefused() as refusal):
+                self._scopes.tell_refused(refusal, call.principal)
+                return self._result(outcome, served)
             case Completed(TaskView() as view) if call.meta.capabilities.has(REQUIRED):
                 return self._hand_over(served, view, call)
             case Completed() | Failed():
@@ -227,6 +242,7 @@ class ToolMethods:
     def _task_call(
         self, served: ServedTool, round_: Round, call: Call, journal: Journal
     ) -> TaskCall:
+        policy = self._catalog.policy
         return TaskCall(
             served.name,
             _arguments(round_, journal),
@@ -237,6 +253,7 @@ class ToolMethods:
             journal.generation,
             self._tasks.view,
             call.meta.capabilities.substituted,
+            claims=None if policy is None else policy.kept_claims(call.principal),
         )
 
     async def _in_doubt(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from roundgate.clock import Clock
@@ -42,91 +42,67 @@ class Instruments:
         from opentelemetry import metrics
 
         meter = metrics.get_meter("roundgate")
-        self.server_operations = meter.create_histogram(
-            "mcp.server.operation.duration",
-            "s",
-            "Duration of MCP requests and notifications",
-            explicit_bucket_boundaries_advisory=DURATIONS_S,
+
+        def seconds(
+            name: str, about: str, boundaries: Sequence[float] = DURATIONS_S
+        ) -> metrics.Histogram:
+            return meter.create_histogram(
+                name, "s", about, explicit_bucket_boundaries_advisory=boundaries
+            )
+
+        def count(name: str, about: str) -> metrics.Counter:
+            return meter.create_counter(name, description=about)
+
+        def gauge(name: str, about: str, unit: str = "") -> Any:
+            return meter.create_gauge(name, unit, about)
+
+        # by OpenTelemetry's conventions
+        self.server_operations = seconds(
+            "mcp.server.operation.duration", "Duration of MCP requests and notifications"
         )
-        self.client_operations = meter.create_histogram(
-            "mcp.client.operation.duration",
-            "s",
-            "Duration of MCP requests and notifications to servers",
-            explicit_bucket_boundaries_advisory=DURATIONS_S,
+        self.client_operations = seconds(
+            "mcp.client.operation.duration", "Duration of MCP requests and notifications to servers"
         )
-        self.server_sessions = meter.create_histogram(
-            "mcp.server.session.duration",
-            "s",
-            "Duration of sessions that their clients have ended",
-            explicit_bucket_boundaries_advisory=DURATIONS_S,
+        self.server_sessions = seconds(
+            "mcp.server.session.duration", "Duration of sessions that their clients have ended"
         )
-        self.client_sessions = meter.create_histogram(
-            "mcp.client.session.duration",
-            "s",
-            "Duration of sessions at servers",
-            explicit_bucket_boundaries_advisory=DURATIONS_S,
+        self.client_sessions = seconds(
+            "mcp.client.session.duration", "Duration of sessions at servers"
         )
-        self.http_requests = meter.create_histogram(
+        self.http_requests = seconds(
             "http.client.request.duration",
-            "s",
             "Duration of requests to HTTP back ends",
-            explicit_bucket_boundaries_advisory=HTTP_DURATIONS_S,
+            HTTP_DURATIONS_S,
         )
-        self.rounds = meter.create_counter(
-            "roundgate.rounds", description="Requests of tools, prompts and resources, by outcome"
+        # calls
+        self.rounds = count(
+            "roundgate.rounds", "Requests of tools, prompts and resources, by outcome"
         )
-        self.created = meter.create_counter("roundgate.tasks.created", description="New tasks")
-        self.claimed = meter.create_counter(
-            "roundgate.tasks.claimed", description="Claims of workers"
+        self.refused = count(
+            "roundgate.calls.refused", "Calls beyond a limit, or refused by a rule"
         )
-        self.states = meter.create_counter(
-            "roundgate.tasks.states", description="Tasks that have entered a state"
-        )
-        self.ended = meter.create_counter(
-            "roundgate.tasks.ended", description="Tasks that have ended"
-        )
-        self.durations = meter.create_histogram(
+        self.steps = seconds("roundgate.steps.duration", "Duration of attempts of steps")
+        # tasks
+        self.created = count("roundgate.tasks.created", "New tasks")
+        self.claimed = count("roundgate.tasks.claimed", "Claims of workers")
+        self.takeovers = count("roundgate.tasks.takeovers", "Tasks whose worker died or stalled")
+        self.states = count("roundgate.tasks.states", "Tasks that have entered a state")
+        self.ended = count("roundgate.tasks.ended", "Tasks that have ended")
+        self.durations = seconds(
             "roundgate.tasks.duration",
-            "s",
             "Duration of tasks from their creation to their end",
-            explicit_bucket_boundaries_advisory=TASKS_S,
+            TASKS_S,
         )
-        self.turns = meter.create_histogram(
-            "roundgate.tasks.turn.duration",
-            "s",
-            "Duration of a worker's turns",
-            explicit_bucket_boundaries_advisory=DURATIONS_S,
+        self.turns = seconds("roundgate.tasks.turn.duration", "Duration of a worker's turns")
+        self.overdue = gauge("roundgate.tasks.overdue", "Delay of the most overdue task", "s")
+        # store, queue and back ends
+        self.queued = gauge("roundgate.queue.messages", "Messages that wait in the queue")
+        self.store = seconds(
+            "roundgate.store.duration", "Duration of calls of the store and the queue", STORE_S
         )
-        self.takeovers = meter.create_counter(
-            "roundgate.tasks.takeovers", description="Tasks whose worker died or stalled"
-        )
-        self.overdue = meter.create_gauge(
-            "roundgate.tasks.overdue", "s", "Delay of the most overdue task"
-        )
-        self.queued = meter.create_gauge(
-            "roundgate.queue.messages", description="Messages that wait in the queue"
-        )
-        self.steps = meter.create_histogram(
-            "roundgate.steps.duration",
-            "s",
-            "Duration of attempts of steps",
-            explicit_bucket_boundaries_advisory=DURATIONS_S,
-        )
-        self.store = meter.create_histogram(
-            "roundgate.store.duration",
-            "s",
-            "Duration of calls of the store and the queue",
-            explicit_bucket_boundaries_advisory=STORE_S,
-        )
-        self.refused = meter.create_counter(
-            "roundgate.calls.refused", description="Calls beyond a limit"
-        )
-        self.missing = meter.create_gauge(
-            "roundgate.backends.missing", description="Back ends that are not served"
-        )
-        self.circuit = meter.create_gauge(
-            "roundgate.backends.circuit",
-            description="1 while requests to a host are paused, else 0",
+        self.missing = gauge("roundgate.backends.missing", "Back ends that are not served")
+        self.circuit = gauge(
+            "roundgate.backends.circuit", "1 while requests to a host are paused, else 0"
         )
 
 
@@ -218,7 +194,8 @@ class Metrics:
                 made.queued.set(queued)
 
     def refused(self, row: str) -> None:
-        """Record that a call was beyond a limit. `row` names the row of `rate`."""
+        """Record that a call was beyond a limit, or refused by a rule. `row` names the row of `rate`,
+        or the rule of `policy`."""
         self.embed("call refused", {"refused": 1})
         if made := instruments():
             made.refused.add(1, {"limit": row})

@@ -352,6 +352,7 @@ def client_session_ended(took_s: float, version: str | None, peer: Peer) -> None
     """Record the duration of a session at a server in seconds."""
     if made := instruments():
         facts = peer.attributes()
+        del facts["network.transport"]  # not an attribute of sessions
         if version is not None:
             facts["mcp.protocol.version"] = version
         made.client_sessions.record(took_s, facts)

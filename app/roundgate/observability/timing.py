@@ -12,7 +12,7 @@ from roundgate.observability.metrics import instruments
 T = TypeVar("T")
 
 _WAITING: Final = frozenset({"receive", "aclose"})
-"""The methods that wait for other processes or connections, whose duration says nothing of the
+"""The methods that wait for other processes or connections. Their duration does not measure the
 store."""
 
 

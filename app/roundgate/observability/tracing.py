@@ -486,15 +486,11 @@ def _has_sdk() -> bool:
     return False
 
 
-def server_session_ended(took_s: float, version: str, transport: Transport) -> None:
+def server_session_ended(took_s: float, version: str) -> None:
     """Record the duration of a client's session in seconds."""
     if made := instruments():
-        network = {
-            "network.transport": "tcp",
-            "network.protocol.name": "http",
-            "network.protocol.version": transport.http_version,
-        }
-        made.server_sessions.record(took_s, {"mcp.protocol.version": version, **network})
+        facts = {"mcp.protocol.version": version, "network.protocol.name": "http"}
+        made.server_sessions.record(took_s, facts)
 
 
 def context_of(meta: Mapping[str, Any]) -> dict[str, str]:

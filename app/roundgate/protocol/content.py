@@ -125,14 +125,14 @@ class TextResourceContents:
     text: str
     mime_type: str | None = None
     meta: Mapping[str, Any] | None = None
-    others: Mapping[str, Any] | None = None
-    """Further members of contents that are forwarded from another server."""
+    forwarded: Mapping[str, Any] | None = None
+    """The members of contents of another server, in its order; the fields replace their values."""
 
     def to_wire(self) -> Wire:
         known = without_none(
             uri=self.uri, mimeType=self.mime_type, text=self.text, _meta=_copied(self.meta)
         )
-        return {**(self.others or {}), **known}
+        return {**(self.forwarded or {}), **known}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +143,15 @@ class BlobResourceContents:
     blob: bytes | str
     mime_type: str | None = None
     meta: Mapping[str, Any] | None = None
-    others: Mapping[str, Any] | None = None
-    """Further members of contents that are forwarded from another server."""
+    forwarded: Mapping[str, Any] | None = None
+    """The members of contents of another server, in its order; the fields replace their values."""
 
     def to_wire(self) -> Wire:
         blob = base64_text(self.blob)
         known = without_none(
             uri=self.uri, mimeType=self.mime_type, blob=blob, _meta=_copied(self.meta)
         )
-        return {**(self.others or {}), **known}
+        return {**(self.forwarded or {}), **known}
 
 
 ResourceContents: TypeAlias = TextResourceContents | BlobResourceContents

@@ -38,7 +38,7 @@ class Schema:
 
     _validator: jsonschema_rs.Validator
     _readings: Readings
-    _backtracks: bool
+    backtracks: bool
     """Whether matching a pattern takes more than linear time."""
 
     @classmethod
@@ -51,11 +51,11 @@ class Schema:
         _check_bounds(schema)
         readings = Readings(schema)
         try:
-            return cls(_validator(schema, _LINEAR), readings, _backtracks=False)
+            return cls(_validator(schema, _LINEAR), readings, backtracks=False)
         except _UNUSABLE:  # perhaps only a pattern needs the other engine
             pass
         try:
-            return cls(_validator(schema, _BACKTRACKING), readings, _backtracks=True)
+            return cls(_validator(schema, _BACKTRACKING), readings, backtracks=True)
         except _UNUSABLE as error:
             place = ".".join(map(str, getattr(error, "instance_path", ())))  # properties.q.type
             reason = f"{place}: {_first_line(error)}" if place else _first_line(error)
@@ -63,12 +63,17 @@ class Schema:
 
     def is_valid(self, value: Any) -> bool:
         """Return whether a JSON value conforms."""
+        return self.conforms(value) is True
+
+    def conforms(self, value: Any) -> bool | None:
+        """Return whether a JSON value conforms; `None` if the value has no JSON, or would take too
+        much work to validate."""
         if not self._can_validate(value):
-            return False
+            return None
         try:
             return self._validator.is_valid(value)
         except (ValueError, OverflowError):
-            return False
+            return None
 
     def problems(self, value: Any, root: str) -> list[str]:
         """Return the problems of a value, one sentence each with its place: `arguments.limit: 500
@@ -100,7 +105,7 @@ class Schema:
     def _can_validate(self, value: Any) -> bool:
         """Return whether validating stays within `MAX_BACKTRACKED` and `MAX_READINGS`, because it
         blocks the event loop."""
-        if self._backtracks and not _has_at_most(MAX_BACKTRACKED, value):
+        if self.backtracks and not _has_at_most(MAX_BACKTRACKED, value):
             return False
         return not self._readings.may_exceed(MAX_READINGS, value)
 

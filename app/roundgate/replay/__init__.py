@@ -49,6 +49,7 @@ from roundgate.replay.questions import Url as Url
 from roundgate.replay.questions import form_schema as form_schema
 from roundgate.replay.run import HOLD_MS as HOLD_MS
 from roundgate.replay.run import NAME as NAME
+from roundgate.replay.run import Authorize as Authorize
 from roundgate.replay.run import Call as Call
 from roundgate.replay.run import Cleanup as Cleanup
 from roundgate.replay.run import ExternalEvents as ExternalEvents

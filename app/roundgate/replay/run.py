@@ -89,6 +89,8 @@ PageDone: TypeAlias = Callable[[str], Awaitable[None]]
 """Notifies the client that its user has finished with the page of a question, by its wire key."""
 Publish: TypeAlias = Callable[[str, str | None], Awaitable[None]]
 """Notifies every subscribed `subscriptions/listen` stream of a change (method, uri)."""
+Authorize: TypeAlias = Callable[[Callable[[], Mapping[str, Any]]], None]
+"""Checks a call. Takes a function that returns the arguments, and raises ArgumentsRefused."""
 Read: TypeAlias = Callable[[Any, str], Awaitable[Sequence[ResourceContents]]]
 """Reads a resource by its URI, as the caller of the handler that has the given context.
 
@@ -243,6 +245,8 @@ class Call:
     """Reads resources that the gateway serves beside the handler."""
     external: ExternalEvents | None = None
     """Opens external events, in a task."""
+    authorize: Authorize | None = None
+    """Checks the call by the rules of `policy`; `None` if there are none."""
     cleanup: Cleanup | None = None
     """Set if the call may only end external work and begin no other."""
     step_threads: Threads | None = field(default=None, compare=False)

@@ -16,7 +16,7 @@ from roundgate.backends import BackendConfig, Catalog, Selector, ServedTool, Too
 from roundgate.backends.http.secrets import SECRET_NAME
 from roundgate.backends.shaping import HINTS
 from roundgate.config import ConfigFile
-from roundgate.settings import CallLimits, RateConfig
+from roundgate.settings import CallLimits, RateConfig, RuleConfig
 
 if TYPE_CHECKING:  # few configurations have MCP servers
     from roundgate.backends.mcp.config import PartConfig
@@ -82,6 +82,8 @@ class EffectivePolicy:
     """The limits on the calls of a caller."""
     scopes: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The scopes of prompts and resources, by kind and name or URI, such as `prompt greet`."""
+    rules: Sequence[RuleConfig] | None = None
+    """The section `policy`; `None` without it."""
 
 
 def effective_policy(file: ConfigFile, catalog: Catalog) -> EffectivePolicy:
@@ -105,6 +107,7 @@ def effective_policy(file: ConfigFile, catalog: Catalog) -> EffectivePolicy:
         tools=dict(_tools(file, catalog)),
         missing=frozenset(catalog.missing),
         rate=config.rate,
+        rules=config.policy,
         scopes={
             **{f"prompt {name}": prompt.scopes for name, prompt in catalog.prompts.items()},
             **{f"resource {uri}": item.scopes for uri, item in catalog.resources.items()},
@@ -127,6 +130,7 @@ def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
     all_losses = [f"auth: {loss}" for loss in _auth_losses(before.auth, after.auth)]
     all_losses += _loosened("limits", before.bounds, after.bounds)
     all_losses += _rate_losses(before.rate, after.rate)
+    all_losses += _rule_losses(before.rules, after.rules)
     renamed = _renamed(before, after)
     removed = before.backends.keys() - after.backends.keys() - {*renamed.values()}
     all_losses += (
@@ -317,6 +321,38 @@ def _rate_losses(before: RateConfig, after: RateConfig) -> Iterator[str]:
         yield from _loosened(f"rate of tools {pattern}", _call_bounds(was), _call_bounds(now))
     if before.shared and not after.shared:
         yield "rate: each process counts calls by itself (shared)"
+
+
+def _rule_losses(
+    before: Sequence[RuleConfig] | None, after: Sequence[RuleConfig] | None
+) -> Iterator[str]:
+    """Yield the changes of rules that may allow more. Since the first rule that matches decides, a
+    rule that denies may be added anywhere, and a rule that allows may be removed; whether another
+    change allows more depends on the calls."""
+    if before is None:
+        return
+    if after is None:
+        yield "policy: calls no longer need a rule"
+        return
+    was, now = ([(rule.allow, rule.deny) for rule in rules] for rules in (before, after))
+    changed = [
+        f"policy: {_rule_name(before, number)} no longer denies calls"
+        for number, rule in enumerate(was)
+        if rule[1] is not None and rule not in now
+    ]
+    changed += (
+        f"policy: {_rule_name(after, number)} allows calls; it is new or has changed"
+        for number, rule in enumerate(now)
+        if rule[0] is not None and rule not in was
+    )
+    kept = [rule for rule in was if rule[1] is not None or rule in now]
+    if not changed and kept != [rule for rule in now if rule[0] is not None or rule in was]:
+        changed.append("policy: the rules have another order")
+    yield from changed
+
+
+def _rule_name(rules: Sequence[RuleConfig], number: int) -> str:
+    return f"rule {rules[number].name or f'policy[{number}]'}"
 
 
 def _call_bounds(limits: CallLimits) -> dict[str, float]:

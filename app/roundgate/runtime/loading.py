@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from roundgate.aio import Threads
 from roundgate.backends import BackendConfig, catalog
@@ -25,6 +25,9 @@ from roundgate.backends.shaping import ConfiguredBackend
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem
 from roundgate.settings import Origin
+
+if TYPE_CHECKING:  # loaded only if there is a policy
+    from roundgate.backends.rules import Policy
 
 T = TypeVar("T")
 
@@ -147,7 +150,11 @@ def _make(
             with report_failures(entry, origin):
                 backend = connected or make(entry, origin, shared)
             is_tolerant = bool(before) or entry.name in may_be_missing
-            named = ConfiguredBackend(backend, entry, origin, is_tolerant=is_tolerant)
+            named = ConfiguredBackend(
+                *(backend, entry, origin),
+                is_tolerant=is_tolerant,
+                has_policy=file.config.policy is not None,
+            )
             parts.backends.append(named)
             if connected is None:
                 parts.new.append(named)
@@ -203,7 +210,7 @@ def _arranged(
     origins: Mapping[str, Origin],
     file: ConfigFile,
 ) -> Catalog:
-    """Return the catalog of offers, with views, `read_more`, and search.
+    """Return the catalog of offers, with rules, views, `read_more`, and search.
 
     Raises:
         ConfigError: lists `earlier_problems`, and every problem of these parts.
@@ -213,6 +220,12 @@ def _arranged(
     served = catalog.merge(offers, page_size, earlier_problems, origins)
     served = replace(served, checks_scopes=checks_scopes)
     problems: list[Problem] = []
+    if file.config.policy is not None:
+        from roundgate.backends.rules import Policy
+
+        with _collected(problems):
+            policy = Policy.of(file.config.policy, file.origin.at("policy"))
+            served = catalog.with_rules(served, policy)
     if file.config.views:
         from roundgate.backends.views import with_views
 
@@ -236,6 +249,8 @@ def _arranged(
         continue_tool = file.config.sessions.continue_tool
         check_names(served, file.config.fallback, file.origin, continue_tool)
     problems += _unused_limits(served, file)
+    if served.policy is not None:
+        problems += _unused_rules(served, served.policy, file)
     if problems:
         raise ConfigError(problems)
     return served
@@ -254,6 +269,24 @@ def _unused_limits(served: Catalog, file: ConfigFile) -> Iterator[Problem]:
             place = file.origin.at("rate", "tools", pattern)
             remedy = "correct the name; `roundgate check` lists them, with their prefixes"
             yield place.problem(f"no tool is called {pattern!r}", remedy)
+
+
+def _unused_rules(served: Catalog, policy: Policy, file: ConfigFile) -> Iterator[Problem]:
+    """Yield a problem for each text of a rule without a tool, back end or view. Tools that may be
+    missing now count as known."""
+    from roundgate.backends.rules import unused_texts
+
+    views = {"", *(view.name for view in file.config.views)}
+    names = {tool.whole_name for tool in served.tools.values() if tool.backend}
+    if served.missing or served.is_tolerant:
+        names.clear()
+    backends = {entry.name for entry in file.backends}
+    for number, member, text in unused_texts(policy, names, backends, views):
+        effect = "allow" if policy.rules[number].allows else "deny"
+        place = file.origin.at("policy", number, effect, member)
+        kind = {"backend": "back end"}.get(member, member)
+        remedy = "correct the name; `roundgate check` lists them"
+        yield place.problem(f"no {kind} is called {text!r}", remedy)
 
 
 @contextmanager

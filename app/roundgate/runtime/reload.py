@@ -8,8 +8,9 @@ The reloader polls the files every `POLL_S`. The sections in `RESTART` cannot
 change while a process runs; the reloader logs and ignores changes of them.
 
 A half-written file may be valid and protect less, because approvals, scopes or limits at its end
-are missing. So the gateway serves a watched change that removes protection only after the files
-have been unchanged for `CONFIRM_S` and a second read removes the same protection:
+are missing. So the gateway serves a change that removes protection only after the files have been
+unchanged for `CONFIRM_S` and a second read removes the same protection. A further SIGHUP is a second
+read, too:
 
     a write ──▶ read: removes protection ──▶ a warning ──▶ CONFIRM_S without a write ──▶ read again ──▶ served
                                                        └─▶ another write ──▶ from the start
@@ -111,7 +112,7 @@ class Reloader:
         self._watches = watches
         self._has_failed = False
         self._unconfirmed: list[str] = []
-        """The protection that a watched change would remove, until the change is confirmed."""
+        """The protection that a change would remove, until the change is confirmed."""
         self._heals = False
         self._stale: set[str] = set()
         """The back ends whose servers list other tools than the gateway serves."""
@@ -134,8 +135,9 @@ class Reloader:
                 await asyncio.gather(*self._running, return_exceptions=True)
 
     def soon(self) -> None:
-        """Start a reload in this event loop without waiting for it."""
-        self._begin(self.reload())
+        """Start a reload in this event loop without waiting for it. A change that removes protection
+        is served after a second read."""
+        self._begin(self._reload_until_confirmed())
 
     def _begin(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.create_task(work)
@@ -324,6 +326,23 @@ class Reloader:
             unchanged["views"] = self._file.config.views
         return replace(read, config=read.config.model_copy(update=unchanged))
 
+    async def _reload_until_confirmed(self) -> None:
+        """Reload; read again whatever is written until a change that removes protection is
+        confirmed."""
+        while True:
+            before = self._look(whatever_may_mend=True)
+            await self.reload(confirms=True)
+            await self._confirm(before)
+            if not self._unconfirmed:
+                return
+            self._unconfirmed = []  # what has been written since then is a first read
+
+    async def _confirm(self, before: Mapping[Path, Stamp]) -> None:
+        """Read a change that removes protection again, until it is served or a file is written."""
+        while self._unconfirmed and await self._is_left_alone(before):
+            if self._unconfirmed:  # SIGHUP may have served the change meanwhile
+                await self.reload(confirms=True)
+
     async def _watch(self) -> None:
         last_stamps = self._look()
         while True:
@@ -338,9 +357,7 @@ class Reloader:
                 stamps = self._look()
             before = self._look(whatever_may_mend=True)
             await self.reload(confirms=True)
-            while self._unconfirmed and await self._is_left_alone(before):
-                if self._unconfirmed:  # SIGHUP may have served the change meanwhile
-                    await self.reload(confirms=True)
+            await self._confirm(before)
             self._unconfirmed = []
             # Compare with the states before the reload, so that a change during it is noticed. A
             # file that was not checked before keeps its current state. After a failure it counts

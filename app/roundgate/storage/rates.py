@@ -197,7 +197,7 @@ class SharedBuckets:
     def __init__(
         self, name: str, quota: Quota, rows: SessionStore, clock: Clock, most: int = MAX_CALLERS
     ) -> None:
-        self.quota = quota
+        self._quota = quota
         self._name = name
         self._rows = rows
         self._clock = clock
@@ -208,6 +208,19 @@ class SharedBuckets:
         self._away_until_ms = 0.0
         self._is_away = False
         """Whether the last use of the store failed."""
+
+    @property
+    def quota(self) -> Quota:
+        """The quota of a caller. With another one, callers whose buckets were empty are looked at
+        again at once."""
+        return self._quota
+
+    @quota.setter
+    def quota(self, quota: Quota) -> None:
+        if quota != self._quota:
+            self._quota = self._alone.quota = quota
+            for held in self._known.values():
+                held.empty_until_ms = 0
 
     def take(self, caller: Caller) -> int | Awaitable[int]:
         """Take a token, as `Buckets.take` does."""
@@ -242,7 +255,6 @@ class SharedBuckets:
         if now_ms < held.empty_until_ms:
             return ceil(held.empty_until_ms - now_ms)
         if now_ms < self._away_until_ms:
-            self._alone.quota = self.quota
             return self._alone.take(caller)
         return None
 
@@ -270,6 +282,8 @@ class SharedBuckets:
             is_absent = not self._is_known(held, now_ms) and not await self._read(key, held)
             parts, at_ms = (quota.capacity, now_ms) if is_absent else self._parts(held, now_ms)
             if parts < TOKEN:
+                if quota is not self._quota:  # changed meanwhile; `take` looks again
+                    return
                 pause_ms = quota.wait_ms(quota.capacity) // LOOKS
                 self._pause(held, max(quota.wait_ms(TOKEN - parts), pause_ms))
                 return

@@ -18,7 +18,9 @@ from roundgate.tasks.outcome import Ended as Ended
 from roundgate.tasks.outcome import ended as ended
 from roundgate.tasks.outcome import failure_reason as failure_reason
 from roundgate.tasks.outcome import log_failure as log_failure
+from roundgate.tasks.outcome import refusal_reason as refusal_reason
 from roundgate.tasks.outcome import said_by as said_by
+from roundgate.tasks.outcome import tell_refused as tell_refused
 from roundgate.tasks.outcome import tool_result as tool_result
 from roundgate.tasks.service import Tasks as Tasks
 from roundgate.tasks.watch import Watch as Watch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,10 @@ class TaskCall:
     """The id of the task whose work this one continues. The handler and its services see that id,
     so that the keys of its steps stay the same."""
 
+    claims: Mapping[str, Sequence[str]] | None = None
+    """The values of the claims that rules of `policy` named when the task was created; `None` if
+    there was no policy."""
+
     def to_bytes(self) -> bytes:
         """Return the call as the store keeps it."""
         principal = self.principal
@@ -57,6 +61,8 @@ class TaskCall:
             "substituted": dict(self.substituted),
             "continues": self.continues,
         }
+        if self.claims is not None:  # a worker of an earlier version cannot read this member
+            facts["claims"] = dict(self.claims)
         return json.encode(facts)
 
     @classmethod

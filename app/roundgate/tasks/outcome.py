@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from roundgate.auth import Principal
 from roundgate.backends import Returned
 from roundgate.clock import Clock
 from roundgate.errors import (
+    ArgumentsRefused,
     BackendError,
+    CallRefused,
     CallTimeout,
     GatewayError,
     ProtocolError,
@@ -23,6 +26,7 @@ from roundgate.errors import (
     ToolError,
 )
 from roundgate.observability import place_of
+from roundgate.observability.metrics import Metrics
 from roundgate.protocol import NEWEST, Status, ToolResult
 from roundgate.protocol.tasks import TaskView
 from roundgate.replay import Completed, Failed, find_failed_steps
@@ -78,9 +82,25 @@ def failure_reason(outcome: Completed[Returned] | Failed) -> str | None:
             return "timeout"
         case Failed(BackendError(reason=str() as reason)) if reason:
             return reason
+        case Failed(ArgumentsRefused() as error):
+            return refusal_reason(error)
         case Failed(error):
             return type(error).__name__
     return None
+
+
+def refusal_reason(error: CallRefused | ArgumentsRefused) -> str:
+    """Return the reason of a refusal by `policy`, for the log and the audit log."""
+    return f"refused by {error.rule}"
+
+
+def tell_refused(
+    error: CallRefused | ArgumentsRefused, principal: Principal, metrics: Metrics
+) -> None:
+    """Count and log a call that a rule of `policy` refuses."""
+    metrics.refused(error.rule)
+    fields = {"rule": error.rule, **principal.names}
+    log.info("the policy refuses a call", extra={"fields": fields})
 
 
 def log_failure(what: str, error: Exception, clock: Clock) -> str:

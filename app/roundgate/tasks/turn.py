@@ -40,6 +40,7 @@ from typing import Any, Final, NoReturn
 
 from roundgate.clock import Clock
 from roundgate.errors import (
+    ArgumentsRefused,
     CallTimeout,
     HandlerVersionError,
     InternalError,
@@ -391,7 +392,9 @@ class Carrier:
                 most, shows_errors = self._means.config.max_result_bytes, self._means.shows_errors
                 end = ended(outcome, tool, self._clock, most, shows_errors=shows_errors)
                 reason = outcome.error if isinstance(outcome, Failed) else None
-                await self._finish(end, is_early=isinstance(reason, TaskTimeout | JobLeft))
+                await self._finish(
+                    end, is_early=isinstance(reason, TaskTimeout | JobLeft | ArgumentsRefused)
+                )
                 if end.ending is not Ending.STEP_FAILED:
                     return Turn.FINISHED
                 self._log_failed_steps(end.failed_steps)

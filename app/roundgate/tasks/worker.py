@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Final
 from roundgate.backends import Catalog, CatalogSource, ServedTool
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import (
+    ArgumentsRefused,
     CleanedUp,
     LeaseLost,
     NotCancelled,
@@ -70,7 +71,7 @@ from roundgate.storage import OpenTask, TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall, make_journal
 from roundgate.tasks.events import NotClaimed, Sending
 from roundgate.tasks.lease import ClockTrust
-from roundgate.tasks.outcome import failure_reason
+from roundgate.tasks.outcome import failure_reason, tell_refused
 from roundgate.tasks.running import Outcome, Patience, Running, to_its_end
 from roundgate.tasks.stored import Claimed, Move, StoredTasks
 from roundgate.tasks.turn import CLEANUP_PAUSES_S, Carrier, Means, Turn
@@ -346,6 +347,7 @@ class Worker:
         cleanup: Cleanup | None = None,
     ) -> Call:
         offered = _offered(task_call, catalog)
+        served = None if offered is None else offered.tools.get(task_call.tool)
         return Call(
             principal=task_call.principal,
             meta=task_call.meta(),
@@ -356,6 +358,9 @@ class Worker:
             rows_of=None if self._rows_of is None else self._rows_of(task_call.view),
             read=None if offered is None else offered.read_resource,
             external=None if self._external is None or cleanup else self._external(record),
+            authorize=None
+            if served is None or served.rules is None
+            else served.rules.authorizer(task_call.principal, task_call.claims or {}),
             cleanup=cleanup,
         )
 
@@ -383,6 +388,9 @@ class Worker:
         with self._tracing.turn(task_call.origin, ids, record.attempts + 1) as span:
             outcome = await running.outcome(lambda: served.call(context, dict(task_call.arguments)))
             span.end("tool_error" if isinstance(outcome, Failed) else "ok")
+        match outcome:
+            case Failed(ArgumentsRefused() as refusal):
+                tell_refused(refusal, task_call.principal, self._metrics)
         if isinstance(outcome, Completed | Failed):
             self._reasons[running.carrier.ref] = failure_reason(outcome)
         return outcome

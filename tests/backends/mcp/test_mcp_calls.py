@@ -58,6 +58,17 @@ async def test_a_call_beyond_a_limit_does_not_reach_the_server() -> None:
         assert len(reached) == statuses.count(200)
 
 
+async def test_arguments_that_a_rule_refuses_do_not_reach_the_server() -> None:
+    small = {"properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
+    rules = [{"allow": {"backend": "up", "tool": "up__t", "arguments": small}}]
+    async with scripted(Upstream()) as server, gateway_of(entry(server), policy=rules) as mcp:
+        for arguments in ({}, {"n": 10}, {"n": "1"}, {"N": 1}, {"n": 1e9}, {"n": [1]}):
+            assert "does not allow this call" in said(await mcp.call("up__t", arguments))
+        assert not [one for one in server.asked if one.rpc == "tools/call"]
+        await mcp.call("up__t", {"n": 9})
+        assert sent(server).params["arguments"] == {"n": 9}
+
+
 async def test_a_result_arrives_as_it_was_sent() -> None:
     whole = {
         "content": [

@@ -324,7 +324,7 @@ async def test_a_resource_that_clients_would_refuse_is_left_out(shelf: Shelf) ->
 
 async def test_definitions_and_contents_pass_with_members_that_are_not_known() -> None:
     hop = {"io.modelcontextprotocol/x": 1, "com.example/y": 2}
-    contents = {"uri": "r:1", "text": "", "com.example": [1.5], "_meta": dict(hop)}
+    contents = {"text": "", "com.example": [1.5], "_meta": dict(hop), "uri": "r:1", "z": None}
     answered = {"contents": [contents], "extra": {"a": None}, "_meta": dict(hop), "ttlMs": 9}
 
     class Odd(Shelf):
@@ -343,6 +343,7 @@ async def test_definitions_and_contents_pass_with_members_that_are_not_known() -
         assert listed == resource("r:1", size=1, _meta={"com.example/y": 2}, new=True)
         got = (await mcp.post("resources/read", {"uri": "r:1"})).json()["result"]
         assert got["contents"] == [{**contents, "_meta": {"com.example/y": 2}}]
+        assert list(got["contents"][0]) == list(contents), "in the server's order"
         assert got["extra"] == {"a": None}
         assert got["_meta"]["com.example/y"] == 2
         assert (got["ttlMs"], got["cacheScope"]) == (0, "private")

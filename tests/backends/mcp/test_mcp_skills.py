@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 
 from roundgate.auth import Principal
 from roundgate.backends.mcp import backend as mcp_backend
+from roundgate.cli import main
 from roundgate.methods.parts import Scopes
+from roundgate.observability.metrics import Metrics
 from roundgate.runtime import loading
 from roundgate.settings import Settings
-from tests.support.asgi import STATE_KEY, Client, built, client, stoppable
+from tests.support.asgi import STATE_KEY, Client, built, client, config_of, stoppable
 from tests.support.issuer import PUBLIC_URL, bearer, guarded, jwks, token
 from tests.support.scripted import Asked, Scripted, error, result, scripted
 from tests.support.services import answer as reply
@@ -332,7 +335,7 @@ async def test_skills_need_the_scopes_of_the_resources_of_their_server() -> None
                 read = await mcp.post("resources/directory/read", directory, **who)
                 assert read.status_code == status
         snapshot = await asyncio.to_thread(loading.load, file)
-        scopes = Scopes(snapshot.catalog, are_checked=True)
+        scopes = Scopes(snapshot.catalog, Metrics(), are_checked=True)
         for granted in (frozenset[str](), frozenset({"read"})):
             caller = Principal("issuer", "subject", scopes=granted)
             assert scopes.may_subscribe(uri, caller, "") is bool(granted)
@@ -350,3 +353,59 @@ async def test_a_change_at_the_server_is_listed(monkeypatch: pytest.MonkeyPatch)
 
 async def _count(mcp: Client) -> int:
     return len(await uris(mcp))
+
+
+async def test_skills_that_differ_from_the_lock_file_are_quarantined(tmp_path: Path) -> None:
+    server = Server(skill("acme/refunds"), skill("acme/live", resources="dynamic"))
+    listed = skill("acme/refunds")["uri"]
+    async with scripted(server) as at:
+        backends = {"backends": [entry(at, changes="quarantine")]}
+        config, path = config_of(backends, tmp_path), tmp_path / "gateway.yaml"
+        path.write_text(json.dumps(backends))
+        assert await asyncio.to_thread(main, ["compile", str(path)]) == 0
+        lock = tmp_path / "up.lock"
+        assert json.loads(lock.read_text())["skills"].keys() == {
+            "skill://acme/refunds/SKILL.md",
+            "skill://acme/live/SKILL.md",
+        }
+        app = await asyncio.to_thread(built, config)
+        async with stoppable(app), client(app) as mcp:
+            refunds, live = "skill://up/acme/refunds", "skill://up/acme/live"
+            assert await uris(mcp) == [f"{refunds}/SKILL.md", f"{live}/SKILL.md"]
+
+            async def is_readable(uri: str) -> bool:
+                return "result" in (await mcp.post("resources/read", {"uri": uri})).json()
+
+            for uri in ("SKILL.md", "a/b.md"):
+                assert await is_readable(f"{refunds}/{uri}")
+            assert await is_readable(f"{live}/any.md")
+            for uri in (
+                f"{refunds}/other.md",  # the accepted entry does not name it
+                f"{live}/../refunds/other.md",
+                f"{live}/%2e%2e/refunds/other.md",
+                "skill://up/hidden/one/SKILL.md",  # not listed, so not accepted
+            ):
+                assert not await is_readable(uri)
+            assert (await code(mcp, "skills/get", uri="skill://up/hidden/one/SKILL.md")) == -32602
+            server.skills[0] = {
+                **server.skills[0],
+                "resources": [{"uri": listed, "digest": DIGEST.replace("a1", "b2"), "size": 9}],
+            }
+            server.skills.append(skill("acme/new"))
+            assert (await code(mcp, "skills/get", uri=f"{refunds}/SKILL.md")) == -32602
+            await until([f"{live}/SKILL.md"], lambda: uris(mcp))
+            assert not await is_readable(f"{refunds}/SKILL.md")
+            assert (await health(mcp))["changed"] == ["skill://acme/new/SKILL.md", listed]
+            assert await asyncio.to_thread(main, ["compile", str(path)]) == 0
+        app = await asyncio.to_thread(built, config)
+        async with stoppable(app), client(app) as mcp:
+            assert len(await uris(mcp)) == 3
+
+
+async def test_a_lock_file_without_skills_quarantines_all(tmp_path: Path) -> None:
+    (tmp_path / "up.lock").write_text('{"version": 1, "tools": {}, "prompts": {}, "templates": {}}')
+    async with scripted(Server(skill("acme/refunds"))) as at:
+        config = config_of({"backends": [entry(at, changes="quarantine")]}, tmp_path)
+        app = await asyncio.to_thread(built, config)
+        async with stoppable(app), client(app) as mcp:
+            assert await uris(mcp) == []

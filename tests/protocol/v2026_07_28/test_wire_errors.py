@@ -15,9 +15,11 @@ from mcp_types import _v2026_07_28 as official
 import roundgate
 from roundgate.errors import (
     AnswerInvalid,
+    ArgumentsRefused,
     AuthError,
     AuthorizationFailed,
     BackendError,
+    CallRefused,
     CallTimeout,
     ClientError,
     ConfigError,
@@ -68,6 +70,7 @@ ON_THE_WIRE: list[tuple[GatewayError, int, int]] = [
     (InvalidRequest("no message", 7), -32600, 400),
     (MethodNotFound("no method", ["2026-07-28"]), -32601, 404),
     (InvalidParams("no params"), -32602, 400),
+    (CallRefused("refund", "policy"), -32602, 400),
     (ResourceNotFound("file:///a"), -32602, 400),
     (HeaderMismatch("no header"), -32020, 400),
     (MissingCapability("no capability", {"sampling": {}}), -32021, 400),
@@ -95,6 +98,7 @@ def tree_of(cls: type[GatewayError]) -> Iterator[type[GatewayError]]:
 NEVER_ON_THE_WIRE = {
     GatewayError: "the base of the tree",
     ToolError: "a result with isError",
+    ArgumentsRefused: "a result with isError",
     CallTimeout: "a result with isError",
     UsageError: "ends a command of the command line",
     Declined: "a result with isError",

@@ -118,3 +118,13 @@ async def hang() -> str:
     """Stops the event loop, so that nobody can put an end to it but AWS Lambda."""
     time.sleep(60)  # noqa: ASYNC251
     return "hung"
+
+
+@tool
+async def count(ctx: Context, gates: str) -> str:
+    """Reports two steps, each when a file allows it."""
+    for step in (1, 2):
+        while not (Path(gates) / str(step)).exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await ctx.progress(step, total=2)
+    return "counted"

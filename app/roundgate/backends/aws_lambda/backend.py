@@ -94,8 +94,8 @@ def _check(tool: LambdaToolConfig) -> None:
             more |= {RESPONSES}
         if clashes := sorted(arguments & more):
             raise ValueError(
-                f"input_schema: {', '.join(clashes)} is a name of the gateway; use another name, or set "
-                "payload.arguments_in"
+                f"input_schema: the gateway uses {', '.join(clashes)} itself; use other names, or set"
+                " payload.arguments_in"
             )
     if tool.job is not None:
         check_job(tool.job, arguments)

@@ -267,7 +267,8 @@ def _check_places(placed: Sequence[Argument], taken: Taken) -> None:
             )
         if (location, key) in first_names:
             raise ValueError(
-                f"arguments {first_names[location, key]!r} and {argument.name!r} are both {wire_name!r} in {location}"
+                f"arguments {first_names[location, key]!r} and {argument.name!r} are both {wire_name!r} in {location};"
+                " set `as` of one of them"
             )
         first_names[location, key] = argument.name
 

@@ -194,7 +194,8 @@ class McpBackend:
             lists, requests, self._config.resources, self._uris, self._listening, self._clock
         )
         skills, other_skills = ServerSkills.from_list(
-            snapshot.skills, self._server, self._clock, self._config.resources
+            *(snapshot.skills, self._server, self._clock, self._config.resources),
+            self._pins.accepts_skill if self._pins.quarantines else None,
         )
         prompts = [
             prompt for prompt in prompts if prompt.definition["name"] not in quarantined["prompts"]
@@ -204,6 +205,7 @@ class McpBackend:
             resource
             for resource in resources
             if resource.definition.get("uriTemplate") not in templates
+            and self._may_read(resource.definition.get("uri", ""), skills)
         ]
         refused = {
             **lists.faults,
@@ -260,8 +262,14 @@ class McpBackend:
         starts = {uris.start(SCHEME)} if has_pages(snapshot.info, snapshot.usable) else set()
         if snapshot.skills.is_declared:
             starts |= skills.starts
-        part = self._config.resources
-        return {start: unlisted_resource(start, self._requests, part, uris) for start in starts}
+        part, requests = self._config.resources, self._requests
+        may_read = partial(self._may_read, skills=skills)
+        return {start: unlisted_resource(start, requests, part, uris, may_read) for start in starts}
+
+    @staticmethod
+    def _may_read(uri: str, skills: ServerSkills) -> bool:
+        """Return whether a resource is not a file of a quarantined skill."""
+        return not uri.startswith(tuple(skills.starts)) or skills.may_read(uri)
 
     # -- the lock file -----------------------------------------------------------------------------
 

@@ -161,7 +161,7 @@ class McpBackendConfig(RemoteConfig):
 
     changes: Literal["take", "announce", "quarantine"] = Field(
         "take",
-        description="The treatment of a tool, prompt or template that differs from the lock file.",
+        description="The treatment of a tool, prompt, template or skill that differs from the lock file.",
     )
     lock: str | None = Field(
         None,

@@ -1,10 +1,11 @@
 """The lock file of a server: digests of the definitions that an operator has accepted.
 
 `roundgate compile` writes the file beside gateway.yaml, and the gateway compares later definitions
-with it, so a server cannot change the text that a model reads unnoticed. Tools, prompts and resource
-templates are pinned. Single resources are not, because their list is data.
+with it, so a server cannot change the text that a model reads unnoticed. Tools, prompts, resource
+templates and skills are pinned; the entry of a skill has the digests of its files. Single resources
+are not, because their list is data.
 
-    {"version": 1, "tools": {"search": "9f86…"}, "prompts": {}, "templates": {}}
+    {"version": 1, "tools": {"search": "9f86…"}, "prompts": {}, "templates": {}, "skills": {}}
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ KINDS: Final[Mapping[str, str]] = {
     "tools": "name",
     "prompts": "name",
     "templates": "uriTemplate",
+    "skills": "uri",
 }
 """The member that identifies a definition, by kind."""
 MAX_BYTES: Final = 16_000_000
-"""The maximum size of a lock file, in bytes: enough for three lists of the longest names."""
+"""The maximum size of a lock file, in bytes: enough for four lists of the longest names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ class Lock:
         value: Any = json.loads(path.read_bytes())
         if not isinstance(value, dict) or value.get("version") != VERSION:
             raise ValueError(f"is not a lock file of version {VERSION}")
-        digests = {kind: value.get(kind) for kind in KINDS}
+        # files of earlier releases have no skills
+        digests = {kind: value.get(kind, {} if kind == "skills" else None) for kind in KINDS}
         if not all(isinstance(names, dict) for names in digests.values()):
             raise ValueError(f"must have an object for each of {', '.join(KINDS)}")
         return cls(digests)  # type: ignore[arg-type]  # checked above; digests are only compared

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.lock import KINDS, Lock
@@ -20,6 +20,7 @@ from roundgate.backends.mcp.snapshot import Snapshot
 from roundgate.backends.mcp.tools import MAX_NAME
 from roundgate.clock import Clock
 from roundgate.errors import BackendError, ConfigError
+from roundgate.protocol import without_none
 from roundgate.settings import Origin
 
 COMPARED_S: Final = 10.0
@@ -61,6 +62,11 @@ class Pins:
         """The names of definitions that differ from the lock file."""
 
     @property
+    def quarantines(self) -> bool:
+        """Whether definitions that differ from the lock file are not served."""
+        return self._config.changes == "quarantine"
+
+    @property
     def files(self) -> frozenset[Path]:
         """The lock file, if definitions are compared with it."""
         return frozenset() if self._config.changes == "take" else frozenset({self.path})
@@ -97,7 +103,7 @@ class Pins:
             for kind, definitions in snapshot.pinned.items()
         }
         names = sorted({name[:MAX_NAME] for reasons in differences.values() for name in reasons})
-        quarantines = self._config.changes == "quarantine"
+        quarantines = self.quarantines
         if names and names != self.differing:
             fields = {"backend": self._config.name, "n": len(names)}
             fields |= {"names": names[:MAX_LOGGED_NAMES], "are_served": not quarantines}
@@ -107,6 +113,10 @@ class Pins:
         self.differing = names
         return differences if quarantines else none
 
+    def accepts_skill(self, definition: Mapping[str, Any]) -> bool:
+        """Return whether the lock file has a skill as the server describes it now."""
+        return self._lock is None or not self._lock.differences("skills", [definition])
+
     async def require_accepted(self, name: str) -> None:
         """Compare the server's current definition of a tool with the lock file.
 
@@ -114,7 +124,7 @@ class Pins:
             BackendError: the definition is quarantined, the server does not list the tool, or its
                 list cannot be read.
         """
-        if self._lock is None or self._config.changes != "quarantine":
+        if self._lock is None or not self.quarantines:
             return
         async with self._comparing:
             now_ms = self._clock.monotonic_ms()
@@ -136,8 +146,9 @@ class Pins:
         Raises:
             ConfigError: a list could not be read, or the file cannot be written.
         """
-        if snapshot.lists.faults:
-            method, reason = next(iter(snapshot.lists.faults.items()))
+        faults = {**snapshot.lists.faults, **without_none(**{"skills/list": snapshot.skills.fault})}
+        if faults:
+            method, reason = next(iter(faults.items()))
             remedy = (
                 "correct it at the server; definitions that are not pinned would be quarantined"
             )

@@ -3,7 +3,7 @@ All are forwarded unchanged, except for members that belong to one hop, and URIs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -134,24 +134,37 @@ def _contents(raw: Json, uris: Uris, server: str) -> ResourceContents:
         UnexpectedAnswer: the contents have no URI, or neither text nor base64.
     """
     uri, text, blob, meta = (raw.get(name) for name in ("uri", "text", "blob", "_meta"))
+    kind = raw.get("mimeType")
     passed_meta = own_meta(meta) or None if isinstance(meta, dict) else None
-    own = ("uri", "text", "blob", "mimeType", "_meta")
-    others = {name: value for name, value in raw.items() if name not in own}
+    known = {"uri": uri, "mimeType": kind, "_meta": passed_meta}
+    known |= {"text": text} if isinstance(text, str) else {"blob": blob}
+    forwarded = {  # in the server's order
+        name: value
+        for name, value in raw.items()
+        if name not in ("uri", "text", "blob", "mimeType", "_meta") or known.get(name) is not None
+    }
     if isinstance(uri, str) and isinstance(text, str):
-        return TextResourceContents(uris.ours(uri), text, raw.get("mimeType"), passed_meta, others)
+        return TextResourceContents(uris.ours(uri), text, kind, passed_meta, forwarded)
     if isinstance(uri, str) and isinstance(blob, str):
-        return BlobResourceContents(uris.ours(uri), blob, raw.get("mimeType"), passed_meta, others)
+        return BlobResourceContents(uris.ours(uri), blob, kind, passed_meta, forwarded)
     raise UnexpectedAnswer(f"{server} answered with contents that have neither text nor blob")
 
 
-def unlisted_resource(start: str, requests: Requests, config: PartConfig, uris: Uris) -> Resource:
-    """Return a resource that reads every URI that begins with `start`, listed or not.
+def unlisted_resource(
+    start: str,
+    requests: Requests,
+    config: PartConfig,
+    uris: Uris,
+    may_read: Callable[[str], bool],
+) -> Resource:
+    """Return a resource that reads every URI that begins with `start`, listed or not, if `may_read`
+    allows it.
 
     `include` selects from lists only; `exclude` applies to these URIs, too.
     """
 
     async def read(context: Context, uri: str, values: Mapping[str, Any]) -> ForwardedRead:
-        if config.excludes(uris.theirs(uri)):
+        if config.excludes(uris.theirs(uri)) or not may_read(uri):
             raise ResourceNotFound(uri)
         return await _read(requests, uris, context, uri, values)
 

@@ -11,9 +11,9 @@ goes to the server, so a host that sees a changed file can get its new digest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
 from roundgate.backends.base import Directory
@@ -39,6 +39,8 @@ from roundgate.errors import (
 from roundgate.protocol import skills
 from roundgate.protocol.skills import DYNAMIC, EXTENSION, SKILL_FILE, children_of, media_type
 
+Accepts: TypeAlias = Callable[[Mapping[str, Any]], bool]
+"""Returns whether the lock file has a skill as the server describes it."""
 LIMIT_S: Final = 10.0
 """The timeout of a request about a skill or directory, in seconds."""
 _UNKNOWN: Final = ("error -32602", "error -32002")
@@ -94,19 +96,27 @@ class ServerSkills:
     """The gateway's URIs, which have the name of the back end in all schemes."""
     entries: Sequence[Mapping[str, Any]]
     has_directories: bool
+    accepts: Accepts | None
+    """Tells accepted skills from quarantined ones; `None` accepts all."""
 
     @classmethod
     def from_list(
-        cls, skill_list: SkillList, server: Server, clock: Clock, config: PartConfig
+        cls,
+        skill_list: SkillList,
+        server: Server,
+        clock: Clock,
+        config: PartConfig,
+        accepts: Accepts | None,
     ) -> tuple[ServerSkills, list[LeftOut]]:
-        """Return the skills of a list that can be served, and records of the others."""
+        """Return the skills of a list that can be served, and records of the others, except of
+        quarantined skills."""
         uris = Uris(server.name, is_named=True)
         entries: dict[str, Mapping[str, Any]] = {}
         others: list[LeftOut] = []
         for raw in skill_list.entries:
             try:
                 entry = entry_from_wire(raw, uris)
-                if config.excludes(raw["uri"]):
+                if config.excludes(raw["uri"]) or not (accepts is None or accepts(raw)):
                     continue
                 if entry["uri"] in entries:
                     raise ValueError("the server lists another skill with this uri")
@@ -114,7 +124,9 @@ class ServerSkills:
             except ValueError as error:
                 others.append(left_out(raw, "uri", error))
         listed = list(entries.values())
-        return cls(server, clock, config, uris, listed, skill_list.has_directories), others
+        # a directory of the server may have files of quarantined skills
+        has_directories = skill_list.has_directories and accepts is None
+        return cls(server, clock, config, uris, listed, has_directories, accepts), others
 
     @property
     def scopes(self) -> frozenset[str]:
@@ -138,6 +150,8 @@ class ServerSkills:
             return None
         try:
             entry = entry_from_wire(result.get("skill"), self.uris)
+            if self.accepts is not None and not self.accepts(result["skill"]):
+                return None
         except ValueError as error:
             raise UnexpectedAnswer(
                 f"{self.server.name} answered with a malformed skill: {error}"
@@ -145,6 +159,20 @@ class ServerSkills:
         if entry["uri"] != uri:
             raise UnexpectedAnswer(f"{self.server.name} answered about a different skill")
         return entry
+
+    def may_read(self, uri: str) -> bool:
+        """Return whether a file of a skill may be read, by the gateway's URI. In quarantine, that is
+        a file that an accepted skill names; the host verifies its digest."""
+        if self.accepts is None:
+            return True
+        for entry in self.entries:
+            folder, files = entry["uri"].removesuffix(SKILL_FILE), entry["resources"]
+            if files != DYNAMIC and (uri == entry["uri"] or any(uri == f["uri"] for f in files)):
+                return True
+            steps = unquote(uri.removeprefix(folder)).split("/")
+            if files == DYNAMIC and uri.startswith(folder) and not {"", ".", ".."} & {*steps}:
+                return True
+        return False
 
     async def directory(self, uri: str, cursor: str | None) -> Directory | None:
         """See `SkillSource`. If the server does not list directories, derive the children from the

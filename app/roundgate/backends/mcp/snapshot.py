@@ -48,6 +48,7 @@ class Snapshot:
             "tools": self.definitions,
             "prompts": self.lists.get("prompts/list"),
             "templates": self.lists.get("resources/templates/list"),
+            "skills": self.skills.entries,
         }
 
     def offers_the_same_as(self, other: Snapshot | None) -> bool:

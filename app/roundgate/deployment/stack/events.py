@@ -25,11 +25,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from roundgate.deployment.stack.functions import (
-    InvocationFailed,
     PayloadTooLarge,
     Pool,
     Throttled,
 )
+from roundgate.deployment.stack.runtime_api import InvocationFailed
 
 INTEGRATION_S: Final = 30
 MAX_REQUEST_BYTES: Final = 10 * 1024 * 1024
@@ -102,7 +102,7 @@ class Front:
         for allowed, pattern in self._routes:
             if allowed == DEFAULT:
                 return DEFAULT
-            if allowed in ("ANY", method) and _matches(pattern, path.split("/")):
+            if allowed in ("ANY", method) and matches(pattern, path.split("/")):
                 return f"{allowed} {'/'.join(pattern)}"
         return None
 
@@ -151,7 +151,7 @@ def _generality(route: tuple[str, list[str]]) -> tuple[bool, ...]:
     return method == DEFAULT, pattern[-1].endswith("+}"), has_variables, method == "ANY"
 
 
-def _matches(pattern: list[str], path: list[str]) -> bool:
+def matches(pattern: list[str], path: list[str]) -> bool:
     for place, part in enumerate(pattern):
         if part.endswith("+}"):
             return len(path) > place

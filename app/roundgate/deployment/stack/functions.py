@@ -18,32 +18,27 @@ import threading
 import time
 import zipfile
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 
 from roundgate.deployment import machine
+from roundgate.deployment.stack.runtime_api import InvocationFailed as InvocationFailed
+from roundgate.deployment.stack.runtime_api import RuntimeApi, Streamed
 from roundgate.deployment.template import Function
-from roundgate.errors import Inside
 
 START_S = 20
 MAX_PAYLOAD_BYTES = 6 * 1024 * 1024
 """The limit on an event as JSON, in bytes. The emulator itself limits answers to 100 bytes more, as
 AWS does."""
 INVOCATION = "/2015-03-31/functions/function/invocations"
-
-
-class InvocationFailed(Inside):
-    """A function of the local stack raised an error, timed out, or its environment died. `said` is
-    AWS's response to the invoker."""
-
-    def __init__(self, message: str, error: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message)
-        self.said = error or {"errorType": "Runtime.ExitError", "errorMessage": message}
+WRAPPER = "AWS_LAMBDA_EXEC_WRAPPER"
+LOOK_S = 0.05
+"""The seconds between two checks whether the process of a streamed invocation is alive."""
 
 
 class PayloadTooLarge(InvocationFailed):
@@ -91,6 +86,9 @@ class Environment:
     invocations: int = 0
     starts: int = 0
     is_ended: bool = False
+    api: RuntimeApi | None = None
+    """The Runtime API of an environment that streams; others have the emulator's."""
+    api_address: str = ""
     _ending: threading.Lock = field(default_factory=threading.Lock)
     _ports: ExitStack = field(default_factory=ExitStack)
 
@@ -102,6 +100,18 @@ class Environment:
     def is_alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
+    @property
+    def streams(self) -> bool:
+        """Whether the function replaces AWS's runtime by a loop of its own."""
+        return WRAPPER in self.function.environment
+
+    async def listen(self) -> None:
+        """Start a Runtime API for the next process: the former one may have an open request."""
+        if self.api is not None:
+            self.api.close()
+        self.api = RuntimeApi()
+        self.api_address = await self.api.start()
+
     def start(self) -> None:
         """Start the process. The emulator begins the init phase with the first invocation.
 
@@ -111,14 +121,9 @@ class Environment:
         with self._ending, self.log.open("ab") as sink:
             if self.is_ended:
                 raise InvocationFailed(f"{self.name} was ended and is not started again")
+            runtime = [str(self.tools.python), "-m", "awslambdaric", self.function.handler]
             self.process = subprocess.Popen(
-                [
-                    *self._emulator(),
-                    str(self.tools.python),
-                    "-m",
-                    "awslambdaric",
-                    self.function.handler,
-                ],
+                [*(self._wrapper() if self.streams else self._emulator()), *runtime],
                 cwd=self.code,
                 env=self.environ(),
                 stdout=sink,
@@ -126,13 +131,17 @@ class Environment:
                 start_new_session=True,
             )
         until = time.monotonic() + START_S
-        while not machine.is_listening(self.port):
+        while not self.streams and not machine.is_listening(self.port):
             if time.monotonic() > until or not self.is_alive:
                 raise InvocationFailed(
                     f"{self.name} did not start; its log:\n{self.log.read_text()[-2000:]}"
                 )
             time.sleep(0.01)
         self.starts += 1
+
+    def _wrapper(self) -> list[str]:
+        script = self.function.environment[WRAPPER].removeprefix("/var/task/")
+        return ["sh", str(self.code / script)]
 
     def _emulator(self) -> list[str]:
         self._ports.close()
@@ -159,6 +168,7 @@ class Environment:
             "PYTHONDONTWRITEBYTECODE": "1",
             **function.environment,
             **self.variables,
+            **({"AWS_LAMBDA_RUNTIME_API": self.api_address} if self.streams else {}),
         }
 
     def kill(self) -> None:
@@ -174,6 +184,8 @@ class Environment:
         with self._ending:
             self.is_ended = True
             self._ports.close()
+        if self.api is not None:
+            self.api.close()
         self.kill()
 
 
@@ -247,24 +259,42 @@ class Pool:
             Throttled: the account's concurrency limit is reached.
             InvocationFailed: the function failed.
         """
-        payload = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
-        if len(payload) > MAX_PAYLOAD_BYTES:
-            raise PayloadTooLarge(f"the event has {len(payload)} bytes")
-        running = asyncio.create_task(self._counted(payload, client_context))
+        payload = _encoded(event)
+        return await asyncio.shield(
+            self._begun(lambda environment: self._invoke(environment, payload, client_context))
+        )
+
+    async def stream(self, event: Any) -> Streamed:
+        """Begin an invocation whose response streams; return it. Its errors are those of `invoke`,
+        and come with its chunks, except PayloadTooLarge."""
+        streamed = Streamed(_encoded(event), self.environments[0].function.timeout_s)
+
+        def end(done: asyncio.Task[Any]) -> None:
+            error = None if done.cancelled() else done.exception()
+            if not isinstance(error, InvocationFailed):
+                error = InvocationFailed("the environment ended")
+            streamed.end(error)  # no effect on a response that has ended
+
+        running = self._begun(lambda environment: self._stream(environment, streamed))
+        running.add_done_callback(end)
+        return streamed
+
+    def _begun(self, run: Run) -> asyncio.Task[Any]:
+        running = asyncio.create_task(self._counted(run))
         self._running.add(running)
         running.add_done_callback(self._ended)
-        return await asyncio.shield(running)
+        return running
 
     def _ended(self, running: asyncio.Task[Any]) -> None:
         self._running.discard(running)
         if not running.cancelled():
             running.exception()  # mark it as retrieved: the caller may be cancelled
 
-    async def _counted(self, payload: bytes, context: str) -> Any:
+    async def _counted(self, run: Run) -> Any:
         try:
             with self.account.execution():
                 self.counts["Invocations"] += 1
-                return await self._run(payload, context)
+                return await self._run(run)
         except Throttled:
             self.counts["Throttles"] += 1
             raise
@@ -272,14 +302,16 @@ class Pool:
             self.counts["Errors"] += 1
             raise
 
-    async def _run(self, payload: bytes, context: str) -> Any:
+    async def _run(self, run: Run) -> Any:
         environment = await self._free.get()
         try:
             if not environment.is_alive:
+                if environment.streams:
+                    await environment.listen()
                 await asyncio.to_thread(environment.start)
             environment.invocations += 1
             self.recent.append(environment.name)
-            return await self._invoke(environment, payload, context)
+            return await run(environment)
         finally:
             self._free.put_nowait(environment)
 
@@ -305,12 +337,39 @@ class Pool:
             )
         return result
 
+    async def _stream(self, environment: Environment, streamed: Streamed) -> None:
+        """Run an invocation to the end of its response."""
+        assert environment.api is not None
+        environment.api.invoke(streamed)
+        while not streamed.is_over.is_set():
+            if not environment.is_alive:
+                streamed.fail(environment.api.init_error or {"errorType": "Runtime.ExitError"})
+            elif time.monotonic() > streamed.ends_s:
+                environment.kill()
+                streamed.fail({"errorType": "Sandbox.Timedout"})
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await streamed.is_over.wait()
+        if streamed.error is not None:
+            raise streamed.error
+
     def close(self) -> None:
         """End all environments."""
         for running in self._running:
             running.cancel()
         for environment in self.environments:
             environment.end()
+
+
+Run: TypeAlias = Callable[[Environment], Awaitable[Any]]
+
+
+def _encoded(event: Any) -> bytes:
+    """Return an event as Lambda gets it; raise PayloadTooLarge if it does not accept it."""
+    payload = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise PayloadTooLarge(f"the event has {len(payload)} bytes")
+    return payload
 
 
 def unpack(source: Path, directory: Path) -> Path:

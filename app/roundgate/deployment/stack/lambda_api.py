@@ -34,12 +34,12 @@ from starlette.responses import JSONResponse, Response
 from roundgate.deployment.stack.functions import (
     MAX_PAYLOAD_BYTES,
     Account,
-    InvocationFailed,
     Pool,
     Throttled,
     Tools,
     environments,
 )
+from roundgate.deployment.stack.runtime_api import InvocationFailed
 from roundgate.deployment.template import Function
 from roundgate.net.serving import served
 

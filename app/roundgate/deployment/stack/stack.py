@@ -30,6 +30,7 @@ from roundgate.deployment.stack.functions import (
     unpack,
 )
 from roundgate.deployment.stack.lambda_api import LambdaApi, functions_at
+from roundgate.deployment.stack.rest_api import RestFront
 from roundgate.deployment.stack.services import ACCOUNT, REGION, Aws, make_resources, services
 from roundgate.deployment.template import Template
 from roundgate.errors import UsageError
@@ -85,8 +86,10 @@ class Deployment:
         made = environments(function, count, code, self.tools, variables, self.directory)
         return Pool(made, self.http, self.account)
 
-    def api(self, pool: Pool) -> Front:
+    def api(self, pool: Pool) -> Front | RestFront:
         """Return the API in front of a pool of gateways."""
+        if self.template.holds({"Condition": "IsRest"}):
+            return RestFront(pool, self.template)
         stage = self.template.properties("ApiStage")["StageName"]
         return Front(pool, self.template.routes(), stage, integration_s=self.times.api_s)
 
@@ -96,7 +99,7 @@ class Stack:
     """A running stack."""
 
     url: str
-    front: Front
+    front: Front | RestFront
     gateways: Pool
     workers: Pool
     poller: Poller
@@ -121,6 +124,7 @@ async def running(
     workers: int = 2,
     executions: int = EXECUTIONS,
     port: int | None = None,
+    api: str = "http",
     times: Times = _TIMES,
     more: Mapping[str, str] | None = None,
     functions: Path | None = None,
@@ -135,6 +139,7 @@ async def running(
         workers: the number of environments of the worker function.
         executions: the concurrency limit of all functions.
         port: the port of the API; a free port by default.
+        api: the type of the API, the parameter ApiType.
         times: the times that replace the template's.
         more: variables for both functions.
         functions: a file that declares other functions, which the stack's functions may invoke.
@@ -143,7 +148,7 @@ async def running(
     with machine.reserved_port() as free, services(directory) as aws:
         port = port or free
         url = f"http://127.0.0.1:{port}"
-        parameters = {"PublicUrl": url, "AllowAnonymous": "true"}
+        parameters = {"PublicUrl": url, "AllowAnonymous": "true", "ApiType": api}
         resources = make_resources(aws, Template(parameters=parameters))
         known = {**resources, "Queue": "https://" + resources["Queue"].partition("://")[2]}
         template = Template(parameters=parameters, known=known)
@@ -163,12 +168,14 @@ async def running(
             others.callback(back.close)
             others.callback(front.close)
             poller, schedule = triggers(template, aws, resources, back, times)
-            api = deployment.api(front)
-            await others.enter_async_context(served(api, port=port))
+            at_the_front = deployment.api(front)
+            await others.enter_async_context(served(at_the_front, port=port))
             for trigger in (poller, schedule):
                 others.push_async_callback(_cancelled, asyncio.create_task(trigger.run()))
             endpoint = f"{url}{_endpoint_path(zips)}"
-            yield Stack(endpoint, api, front, back, poller, aws, resources, deployment, invoked)
+            yield Stack(
+                endpoint, at_the_front, front, back, poller, aws, resources, deployment, invoked
+            )
 
 
 async def _cancelled(running: asyncio.Task[None]) -> None:

@@ -136,7 +136,7 @@ class OlderEndpoint:
                 case "DELETE":
                     caller = await self._caller(exchange)
                     await self._sessions.end(caller.session, caller.principal)
-                    self._record_end(caller, exchange)
+                    self._record_end(caller)
                     await exchange.responder.answer(200, b"")
                 case _ if isinstance(body, list):
                     await self._batch(body, receive, exchange)
@@ -147,11 +147,11 @@ class OlderEndpoint:
         except GatewayError as error:
             await self._fail(error, exchange)
 
-    def _record_end(self, caller: Caller, exchange: Exchange) -> None:
+    def _record_end(self, caller: Caller) -> None:
         """Record the duration of a session that its client has ended."""
         session = caller.session
         left_s = (session.expires_ms - self._clock.now_ms()) / 1000
-        server_session_ended(self._sealer.lifetime_s - left_s, session.revision, exchange)
+        server_session_ended(self._sealer.lifetime_s - left_s, session.revision)
 
     async def _post(self, body: Any, receive: Receive, exchange: Exchange) -> None:
         message = messages.message_from_json(body)

@@ -1,0 +1,332 @@
+"""The rules of `policy`: which callers may call which tools with which arguments.
+
+Rules are tried in order, and the first that matches a call decides. A call that no rule matches is
+refused. A rule has three parts, which are known at different times:
+
+    the tool      name, back end, view, hints     when the catalog is built    `Policy.for_tool`
+    the caller    subject, client, scope, claims  when a request arrives       `ToolRules.deciding`
+    the arguments                                 when the handler begins      `ToolRules.authorizer`
+
+A list contains the tools of which some call may be allowed. The arguments are checked as the back
+end gets them, around the tool's own call (`policy.checked`), in each round and in each turn of a task.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import translate
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from roundgate.auth import Principal
+from roundgate.backends.base import Tool
+from roundgate.backends.shaping import has_hint
+from roundgate.errors import ArgumentsRefused, CallRefused, ConfigError, Problem
+from roundgate.json import at_pointer
+from roundgate.protocol import Schema
+from roundgate.replay import Authorize
+from roundgate.settings import CallMatch, Origin, RuleConfig
+
+NO_RULE: Final = "policy"
+"""The name, in logs and metrics, of the refusal of a call that no rule matches."""
+
+
+class Texts:
+    """Texts of a rule; `*` stands for any text."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._exact = frozenset(text for text in texts if "*" not in text)
+        # as fnmatch writes it, a pattern with many stars takes no exponential time
+        self._patterns = [
+            re.compile(translate(text.replace("[", "[[]").replace("?", "[?]")))
+            for text in texts
+            if "*" in text
+        ]
+
+    def match(self, value: str) -> bool:
+        """Return whether a value is one of the texts."""
+        return value in self._exact or any(pattern.match(value) for pattern in self._patterns)
+
+    def match_any(self, values: Collection[str]) -> bool:
+        """Return whether any of the values is one of the texts."""
+        return not self._exact.isdisjoint(values) or (
+            bool(self._patterns) and any(map(self.match, values))
+        )
+
+
+class Caller:
+    """A caller, with its claims as texts.
+
+    Args:
+        principal: the caller.
+        kept: for a task, the claims that its row has (`Policy.kept_claims`); others are unknown.
+    """
+
+    def __init__(
+        self, principal: Principal, kept: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        self.principal = principal
+        self._is_of_task = kept is not None
+        self._claims = {name: frozenset(values) for name, values in (kept or {}).items()}
+
+    def values(self, claim: str) -> frozenset[str] | None:
+        """Return the values of a claim; `None` if they are unknown."""
+        if claim not in self._claims and not self._is_of_task:
+            self._claims[claim] = claim_texts(self.principal.claims, claim)
+        return self._claims.get(claim)
+
+
+def claim_texts(claims: Mapping[str, Any], name: str) -> frozenset[str]:
+    """Return the values of a claim, given by its name or a JSON Pointer, as texts. A text is one
+    value, also with spaces or commas in it; a number, true and false are values as JSON writes them.
+    Nested lists and objects are no values."""
+    try:
+        claim = at_pointer(claims, name) if name.startswith("/") else claims[name]
+    except LookupError:
+        return frozenset()
+    values = claim if isinstance(claim, (list, tuple)) else [claim]
+    return frozenset(text for value in values if (text := _text(value)) is not None)
+
+
+def _text(value: Any) -> str | None:
+    match value:
+        case str():
+            return value
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+    return None
+
+
+Matches: TypeAlias = Callable[[Caller], bool | None]
+"""Returns whether a caller matches; `None` if that is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule, compiled."""
+
+    name: str
+    config: RuleConfig
+    line: int | None = field(compare=False)
+    """The line of the rule in gateway.yaml, if known."""
+    of_tool: Mapping[str, Texts] = field(compare=False)
+    """The members about the name, back end and view of the tool."""
+    of_caller: Sequence[tuple[str, Matches]] = field(compare=False)
+    """The members about the caller, with their tests."""
+    arguments: Schema | None = field(compare=False)
+    allows: bool = field(compare=False)
+
+    @classmethod
+    def of(cls, config: RuleConfig, origin: Origin, number: int) -> Rule:
+        """Compile a rule. Raise ValueError if the schema of its arguments is not usable."""
+        match = config.match
+        arguments = None if match.arguments is None else Schema.compile(match.arguments)
+        if arguments is not None and arguments.backtracks:
+            # beyond its limit, the validator says that a text does not match
+            raise ValueError("a pattern looks ahead or behind, or refers back")
+        members = {"tool": match.tool, "backend": match.backend, "view": match.view}
+        return cls(
+            config.name or f"policy[{number}]",
+            config,
+            origin.located.line(origin.loc),
+            {name: Texts(texts) for name, texts in members.items() if texts is not None},
+            list(_caller_tests(match)),
+            arguments,
+            config.allow is not None,
+        )
+
+    def tool_mismatches(self, tool: Tool, name: str, backend: str, view: str) -> list[str]:
+        """Return the members about the tool that do not match; see `Policy.for_tool`."""
+        values = {"tool": name, "backend": backend, "view": view}
+        wrong = [
+            member for member, texts in self.of_tool.items() if not texts.match(values[member])
+        ]
+        hints = self.config.match.hint
+        if hints is not None and not any(has_hint(tool, hint) for hint in hints):
+            wrong.append("hint")
+        return wrong
+
+    def caller_mismatches(self, caller: Caller) -> list[str]:
+        """Return the members about the caller that do not match a caller."""
+        return [member for member, matches in self.of_caller if not matches(caller)]
+
+    def is_for(self, caller: Caller) -> bool:
+        """Return whether the rule applies to a caller. If that is unknown, a rule that denies
+        applies, and a rule that allows does not."""
+        for _, matches in self.of_caller:
+            result = matches(caller)
+            if not result and (result is False or self.allows):
+                return False
+        return True
+
+    def fits(self, arguments: Mapping[str, Any]) -> bool:
+        """Return whether the rule applies to arguments. If they cannot be validated, a rule that
+        denies applies, and a rule that allows does not."""
+        if self.arguments is None:
+            return True
+        conforms = self.arguments.conforms(dict(arguments))
+        return not self.allows if conforms is None else conforms
+
+
+def _caller_tests(match: CallMatch) -> Iterator[tuple[str, Matches]]:
+    if match.subject is not None:
+        subjects = Texts(match.subject)
+        yield "subject", lambda caller: subjects.match(caller.principal.subject)
+    if match.client is not None:
+        clients = Texts(match.client)
+        yield "client", lambda caller: clients.match(caller.principal.client_id)
+    if match.scope is not None:
+        scopes = Texts(match.scope)
+        yield "scope", lambda caller: scopes.match_any(caller.principal.scopes)
+    for name, texts in match.claims.items():
+        yield f"claims.{name}", _claim_test(name, Texts(texts))
+
+
+def _claim_test(name: str, texts: Texts) -> Matches:
+    def matches(caller: Caller) -> bool | None:
+        values = caller.values(name)
+        return None if values is None else texts.match_any(values)
+
+    return matches
+
+
+@dataclass(frozen=True, slots=True)
+class ToolRules:
+    """The rules that apply to one tool at one endpoint, in order."""
+
+    tool: str
+    rules: Sequence[Rule]
+
+    def deciding(self, caller: Caller) -> list[Rule]:
+        """Return the rules that may decide a call of a caller, in order. All but the last look at
+        the arguments. The list is empty if no rule applies."""
+        rules: list[Rule] = []
+        for rule in self.rules:
+            if rule.is_for(caller):
+                rules.append(rule)
+                if rule.arguments is None:
+                    break
+        return rules
+
+    def may_allow(self, principal: Principal) -> bool:
+        """Return whether some call of a caller may be allowed."""
+        return any(rule.allows for rule in self.deciding(Caller(principal)))
+
+    def check(self, principal: Principal) -> None:
+        """Raise CallRefused if no call of a caller can be allowed."""
+        rules = self.deciding(Caller(principal))
+        if not any(rule.allows for rule in rules):
+            raise CallRefused(self.tool, _last(rules))
+
+    def authorizer(
+        self, principal: Principal, kept: Mapping[str, Sequence[str]] | None = None
+    ) -> Authorize:
+        """Return a function that checks calls of a caller. `kept` is as for `Caller`."""
+        return partial(self._authorize, Caller(principal, kept))
+
+    def _authorize(self, caller: Caller, arguments: Callable[[], Mapping[str, Any]]) -> None:
+        """Check a call with its arguments.
+
+        Args:
+            caller: the caller.
+            arguments: returns the arguments; called only if a rule looks at them.
+
+        Raises:
+            ArgumentsRefused: the rules refuse the call.
+        """
+        rules = self.deciding(caller)
+        rule = decision(rules, arguments)
+        if rule is None or not rule.allows:
+            raise ArgumentsRefused(NO_RULE if rule is None else rule.name)
+
+
+def decision(rules: Sequence[Rule], arguments: Callable[[], Mapping[str, Any]]) -> Rule | None:
+    """Return the first of the rules that applies to arguments, or `None` if none does."""
+    if rules and rules[0].arguments is None:
+        return rules[0]
+    values = arguments() if rules else {}
+    return next((rule for rule in rules if rule.fits(values)), None)
+
+
+def _last(rules: Sequence[Rule]) -> str:
+    return rules[-1].name if rules and rules[-1].arguments is None else NO_RULE
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """All rules, in order."""
+
+    rules: Sequence[Rule]
+
+    @classmethod
+    def of(cls, configs: Sequence[RuleConfig], origin: Origin) -> Policy:
+        """Compile the section `policy` at `origin`.
+
+        Raises:
+            ConfigError: the schema of a rule's arguments is not usable.
+        """
+        rules: list[Rule] = []
+        problems: list[Problem] = []
+        for number, config in enumerate(configs):
+            place = origin.at(number)
+            try:
+                rules.append(Rule.of(config, place, number))
+            except ValueError as error:
+                place = place.at("deny" if config.allow is None else "allow", "arguments")
+                problems.append(place.problem(str(error), "correct the JSON Schema"))
+        if problems:
+            raise ConfigError(problems)
+        return cls(rules)
+
+    def kept_claims(self, principal: Principal) -> dict[str, list[str]]:
+        """Return the values of the claims that rules name, for the row of a task."""
+        names = {name for rule in self.rules for name in rule.config.match.claims}
+        return {name: sorted(claim_texts(principal.claims, name)) for name in sorted(names)}
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether callers may see different tools."""
+        return any(rule.of_caller for rule in self.rules)
+
+    def for_tool(self, tool: Tool, name: str, backend: str, view: str) -> ToolRules | None:
+        """Return the rules for a tool; `None` for the gateway's own tools, which need no rule.
+
+        Args:
+            tool: the tool, with the hints that the endpoint lists.
+            name: its whole name.
+            backend: the name of its back end; empty for the gateway's own tools.
+            view: the name of the endpoint's view; empty for the endpoint of all tools.
+        """
+        if not backend:
+            return None
+        rules = [rule for rule in self.rules if not rule.tool_mismatches(tool, name, backend, view)]
+        return ToolRules(name, rules)
+
+    def callers_key(self, principal: Principal) -> tuple[bool, ...]:
+        """Return a key that two callers share if the same rules apply to them."""
+        caller = Caller(principal)
+        return tuple(rule.is_for(caller) for rule in self.rules)
+
+
+def unused_texts(
+    policy: Policy, tools: Collection[str], backends: Collection[str], views: Collection[str]
+) -> Iterator[tuple[int, str, str]]:
+    """Yield the number of each rule with a member and a text that no tool, back end or view matches.
+
+    Args:
+        policy: the rules.
+        tools: the whole names of all tools; empty if some may be missing.
+        backends: the names of all back ends.
+        views: the names of all views, with "" for the endpoint of all tools.
+    """
+    for number, rule in enumerate(policy.rules):
+        match = rule.config.match
+        known = {"tool": (match.tool, tools), "backend": (match.backend, backends)}
+        for member, (texts, names) in {**known, "view": (match.view, views)}.items():
+            for text in texts or ():
+                if names and not any(Texts([text]).match(name) for name in names):
+                    yield number, member, text

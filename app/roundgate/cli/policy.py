@@ -1,0 +1,260 @@
+"""`roundgate policy`: the decision of the rules of gateway.yaml about a call, or about recorded calls.
+
+The commands load the configuration as `roundgate check` does. They call no tool.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from roundgate import config
+from roundgate.audit.verifying import files_of, lines_of
+from roundgate.auth.principal import LOCAL, Principal
+from roundgate.backends import Catalog, ServedTool
+from roundgate.backends.rules import Caller, Policy, Rule, decision
+from roundgate.cli.arguments import configuration_file
+from roundgate.cli.output import say, show_table
+from roundgate.clock import Clock, Deadline
+from roundgate.config import ConfigFile
+from roundgate.errors import Inside, ParseError, ToolError, Unauthenticated, UsageError
+from roundgate.json import decode
+from roundgate.protocol import ClientCapabilities, Meta
+from roundgate.replay import Call, Context, Failed, Journal, Run, engine
+from roundgate.runtime import loading
+from roundgate.runtime.audit_log import audit_directory
+from roundgate.settings import AuthorizerConfig
+
+RECORDED: Final = frozenset({"subject", "client"})
+"""The members of rules about facts that a record of the audit log has."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run a `policy` action and return its exit status: 1 if the explained call is refused.
+
+    Raises:
+        UsageError: there is no policy, or an argument of the command is wrong.
+        ConfigError: the configuration has problems.
+    """
+    file = config.load(configuration_file(arguments.config))
+    if file.config.policy is None:
+        raise UsageError(f"{file.origin.located.file} has no section policy")
+    catalog = loading.load(file, fetches=True).catalog
+    if arguments.action == "explain":
+        return _explain(arguments, file, catalog)
+    return _replay(arguments.paths or [_directory(file)], catalog)
+
+
+# one call
+
+
+def _explain(arguments: argparse.Namespace, file: ConfigFile, catalog: Catalog) -> int:
+    view = arguments.view or ""
+    if view and view not in catalog.views:
+        raise UsageError(f"--view: there is no view {view!r}")
+    served = catalog.of_view(view).tools.get(arguments.tool)
+    if served is None:
+        raise UsageError(f"there is no tool {arguments.tool!r}; `roundgate check` lists them")
+    if served.rules is None or catalog.policy is None:
+        say(f"allowed: {served.name} is a tool of the gateway, which needs no rule")
+        return 0
+    principal = _principal(arguments.principal, file)
+    missing = served.tool.scopes - principal.scopes if file.config.auth != "none" else None
+    if missing:
+        say(f"refused: the tool needs the scope {' '.join(sorted(missing))}")
+        return 1
+    sent = None
+    if arguments.arguments is not None:
+        sent = _sent(served, principal, _object(arguments.arguments, "--arguments"))
+    place = (served.tool, served.whole_name, served.backend, view)
+    show_table(list(_rows(catalog.policy, place, Caller(principal), sent, file)))
+    rules = served.rules.deciding(Caller(principal))
+    if (
+        sent is None
+        and any(rule.arguments for rule in rules)
+        and {r.allows for r in rules} != {False}
+    ):
+        say("depends on the arguments: give them with --arguments")
+        return 0
+    rule = decision(rules, lambda: sent or {})
+    if rule is None:
+        say("refused: no rule matches")
+    else:
+        say(f"{'allowed' if rule.allows else 'refused'} by {rule.name}, {_place(rule, file)}")
+    return 0 if rule is not None and rule.allows else 1
+
+
+def _rows(
+    policy: Policy,
+    place: tuple[Any, str, str, str],
+    caller: Caller,
+    sent: Mapping[str, Any] | None,
+    file: ConfigFile,
+) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each rule: its place, name and effect, and whether it matches."""
+    is_decided = False
+    for rule in policy.rules:
+        wrong = [*rule.tool_mismatches(*place), *rule.caller_mismatches(caller)]
+        if is_decided:
+            found = "not reached"
+        elif wrong:
+            found = f"does not match: {', '.join(wrong)}"
+        elif rule.arguments is not None and sent is None:
+            found = "depends on the arguments"
+        elif rule.fits(sent or {}):
+            found, is_decided = "matches", True
+        else:
+            found = "does not match: arguments"
+        yield (_place(rule, file), rule.name, _effect(rule), found)
+
+
+def _place(rule: Rule, file: ConfigFile) -> str:
+    path = str(file.origin.located.file)
+    return path if rule.line is None else f"{path}:{rule.line}"
+
+
+def _effect(rule: Rule) -> str:
+    return "allow" if rule.allows else "deny"
+
+
+def _principal(text: str, file: ConfigFile) -> Principal:
+    """Return a caller, given by its subject, or by the claims of its token as JSON."""
+    auth = file.config.auth
+    if auth == "none":
+        return LOCAL
+    from roundgate.auth.verifier import principal_from_authorizer, principal_from_claims
+
+    claims = _object(text, "PRINCIPAL") if text.lstrip().startswith("{") else {"sub": text}
+    try:
+        if isinstance(auth, AuthorizerConfig):
+            return principal_from_authorizer(
+                auth, {auth.subject_claim: claims.get("sub"), **claims}
+            )
+        return principal_from_claims({"iss": auth.issuer, "exp": None, "sub": "", **claims})
+    except Unauthenticated as error:
+        raise UsageError(f"PRINCIPAL: {error}") from None
+
+
+def _object(text: str, option: str) -> dict[str, Any]:
+    try:
+        value = decode(text.encode())
+    except (ParseError, UnicodeError) as error:
+        raise UsageError(f"{option}: {error}") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"{option}: write a JSON object")
+    return value
+
+
+class _Sent(Inside):
+    """The arguments that the back end of a call would get."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.arguments = arguments
+
+
+def _sent(
+    served: ServedTool, principal: Principal, arguments: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return the arguments that the back end would get, by running the call up to the check of its
+    rules. Raise UsageError if the call would not get there."""
+    if problems := served.arguments.problems(dict(arguments), "arguments"):
+        raise UsageError("; ".join(problems))
+
+    def authorize(values: Any) -> NoReturn:
+        raise _Sent(values())
+
+    call = Call(
+        principal=principal,
+        meta=Meta(ClientCapabilities({}), None, None, None),
+        deadline=Deadline(Clock(), None),
+        authorize=authorize,
+    )
+    run_of_call = Run(call, Journal())
+    context = Context(run_of_call)
+    outcome = asyncio.run(
+        engine.run_handler(lambda: served.call(context, dict(arguments)), run_of_call)
+    )
+    match outcome:
+        case Failed(_Sent(arguments=values)):
+            return values
+        case Failed(ToolError() as error):
+            raise UsageError(str(error))
+    raise UsageError("the call asks its user for arguments; give all of them")
+
+
+# recorded calls
+
+
+def _directory(file: ConfigFile) -> Path:
+    if file.config.audit is None:
+        raise UsageError("name the files of an audit log, or set `audit` in gateway.yaml")
+    return audit_directory(file, file.config.audit)
+
+
+def _replay(paths: Sequence[Path], catalog: Catalog) -> int:
+    """Print the decisions about the recorded calls, counted by tool."""
+    counts: Counter[tuple[str, str, str, str]] = Counter()
+    for line in lines_of(files_of(paths)):
+        try:
+            record = decode(line.data)
+        except ParseError:
+            continue
+        if isinstance(record, dict) and _is_call(record):
+            happened = "refused" if record["event"] == "refused" else "began"
+            name, view = str(record.get("name")), str(record.get("view", ""))
+            counts[(happened, view, name, _verdict(record, name, view, catalog))] += 1
+    rows = sorted(counts.items(), key=lambda item: (item[0][3], -item[1]))
+    show_table(
+        [
+            (f"{count:,}", f"{name} (view {view})" if view else name, happened, verdict)
+            for (happened, view, name, verdict), count in rows
+        ]
+    )
+    say(
+        f"{counts.total():,} calls. Records have no scopes, claims and arguments: where a rule that may"
+        " decide looks at them, the outcome depends on them"
+    )
+    return 0
+
+
+def _is_call(record: Mapping[str, Any]) -> bool:
+    is_first = record.get("event") == "refused" or (
+        record.get("event") == "called" and record.get("round") == 1
+    )
+    return is_first and record.get("method") == "tools/call" and isinstance(record.get("who"), dict)
+
+
+def _verdict(record: Mapping[str, Any], name: str, view: str, catalog: Catalog) -> str:
+    """Return the decision about a recorded call as a text."""
+    served = None
+    if not view or view in catalog.views:
+        served = catalog.of_view(view).tools.get(name)
+    if served is None:
+        return "no such tool"
+    if served.rules is None:
+        return "allowed: needs no rule"
+    who = record["who"]
+    issuer, subject, client = (str(who.get(name, "")) for name in ("issuer", "subject", "client"))
+    caller, possible = Caller(Principal(issuer, subject, client)), list[Rule | None]()
+    unknown: dict[str, None] = {}
+    for rule in served.rules.rules:
+        if not RECORDED.isdisjoint(rule.caller_mismatches(caller)):
+            continue
+        possible.append(rule)
+        needs = [member for member, _ in rule.of_caller if member not in RECORDED]
+        needs += ["arguments"] if rule.arguments is not None else []
+        unknown |= dict.fromkeys(needs)
+        if not needs:
+            break
+    else:
+        possible.append(None)
+    effects = {rule is not None and rule.allows for rule in possible}
+    if len(effects) == 2:
+        return f"depends on {', '.join(unknown)}"
+    names = [rule.name if rule is not None else "no rule" for rule in possible]
+    return f"{'allowed' if effects == {True} else 'refused'}: {', '.join(names)}"

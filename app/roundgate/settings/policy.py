@@ -1,0 +1,71 @@
+"""The section `policy` of gateway.yaml: rules about calls of tools. `roundgate.backends.rules` applies
+them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from roundgate.settings.sections import Model
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Texts: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_listed), Field(min_length=1)]
+"""One text, or a list of texts. In each, `*` stands for any text."""
+
+Hint: TypeAlias = Literal["read_only", "destructive", "idempotent", "open_world"]
+
+
+class CallMatch(Model):
+    """The calls to which a rule applies: all members must match, each by any of its texts."""
+
+    subject: Texts | None = Field(None, description="Subjects of callers.")
+    client: Texts | None = Field(None, description="Clients of callers.")
+    scope: Texts | None = Field(None, description="Scopes of the caller's token.")
+    claims: dict[str, Texts] = Field(
+        {},
+        description="Values of claims of the caller's token, by the name of the claim or a JSON Pointer.",
+    )
+    tool: Texts | None = Field(None, description="Whole names of tools, with their prefixes.")
+    backend: Texts | None = Field(None, description="Names of back ends.")
+    view: Texts | None = Field(None, description='Names of views; "" is the endpoint of all tools.')
+    hint: Annotated[tuple[Hint, ...], BeforeValidator(_listed), Field(min_length=1)] | None = Field(
+        None, description="Hints that are true for the tool, as listed or by default."
+    )
+    arguments: dict[str, Any] | None = Field(
+        None, description="A JSON Schema to which the arguments that the back end gets conform."
+    )
+
+    @property
+    def asks_for_callers(self) -> bool:
+        """Whether the rule applies to some callers only."""
+        return bool(self.claims) or any((self.subject, self.client, self.scope))
+
+
+class RuleConfig(Model):
+    """A rule: the calls that it allows, or the calls that it denies."""
+
+    name: str | None = Field(
+        None,
+        description="Name of the rule in logs and metrics. Unset: its place, such as policy[2].",
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+    )
+    allow: CallMatch | None = Field(None, description="The calls to allow; {} matches all calls.")
+    deny: CallMatch | None = Field(None, description="The calls to refuse; {} matches all calls.")
+
+    @property
+    def match(self) -> CallMatch:
+        """The calls to which the rule applies."""
+        match = self.deny if self.allow is None else self.allow
+        assert match is not None, "a rule has one of them"
+        return match
+
+    @model_validator(mode="after")
+    def _has_one_effect(self) -> RuleConfig:
+        if (self.allow is None) == (self.deny is None):
+            raise ValueError("give either allow or deny; {} matches all calls")
+        return self

@@ -1,0 +1,214 @@
+"""Rules about calls: how they match callers, names and arguments, and in which order they decide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roundgate.auth import Principal
+from roundgate.backends.base import Tool
+from roundgate.backends.rules import Caller, Policy, Texts, claim_texts, decision
+from roundgate.errors import ArgumentsRefused, CallRefused
+from roundgate.protocol import schemas
+from roundgate.settings import Origin, RuleConfig
+from roundgate.settings.yaml_file import Located
+
+PLACE = Origin(Located(Path("gateway.yaml"), {}, {("policy", 1): 12}), ("policy",))
+
+
+async def _never(context: Any, arguments: Any) -> Any:
+    raise AssertionError
+
+
+TOOL = Tool({"name": "t", "inputSchema": {"type": "object"}}, _never)
+
+
+def policy(*rules: dict[str, Any]) -> Policy:
+    return Policy.of([RuleConfig.model_validate(rule) for rule in rules], PLACE)
+
+
+def ann(*scopes: str, **claims: Any) -> Principal:
+    return Principal("issuer", "ann", "cli", frozenset(scopes), claims=claims)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "matches"),
+    [
+        ("a", "a", True),
+        ("a", "A", False),
+        ("a*", "a", True),
+        ("a*", "ab\nc", True),
+        ("*b", "ab\n", False),
+        ("*", "", True),
+        ("a?c", "abc", False),
+        ("a?c", "a?c", True),
+        ("a?*", "a?c", True),
+        ("a?*", "abc", False),
+        ("[ab]*", "a", False),
+        ("[ab]*", "[ab]c", True),
+        ("a.*", "abc", False),
+    ],
+)
+def test_only_a_star_stands_for_other_text(text: str, value: str, matches: bool) -> None:
+    assert Texts([text]).match(value) is matches
+    assert Texts([text]).match_any([value]) is matches
+    assert Texts(["other", text, "more*"]).match_any({"x", value}) is matches
+
+
+@given(st.text(alphabet="ab*?[]", max_size=8), st.text(alphabet="ab?[]", max_size=8))
+def test_a_text_without_a_star_matches_itself_alone(text: str, value: str) -> None:
+    if "*" not in text:
+        assert Texts([text]).match(value) is (text == value)
+    elif Texts([text]).match(value):
+        assert all(part in value for part in text.split("*"))
+
+
+def test_many_stars_take_no_exponential_time() -> None:
+    assert not Texts(["*a" * 40 + "*b"]).match("a" * 20_000)
+
+
+@pytest.mark.parametrize(
+    ("claim", "texts"),
+    [
+        ("a", {"a"}),
+        ("a b,c", {"a b,c"}),
+        (["a", "b"], {"a", "b"}),
+        (["a", ["b"], {"c": 1}, None, 1.5], {"a"}),
+        (True, {"true"}),
+        ([False, 7], {"false", "7"}),
+        ({"a": 1}, set()),
+        (None, set()),
+    ],
+)
+def test_the_values_of_a_claim_are_texts(claim: Any, texts: set[str]) -> None:
+    assert claim_texts({"x": claim}, "x") == texts
+    assert claim_texts({"in": {"x": claim}}, "/in/x") == texts
+    assert claim_texts({}, "x") == claim_texts({"in": claim}, "/in/none/y") == frozenset()
+
+
+SMALL = {"properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
+
+
+def test_arguments_that_cannot_be_validated_are_refused() -> None:
+    schema = {"properties": {"n": {"enum": ["x"]}}, "required": ["n"]}
+    for rules in (
+        policy({"deny": {"arguments": schema}}, {"allow": {}}),
+        policy({"allow": {"arguments": schema}}),
+    ):
+        of_tool = rules.for_tool(TOOL, "t", "shop", "")
+        assert of_tool is not None
+        with pytest.raises(ArgumentsRefused):
+            of_tool.authorizer(ann())(lambda: {"n": "\ud800"})
+
+
+def test_arguments_that_would_take_too_long_to_validate_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(schemas, "MAX_READINGS", 1_000)
+    node = {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}
+    tree = {"type": "object", "properties": {"left": node, "right": node}}
+    schema = {"$defs": {"a": tree, "b": tree}, "not": {"properties": {"tree": node}}}
+    value: Any = {}
+    for _ in range(12):
+        value = {"left": value, "right": value}
+    for rules in (
+        policy({"deny": {"arguments": schema}}, {"allow": {}}),
+        policy({"allow": {"arguments": {"$defs": schema["$defs"], "properties": {"tree": node}}}}),
+    ):
+        of_tool = rules.for_tool(TOOL, "t", "shop", "")
+        assert of_tool is not None
+        of_tool.authorizer(ann())(lambda: {"tree": {}})
+        with pytest.raises(ArgumentsRefused):
+            of_tool.authorizer(ann())(lambda: {"tree": value})
+
+
+def test_arguments_are_not_made_if_no_rule_looks_at_them() -> None:
+    def unused() -> dict[str, Any]:
+        raise AssertionError
+
+    of_tool = policy({"allow": {}}).for_tool(TOOL, "t", "shop", "")
+    assert of_tool is not None
+    of_tool.authorizer(ann())(unused)
+
+
+def test_a_refusal_names_the_rule_and_its_error_does_not() -> None:
+    of_tool = policy(
+        {"allow": {"scope": "a"}}, {"name": "no-one", "deny": {"claims": {"groups": "b"}}}
+    ).for_tool(TOOL, "t", "shop", "")
+    assert of_tool is not None
+    for principal, rule in ((ann(), "policy"), (ann(groups="b"), "no-one")):
+        with pytest.raises(CallRefused) as refused:
+            of_tool.check(principal)
+        assert refused.value.rule == rule
+        assert "no-one" not in str(refused.value)
+    of_tool.check(ann("a", groups="b"))
+
+
+def test_an_unknown_claim_of_a_task_applies_only_to_denials() -> None:
+    rules = policy(
+        {"deny": {"claims": {"x": "1"}}}, {"allow": {"claims": {"y": "1"}}}, {"allow": {}}
+    )
+    assert [rule.is_for(Caller(ann(), {})) for rule in rules.rules] == [True, False, True]
+    kept = rules.kept_claims(ann(x="2", y="1", email="ann@example.com"))
+    assert kept == {"x": ["2"], "y": ["1"]}
+    assert [rule.is_for(Caller(ann(), kept)) for rule in rules.rules] == [False, True, True]
+
+
+def test_own_tools_need_no_rule() -> None:
+    assert policy({"deny": {}}).for_tool(TOOL, "read_more", "", "") is None
+
+
+MATCHES = st.fixed_dictionaries(
+    {},
+    optional={
+        "scope": st.sampled_from(["a", "b"]),
+        "claims": st.sampled_from([{"g": "1"}, {"g": ["1", "2"]}]),
+        "arguments": st.sampled_from([SMALL, {"required": ["m"]}]),
+    },
+)
+RULES = st.lists(
+    st.one_of(st.fixed_dictionaries({"allow": MATCHES}), st.fixed_dictionaries({"deny": MATCHES})),
+    min_size=1,
+    max_size=6,
+)
+CALLERS = st.builds(
+    lambda scopes, groups: ann(*scopes, g=groups),
+    st.sets(st.sampled_from("ab")),
+    st.sampled_from(["1", ["2"], ["1", "2"], "3", None]),
+)
+ARGUMENTS = st.fixed_dictionaries({}, optional={"n": st.sampled_from([1, 10, "x"]), "m": st.none()})
+
+
+def expected(rules: list[dict[str, Any]], caller: Principal, arguments: dict[str, Any]) -> bool:
+    """What the first rule that matches says, from the text of the documentation."""
+    groups = claim_texts(caller.claims, "g")
+    for rule in rules:
+        ((effect, match),) = rule.items()
+        texts = match.get("claims", {}).get("g", groups)
+        is_small = isinstance(arguments.get("n"), int) and arguments["n"] <= 9
+        if (
+            match.get("scope", "a") in (caller.scopes if "scope" in match else "a")
+            and (
+                "claims" not in match or groups & set([texts] if isinstance(texts, str) else texts)
+            )
+            and (match.get("arguments") is not SMALL or is_small)
+            and (match.get("arguments", SMALL) is SMALL or "m" in arguments)
+        ):
+            return bool(effect == "allow")
+    return False
+
+
+@given(RULES, CALLERS, ARGUMENTS)
+def test_the_first_rule_that_matches_decides_and_lists_hide_no_allowed_tool(
+    rules: list[dict[str, Any]], caller: Principal, arguments: dict[str, Any]
+) -> None:
+    of_tool = policy(*rules).for_tool(TOOL, "t", "shop", "")
+    assert of_tool is not None
+    rule = decision(of_tool.deciding(Caller(caller)), lambda: arguments)
+    is_allowed = rule is not None and rule.allows
+    assert is_allowed == expected(rules, caller, arguments)
+    assert of_tool.may_allow(caller) or not is_allowed
