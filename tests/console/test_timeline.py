@@ -27,7 +27,7 @@ RECORD = TaskRecord(
 )
 
 
-def event(at_ms: int, message: str, **facts: Any) -> Event:
+def event(at_ms: float, message: str, **facts: Any) -> Event:
     level = facts.pop("level", "info")
     return Event(at_ms, message, level, "C", facts.pop("task", None), "refund", facts)
 
@@ -220,3 +220,24 @@ def test_an_entry_without_an_event_has_no_time() -> None:
 def test_each_message_with_a_moment_of_its_own_is_one_of_the_log() -> None:
     """A message that is reworded would become a note."""
     assert MAPPERS.keys() <= {said.template for said in logged()}
+
+
+def test_a_round_comes_before_its_steps_although_its_begin_was_computed_late() -> None:
+    step = event(10.2, "a step ended", step="plan", outcome="ok", ms=0.1)
+    late = event(13.0, "request", method="tools/call", name="refund", outcome="ok", ms=0.4)
+    assert titles([step, late]) == ["round 1: tools/call refund · ok", "step plan · ok"]
+
+
+def test_rounds_within_one_millisecond_keep_their_steps() -> None:
+    lines = [
+        event(10.2, "a step ended", step="plan", outcome="ok", ms=0.1),
+        event(10.3, "request", method="tools/call", outcome="input_required", ms=0.25),
+        event(10.6, "a step ended", step="apply", outcome="ok", ms=0.1),
+        event(10.7, "request", method="tools/call", outcome="ok", ms=0.25),
+    ]
+    assert [title.partition(" · ")[0] for title in titles(lines)] == [
+        "round 1: tools/call",
+        "step plan",
+        "round 2: tools/call",
+        "step apply",
+    ]

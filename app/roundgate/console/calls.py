@@ -65,8 +65,8 @@ def _row(call: RecentCall) -> CallRow:
     return CallRow(
         call=call.id,
         tool=call.tool,
-        began=iso(call.began_ms),
-        ms=call.changed_ms - call.began_ms,
+        began=iso(int(call.began_ms)),
+        ms=round(call.changed_ms - call.began_ms),
         rounds=call.rounds,
         outcome=call.outcome,
         tone=tone_of(call.outcome).value,

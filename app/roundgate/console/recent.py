@@ -44,7 +44,7 @@ MEMBERS: Final = (
 class Event:
     """A line of the log that belongs to a call or a task."""
 
-    at_ms: int
+    at_ms: float
     """When the line was written, in milliseconds since the epoch."""
     message: str
     level: str = "info"
@@ -62,9 +62,9 @@ class Event:
         return float(took_ms) if isinstance(took_ms, int | float) else 0.0
 
     @property
-    def began_ms(self) -> int:
+    def began_ms(self) -> float:
         """Return when the event began, in milliseconds since the epoch."""
-        return round(self.at_ms - self.took_ms)
+        return self.at_ms - self.took_ms
 
     @property
     def size(self) -> int:
@@ -88,7 +88,7 @@ def event_from_record(record: logging.LogRecord) -> Event | None:
     if "url" in members:  # its path may have arguments
         known["host"] = urlsplit(str(members["url"])).netloc[:MAX_TEXT]
     return Event(
-        at_ms=int(record.created * 1000),
+        at_ms=record.created * 1000,
         message=record.getMessage()[:MAX_TEXT],
         level=record.levelname.lower(),
         call=None if call is None else str(call)[:MAX_TEXT],
@@ -166,8 +166,8 @@ class RecentCall:
 
     id: str
     tool: str
-    began_ms: int
-    changed_ms: int
+    began_ms: float
+    changed_ms: float
     """When its last event ended."""
     rounds: int
     outcome: str

@@ -11,7 +11,7 @@ entry a time; the other entries follow the entry before them without a time of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -105,7 +105,7 @@ def _moment(kind: Kind, title: str, event: Event, *labels: str, **more: Any) -> 
         "facts": {label: _text(event.facts[label]) for label in labels if label in event.facts},
         **more,
     }
-    return Moment(kind, title, event.began_ms, event.took_ms, **values)
+    return Moment(kind, title, int(event.began_ms), event.took_ms, **values)
 
 
 def _text(value: Any) -> str:
@@ -212,6 +212,10 @@ MAPPERS: Final[Mapping[str, _Mapper]] = MappingProxyType(
 )
 """The moment of each message of the log; other messages are notes."""
 
+SLACK_MS: Final = 5
+"""The time by which the computed begin of a round or turn may be late, in milliseconds."""
+_OUTER: Final = frozenset({Kind.ROUND, Kind.TURN})
+_INNER: Final = frozenset({Kind.STEP, Kind.UPSTREAM})
 _QUESTION_STATES: Final = frozenset({"asked", "answered", "not answered in time"})
 _EVENT_STATES: Final = frozenset({"can be delivered", "delivered", "not delivered in time"})
 _PAUSE: Final = "pause begun"
@@ -233,8 +237,16 @@ def make_timeline(
         return moments
     record = task.record
     created = Moment(Kind.TASK, "task created", record.created_ms, facts={"tool": record.tool})
-    moments = sorted([created, *moments], key=_begin)
-    moments = _with_journal(moments, moments.index(created), task.steps or ())
+    place = next(
+        (
+            index
+            for index, moment in enumerate(moments)
+            if _begin(moment) + (moment.kind is not Kind.ROUND) > record.created_ms
+        ),
+        len(moments),
+    )
+    moments.insert(place, created)
+    moments = _with_journal(moments, place, task.steps or ())
     if record.deaths and not any(moment.kind is Kind.DEATH for moment in moments):
         count = f"{record.deaths} since the last progress"
         moments.append(
@@ -250,18 +262,34 @@ def _begin(moment: Moment) -> int:
 def _moments(events: Iterable[Event]) -> list[Moment]:
     """Return the moments of events in the order in which they began. The two lines of a failed
     attempt become one moment."""
-    moments: list[Moment] = []
-    failed: dict[tuple[str, Any], Moment] = {}
+    begun: list[tuple[float, Moment]] = []
+    failed: dict[tuple[str, Any], tuple[float, Moment]] = {}
     for event in events:
         moment = MAPPERS.get(event.message, _note)(event)
         attempt = (moment.title, event.facts.get("attempt"))
         if moment.kind is Kind.STEP and event.message != "a step ended":
-            failed[attempt] = moment
+            failed[attempt] = (event.began_ms, moment)
             continue
         if moment.kind is Kind.STEP and (reason := failed.pop(attempt, None)) is not None:
-            moment = replace(moment, facts={**moment.facts, **reason.facts})
-        moments.append(moment)
-    return sorted([*moments, *failed.values()], key=_begin)
+            moment = replace(moment, facts={**moment.facts, **reason[1].facts})
+        began_ms = event.began_ms
+        if moment.kind in _OUTER:
+            began_ms = min([began_ms, *_inner_begins(begun, began_ms)])
+            moment = replace(moment, at_ms=int(began_ms))
+        begun.append((began_ms, moment))
+    begun += failed.values()
+    begun.sort(key=lambda each: (each[0], each[1].kind not in _OUTER))
+    return [moment for _, moment in begun]
+
+
+def _inner_begins(begun: Sequence[tuple[float, Moment]], began_ms: float) -> Iterator[float]:
+    """Yield the begins of the moments within a round or turn whose line follows theirs. Its own line
+    is written after its duration was measured, so the computed begin can be late."""
+    for inner_ms, moment in reversed(begun):
+        if moment.kind in _OUTER:
+            break
+        if moment.kind in _INNER and inner_ms + moment.took_ms >= began_ms - SLACK_MS:
+            yield inner_ms
 
 
 def _numbered(moments: Iterable[Moment]) -> list[Moment]:
