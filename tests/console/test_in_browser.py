@@ -23,7 +23,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def shows(text: str) -> str:
-    return f"document.body.innerText.includes({text!r})"
+    """Whether the page, with its script at work, shows a text."""
+    return f"(document.readyState == 'complete' && document.body.innerText.includes({text!r}))"
 
 
 async def check(browser: Chromium) -> None:
