@@ -63,7 +63,7 @@ def main() -> None:
     dockerfile, project = (ROOT / "Dockerfile").read_text(), (ROOT / "pyproject.toml").read_text()
     (version,) = set(re.findall(r"^FROM python:([\d.]+)-slim", dockerfile, re.MULTILINE))
     builder = re.findall(r'^requires = \["(.*)"\]', project, re.MULTILINE)
-    write(ROOT / "infra/image.lock", [".[aws,postgres,prometheus]"], version)
+    write(ROOT / "infra/image.lock", [".[aws,console,postgres,prometheus]"], version)
     write(ROOT / "infra/image-build.lock", builder, version)
 
 

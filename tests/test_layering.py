@@ -27,6 +27,7 @@ LAYERS = [
     {"methods"},
     {"runtime"},
     {"http", "deployment"},
+    {"console"},
     {"main"},
     {"cli", "lambda_http", "lambda_worker", "testing"},
     {"lambda_stream"},
@@ -34,10 +35,11 @@ LAYERS = [
 """Bottom first. A module imports from its own package and from layers below it, never from beside or above."""
 
 HOMES = {
-    "fastapi": {"http.events", "http.routes", "main", "lambda_http", "lambda_stream"},
-    "starlette": {"http", "main", "lambda_http", "lambda_stream", "deployment.stack"},
+    "fastapi": {"console", "http.events", "http.routes", "main", "lambda_http", "lambda_stream"},
+    "starlette": {"console", "http", "main", "lambda_http", "lambda_stream", "deployment.stack"},
     "mangum": {"lambda_http", "lambda_stream"},
     "h11": {"lambda_stream", "deployment.stack"},
+    "jinja2": {"console.frame"},
     "uvicorn": {"cli.serve", "http.connections", "net.serving"},
     "httpx": {
         *("backends.http", "backends.openapi.documents", "net.http"),
@@ -284,6 +286,7 @@ NOT_FOR_PYTHON_TOOLS = {
     "asyncpg",
     "boto3",
     "httpx",
+    "jinja2",
     "jmespath",
     "mangum",
     "uvicorn",
@@ -293,6 +296,7 @@ NOT_FOR_PYTHON_TOOLS = {
     "roundgate.backends.http.config",
     "roundgate.backends.openapi.config",
     "roundgate.client",
+    "roundgate.console",
     "roundgate.http.older.endpoint",
     "roundgate.http.older.sessions",
     "roundgate.protocol.v2025",

@@ -105,3 +105,14 @@ def _iso_second(at_s: int) -> str:
     """Return a time in seconds as ISO 8601 without its zone. Cached, because formatting takes 4 µs
     and many log lines share a second."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at_s))
+
+
+UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+"""The units of a duration, in seconds."""
+
+
+def span(ms: int) -> str:
+    """Return a duration in the largest unit in which it is at least 1, such as `1.5h`."""
+    seconds = ms / 1000
+    unit = next((unit for unit in "dhm" if seconds >= UNITS_S[unit]), "s")
+    return f"{seconds / UNITS_S[unit]:.3g}{unit}"

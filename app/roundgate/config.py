@@ -31,6 +31,7 @@ from roundgate.settings import (
     AuthorizerConfig,
     CachingConfig,
     CallersConfig,
+    ConsoleConfig,
     Deferred,
     FallbackConfig,
     HttpConfig,
@@ -53,6 +54,8 @@ from roundgate.settings.references import Resolver, own_name
 from roundgate.settings.yaml_file import Loc
 
 _PROBES: Final = frozenset({"/healthz", "/readyz"})
+_METRICS: Final = "/metrics"
+_DOCS: Final = "/docs"
 _WELL_KNOWN: Final = "/.well-known/"
 _EVENTS: Final = "/events/"
 _ABOUT_BACK_ENDS: Final = frozenset({"views", "search", "fallback"})
@@ -113,6 +116,10 @@ class GatewayConfig(Model):
     audit: AuditConfig | None = Field(
         None, description="The audit log. Unset: there is none; {} writes one with the defaults."
     )
+    console: ConsoleConfig | None = Field(
+        None,
+        description="Pages for operators. Unset: there are none; {} serves them with the defaults.",
+    )
     backends: list[Any] = Field(
         description="The back ends, in the order of the lists.",
         min_length=1,
@@ -153,10 +160,10 @@ class GatewayConfig(Model):
             return self.server
         return self.server.model_copy(update={"instructions": view_config.instructions})
 
-    @field_validator("audit", mode="before")
+    @field_validator("audit", "console", mode="before")
     @classmethod
     def _empty_is_on(cls, value: Any) -> Any:
-        """Take `audit:` without settings for the defaults. Otherwise that line would turn nothing on."""
+        """Take a section without settings for the defaults. Otherwise `audit:` would turn nothing on."""
         return {} if value is None else value
 
     @field_validator("policy", mode="before")
@@ -182,6 +189,20 @@ class GatewayConfig(Model):
         names = [rule.name for rule in self.policy or () if rule.name is not None]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two rules of policy have the name {twice[0]!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _console_needs_operators(self) -> GatewayConfig:
+        if self.console is None:
+            return self
+        if self.auth != "none" and self.auth.operator_scope is None:
+            raise ValueError("console needs auth.operator_scope: it is for operators")
+        if isinstance(self.auth, AuthorizerConfig):
+            raise ValueError("console is not served on AWS Lambda, where auth.authorizer works")
+        below = f"{self.console.path}/"
+        for path in (*self.endpoints, *_PROBES, _METRICS, _WELL_KNOWN, _EVENTS, _DOCS):
+            if f"{path}/".startswith(below) or below.startswith(path.rstrip("/") + "/"):
+                raise ValueError(f"console.path {self.console.path!r} overlaps with {path!r}")
         return self
 
     @model_validator(mode="after")

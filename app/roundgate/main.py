@@ -4,7 +4,7 @@
 
 `roundgate serve`, other ASGI servers and AWS Lambda (`roundgate.lambda_http`) run the same app:
 
-    request ─▶ Guard ─▶ RequestMiddleware ─▶ MCP endpoints ─▶ FastAPI's router
+    request ─▶ Guard ─▶ RequestMiddleware ─▶ MCP endpoints ─▶ ConsoleAccess ─▶ FastAPI's router
 
 The MCP endpoints take and return raw bytes, so they are ASGI middleware in front of the router
 (docs/decisions/0002). An application that extends the app uses FastAPI: its middleware runs before
@@ -14,13 +14,15 @@ the layers above, its routes and dependencies after them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import islice
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
+from starlette.types import ASGIApp
 
 from roundgate.auth import Verifier
 from roundgate.backends.base import ServerState
@@ -54,13 +56,22 @@ from roundgate.runtime.startup import Stores, build_core, read_configuration
 from roundgate.settings import Settings
 from roundgate.tasks.external import Deliveries
 
+if TYPE_CHECKING:  # imported at run time only if the console is on
+    from roundgate.console.starting import Served
+
 MAX_LEFT_OUT: Final = 20
 """The limit on the tools of a server that /healthz lists as left out."""
-ON_LAMBDA: Final = Problem(
+METRICS_ON_LAMBDA: Final = Problem(
     "gateway.yaml",
     "http.metrics",
     "is on, but each instance of a function has metrics of its own",
     "turn it off; CloudWatch has the metrics of functions",
+)
+CONSOLE_ON_LAMBDA: Final = Problem(
+    "gateway.yaml",
+    "console",
+    "is on, but functions do not serve the console",
+    "turn it off here; `roundgate serve` with the same store and keys shows the tasks of functions",
 )
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """Turns FastAPI's telemetry off: `roundgate.observability.tracing` makes the spans, because it
@@ -88,7 +99,7 @@ def build_app(
     owns_process: bool = False,
 ) -> FastAPI:
     """Return the app for a configuration. `app.state.core` holds its catalog and stores,
-    `app.state.verifiers` the verifier of each view.
+    `app.state.console` the console if it is on, `app.state.verifiers` the verifier of each view.
 
     Args:
         file: the configuration.
@@ -105,6 +116,8 @@ def build_app(
     clock = clock or Clock()
     if file.config.http.metrics:
         _expose_metrics(file, using)
+    if file.config.console is not None:
+        _check_console(file, using)
     core = build_core(file, using, clock, stores)
     replica = Replica(file, using, clock, core, owns_process=owns_process)
     resources = make_resources(file, using, core.serving)
@@ -115,11 +128,15 @@ def build_app(
     )
     server, http = file.config.server, file.config.http
     budget = BodyBudget(http.max_json_nodes, http.max_pending_bytes)
+    layers, serves_as = _layers(replica, using, resources, verifiers, clock, budget)
+    console = _make_console(file, using, clock, replica, verifiers, serves_as)
+    if console is not None:
+        layers.append(console.layer)
     app = FastAPI(
         title=server.name,
         version=server.version,
         lifespan=replica.lifespan,
-        middleware=_layers(replica, using, resources, verifiers, clock, budget),
+        middleware=layers,
         exception_handlers={404: not_found_handler(http.path)},
         telemetry=_NO_TELEMETRY,
         docs_url="/docs" if http.docs else None,
@@ -146,6 +163,9 @@ def build_app(
     )
     if http.metrics:
         app.include_router(make_metrics_router(exposition.render))
+    if console is not None:
+        app.include_router(console.router)
+        app.state.console = console.console
     app.state.core = core
     app.state.verifiers = verifiers
     return app
@@ -157,10 +177,46 @@ def _expose_metrics(file: ConfigFile, using: Settings) -> None:
     Raises:
         ConfigError: an extra is missing, or the process cannot serve metrics.
     """
-    problem = ON_LAMBDA if using.on_lambda else exposition.set_up()
+    problem = METRICS_ON_LAMBDA if using.on_lambda else exposition.set_up()
     if problem is not None:
         at = file.origin.at("http", "metrics")
         raise ConfigError([at.problem(problem.message, problem.remedy)])
+
+
+def _check_console(file: ConfigFile, using: Settings) -> None:
+    """Check that this process can serve the console.
+
+    Raises:
+        ConfigError: an extra is missing, or others than operators could use the console.
+    """
+    if using.on_lambda:
+        at = file.origin.at("console")
+        raise ConfigError([at.problem(CONSOLE_ON_LAMBDA.message, CONSOLE_ON_LAMBDA.remedy)])
+    from roundgate.console import starting
+
+    starting.check(file, using)
+
+
+def _make_console(
+    file: ConfigFile,
+    using: Settings,
+    clock: Clock,
+    replica: Replica,
+    verifiers: Mapping[str, Verifier],
+    serves_as: Callable[[Verifier], ASGIApp],
+) -> Served | None:
+    """Return the console, or `None` without the section `console`."""
+    if file.config.console is None:
+        return None
+    from roundgate.console import starting
+
+    return starting.make_console(
+        *(file, using, clock, replica.core, next(iter(verifiers.values()))),
+        config=lambda: replica.config,
+        health=lambda: _read_health(replica),
+        uses=replica.rates.uses,
+        serves_as=serves_as,
+    )
 
 
 def _read_health(replica: Replica) -> Health:
@@ -199,9 +255,11 @@ def _layers(
     verifiers: Mapping[str, Verifier],
     clock: Clock,
     budget: BodyBudget,
-) -> Sequence[Middleware]:
-    """Return the middleware in front of the router, outermost first."""
+) -> tuple[list[Middleware], Callable[[Verifier], ASGIApp]]:
+    """Return the middleware in front of the router, outermost first, and a function that returns the
+    MCP endpoints with another verifier."""
     http, auth = replica.config.http, replica.config.auth
+    console = replica.config.console
     hosts = http.allowed_hosts
     if hosts is None:
         hosts = default_hosts(using.public_url, using.on_lambda)
@@ -210,32 +268,34 @@ def _layers(
         origins = public_origins(using.public_url)
     loopback_only = auth == "none" and not using.allow_anonymous
     adapter = [Middleware(WebAdapterMiddleware, clock=clock)] if using.on_lambda else []
-    return [
-        *adapter,
-        Middleware(
-            Guard,
-            hosts=hosts,
-            origins=origins,
-            own_origin=http.allowed_origins is None,
-            loopback_only=loopback_only,
-        ),
-        Middleware(
-            RequestMiddleware,
-            endpoints=replica.config.endpoints,
-            resources=resources,
-            verifiers=verifiers,
-            nothing=nothing_at(http.path),
-            operator_scope=None if auth == "none" else auth.operator_scope,
-            local_operates=loopback_only,
-            clock=clock,
-            send_s=http.send_timeout_s + GRACE_S,
-        ),
-        Middleware(
-            McpEndpoint,
-            endpoints=replica.endpoints,
-            tracing=tracing.set_up(),
-            max_body_bytes=http.max_body_bytes,
-            budget=budget,
-            keep_alive_s=http.keep_alive_s,
-        ),
-    ]
+    nothing = nothing_at(http.path)
+    requests = partial(
+        RequestMiddleware,
+        endpoints=replica.config.endpoints,
+        resources=resources,
+        nothing=nothing,
+        operator_scope=None if auth == "none" else auth.operator_scope,
+        console=None if console is None else console.path,
+        local_operates=loopback_only,
+        clock=clock,
+        send_s=http.send_timeout_s + GRACE_S,
+    )
+    endpoints = partial(
+        McpEndpoint,
+        endpoints=replica.endpoints,
+        tracing=tracing.set_up(),
+        max_body_bytes=http.max_body_bytes,
+        budget=budget,
+        keep_alive_s=http.keep_alive_s,
+    )
+    guard = Middleware(
+        Guard,
+        hosts=hosts,
+        origins=origins,
+        own_origin=http.allowed_origins is None,
+        loopback_only=loopback_only,
+    )
+    return (
+        [*adapter, guard, Middleware(requests, verifiers=verifiers), Middleware(endpoints)],
+        lambda verifier: requests(endpoints(nothing), verifiers=dict.fromkeys(verifiers, verifier)),
+    )

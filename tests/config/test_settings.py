@@ -261,6 +261,7 @@ PLACES: dict[type[Model], str] = {
     sections.CachingConfig: "## `caching`",
     sections.CacheHint: "## `caching`",
     sections.AuditConfig: "## `audit`",
+    sections.ConsoleConfig: "## `console`",
     BackendConfig: "## `backends`",
     Selector: "| setting of a selector",
     SearchConfig: "## `search`",

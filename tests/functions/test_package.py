@@ -42,7 +42,7 @@ NOBODY_IMPORTS = {
     "pytest",
     "datasette",
 }
-NOBODY_RUNS = {"cassettes/", "cli/", "client/", "deployment/", "suites/", "testing/"}
+NOBODY_RUNS = {"cassettes/", "cli/", "client/", "console/", "deployment/", "suites/", "testing/"}
 """Parts of the app that the configuration does not use."""
 
 

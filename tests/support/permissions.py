@@ -93,10 +93,11 @@ READING = "app/roundgate/settings/references.py"
 """What reads secrets of credentials, in both functions."""
 SERVERS_ALONE = (
     "app/roundgate/cli/tasks.py",
+    "app/roundgate/console/tasks.py",
     "app/roundgate/tasks/pool.py",
     "app/roundgate/testing/gateway.py",
 )
-"""What no function runs: the operator's command, workers that poll, and tests."""
+"""What no function runs: the operator's command and console, workers that poll, and tests."""
 
 
 SENDS = "app/roundgate/tasks/stored.py"

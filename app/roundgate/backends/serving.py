@@ -60,6 +60,11 @@ class Snapshot:
         if self._unused is not None and not self._users:
             self._unused.set()
 
+    @property
+    def users(self) -> int:
+        """The number of requests and turns that use the snapshot now."""
+        return self._users
+
     def servers(self) -> list[ServerState]:
         """Return the state of each server whose offer a back end follows."""
         cores = map(core_of, self.backends)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from roundgate.clock import UNITS_S
 from roundgate.storage import TaskRef
 
 _FILE: Final = "gateway.yaml"
-UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 Number = TypeVar("Number", int, float)
 
 

@@ -257,6 +257,10 @@ def _serving(file: ConfigFile, using: Settings, host: str, port: int | None) -> 
     yield from _collect_problems(lambda: check_exposure(file, using, host))
     if (audit := file.config.audit) is not None:
         yield from _collect_problems(lambda: audit_log.check(file, audit, using))
+    if file.config.console is not None:
+        from roundgate.console import starting
+
+        yield from _collect_problems(lambda: starting.check(file, using))
     if auth != "none" and using.public_url is None:
         message = "is required with auth: tokens and metadata contain this URL"
         remedy = (

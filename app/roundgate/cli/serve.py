@@ -62,6 +62,10 @@ def run(arguments: argparse.Namespace) -> int:
         app = build_app(file, using)
     bound = bind(arguments.host, arguments.port)
     log.info("serving %s", url_of(bound, arguments.host, file.config.http.path))
+    if file.config.console is not None and file.config.auth == "none":
+        from roundgate.console.signing_in import tell_link
+
+        tell_link(app.state.console, url_of(bound, arguments.host, ""))
     # uvicorn raises the signal again after its shutdown, so exit with 0
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     options = _options(file.config.http, arguments)
@@ -86,7 +90,7 @@ def create_worker_app() -> ConnectionMiddleware:
 
 
 def url_of(bound: socket.socket, host: str, path: str) -> str:
-    """Return the URL of the MCP endpoint at a socket, for a client on this machine."""
+    """Return the URL of a path at a socket, for a client on this machine."""
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{bound.getsockname()[1]}{path}"
 

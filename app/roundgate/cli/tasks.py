@@ -15,39 +15,47 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from roundgate import config
 from roundgate.cli import histories
-from roundgate.cli.arguments import UNITS_S, configuration_file
+from roundgate.cli.arguments import configuration_file
 from roundgate.cli.output import Status as StatusLine
 from roundgate.cli.output import say, show_json, show_table
 from roundgate.client import Progress
-from roundgate.clock import Clock, iso
+from roundgate.clock import Clock, iso, span
 from roundgate.errors import NotRetryable, ParseError, Unavailable
-from roundgate.json import decode
-from roundgate.protocol import OPEN, TERMINAL, Status
+from roundgate.protocol import OPEN, Status
 from roundgate.runtime.startup import Stores, make_stores, make_trail
 from roundgate.settings import Settings, TasksConfig
 from roundgate.settings import process as settings
 from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted
-from roundgate.tasks.events import Cancelled, Delivered, Mark, marks_from_record
+from roundgate.tasks.acts import (
+    ACCEPTED,
+    ACTIONS,
+    DELIVERED,
+    Action,
+    Chosen,
+    find_event,
+    recorded,
+    retry_from,
+    short_event,
+)
+from roundgate.tasks.events import marks_from_record
 from roundgate.tasks.external import Deliveries, decode_payload
+from roundgate.tasks.facts import activity, known, task_facts
 from roundgate.tasks.machine import is_parked
-from roundgate.tasks.operating import Repeated, StepDone, repeated, retry, rewind, steps_done
+from roundgate.tasks.operating import Repeated, StepDone, repeated, steps_done
 from roundgate.tasks.versions import count_versions
 
 if TYPE_CHECKING:  # loaded only if there is an audit log
     from roundgate.audit import Trail
 
-T = TypeVar("T")
-
 PLACEHOLDER: Final = "unset-while-tasks-are-looked-at"
 """The value of `${…}` references whose variables only the gateway has."""
-CANCELLED_BY_OPERATOR: Final = "The operator cancelled the task"
 PAGE: Final = 100
 COUNTED: Final = 100_000
 """The limit on the open tasks that `count` reads, which take some 60 MB of memory."""
@@ -157,7 +165,7 @@ async def _list(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> 
     records.sort(key=lambda record: record.created_ms)
     if arguments.json:
         for record in records:
-            show_json(_facts(record, now_ms))
+            show_json(task_facts(record, now_ms))
     else:
         show_table([_HEAD, *(_row(record, now_ms) for record in records)])
     if cursor is not None:
@@ -183,7 +191,7 @@ async def _show(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> 
     work = await stores.tasks.read_work(arguments.task)
     steps = None if work is None else steps_done(record, work)
     if arguments.json:
-        show_json(_facts(record, clock.now_ms(), steps))
+        show_json(task_facts(record, clock.now_ms(), steps))
     else:
         _print_facts(record, clock.now_ms(), steps)
     return 0
@@ -198,10 +206,10 @@ async def _watch(arguments: argparse.Namespace, stores: Stores, clock: Clock) ->
         record = await stores.tasks.read(arguments.task, now_ms)
         if record is None:
             return _unknown(arguments.task)
-        doing = _activity(record, now_ms)
+        doing = activity(record, now_ms)
         state = (record.revision, record.attempts, record.fence, doing.split()[0])
         if state != shown and arguments.json:
-            show_json(_facts(record, now_ms))
+            show_json(task_facts(record, now_ms))
         elif state != shown:
             message = f": {record.status_message}" if record.status_message else ""
             does = "" if doing == "-" else f" ({doing})"
@@ -234,15 +242,6 @@ async def _count(arguments: argparse.Namespace, stores: Stores, clock: Clock) ->
     return 0
 
 
-_DELIVERED: Final = {
-    Delivered.KEPT: "has the event; its handler reads the event when it waits for it",
-    Delivered.WAKES: "has the event and continues",
-    Delivered.AGAIN: "already had this event with the same payload",
-    Delivered.OTHER: "already had this event with another payload, which is kept",
-    Delivered.CLOSED: "no longer accepts this event: its time is over, or the task has ended",
-}
-
-
 async def _deliver(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
     """Deliver an external event. Return 1 if it was not accepted, and 2 if the payload is not JSON
     or cannot be read."""
@@ -254,35 +253,28 @@ async def _deliver(arguments: argparse.Namespace, stores: Stores, clock: Clock) 
     record = await stores.tasks.read(arguments.task, 0)
     if record is None:
         return _unknown(arguments.task)
-    names = [mark.name for mark in marks_from_record(record)]
-    name = next(
-        (candidate for candidate in names if arguments.event in (candidate, _short(candidate))),
-        None,
-    )
+    name = find_event(record, arguments.event)
     if name is None:
-        known = ", ".join(map(_short, names)) or "none"
+        names = ", ".join(short_event(mark.name) for mark in marks_from_record(record)) or "none"
         say(
-            f"{record.ref} has no event {arguments.event!r}; its events are: {known}", to=sys.stderr
+            f"{record.ref} has no event {arguments.event!r}; its events are: {names}", to=sys.stderr
         )
         return 1
     deliveries = Deliveries(stores.tasks, clock, TasksConfig.model_construct())
-    delivered = await _recorded(
-        stores, arguments.action, record.ref, lambda: deliveries.deliver(record.ref, name, payload)
+    delivered = await recorded(
+        stores.tasks,
+        arguments.action,
+        record.ref,
+        lambda: deliveries.deliver(record.ref, name, payload),
     )
-    is_accepted = delivered in (Delivered.KEPT, Delivered.WAKES, Delivered.AGAIN)
-    text = _DELIVERED.get(delivered, "does not exist any more")
+    is_accepted = delivered in ACCEPTED
+    text = DELIVERED.get(delivered, "does not exist any more")
     if arguments.json:
         facts = {"task": str(record.ref), "event": name, "done": is_accepted, "text": text}
         show_json(facts)
     else:
         say(f"{name}: {record.ref} {text}", to=sys.stdout if is_accepted else sys.stderr)
     return 0 if is_accepted else 1
-
-
-def _short(name: str) -> str:
-    """Return the name of an event without its kind: `order@1/paid` for `order@1/event:paid`."""
-    path, slash, last = name.rpartition("/")
-    return f"{path}{slash}{last.removeprefix('event:')}"
 
 
 def _payload(file: str | None) -> Any:
@@ -311,24 +303,16 @@ async def _retry_from(arguments: argparse.Namespace, stores: Stores, clock: Cloc
         again = repeated(work, step)
         if not _is_confirmed(arguments, ref, again):
             return 0 if arguments.dry_run else 1
-        if is_parked(record):
-            result = await _recorded(
-                stores, "retry", ref, lambda: _rewound(stores, ref, now_ms, step)
-            )
-        else:
-            going_on = await _recorded(
-                stores, "retry", ref, lambda: retry(stores.tasks, ref, now_ms, step)
-            )
-            result = f"continues as {going_on}, from {step}"
+        result = await recorded(
+            stores.tasks,
+            "retry",
+            ref,
+            lambda: retry_from(stores.tasks, record, now_ms, step),
+        )
     except NotRetryable as error:
         result = error
     _report(arguments, ref, result, "")
     return 1 if isinstance(result, NotRetryable) else 0
-
-
-async def _rewound(stores: Stores, ref: TaskRef, now_ms: int, step: str) -> str:
-    await rewind(stores.tasks, ref, now_ms, step)
-    return f"continues from {step}"
 
 
 def _is_confirmed(arguments: argparse.Namespace, ref: TaskRef, again: Repeated) -> bool:
@@ -353,10 +337,10 @@ async def _versions(arguments: argparse.Namespace, stores: Stores, clock: Clock)
     for count in counts:
         oldest = {"oldest": iso(count.oldest_ms), "tasks": count.tasks}
         if arguments.json:
-            known = _known({"name": count.name, "version": count.version})
-            show_json({"tool": count.tool, **known, **oldest})
+            named = known({"name": count.name, "version": count.version})
+            show_json({"tool": count.tool, **named, **oldest})
         version = "-" if count.version is None else str(count.version)
-        age = _span(now_ms - count.oldest_ms)
+        age = span(now_ms - count.oldest_ms)
         rows.append((count.tool, count.name or "-", version, str(count.tasks), age))
     if not arguments.json:
         show_table(rows)
@@ -377,103 +361,11 @@ def _row(record: TaskRecord, now_ms: int) -> tuple[str, ...]:
         record.tool,
         "expired" if record.expires_ms <= now_ms else record.shown_status.value,
         "-" if record.ending is None else record.ending.value,
-        _span(now_ms - record.created_ms),
-        _span(now_ms - record.updated_ms),
+        span(now_ms - record.created_ms),
+        span(now_ms - record.updated_ms),
         str(record.attempts),
-        _activity(record, now_ms),
+        activity(record, now_ms),
     )
-
-
-def _activity(record: TaskRecord, now_ms: int) -> str:
-    """Return the activity of an open task in a few words, or the failed steps of an ended task or
-    its successor; otherwise `-`."""
-    if record.expires_ms <= now_ms:
-        return "-"
-    if record.retried_as is not None:
-        return f"retried as {TaskRef(record.ref.owner, record.retried_as)}"
-    if _is_retryable(record):
-        return f"failed at {', '.join(record.failed_steps)}"
-    if record.status.is_terminal:
-        return "-"
-    if record.status is Status.INPUT_REQUIRED:
-        return "waits for its client"
-    if is_parked(record):
-        return "parked: waits for `tasks retry`"
-    if record.declined_ms:
-        return "waits for a worker that serves it"
-    if (awaited := [mark.name for mark in marks_from_record(record) if mark.is_awaited]) and (
-        record.wake_ms > now_ms
-    ):
-        return f"waits for {', '.join(awaited)}"
-    if record.wake_ms > now_ms:
-        return f"sleeps for {_span(record.wake_ms - now_ms)}"
-    if record.lease_until_ms > now_ms:
-        return "runs alone" if record.alone else "runs"
-    if record.ref.is_hidden:
-        return "waits for a request of its client"
-    is_alone = record.suspect or record.lease_until_ms
-    return "waits to be run alone" if is_alone else "waits for a worker"
-
-
-def _is_retryable(record: TaskRecord) -> bool:
-    """Return whether a failed step ended a task and no other task continues its work."""
-    return record.ending is Ending.STEP_FAILED and record.retried_as is None
-
-
-def _facts(
-    record: TaskRecord, now_ms: int, steps: Sequence[StepDone] | None = None
-) -> dict[str, Any]:
-    """Return the facts about a task for JSON. Times are in UTC, unknown facts are omitted. `steps`
-    is the progress of the task, if known."""
-    requests = record.requests.items()
-    retried_as = record.retried_as
-    return _known(
-        {
-            "task": str(record.ref),
-            "hidden": record.ref.is_hidden or None,
-            "tool": record.tool,
-            "call": record.call_id,
-            "status": record.shown_status.value,
-            "outcome": None if record.ending is None else record.ending.value,
-            "failedSteps": list(record.failed_steps) or None,
-            "retriedAs": retried_as and str(TaskRef(record.ref.owner, retried_as)),
-            "expired": record.expires_ms <= now_ms,
-            "message": record.status_message,
-            "doing": _activity(record, now_ms),
-            "created": iso(record.created_ms),
-            "changed": iso(record.updated_ms),
-            "expires": iso(record.expires_ms),
-            "asks": [{"key": key, "method": decode(request)["method"]} for key, request in requests]
-            or None,
-            "events": [_event_facts(mark) for mark in marks_from_record(record)] or None,
-            "outcomeBytes": None if record.outcome is None else len(record.outcome),
-            "attempts": record.attempts,
-            "deaths": record.deaths or None,
-            "suspect": record.suspect or None,
-            "declined": _time(record.declined_ms),
-            "claims": record.fence,
-            "leasedUntil": _time(record.lease_until_ms),
-            "wakes": _time(record.wake_ms),
-            "due": _time(record.due_ms),
-            "steps": [_step_facts(step) for step in steps] if steps else None,
-        }
-    )
-
-
-def _event_facts(mark: Mark) -> dict[str, Any]:
-    state = "delivered" if mark.digest else "awaited" if mark.is_awaited else "open"
-    return {"name": mark.name, "state": state, "until": iso(mark.until_ms)}
-
-
-def _step_facts(step: StepDone) -> dict[str, Any]:
-    again = _time(step.again_ms)
-    return _known(
-        {"name": step.name, "state": step.state, "attempts": step.attempts, "again": again}
-    )
-
-
-def _known(facts: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in facts.items() if value is not None}
 
 
 _LABELS: Final = {
@@ -492,7 +384,7 @@ _COUNTED: Final = {
 
 def _print_facts(record: TaskRecord, now_ms: int, steps: Sequence[StepDone] | None) -> None:
     """Print the facts about a task as text."""
-    for name, value in _facts(record, now_ms).items():
+    for name, value in task_facts(record, now_ms).items():
         match name:
             case "expired" if not value:
                 continue
@@ -532,113 +424,6 @@ def _step_state(step: StepDone) -> str:
     if step.again_ms is not None:
         return f"failed{times}, will be retried at {iso(step.again_ms)}"
     return f"{step.state}{times}"
-
-
-def _time(ms: int | None) -> str | None:
-    return iso(ms) if ms else None
-
-
-def _span(ms: int) -> str:
-    """Return a duration in the largest unit in which it is at least 1, such as `1.5h`."""
-    seconds = ms / 1000
-    unit = next((unit for unit in "dhm" if seconds >= UNITS_S[unit]), "s")
-    return f"{seconds / UNITS_S[unit]:.3g}{unit}"
-
-
-Chosen: TypeAlias = tuple[TaskRef, int | None]
-"""A task, and its fence when a search selected it. The fence is `None` for a named task, which is
-taken even from a worker."""
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """An action on tasks."""
-
-    act: Callable[[Stores, Chosen, int], Awaitable[str | None]]
-    """A function that returns the result in words, or `None` if nothing was done. Its last argument
-    is the time in milliseconds."""
-    statuses: frozenset[Status]
-    """The statuses of the tasks that a search selects."""
-    refusal: str
-    """The reason for doing nothing, in words that follow the task's name."""
-    is_meant: Callable[[TaskRecord, int], bool] = lambda record, now_ms: True
-    """A function that returns whether the action applies to a task that a search selected."""
-
-
-async def _cancel(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
-    ref = chosen[0]
-    cancelled = await stores.tasks.cancel(ref, CANCELLED_BY_OPERATOR, now_ms)
-    if cancelled is Cancelled.UNKNOWN_TASK:
-        return None
-    if cancelled is Cancelled.CLEAN_UP:
-        return "is cancelled; a worker cancels its job"
-    record = await stores.tasks.read(ref, now_ms)
-    return f"is {record.status.value if record else 'deleted'}"
-
-
-async def _requeue(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
-    """Queue a task again; return the result in words, or `None` if the task cannot be queued.
-
-    Raises:
-        NotRetryable: the task is hidden, and no worker runs hidden tasks.
-    """
-    ref, fence = chosen
-    if ref.is_hidden:
-        raise NotRetryable(
-            "is a call that only its client's requests can continue; cancel it instead"
-        )
-    if not await stores.tasks.requeue(ref, now_ms, now_ms, fence=fence):
-        return None
-    return "is queued; a worker that ran it can no longer write to it"
-
-
-async def _retry(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
-    """Retry a task at the failed step that ended it, or requeue a parked task. Return the result in
-    words, or `None` if nothing was done.
-
-    Raises:
-        NotRetryable: the task cannot be retried.
-    """
-    ref = chosen[0]
-    record = await stores.tasks.read(ref, now_ms)
-    if record is None or record.ending is not Ending.STEP_FAILED:
-        return await _requeue(stores, chosen, now_ms)
-    going_on = await retry(stores.tasks, ref, now_ms)
-    return f"continues as {going_on}: finished steps are kept, the failed step runs again"
-
-
-async def _purge(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
-    return "is purged" if await stores.tasks.purge(chosen[0], now_ms) else None
-
-
-def _is_alive(record: TaskRecord, now_ms: int) -> bool:
-    return record.expires_ms > now_ms
-
-
-def _waits(record: TaskRecord, now_ms: int) -> bool:
-    """Return whether a task has not expired, is not leased, and does not sleep."""
-    is_free = record.lease_until_ms <= now_ms and record.wake_ms <= now_ms
-    return _is_alive(record, now_ms) and is_free and not record.ref.is_hidden
-
-
-ACTIONS: Final[dict[str, Action]] = {
-    "cancel": Action(_cancel, OPEN, "does not exist", _is_alive),
-    "requeue": Action(
-        _requeue,
-        frozenset({Status.WORKING}),
-        "is not working, or a worker has claimed it meanwhile:"
-        " only a task that waits for a worker can be queued again",
-        _waits,
-    ),
-    "retry": Action(
-        _retry,
-        frozenset({Status.WORKING, Status.FAILED}),
-        "is not parked, and no failed step ended it, or a worker has claimed it meanwhile: there"
-        " is nothing to retry",
-        lambda one, now: _is_alive(one, now) and (is_parked(one) or _is_retryable(one)),
-    ),
-    "purge": Action(_purge, TERMINAL, "does not exist, or is open: cancel it first"),
-}
 
 
 async def _act(action: Action, arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
@@ -682,32 +467,9 @@ async def _act(action: Action, arguments: argparse.Namespace, stores: Stores, cl
 async def _acted(
     action: Action, name: str, stores: Stores, chosen: Chosen, clock: Clock
 ) -> str | None:
-    return await _recorded(
-        stores, name, chosen[0], lambda: action.act(stores, chosen, clock.now_ms())
+    return await recorded(
+        stores.tasks, name, chosen[0], lambda: action.act(stores.tasks, chosen, clock.now_ms())
     )
-
-
-async def _recorded(
-    stores: Stores, action: str, ref: TaskRef, act: Callable[[], Awaitable[T]]
-) -> T:
-    """Return the result of an act on a task. Record the act in the audit log before it happens, and
-    then its result.
-
-    Raises:
-        Unavailable: the audit log cannot be written, and nothing was done.
-    """
-    trail = stores.tasks.trail
-    if trail is None:
-        return await act()
-    trail.operator(action, str(ref))
-    result: object = "failed"
-    try:
-        result = value = await act()
-        return value
-    finally:
-        outcome = "nothing done" if result is None else str(result)
-        facts = {"action": action, "task": str(ref), "outcome": outcome}
-        trail.record("operator_ended", facts)
 
 
 async def _find(

@@ -382,6 +382,8 @@ def _catches_imports(handler: ast.ExceptHandler) -> bool:
 # The modules of roundgate
 
 _NAME: Final = machine.PACKAGE.name
+_OF_SERVERS: Final = "roundgate.console"
+"""The package that functions never import: `roundgate.main` refuses a console on AWS Lambda."""
 
 
 def reachable(modules: Iterable[str]) -> list[Path]:
@@ -391,7 +393,8 @@ def reachable(modules: Iterable[str]) -> list[Path]:
     while queue:
         module = queue.pop()
         file = _file(module)
-        if file is None or file in reached:
+        is_of_servers = module == _OF_SERVERS or module.startswith(f"{_OF_SERVERS}.")
+        if file is None or file in reached or is_of_servers:
             continue
         reached.add(file)
         queue.extend((module.rpartition(".")[0], *_roundgate_imports(file)))

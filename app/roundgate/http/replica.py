@@ -76,7 +76,8 @@ class Replica:
         self.readiness = Readiness(
             core.stores.sessions, lambda: trail is not None and trail.refuses
         )
-        self._rates = Rates(core.stores.sessions, clock, core.stores.metrics)
+        self.rates = Rates(core.stores.sessions, clock, core.stores.metrics)
+        """The limits on calls, and their present use."""
         self.endpoints = {
             view: self._make_endpoint(view, ring.of_view(view))
             for view in file.config.endpoints.values()
@@ -102,7 +103,7 @@ class Replica:
                 own_tasks, TaskIds(sealer.ring), source, clock, config.tasks, self.core.trail
             ),
             self._watch,
-            self._rates,
+            self.rates,
             sealer,
             self.core.rows_of(view),
             clock,

@@ -6,6 +6,7 @@ checks its head, authenticates its caller, and turns its outcome into one answer
     /healthz, /readyz,         everyone: probes, and the documents that a client needs to get a token
     /.well-known/…
     /events/…                  everyone: the path has a token of its own (`http.events`)
+    /console/…                 everyone: `console.access` lets operators in, by a session or a token
     anything else              operators
 
 The head is checked before the caller, so that a client that tries GET learns that GET is not
@@ -265,6 +266,8 @@ class RequestMiddleware:
         verifiers: the verifier of each view, the default verifier first.
         nothing: the app for callers that are not operators and cannot become operators.
         operator_scope: the scope of operators; `None` if there is none.
+        console: the path of the console, which authenticates its callers itself
+            (`console.access`); `None` without a console.
         local_operates: whether the one subject of a gateway without authentication is an operator.
         clock: the source of references for unexpected exceptions.
         send_s: seconds that a client may take for one event.
@@ -282,8 +285,10 @@ class RequestMiddleware:
         local_operates: bool,
         clock: Clock,
         send_s: float,
+        console: str | None = None,
     ) -> None:
         self._app = app
+        self._console = None if console is None else (console, console + "/")
         self._endpoints = {
             spelled: view for path, view in endpoints.items() for spelled in (path, path + "/")
         }
@@ -356,6 +361,7 @@ class RequestMiddleware:
             exchange.path in OPEN
             or exchange.path.startswith(PUBLIC)
             or _is_event(method, exchange.path)
+            or self._is_console(exchange.path)
         ):
             return True
         exchange.principal = await self._usual_verifier.principal(
@@ -366,6 +372,12 @@ class RequestMiddleware:
         if self._operator_scope not in exchange.principal.scopes:
             raise InsufficientScope("this address", [self._operator_scope])
         return True
+
+    def _is_console(self, path: str) -> bool:
+        """Return whether a path is the console's."""
+        return self._console is not None and (
+            path == self._console[0] or path.startswith(self._console[1])
+        )
 
     async def _challenge(self, error: AuthError, exchange: Exchange) -> None:
         """Send 401 or 403 with its challenge (RFC 6750 section 3).

@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from roundgate.auth import LOCAL, Principal
@@ -52,6 +53,20 @@ _RETRY_CONCURRENT_S: Final = 1
 """Seconds after which a caller with too many calls at once may try again."""
 
 log: Final = logging.getLogger("roundgate.rates")
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """The present use of a limit by a caller, in this process."""
+
+    row: str
+    """The name of the limit: `callers`, `tools PATTERN` or `scopes SCOPE`."""
+    caller: Caller
+    running: int
+    """The number of calls that run, if the row limits them."""
+    left: int | None
+    """The number of calls that the caller may make at once; `None` if the row does not limit them,
+    or the store counts them."""
 
 
 class Limit:
@@ -103,6 +118,15 @@ class Limit:
         running = self._running.pop(caller) - 1
         if running:
             self._running[caller] = running
+
+    def uses(self, most: int) -> list[Use]:
+        """Return the present use of the limit by at most `most` callers, the latest first."""
+        left = {} if self.calls is None else self.calls.left(most)
+        callers = dict.fromkeys([*left, *islice(self._running, most)])
+        return [
+            Use(self.name, caller, self._running.get(caller, 0), left.get(caller))
+            for caller in islice(callers, most)
+        ]
 
     def too_many_at_once(self) -> RateExceeded:
         """Return the error of a call that `enter` refused."""
@@ -165,6 +189,10 @@ class Rates:
             self._limits[name, config.shared].configure(row)
         by_name = {name: limit for (name, _), limit in self._limits.items()}
         return Limits(config, by_name, self.metrics)
+
+    def uses(self, most: int) -> list[Use]:
+        """Return the present use of each limit, by at most `most` callers each."""
+        return [use for limit in self._limits.values() for use in limit.uses(most)]
 
     def _local_buckets(self, name: str, quota: Quota) -> Buckets:
         return LocalBuckets(quota, self._clock.monotonic_ms)

@@ -20,6 +20,7 @@ would share a task, and a client has to repeat a call under a new JSON-RPC id.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -65,6 +66,8 @@ from roundgate.tokens import Binding, FixedTask, Opened, StateSealer
 
 if TYPE_CHECKING:  # loaded only if there is an audit log
     from roundgate.audit import Trail
+
+log: Final = logging.getLogger("roundgate.methods")
 
 T = TypeVar("T")
 
@@ -376,6 +379,9 @@ class Calls:
             if self._trail is not None:
                 ids = {"call": round_.correlation.call_id, "round": round_.number}
                 self._trail.asked(outcome.requests, ids)
+            if outcome.requests and log.isEnabledFor(logging.DEBUG):
+                asked = {"round": round_.number, "questions": list(outcome.requests)}
+                log.debug("a call asks its client", extra={"fields": asked})
             return InputRequired(outcome.requests, state)
         except StateTooLarge as error:
             largest = outcome.journal.largest()

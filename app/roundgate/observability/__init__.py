@@ -9,5 +9,6 @@ from roundgate.observability.lines import REQUESTS as REQUESTS
 from roundgate.observability.lines import JsonFormatter as JsonFormatter
 from roundgate.observability.lines import LogFormat as LogFormat
 from roundgate.observability.lines import configure as configure
+from roundgate.observability.lines import observe as observe
 from roundgate.observability.terminal import Style as Style
 from roundgate.observability.terminal import escaped as escaped

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any, Final, Literal, TextIO, TypeAlias
 
 from roundgate.clock import iso
@@ -26,6 +27,10 @@ LogFormat: TypeAlias = Literal["auto", "text", "json"]
 
 REQUESTS: Final = "roundgate.request"
 """The logger that writes one line for each request."""
+
+
+GATEWAY: Final = "roundgate"
+"""The logger above all loggers of the gateway."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -74,6 +79,35 @@ def configure(level: str, form: LogFormat = "auto", *, alone: bool = False) -> N
     handler.setFormatter(_formatter(form, level, handler.stream, alone=alone))
     for noisy in ("httpx", "httpcore", "mangum"):  # each logs a line per request, with its URL
         logging.getLogger(noisy).setLevel("WARNING")
+
+
+def observe(observer: logging.Handler) -> Callable[[], None]:
+    """Give a handler every record of the gateway, also below the log level: debugging records tell the
+    steps, questions and upstream calls of a call. Other handlers get the same records as before.
+
+    Return a function that ends this.
+    """
+    logger, others = logging.getLogger(GATEWAY), logging.getLogger().handlers
+    before, least = logger.level, logger.getEffectiveLevel()
+
+    def is_for_others(record: logging.LogRecord) -> bool:
+        decides_itself = record.name != GATEWAY and logging.getLogger(record.name).level
+        is_ours = record.name.startswith(GATEWAY)
+        return record.levelno >= least or not is_ours or bool(decides_itself)
+
+    filtered = list(others)
+    for handler in filtered:
+        handler.addFilter(is_for_others)
+    logger.addHandler(observer)
+    logger.setLevel("DEBUG")
+
+    def end() -> None:
+        logger.setLevel(before)
+        logger.removeHandler(observer)
+        for handler in filtered:
+            handler.removeFilter(is_for_others)
+
+    return end
 
 
 def _formatter(form: LogFormat, level: str, to: TextIO, *, alone: bool) -> logging.Formatter:

@@ -70,7 +70,7 @@ CONFIRM_S: Final = 2.0
 """The time in seconds without a write before a change that removes protection is served."""
 MAX_NAMED: Final = 20
 """The maximum number of tools that one log line names as added, removed or changed."""
-RESTART: Final = ("http", "auth", "state", "tasks", "audit", "env")
+RESTART: Final = ("http", "auth", "state", "tasks", "audit", "console", "env")
 """The sections that only a restart changes. The names, paths and scopes of `views` also need a
 restart."""
 

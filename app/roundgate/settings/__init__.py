@@ -27,6 +27,7 @@ from roundgate.settings.sections import CacheHint as CacheHint
 from roundgate.settings.sections import CachingConfig as CachingConfig
 from roundgate.settings.sections import CallersConfig as CallersConfig
 from roundgate.settings.sections import CallLimits as CallLimits
+from roundgate.settings.sections import ConsoleConfig as ConsoleConfig
 from roundgate.settings.sections import FallbackConfig as FallbackConfig
 from roundgate.settings.sections import HttpConfig as HttpConfig
 from roundgate.settings.sections import JwtAuthConfig as JwtAuthConfig

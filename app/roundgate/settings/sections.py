@@ -489,3 +489,20 @@ class AuditConfig(Model):
     max_file_bytes: int = Field(
         100_000_000, description="Size in bytes at which the next file begins.", ge=4_096
     )
+
+
+class ConsoleConfig(Model):
+    """The console: pages for operators."""
+
+    path: str = Field(
+        "/console", description="Path of the console.", pattern=r"^(/[A-Za-z0-9_-]+)+$"
+    )
+    show_values: bool = Field(
+        False, description="Whether pages show the arguments, answers and results of calls."
+    )
+    session_s: float = Field(
+        28_800,
+        description="Seconds after which an operator signs in again, unless the token expires first.",
+        ge=60,
+        le=86_400,
+    )

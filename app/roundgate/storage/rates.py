@@ -27,6 +27,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from math import ceil
 from typing import Final, Protocol, TypeAlias
 
@@ -96,6 +97,10 @@ class Buckets(Protocol):
     def give_back(self, caller: Caller) -> None:
         """Return the token that `take` took for a call that was refused elsewhere."""
 
+    def left(self, most: int) -> dict[Caller, int]:
+        """Return the tokens of the `most` latest callers, as far as this process knows without
+        asking the store."""
+
 
 @dataclass(slots=True)
 class _Bucket:
@@ -143,6 +148,14 @@ class LocalBuckets:
         """Return a token, as `Buckets.give_back` does."""
         if (bucket := self._known.get(caller)) is not None:
             bucket.parts = min(self.quota.capacity, bucket.parts + TOKEN)
+
+    def left(self, most: int) -> dict[Caller, int]:
+        """Return the tokens of the latest callers, as `Buckets.left` does."""
+        now_ms = int(self._now_ms())
+        return {
+            caller: self.quota.gained(bucket.parts, now_ms - bucket.at_ms) // TOKEN
+            for caller, bucket in islice(reversed(self._known.items()), most)
+        }
 
     def _forget(self, now_ms: int) -> None:
         _, bucket = self._known.popitem(last=False)
@@ -218,6 +231,10 @@ class SharedBuckets:
     def give_back(self, caller: Caller) -> None:
         """Return a token, as `Buckets.give_back` does."""
         self._held(caller).left += 1
+
+    def left(self, most: int) -> dict[Caller, int]:
+        """Return nothing: only the store knows how many tokens a caller has."""
+        return {}
 
     def _held(self, caller: Caller) -> _Held:
         held = self._known.get(caller)

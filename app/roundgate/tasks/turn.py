@@ -415,6 +415,8 @@ class Carrier:
             )
 
         await self._last_with_rest(suspend)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("a task asks its client", extra={"fields": {"questions": list(wire)}})
 
     async def _release(self, wake_ms: int, awaits: Collection[str] = ()) -> None:
         due_ms, ready_ms = self._means.due_ms(wake_ms), self._means.due_ms()

@@ -7,6 +7,7 @@ This package seals bytes and depends on neither MCP methods nor handlers.
 from __future__ import annotations
 
 from roundgate.tokens import keys as keys
+from roundgate.tokens.ids import BearerTokens as BearerTokens
 from roundgate.tokens.ids import EventPlace as EventPlace
 from roundgate.tokens.ids import EventTokens as EventTokens
 from roundgate.tokens.ids import TaskIds as TaskIds

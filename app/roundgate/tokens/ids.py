@@ -1,11 +1,12 @@
 """Ids that are sealed tokens. Every process with the keys can open them, but only for their owner;
-nothing about them is stored. An event's token is valid for any caller.
+nothing about them is stored. The tokens of events and bearer tokens are valid for any caller.
 
 `Mcp-Session-Id`      the facts that a client stated when it opened its session
 id of a question      its session, the hidden task that asks, and the name of the question in it
 id of an event        the hidden task of a call, and the id of its request
 id of a remote task   the back end and the tool that have it, and the service's own id
 token of an event     the task that waits for it, and its name in the task's record
+bearer token          the claims of a session or a link of the console
 
 The first claim of each is its purpose, so no other token under the same keys can replace it.
 """
@@ -275,6 +276,40 @@ class EventTokens:
             match json.decode(self.ring.open(token, _SERVICES)):
                 case [str(purpose), str(owner), str(task_id), str(name)] if purpose == _EVENT:
                     return EventPlace(owner, task_id, name)
+        except (SealBroken, ParseError):
+            pass
+        return None
+
+
+_BEARERS: Final = Principal("roundgate:bearers", "any bearer")
+"""The owner of all bearer tokens. The token is the only credential of its bearer."""
+
+
+@dataclass(frozen=True, slots=True)
+class BearerTokens:
+    """The sealer of claims that anyone with the token may present, for one purpose."""
+
+    ring: KeyRing
+    purpose: str
+    max_chars: int
+    """The limit on the characters of a token to open."""
+
+    def seal(self, claims: Mapping[str, Any]) -> str:
+        """Return a token with these claims. Two calls return different tokens."""
+        return self.ring.seal(json.encode([self.purpose, dict(claims)]), _BEARERS)
+
+    def open(self, token: str) -> Mapping[str, Any] | None:
+        """Return the claims of a token, or `None` if the token is invalid.
+
+        Raises:
+            Unavailable: the keys cannot be read at the moment.
+        """
+        if len(token) > self.max_chars:
+            return None
+        try:
+            match json.decode(self.ring.open(token, _BEARERS)):
+                case [str(purpose), dict(claims)] if purpose == self.purpose:
+                    return claims
         except (SealBroken, ParseError):
             pass
         return None

@@ -1,0 +1,250 @@
+"""The layer in front of the console's routes: only operators pass, and only from the console's own
+pages.
+
+    Authorization: Bearer …    a token with `auth.operator_scope`, for programs
+    Cookie: roundgate_console  a session, for browsers; each POST repeats the session's CSRF token
+    no credentials             the sign-in page, links, style sheet and script
+
+A POST must come from the console's own origin, as `Sec-Fetch-Site` or `Origin` tells. The layer adds
+the content security policy to every response, so that no page can forget it.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
+from urllib.parse import parse_qs, quote
+
+from fastapi import Request
+from starlette.datastructures import MutableHeaders
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from roundgate.auth import LOCAL, Principal
+from roundgate.console.frame import FORM, OPERATOR, Console, is_api
+from roundgate.console.sessions import COOKIE, Operator
+from roundgate.errors import AuthError, InsufficientScope, Unavailable
+from roundgate.http.exchange import exchange_of
+
+CSRF_FIELD: Final = "csrf_token"
+CSRF_HEADER: Final = "x-csrf-token"
+MAX_SIGN_IN_BYTES: Final = 65_536
+"""The limit on the body of a request without a session, in bytes; a token is shorter."""
+MAX_FIELDS: Final = 10_000
+"""The limit on the fields of a form."""
+_BODY: Final = "roundgate.console.body"
+_OPEN: Final = ("/sign-in", "/enter", "/static/")
+"""The paths below the console's own that need no session."""
+_CSP: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS: Final = {
+    "content-security-policy": _CSP,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    # with `no-referrer`, browsers would send `Origin: null` with forms
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+Authenticate: TypeAlias = Callable[[bytes | None], Awaitable[Principal]]
+"""Returns the caller with a value of the Authorization header; raises `AuthError`."""
+
+
+class ConsoleAccess:
+    """ASGI middleware in front of the console's routes; it passes all other requests on.
+
+    Args:
+        app: the layers inside.
+        console: the console.
+        authenticate: authenticates a caller with a token; `None` on a gateway without
+            authentication, where only links start sessions.
+        max_body_bytes: the limit on a body, in bytes.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        console: Console,
+        authenticate: Authenticate | None,
+        max_body_bytes: int,
+    ) -> None:
+        self._app = app
+        self._console = console
+        self._authenticate = authenticate
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = None if scope["type"] != "http" else self._path(exchange_of(scope).path)
+        if path is None:
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        request = Request(scope, receive)
+        try:
+            answer = await self._refusal(request, path)
+        except (AuthError, Unavailable) as error:
+            answer = self._failure(request, error)
+        body = scope.pop(_BODY, None)
+        inner = receive if body is None else _replay(body, receive)
+        await (self._app if answer is None else answer)(scope, inner, send_guarded)
+
+    def _path(self, path: str) -> str | None:
+        """Return a path below the console's own, or `None` for a path elsewhere."""
+        prefix = self._console.settings.path
+        is_below = path == prefix or path.startswith(prefix + "/")
+        return path[len(prefix) :] if is_below else None
+
+    async def _refusal(self, request: Request, path: str) -> Response | None:
+        """Return the response to a request that may not pass, or `None`.
+
+        Raises:
+            AuthError: the bearer token is invalid or lacks the scope of operators.
+            Unavailable: the keys that verify it cannot be read.
+        """
+        is_open = path.startswith(_OPEN)
+        operator = None if is_open else await self._operator(request)
+        if operator is None and not is_open:
+            return self._sign_in(request, path)
+        if operator is not None:
+            request.scope[OPERATOR] = operator
+            exchange_of(request.scope).principal = operator.principal
+        if request.method in ("GET", "HEAD"):
+            return None
+        if request.method != "POST":
+            return self._console.failure(request, 405, "The console accepts GET and POST")
+        is_token = operator is not None and not operator.csrf
+        if not is_token and not _is_same_origin(request):
+            return self._console.failure(
+                request, 403, "The form was not sent by a page of the console"
+            )
+        body = await self._read(request, MAX_SIGN_IN_BYTES if is_open else self._max_body_bytes)
+        if body is None:
+            return self._console.failure(request, 413, "The form is too large")
+        fields = _parse(request, body)
+        if fields is None:
+            return self._console.failure(
+                request, 400, "The form is not valid UTF-8, or has too many fields"
+            )
+        request.scope[_BODY], request.scope[FORM] = body, fields
+        sent = request.headers.get(CSRF_HEADER) or (fields.get(CSRF_FIELD) or [""])[0]
+        if operator is not None and not hmac.compare_digest(
+            operator.csrf.encode(), sent.encode() if operator.csrf else b""
+        ):
+            message = "The page is from an earlier session: load it again and repeat"
+            return self._console.failure(request, 403, message)
+        return None
+
+    async def _operator(self, request: Request) -> Operator | None:
+        """Return the operator who sends a request, or `None`."""
+        authorization = request.headers.get("authorization", "")
+        is_bearer = authorization.lower().startswith("bearer ")
+        if is_bearer and self._authenticate is not None:
+            return Operator(await self._authenticate(authorization.encode("latin-1")))
+        operator = self._console.sessions.open(request.cookies.get(COOKIE, ""))
+        return operator if operator is not None and self._may_operate(operator) else None
+
+    def _may_operate(self, operator: Operator) -> bool:
+        """Return whether a session is one of this configuration, which may be newer. The rules of a
+        policy need all scopes and claims of a token."""
+        principal, config = operator.principal, self._console.config()
+        auth = config.auth
+        if config.policy is not None and not operator.is_whole:
+            return False
+        if auth == "none":
+            return principal.identity == LOCAL.identity
+        return principal.issuer == auth.issuer and auth.operator_scope in principal.scopes
+
+    def _sign_in(self, request: Request, path: str) -> Response:
+        """Return the response to a request without a session."""
+        if is_api(path):
+            challenge = {"www-authenticate": "Bearer"}
+            return JSONResponse({"error": "Sign in, or send a bearer token"}, 401, challenge)
+        target = self._console.url(request.scope, "/sign-in")
+        if "hx-request" in request.headers:
+            return Response(status_code=401, headers={"hx-redirect": target})
+        if request.method == "GET" and path:
+            target += f"?next={quote(path, safe='')}"
+        return RedirectResponse(target, 303)
+
+    def _failure(self, request: Request, error: AuthError | Unavailable) -> Response:
+        status = error.status if isinstance(error, AuthError) else 503
+        response = self._console.failure(request, status, str(error))
+        if status == 401:
+            response.headers["www-authenticate"] = "Bearer"
+        return response
+
+    async def _read(self, request: Request, most: int) -> bytes | None:
+        """Return the body, or `None` if it is too large."""
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > most:
+            return None
+        chunks, size = list[bytes](), 0
+        async for chunk in request.stream():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > most:
+                return None
+        return b"".join(chunks)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a function that receives a body that has been read, and then the end of the
+    connection."""
+    parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> Message:
+        return parts.pop() if parts else await receive()
+
+    return receive_again
+
+
+def _is_same_origin(request: Request) -> bool:
+    """Return whether a page of the same origin sent a request. Browsers tell it in Sec-Fetch-Site,
+    older ones in Origin alone; a request with neither is refused."""
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None and site != "same-origin":
+        return False
+    if origin is None:
+        return site is not None
+    host = request.headers.get("host", "").lower()
+    return origin.lower() in (f"http://{host}", f"https://{host}")
+
+
+def _parse(request: Request, body: bytes) -> dict[str, list[str]] | None:
+    """Return the fields of a form; empty for another media type, `None` if the form is invalid."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        return {}
+    try:
+        return parse_qs(
+            body.decode(),
+            keep_blank_values=True,
+            max_num_fields=MAX_FIELDS,
+            errors="strict",
+        )
+    except ValueError:
+        return None
+
+
+def make_authenticate(principal_of: Authenticate, operator_scope: str) -> Authenticate:
+    """Return a function that authenticates operators."""
+
+    async def authenticate(authorization: bytes | None) -> Principal:
+        principal = await principal_of(authorization)
+        if operator_scope not in principal.scopes:
+            raise InsufficientScope("the console", [operator_scope])
+        return principal
+
+    return authenticate

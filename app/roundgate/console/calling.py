@@ -1,0 +1,146 @@
+"""Calls of tools from the console: requests of 2026-07-28 to the default MCP endpoint of this process,
+as the operator.
+
+A call passes the layers that every call passes: scopes, limits, approvals, audit log and log line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any, Final, Literal
+
+from fastapi import Request
+from pydantic import BaseModel, Field
+from starlette.types import Message
+
+from roundgate import client, json
+from roundgate.auth import Principal
+from roundgate.client.messages import of_arguments
+from roundgate.client.types import Tool
+from roundgate.console.frame import Console
+from roundgate.errors import BadAnswer, ParseError
+from roundgate.http.exchange import exchange_of
+from roundgate.observability.correlation import Correlation
+
+VERSION: Final = "2026-07-28"
+CAPABILITIES: Final[Mapping[str, Any]] = {
+    "elicitation": {"form": {}, "url": {}},
+    "extensions": {"io.modelcontextprotocol/tasks": {}},
+}
+"""The capabilities of the console: questions in forms and on pages of services, and tasks."""
+
+
+class ToolCall(BaseModel):
+    """A call of a tool, or its next round."""
+
+    arguments: dict[str, Any] = Field({}, description="The arguments of the tool.")
+    input_responses: dict[str, Any] | None = Field(
+        None, description="The answers to the questions of the round before."
+    )
+    request_state: str | None = Field(None, description="The `requestState` of the round before.")
+
+
+class CallOutcome(BaseModel):
+    """The outcome of a round."""
+
+    kind: Literal["complete", "input_required", "task", "error"]
+    result: dict[str, Any] | None = Field(None, description="The result, as MCP has it.")
+    error: dict[str, Any] | None = Field(None, description="The JSON-RPC error.")
+    call: str | None = Field(None, description="The id of the call in log lines and audit log.")
+    task: str | None = Field(None, description="The task as commands name it: OWNER.ID.")
+
+
+async def call_tool(
+    console: Console, principal: Principal, name: str, call: ToolCall, request: Request
+) -> CallOutcome:
+    """Return the outcome of a round of a call. The call is cancelled if the browser disconnects.
+
+    Args:
+        console: the console.
+        principal: the caller.
+        name: the name of the tool at the default endpoint.
+        call: the arguments, and the answers of a later round.
+        request: the request of the browser.
+    """
+    params: dict[str, Any] = {"name": name, "arguments": call.arguments}
+    if call.input_responses is not None:
+        params["inputResponses"] = call.input_responses
+    if call.request_state is not None:
+        params["requestState"] = call.request_state
+    info = {"name": "roundgate console", "version": version("roundgate")}
+    message = client.message(
+        "tools/call", params, 1, client.envelope(VERSION, info, dict(CAPABILITIES))
+    )
+    headers = [*client.headers_of(message), *_mirrored(console, name, call.arguments)]
+    status, body, correlation = await _post(console, principal, headers, message, request)
+    return _outcome(status, body, correlation)
+
+
+def _mirrored(console: Console, name: str, arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the headers that repeat arguments of a tool."""
+    served = console.catalog().tools.get(name)
+    if served is None:
+        return []
+    try:
+        return [*of_arguments(Tool.read(dict(served.tool.definition)), arguments)]
+    except (BadAnswer, ValueError):  # the gateway does not serve such a tool's headers either
+        return []
+
+
+async def _post(
+    console: Console,
+    principal: Principal,
+    headers: list[tuple[str, str]],
+    message: dict[str, Any],
+    request: Request,
+) -> tuple[int, bytes, Correlation]:
+    """Send a request to the default endpoint; return status, body and ids of the call."""
+    path = console.config().http.path
+    scope = {
+        **{name: request.scope.get(name) for name in ("asgi", "scheme", "client", "server")},
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in headers],
+    }
+    parts: list[Message] = [
+        {"type": "http.request", "body": json.encode(message), "more_body": False}
+    ]
+    status, chunks, correlation = 0, list[bytes](), Correlation()
+
+    async def receive() -> Message:
+        return parts.pop() if parts else await request.receive()
+
+    async def send(sent: Message) -> None:
+        nonlocal status, correlation
+        if sent["type"] == "http.response.start":
+            status, correlation = sent["status"], exchange_of(scope).correlation
+        else:
+            chunks.append(sent.get("body", b""))
+
+    await console.serves_as(principal)(scope, receive, send)
+    return status, b"".join(chunks), correlation
+
+
+def _outcome(status: int, body: bytes, correlation: Correlation) -> CallOutcome:
+    ids = {"call": correlation.call_id, "task": correlation.task}
+    try:
+        response = json.decode(body)
+    except ParseError:  # no body: the browser disconnected
+        response = None
+    match response:
+        case {"result": dict(result)}:
+            kinds: dict[Any, Literal["input_required", "task"]] = {
+                "input_required": "input_required",
+                "task": "task",
+            }
+            kind = kinds.get(result.get("resultType"), "complete")
+            return CallOutcome(kind=kind, result=result, **ids)
+        case {"error": dict(error)}:
+            return CallOutcome(kind="error", error=error, **ids)
+    return CallOutcome(kind="error", error={"message": f"HTTP status {status}"}, **ids)

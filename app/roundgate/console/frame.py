@@ -1,0 +1,251 @@
+"""The frame of the console: the parts of the gateway that pages show, and their templates.
+
+Templates escape every value. The policy of the pages allows no inline script and no inline style.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.types import ASGIApp, Lifespan, Scope
+
+from roundgate.auth import Principal
+from roundgate.backends import Catalog
+from roundgate.clock import Clock, iso
+from roundgate.config import ConfigFile, GatewayConfig
+from roundgate.console.recent import RecentEvents
+from roundgate.console.sessions import Operator, Sessions
+from roundgate.errors import Inside, Unavailable
+from roundgate.http import Health
+from roundgate.http.exchange import route_path
+from roundgate.methods.rates import Use
+from roundgate.runtime.startup import Core
+from roundgate.settings import ConsoleConfig, Settings
+
+HERE: Final = Path(__file__).parent
+STATIC: Final = {
+    "console.css": "text/css; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+    "htmx-2.0.11.min.js": "text/javascript; charset=utf-8",
+}
+"""The files that pages load, with their media types. htmx is from npm (`htmx.org`)."""
+OPERATOR: Final = "roundgate.operator"
+FORM: Final = "roundgate.form"
+"""The members of the ASGI scope that `ConsoleAccess` sets."""
+
+
+def operator_of(request: Request) -> Operator:
+    """Return the operator who sent a request to a page."""
+    operator: Operator = request.scope[OPERATOR]
+    return operator
+
+
+def form_of(request: Request) -> dict[str, list[str]]:
+    """Return the fields of a form that was posted, each with its values in order."""
+    fields: dict[str, list[str]] = request.scope[FORM]
+    return fields
+
+
+class PageError(Inside):
+    """A request of an operator that a page or path operation cannot serve: a status and a sentence.
+    Pages show it as a page, path operations answer `{"error": …}`."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A page in the navigation."""
+
+    label: str
+    path: str
+    """The path below the console's own; empty for the first page."""
+
+
+class Console:
+    """The parts that pages use.
+
+    Args:
+        file: the configuration at the start.
+        using: the settings of the environment.
+        clock: the clock of the gateway.
+        core: the catalog and the stores.
+        sessions: the sealer of sessions.
+        config: returns the current configuration, which a reload changes.
+        health: returns the current health.
+        uses: returns the present use of limits, by at most so many callers each.
+        serves_as: returns the MCP endpoints for one caller, without authentication.
+    """
+
+    def __init__(
+        self,
+        file: ConfigFile,
+        using: Settings,
+        clock: Clock,
+        core: Core,
+        settings: ConsoleConfig,
+        sessions: Sessions,
+        *,
+        config: Callable[[], GatewayConfig],
+        health: Callable[[], Health],
+        uses: Callable[[int], list[Use]],
+        serves_as: Callable[[Principal], ASGIApp],
+    ) -> None:
+        self.file = file
+        self.using = using
+        self.clock = clock
+        self.core = core
+        self.settings = settings
+        self.sessions = sessions
+        self.config = config
+        self.health = health
+        self.uses = uses
+        self.serves_as = serves_as
+        self.recent = RecentEvents()
+        """The recent events of calls and tasks in this process."""
+        self.process = f"process {os.getpid()} on {platform.node()}"
+        """The name of this process."""
+        self.entries: list[Entry] = []
+        """The navigation, in order."""
+        self.static = {name: (HERE / "static" / name).read_bytes() for name in STATIC}
+        self._versions = {
+            name: hashlib.sha256(content).hexdigest()[:8] for name, content in self.static.items()
+        }
+        self._templates = Environment(
+            loader=FileSystemLoader(HERE / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters["time"] = _time
+        self._templates.filters["pretty"] = _pretty
+        self._templates.filters["tojson_text"] = lambda value: json.dumps(
+            value, ensure_ascii=False, default=str
+        )
+        self._templates.filters["segment"] = lambda text: quote(text, safe="")
+
+    @property
+    def shows_values(self) -> bool:
+        """Whether pages show the arguments, answers and results of calls."""
+        return self.settings.show_values
+
+    @property
+    def view(self) -> str:
+        """The view at the default endpoint, which the console calls; empty for all tools."""
+        config = self.config()
+        return config.endpoints[config.http.path]
+
+    def catalog(self) -> Catalog:
+        """Return the current catalog of the default endpoint."""
+        return self.core.serving.catalog.of_view(self.view)
+
+    def known_scopes(self) -> frozenset[str]:
+        """Return the scopes on which anything in this gateway depends."""
+        config, catalog = self.config(), self.core.serving.catalog
+        own = () if config.auth == "none" else (config.auth.operator_scope, *config.auth.scopes)
+        return frozenset().union(
+            (scope for scope in own if scope is not None),
+            config.rate.scopes,
+            catalog.all_scopes(),
+            *(view.all_scopes() for view in catalog.views.values()),
+        )
+
+    def router(self, lifespan: Lifespan[FastAPI] | None = None) -> APIRouter:
+        """Return an empty router below the console's path; its routes are for operators. `lifespan`
+        runs while the gateway serves."""
+        console = self
+
+        class ConsoleRoute(APIRoute):
+            """A route that answers errors as pages, or as JSON."""
+
+            def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+                handle = super().get_route_handler()
+
+                async def answer(request: Request) -> Response:
+                    try:
+                        return await handle(request)
+                    except PageError as error:
+                        return console.failure(request, error.status, str(error))
+                    except Unavailable as error:
+                        return console.failure(request, 503, str(error))
+                    except RequestValidationError:
+                        if is_api(self.path.removeprefix(console.settings.path)):
+                            raise
+                        return console.error(request, 400, "The address has an invalid value")
+
+                return answer
+
+        return APIRouter(
+            prefix=self.settings.path, tags=["console"], route_class=ConsoleRoute, lifespan=lifespan
+        )
+
+    def url(self, scope: Scope, path: str = "") -> str:
+        """Return the path of a page for the client of a request, behind the prefix of a proxy."""
+        return f"{scope.get('root_path', '')}{self.settings.path}{path}"
+
+    def page(
+        self, request: Request, template: str, *, status: int = 200, **values: Any
+    ) -> HTMLResponse:
+        """Return a page. Templates also get `operator`, `url(path)`, `static(name)`, `entries`,
+        `here` (the path of this page), `layout` (to extend: the frame, or nothing for a part that
+        htmx loads), `server` and `shows_values`."""
+        scope, operator = request.scope, request.scope.get(OPERATOR)
+        text = self._templates.get_template(template).render(
+            operator=operator,
+            csrf_token=operator.csrf if operator else "",
+            url=lambda path="": self.url(scope, path),
+            static=lambda name: self.url(scope, f"/static/{name}?v={self._versions[name]}"),
+            entries=self.entries,
+            here=self.path_of(scope),
+            layout="part.html" if "hx-request" in request.headers else "base.html",
+            server=self.config().server,
+            shows_values=self.shows_values,
+            **values,
+        )
+        # a lone surrogate, which texts of services may have, becomes `?`
+        return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)
+
+    def error(self, request: Request, status: int, message: str) -> HTMLResponse:
+        """Return a page with an error."""
+        return self.page(request, "error.html", status=status, message=message)
+
+    def failure(self, request: Request, status: int, message: str) -> Response:
+        """Return an error as a page, or as JSON for a path operation."""
+        if is_api(self.path_of(request.scope)):
+            return JSONResponse({"error": message}, status)
+        return self.error(request, status, message)
+
+    def path_of(self, scope: Scope) -> str:
+        """Return the path of a request below the console's own."""
+        return route_path(scope).removeprefix(self.settings.path)
+
+
+def is_api(path: str) -> bool:
+    """Return whether a path below the console's own is a path operation, which answers JSON."""
+    return path.startswith("/api/")
+
+
+def _time(at_ms: int | None) -> str:
+    """Return a time in milliseconds since the epoch as ISO 8601, without milliseconds."""
+    return "" if at_ms is None else iso(at_ms)[:19].replace("T", " ") + " UTC"
+
+
+def _pretty(value: Any) -> str:
+    """Return a JSON value as indented text."""
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str)

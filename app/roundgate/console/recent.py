@@ -1,0 +1,201 @@
+"""The recent events of calls and tasks in this process: the log's own records, kept in memory.
+
+`RecentEvents` is a handler of the gateway's log, so an event of the console is a line of the log,
+with the same ids. It keeps only members that are known to hold no arguments, answers and results,
+and no lines of handlers. Older events are dropped once there are too many, or they are too large.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from roundgate.observability.correlation import members_here
+
+MAX_EVENTS: Final = 20_000
+"""The limit on kept events: some 3,000 calls of a few steps each."""
+MAX_BYTES: Final = 8 * 1024 * 1024
+"""The limit on the size of all kept events, in bytes of memory as `Event.size` estimates it."""
+MAX_TEXT: Final = 300
+"""The limit on a text of an event, in characters."""
+MAX_LIST: Final = 20
+"""The limit on the texts of a list of an event."""
+_BASE_BYTES: Final = 350
+"""The size of an event without its texts, in bytes."""
+_POLLS: Final = frozenset({"tasks/get", "tasks/result", "subscriptions/listen"})
+"""The methods that clients repeat while a task runs, which would drop all other events."""
+_OF_HANDLERS: Final = "roundgate.handler"
+"""The logger of handlers, whose messages may have values."""
+MEMBERS: Final = (
+    *("method", "name", "through", "view", "subject", "issuer", "client", "address"),
+    *("outcome", "status", "code", "reason", "round", "questions", "ms", "attempt"),
+    *("step", "again", "seconds", "deaths", "host", "backend", "function", "event"),
+    *("job", "reference", "ended_by", "error", "action"),
+)
+"""The members of a log line that an event keeps beside its ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A line of the log that belongs to a call or a task."""
+
+    at_ms: float
+    """When the line was written, in milliseconds since the epoch."""
+    message: str
+    level: str = "info"
+    call: str | None = None
+    task: str | None = None
+    """The task as `OWNER.ID`."""
+    tool: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Members of the line, as `MEMBERS` names them."""
+
+    @property
+    def took_ms(self) -> float:
+        """Return the duration of the event, which ended at `at_ms`; 0 if it is unknown."""
+        took_ms = self.facts.get("ms")
+        return float(took_ms) if isinstance(took_ms, int | float) else 0.0
+
+    @property
+    def began_ms(self) -> float:
+        """Return when the event began, in milliseconds since the epoch."""
+        return self.at_ms - self.took_ms
+
+    @property
+    def size(self) -> int:
+        """Return the estimated size in memory, in bytes."""
+        texts = [self.message, self.call or "", self.task or "", self.tool or ""]
+        for value in self.facts.values():
+            texts += value if isinstance(value, list) else [str(value)]
+        return _BASE_BYTES + sum(map(sys.getsizeof, texts))
+
+
+def event_from_record(record: logging.LogRecord) -> Event | None:
+    """Return the event of a log record, or `None` if it belongs to no call and no task, or is a
+    poll."""
+    members = {**members_here(), **getattr(record, "fields", {})}
+    call, task = members.get("call"), members.get("task")
+    if (call is None and task is None) or record.name == _OF_HANDLERS:
+        return None
+    if members.get("method") in _POLLS:
+        return None
+    known = {name: _short(members[name]) for name in MEMBERS if members.get(name) is not None}
+    if "url" in members:  # its path may have arguments
+        known["host"] = urlsplit(str(members["url"])).netloc[:MAX_TEXT]
+    return Event(
+        at_ms=record.created * 1000,
+        message=record.getMessage()[:MAX_TEXT],
+        level=record.levelname.lower(),
+        call=None if call is None else str(call)[:MAX_TEXT],
+        task=None if task is None else str(task)[:MAX_TEXT],
+        tool=None if (tool := members.get("tool")) is None else str(tool)[:MAX_TEXT],
+        facts=known,
+    )
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, list | tuple):
+        return [str(item)[:MAX_TEXT] for item in value[:MAX_LIST]]
+    return str(value)[:MAX_TEXT]
+
+
+class RecentEvents(logging.Handler):
+    """The recent events of this process. Any thread may log and read.
+
+    Args:
+        max_events: the limit on the number of events.
+        max_bytes: the limit on their estimated size.
+    """
+
+    def __init__(self, max_events: int = MAX_EVENTS, max_bytes: int = MAX_BYTES) -> None:
+        super().__init__()
+        self._max_events = max_events
+        self._max_bytes = max_bytes
+        self._events: deque[Event] = deque()
+        self._bytes = 0
+        self.dropped = 0
+        """The number of events that are no longer kept."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the event of a log record. `handle` holds the handler's lock meanwhile."""
+        event = event_from_record(record)
+        if event is not None:
+            self._keep(event)
+
+    def _keep(self, event: Event) -> None:
+        self._events.append(event)
+        self._bytes += event.size
+        while len(self._events) > self._max_events or self._bytes > self._max_bytes:
+            self._bytes -= self._events.popleft().size
+            self.dropped += 1
+
+    def all(self) -> Sequence[Event]:
+        """Return all kept events, the oldest first."""
+        self.acquire()
+        try:
+            return list(self._events)
+        finally:
+            self.release()
+
+    def of_call(self, call: str) -> Sequence[Event]:
+        """Return the events of a call, and of all its tasks: a retried task has a successor."""
+        events = self.all()
+        tasks = {event.task for event in events if event.call == call and event.task is not None}
+        return [event for event in events if event.call == call or event.task in tasks]
+
+    def of_task(self, task: str, call: str | None) -> Sequence[Event]:
+        """Return the events of a task, and of its call before it became the task."""
+        return [
+            event
+            for event in self.all()
+            if event.task == task
+            or (call is not None and event.call == call and event.task is None)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class RecentCall:
+    """A call that this process served lately, in whole or in part."""
+
+    id: str
+    tool: str
+    began_ms: float
+    changed_ms: float
+    """When its last event ended."""
+    rounds: int
+    outcome: str
+    """The outcome of its last round or turn."""
+    subject: str
+    task: str | None
+
+
+def recent_calls(events: Iterable[Event]) -> list[RecentCall]:
+    """Return the calls of events that are in the order of time, the newest call first."""
+    calls: dict[str, RecentCall] = {}
+    for event in events:
+        if event.call is not None:
+            calls[event.call] = _with(calls.get(event.call), event, event.call)
+    return sorted(calls.values(), key=lambda call: call.began_ms, reverse=True)
+
+
+def _with(call: RecentCall | None, event: Event, call_id: str) -> RecentCall:
+    is_round, is_turn = event.message == "request", event.message == "task"
+    name = event.facts.get("name") if is_round or is_turn else None
+    before = call or RecentCall(call_id, "", event.began_ms, event.at_ms, 0, "", "", None)
+    return RecentCall(
+        id=call_id,
+        tool=str(name or event.tool or before.tool),
+        began_ms=min(before.began_ms, event.began_ms),
+        changed_ms=max(before.changed_ms, event.at_ms),
+        rounds=before.rounds + is_round,
+        outcome=str(event.facts.get("outcome", "")) if is_round or is_turn else before.outcome,
+        subject=str(event.facts.get("subject", before.subject)),
+        task=event.task or before.task,
+    )

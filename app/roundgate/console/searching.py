@@ -1,0 +1,119 @@
+"""The search for tasks: filters of a page's address, and bounded reads of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlencode
+
+from roundgate.protocol import Status
+from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted
+from roundgate.tasks.stored import StoredTasks
+
+PAGE: Final = 100
+"""The number of tasks on a page; a search for a text may show up to `BATCH` more."""
+BATCH: Final = 500
+"""The number of tasks that a search for a text reads in one call of the store."""
+MAX_READ: Final = 10_000
+"""The limit on the tasks that one page of a search for a text reads."""
+MAX_TEXT: Final = 200
+"""The limit on a filter, in characters."""
+
+
+def _cleaned(text: str) -> str:
+    """Return the text of a filter without NUL, which PostgreSQL refuses."""
+    return text.replace("\0", "").strip()[:MAX_TEXT]
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """The filters of a search. Empty texts match any task."""
+
+    text: str = ""
+    """A part of an id, call, tool, message or failed step, in any case."""
+    tool: str = ""
+    owner: str = ""
+    status: str = ""
+    outcome: str = ""
+
+    @classmethod
+    def from_query(cls, query: Mapping[str, str]) -> Filters:
+        """Return the filters in the query of an address; ignore unknown statuses and outcomes."""
+        status, outcome = query.get("status", ""), query.get("outcome", "")
+        return cls(
+            text=_cleaned(query.get("text", "")),
+            tool=_cleaned(query.get("tool", "")),
+            owner=_cleaned(query.get("owner", "")),
+            status=status if status in set(Status) else "",
+            outcome=outcome if outcome in set(Ending) else "",
+        )
+
+    def query(self, **more: str) -> str:
+        """Return the query of an address with these filters and further members."""
+        names = ("text", "tool", "owner", "status", "outcome")
+        members = {name: getattr(self, name) for name in names} | more
+        return urlencode({name: value for name, value in members.items() if value})
+
+    def wanted(self) -> Wanted:
+        """Return the filters that the store applies."""
+        return Wanted(
+            owner=self.owner or None,
+            tool=self.tool or None,
+            statuses=frozenset({Status(self.status)}) if self.status else None,
+            endings=frozenset({Ending(self.outcome)}) if self.outcome else None,
+        )
+
+    def takes(self, record: TaskRecord) -> bool:
+        """Return whether a task has the text."""
+        texts = (
+            str(record.ref),
+            record.tool,
+            record.call_id or "",
+            record.status_message or "",
+            *record.failed_steps,
+        )
+        return self.text.casefold() in "\n".join(texts).casefold()
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """A page of a search."""
+
+    records: Sequence[TaskRecord]
+    """The tasks, the newest first."""
+    cursor: str | None
+    """The cursor of the next page; `None` after the last."""
+    read: int
+    """The number of tasks that were read."""
+
+
+async def search(store: StoredTasks, filters: Filters, cursor: str | None) -> SearchResult:
+    """Return a page of the tasks that match the filters.
+
+    Raises:
+        ValueError: `cursor` does not belong to this search.
+        Unavailable: the store cannot be reached.
+    """
+    if cursor is None and (ref := _ref(filters.text)) is not None:
+        record = await store.head(ref)
+        if record is not None:
+            return SearchResult([record], None, 1)
+    wanted, records, read = filters.wanted(), list[TaskRecord](), 0
+    while True:
+        limit = BATCH if filters.text else PAGE - len(records)
+        page = await store.find(wanted, limit, cursor)
+        records += [record for record in page.records if filters.takes(record)]
+        read += len(page.records)
+        cursor = page.cursor
+        if cursor is None or len(records) >= PAGE or read >= MAX_READ:
+            break
+    records.sort(key=lambda record: record.created_ms, reverse=True)
+    return SearchResult(records, cursor, read)
+
+
+def _ref(text: str) -> TaskRef | None:
+    try:
+        return TaskRef.parse(text)
+    except ValueError:
+        return None

@@ -1,0 +1,244 @@
+"""The tools: lists by view, each tool as clients see it, and a form that calls it.
+
+A call from the form goes to the default endpoint, for which the token of an operator is valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+from starlette.responses import HTMLResponse
+
+from roundgate import json
+from roundgate.backends import Catalog, ServedTool
+from roundgate.backends.shaping import HINTS
+from roundgate.console.answering import asked, questions_of, read_answers
+from roundgate.console.calling import CallOutcome, ToolCall, call_tool
+from roundgate.console.forms import Form, make_form, read_form, read_json
+from roundgate.console.frame import Console, PageError, form_of, operator_of
+from roundgate.errors import BadAnswer
+
+MAX_SHOWN: Final = 500
+"""The limit on the tools of a page; a text narrows the list down."""
+_ARGUMENT: Final = "argument/"
+
+
+class ToolEntry(BaseModel):
+    """A tool of a view."""
+
+    name: str
+    title: str | None = None
+    description: str | None = None
+    backend: str = Field(description="The name of its back end.")
+    is_listed: bool = Field(
+        description="Whether tools/list shows it; search may stand for the list."
+    )
+    asks_first: bool = Field(description="Whether each call needs an approval.")
+    once: bool = Field(description="Whether a repeated round has no second effect.")
+    task: str = Field(
+        description="Whether a call may become a task: forbidden, optional, required."
+    )
+    scopes: list[str] = Field(description="The scopes that a caller needs.")
+    hints: dict[str, bool] = Field(
+        description="The hints on the wire, with the protocol's defaults."
+    )
+
+
+class ToolList(BaseModel):
+    """The tools of a view."""
+
+    view: str = Field(description="The name of the view; empty for the endpoint of all tools.")
+    path: str = Field(description="The path of its endpoint.")
+    views: dict[str, str] = Field(description="The path of each view's endpoint.")
+    total: int
+    tools: list[ToolEntry]
+
+
+class ToolDetails(ToolEntry):
+    """A tool, and its definition as clients see it."""
+
+    definition: dict[str, Any]
+    can_call: bool = Field(description="Whether the console calls it: the default endpoint has it.")
+
+
+def make_router(console: Console) -> APIRouter:
+    """Return the pages of tools and their path operations."""
+    router = console.router()
+
+    @router.get("/api/tools", summary="Tools of a view")
+    async def list_tools(view: str | None = None, text: str = "") -> ToolList:
+        """Report the tools of a view, those whose name or description contains a text."""
+        view = console.view if view is None else view
+        catalog, paths = _view(console, view)
+        words = text.lower().split()
+        tools = [
+            entry
+            for served in catalog.tools.values()
+            if _matches(entry := _entry(served, catalog), words)
+        ]
+        return ToolList(
+            view=view, path=paths[view], views=paths, total=len(tools), tools=tools[:MAX_SHOWN]
+        )
+
+    @router.get("/api/tools/{name}", summary="A tool")
+    async def read_tool(name: str, view: str | None = None) -> ToolDetails:
+        """Report a tool of a view as clients see it."""
+        view = console.view if view is None else view
+        catalog, _ = _view(console, view)
+        served = catalog.tools.get(name)
+        if served is None:
+            raise PageError(404, "There is no such tool")
+        listed = dict(catalog.tool_pages.items).get(name)
+        definition = dict(served.tool.definition) if listed is None else json.decode(listed)
+        return ToolDetails(
+            **_entry(served, catalog).model_dump(),
+            definition=definition,
+            can_call=view == console.view,
+        )
+
+    @router.post("/api/tools/{name}/call", summary="Call a tool")
+    async def call(name: str, call: ToolCall, request: Request) -> CallOutcome:
+        """Run a round of a call as the operator, at the default endpoint."""
+        return await call_tool(console, operator_of(request).principal, name, call, request)
+
+    @router.get("/tools", include_in_schema=False)
+    async def tools_page(request: Request, view: str | None = None, text: str = "") -> HTMLResponse:
+        found = await list_tools(view, text)
+        return console.page(request, "tools.html", found=found, text=text)
+
+    @router.get("/tools/{name}", include_in_schema=False)
+    async def tool_page(
+        request: Request, name: str, view: str | None = None, as_json: bool = False
+    ) -> HTMLResponse:
+        tool = await read_tool(name, view)
+        form = make_form(tool.definition["inputSchema"], _ARGUMENT)
+        return filled_in(request, tool, view, form, "{}" if as_json else None)
+
+    def filled_in(
+        request: Request,
+        tool: ToolDetails,
+        view: str | None,
+        form: Form,
+        text: str | None,
+        problem: str = "",
+    ) -> HTMLResponse:
+        """Return the page of a tool, with a form or with a text for all arguments."""
+        return console.page(
+            request,
+            "tool.html",
+            tool=tool,
+            view=console.view if view is None else view,
+            form=form,
+            text=text if form.is_whole or text is not None else "{}",
+            problem=problem,
+        )
+
+    @router.post("/tools/{name}/call", include_in_schema=False)
+    async def call_page(request: Request, name: str) -> HTMLResponse:
+        tool, posted = await read_tool(name, console.view), form_of(request)
+        if "request_state" in posted:
+            return await answer(request, tool, posted)
+        schema, text = tool.definition["inputSchema"], posted.get("json", [None])[0]
+        if text is None:
+            read = read_form(schema, posted, _ARGUMENT)
+            arguments, problem = read.value, "Some values are not valid." if read.problems else ""
+            form = make_form(schema, _ARGUMENT, posted, read.problems)
+        else:
+            form, arguments, problem = make_form(schema, _ARGUMENT), {}, ""
+            try:
+                arguments = read_json(text)
+            except ValueError as error:
+                problem = str(error)
+        if problem:
+            return filled_in(request, tool, None, form, text, problem)
+        outcome = await call(name, ToolCall(arguments=arguments), request)
+        return outcome_page(request, tool, arguments, outcome)
+
+    async def answer(
+        request: Request, tool: ToolDetails, posted: dict[str, list[str]]
+    ) -> HTMLResponse:
+        """Send the answers of a round, and return the page of the next one."""
+        try:
+            arguments, requests = (read_json(posted[name][0]) for name in ("arguments", "requests"))
+            answers = read_answers(questions_of(requests), posted)
+        except (KeyError, ValueError, BadAnswer) as error:
+            raise PageError(400, "The form is not one of this console") from error
+        state = posted["request_state"][0] or None
+        if answers.problems:
+            result = {"inputRequests": requests, "requestState": state}
+            outcome = CallOutcome(kind="input_required", result=result)
+            return outcome_page(request, tool, arguments, outcome, posted, answers.problems)
+        next_round = ToolCall(
+            arguments=arguments, input_responses=answers.responses, request_state=state
+        )
+        return outcome_page(request, tool, arguments, await call(tool.name, next_round, request))
+
+    def outcome_page(
+        request: Request,
+        tool: ToolDetails,
+        arguments: dict[str, Any],
+        outcome: CallOutcome,
+        posted: dict[str, list[str]] | None = None,
+        problems: Mapping[str, str] | None = None,
+    ) -> HTMLResponse:
+        result = outcome.result or {}
+        requests = result.get("inputRequests") or {}
+        try:
+            questions = questions_of(requests)
+        except BadAnswer as error:
+            raise PageError(502, str(error)) from None
+        return console.page(
+            request,
+            "outcome.html",
+            tool=tool,
+            arguments=json.encode(arguments).decode(),
+            requests=json.encode(requests).decode(),
+            state=result.get("requestState") or "",
+            outcome=outcome,
+            result=result,
+            failed=result.get("isError") is True,
+            asked=asked(questions, posted, problems),
+        )
+
+    return router
+
+
+def _view(console: Console, view: str) -> tuple[Catalog, dict[str, str]]:
+    """Return the catalog of a view, and the path of each view.
+
+    Raises:
+        PageError: there is no such view.
+    """
+    paths = {name: path for path, name in console.config().endpoints.items()}
+    if view not in paths:
+        raise PageError(404, "There is no such view")
+    return console.core.serving.catalog.of_view(view), paths
+
+
+def _entry(served: ServedTool, catalog: Catalog) -> ToolEntry:
+    tool, definition = served.tool, served.tool.definition
+    annotations = definition.get("annotations") or {}
+    return ToolEntry(
+        name=served.name,
+        title=definition.get("title"),
+        description=definition.get("description"),
+        backend=served.backend,
+        is_listed=any(name == served.name for name, _ in catalog.tool_pages.items)
+        if catalog.call_tool is not None
+        else True,
+        asks_first=tool.asks_first,
+        once=tool.once,
+        task=tool.task,
+        scopes=sorted(tool.scopes),
+        hints={
+            hint: bool(annotations.get(wire, default)) for hint, (wire, default) in HINTS.items()
+        },
+    )
+
+
+def _matches(entry: ToolEntry, words: list[str]) -> bool:
+    text = f"{entry.name} {entry.title or ''} {entry.description or ''} {entry.backend}".lower()
+    return all(word in text for word in words)

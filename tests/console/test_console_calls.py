@@ -1,0 +1,150 @@
+"""The pages of calls: the recent calls of a process, and the line of time of one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from roundgate import Context, tool
+from roundgate.errors import Unavailable
+from tests.support.asgi import Client
+from tests.support.console import elements, with_auth
+from tests.support.console_tasks import CAPABILITIES, operated
+from tests.support.issuer import token
+from tests.support.services import answer, service
+
+
+class Confirm(BaseModel):
+    go: bool
+
+
+@tool
+async def ask(ctx: Context, env: str) -> str:
+    await ctx.step("plan", lambda: "plan")
+    await ctx.elicit("confirm", f"Deploy {env}?", Confirm)
+    await ctx.step("apply", lambda: "applied")
+    return "done"
+
+
+async def test_the_rounds_of_a_call_are_one_line_of_time(tmp_path: Path) -> None:
+    async with operated(tmp_path, ask) as gateway:
+        first = await gateway.call("ask", env="production")
+        params = {
+            "name": "ask",
+            "arguments": {"env": "production"},
+            "requestState": first["requestState"],
+            "inputResponses": {"confirm": {"action": "accept", "content": {"go": True}}},
+        }
+        await gateway.client.post("tools/call", params, clientCapabilities=CAPABILITIES)
+        calls = (await gateway.browser.get("/api/calls")).json()["calls"]
+        assert [(call["tool"], call["rounds"], call["outcome"]) for call in calls] == [
+            ("ask", 2, "ok")
+        ]
+        path = f"/calls/{calls[0]['call']}"
+        moments = (await gateway.browser.get(f"/api{path}")).json()["moments"]
+        # a slow machine writes lines late, so `test_timeline` tests their order
+        assert {(moment["title"], moment["outcome"]) for moment in moments} == {
+            ("round 1: tools/call ask", "input_required"),
+            ("step plan", "ok"),
+            ("asks confirm", ""),
+            ("round 2: tools/call ask", "ok"),
+            ("step apply", "ok"),
+        }
+        page = await gateway.browser.page(path)
+        assert "process" in page
+        assert "production" not in page
+
+
+async def test_calls_to_services_are_in_the_line_without_their_path(tmp_path: Path) -> None:
+    async with service(answer(b"{}")) as api:
+        tool = {
+            "name": "order",
+            "description": "Reads an order.",
+            "method": "GET",
+            "path": "/orders/{id}",
+            "arguments": {"id": {"required": True}},
+        }
+        http = {
+            "kind": "http",
+            "name": "api",
+            "prefix": "",
+            "base_url": api.url,
+            "tools": [tool],
+        }
+        async with operated(tmp_path, backends=[http]) as gateway:
+            await gateway.call("order", id="SECRET-4111")
+            (call,) = (await gateway.browser.get("/api/calls")).json()["calls"]
+            page = await gateway.browser.page(f"/calls/{call['call']}")
+            assert "upstream" in page
+            assert api.url.removeprefix("http://") in page
+            assert "SECRET-4111" not in page
+
+
+async def test_calls_are_found_by_their_facts(tmp_path: Path) -> None:
+    async with operated(tmp_path, ask) as gateway:
+        await gateway.call("ask", env="a")
+        await gateway.client.error("tools/call", {"name": "unknown", "arguments": {}})
+        (call, *_) = (await gateway.browser.get("/api/calls?text=ASK")).json()["calls"]
+        for text in (call["call"], "input_req", "local"):
+            found = (await gateway.browser.get(f"/api/calls?text={text}")).json()["calls"]
+            assert call["call"] in {each["call"] for each in found}
+        assert (await gateway.browser.get("/api/calls?text=nothing")).json()["calls"] == []
+        assert "No call matches" in await gateway.browser.page("/calls?text=nothing")
+
+
+async def test_a_call_of_another_process_says_where_it_is(tmp_path: Path) -> None:
+    async with operated(tmp_path) as gateway:
+        page = await gateway.browser.get("/calls/UNKNOWN")
+        assert (page.status_code, "The log has the events" in page.text) == (404, True)
+        assert (await gateway.browser.get("/api/calls/UNKNOWN")).status_code == 404
+
+
+async def test_a_store_that_cannot_be_reached_is_a_page_with_503(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    async def unavailable(*args: Any, **kwargs: Any) -> None:
+        raise Unavailable("The store cannot be reached; try again")
+
+    async with operated(tmp_path) as gateway:
+        monkeypatch.setattr(gateway.store, "find", unavailable)
+        monkeypatch.setattr(gateway.store, "read", unavailable)
+        for path in ("/tasks", "/tasks/uA.b", "/api/tasks", "/api/tasks/uA.b"):
+            response = await gateway.browser.get(path)
+            assert response.status_code == 503
+            assert "cannot be reached" in response.text
+
+
+HOSTILE = '"><img src=x onerror=alert(1)>'
+
+
+async def test_subjects_are_texts() -> None:
+    async with with_auth(ask) as browser:
+        await browser.sign_in(sub=HOSTILE)
+        client = Client(browser.http)
+        bearer: dict[str, str | None] = {"authorization": f"Bearer {token(sub=HOSTILE)}"}
+        await client.post(
+            "tools/call",
+            {"name": "ask", "arguments": {"env": "a"}},
+            headers=bearer,
+            clientCapabilities=CAPABILITIES,
+        )
+        page = await browser.page("/calls")
+        (call,) = re.findall(r"/console/calls/([\w-]+)", page)
+        for each in (page, await browser.page(f"/calls/{call}")):
+            assert not [tag for tag, _ in elements(each) if tag == "img"]
+            assert "onerror" in each
+
+
+async def test_the_pages_of_calls_update_themselves_and_stop(tmp_path: Path) -> None:
+    async with operated(tmp_path, ask) as gateway:
+        await gateway.call("ask", env="a")
+        (call,) = (await gateway.browser.get("/api/calls")).json()["calls"]
+        for path in ("/calls?text=ask&", f"/calls/{call['call']}?"):
+            page = await gateway.browser.page(f"{path}left=2")
+            (polled,) = [each for _, each in elements(page) if "hx-get" in each]
+            assert "left=1" in str(polled["hx-get"])
+            assert f'id="{str(polled["hx-select"])[1:]}"' in page
+            assert "hx-get" not in await gateway.browser.page(f"{path}left=0")
