@@ -378,6 +378,42 @@ async def test_a_question_without_a_usable_id_is_refused(odd: Any) -> None:
             await client.call("t", answers={"ok": True})
 
 
+@pytest.mark.parametrize("request_id", ["q" * 257, 2**64, -(2**64)])
+async def test_a_question_with_a_long_id_is_refused(request_id: Any) -> None:
+    async def call(_: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        yield event(question(request_id))
+        await asyncio.sleep(60)
+
+    async with scripted(Older(call)) as server, Client(server.url) as client:
+        with pytest.raises(BadAnswer, match="longer than 256"):
+            await client.call("t", answers={"ok": True})
+
+
+async def test_a_stream_is_not_resumed_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    async def call(asked: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        if asked.headers.get("last-event-id") == "3":
+            done = {"jsonrpc": "2.0", "id": call_id(server), "result": text("done")}
+            yield event(done, "4")
+        else:
+            last = int(asked.headers.get("last-event-id", 0))
+            yield event(None, str(last + 1), retry=0)
+
+    async with scripted(Older(call)) as server, Client(server.url) as client:
+        await client.tools()
+        monkeypatch.setattr("roundgate.client.link.asyncio.sleep", noted)
+        assert (await client.call("t")).text == "done"
+    assert pauses.count(0.1) == 3
+
+
 async def test_what_nobody_declared_is_refused_and_the_call_goes_on() -> None:
     older: Older
 

@@ -60,7 +60,14 @@ _RETRIES: Final = 2
 _SETTLE_S: Final = 1.0
 _FIRST_WAIT_S: Final = 0.25
 _LONGEST_WAIT_S: Final = 30.0
+_LEAST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 60.0
+"""The bounds on the server's `retry` in seconds. Without a pause, a server that ends each stream at
+once would get requests without end."""
 _MAX_ANSWERING: Final = 32
+_LONGEST_REQUEST_ID: Final = 256
+_MAX_REQUEST_ID_BITS: Final = 64
+"""The limits on the id of a server's request, which sealed states contain."""
 _MAX_SILENT: Final = 2
 """The limit on consecutive streams that end without an event. Beyond it, the request fails."""
 _LONGEST_SILENCE_S: Final = 2.0
@@ -613,9 +620,11 @@ class OlderRequest:
             events = self._link.resumed_stream(self._last_id, idle=self._idle)
 
     def _pause_s(self, default_s: float) -> float:
-        """Return the pause in seconds before a stream is opened again: the server's `retry`, at most
-        60 s, or `default_s`."""
-        return default_s if self._retry_ms is None else min(self._retry_ms, 60_000) / 1_000
+        """Return the pause in seconds before a stream is opened again: the server's `retry`, between
+        0.1 s and 60 s, or `default_s`."""
+        if self._retry_ms is None:
+            return default_s
+        return min(max(self._retry_ms / 1_000, _LEAST_PAUSE_S), _LONGEST_PAUSE_S)
 
     async def _resume(self) -> Json:
         assert self._request_id is not None, "a position has the id of its request"
@@ -702,6 +711,8 @@ class OlderRequest:
         limits, request_id = self._link.limits, message["id"]
         if not isinstance(request_id, str | int) or isinstance(request_id, bool):
             problem = "sent a request whose id is neither text nor a number"
+        elif _is_long(request_id):
+            problem = f"sent a request whose id is longer than {_LONGEST_REQUEST_ID} characters"
         elif request_id in self._asked:
             return  # a resumed stream may repeat a question
         elif len(self._answering) >= _MAX_ANSWERING:
@@ -755,3 +766,9 @@ class OlderRequest:
     def _fail(self, error: BaseException) -> None:
         if not self._failure.done():
             self._failure.set_exception(error)
+
+
+def _is_long(request_id: str | int) -> bool:
+    if isinstance(request_id, int):
+        return request_id.bit_length() > _MAX_REQUEST_ID_BITS
+    return len(request_id) > _LONGEST_REQUEST_ID

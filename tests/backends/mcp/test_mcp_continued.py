@@ -30,10 +30,11 @@ from tests.support.older_servers import (
     clients,
     gateways,
     older_server,
+    replica,
     said,
     to_the_end,
 )
-from tests.support.scripted import STREAM_HEAD, Asked, Scripted, event, http, scripted, text
+from tests.support.scripted import STREAM_HEAD, Asked, Scripted, event, http, result, scripted, text
 from tests.support.task_client import task_settings
 from tests.support.upstreams import Upstream, names, until
 
@@ -340,6 +341,34 @@ async def test_a_server_that_restarts_is_an_honest_error(tmp_path: Path) -> None
         assert "no longer knows the session" in said(ended)
         assert said(await again(one, "greet", await call(two, "greet"), ADA)) == "Hello, Ada"
     assert up.noted() == ["greet", "greet", "greeted"]
+
+
+async def test_answers_are_not_sent_to_a_server_that_changed_its_revision(tmp_path: Path) -> None:
+    """Either revision would take the answers for the first request, and process it again."""
+    form = {"method": "elicitation/create", "params": question(1)["params"]}
+    questions = {
+        "resultType": "input_required",
+        "inputRequests": {"who": form},
+        "requestState": "s",
+    }
+    keeping = Keeping(ASKS, lambda n, asked: keeping.stream(keeping.result(3)))
+    modern = Upstream(call=lambda asked: result(asked, questions))
+    async with scripted(keeping) as older, scripted(modern) as newer:
+        keeping.server = older
+        entries = [{"kind": "mcp", "name": "up", "url": each.url} for each in (older, newer)]
+        async with (
+            replica(tmp_path, entries[0]) as a,
+            replica(tmp_path, entries[1]) as b,
+            client(a) as one,
+            client(b) as two,
+        ):
+            for asked_at, answered_at in ((one, two), (two, one)):
+                asked = await call(asked_at, "t")
+                ended = await again(answered_at, "t", asked, ADA)
+                assert ended["result"]["isError"] is True
+                assert "cannot be sent" in said(ended)
+                assert "may have taken effect" in said(ended)
+    assert keeping.count("tools/call") == newer.methods().count("tools/call") == 1
 
 
 async def test_calls_that_are_not_held_do_not_count(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from roundgate.backends.mcp import calls, held
+from roundgate.backends.mcp import calls, held, held_rows
 from roundgate.client import DECLINE, VERSIONS, Client, link
 from roundgate.errors import QuotaExceeded, StoreAway
 from roundgate.main import build_app
@@ -300,7 +300,7 @@ async def test_an_outcome_that_cannot_be_stored_now_is_not_lost_in_silence(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put, faults = (
-        held._CallRows.put_outcome,
+        held_rows.CallRows.put_outcome,
         [StoreAway("away") if fault == "away" else QuotaExceeded(9)],
     )
 
@@ -313,7 +313,7 @@ async def test_an_outcome_that_cannot_be_stored_now_is_not_lost_in_silence(
         entry = {"kind": "mcp", "name": "up", "url": server.url}
         async with replica(tmp_path, entry) as b, client(b) as two:
             asked = await call(one, "t")
-            monkeypatch.setattr(held._CallRows, "put_outcome", put_outcome)
+            monkeypatch.setattr(held_rows.CallRows, "put_outcome", put_outcome)
             ended = said(await again(two, "t", asked, ADA))
     assert ended == "done" if fault == "away" else "max_stored_bytes" in ended
 

@@ -20,7 +20,7 @@ from roundgate.backends.base import Returned, check_request, may_hand_over
 from roundgate.backends.mcp.apps import declared_extension
 from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.held import HeldCalls, can_hold
-from roundgate.backends.mcp.server import CARRIED, Server
+from roundgate.backends.mcp.server import CARRIED, CHANGED, Server, answers_questions
 from roundgate.backends.mcp.tasks import view_from_wire
 from roundgate.backends.mcp.tools import UsableTool, own_meta, result_from_wire
 from roundgate.backends.mcp.uris import Uris
@@ -107,6 +107,8 @@ class ToolCalls:
 
     def _exchange(self, context: Context, params: Json) -> Callable[[], Awaitable[Json]]:
         async def exchange() -> Json:
+            if self.held_calls is not None and answers_questions(params):
+                raise ToolError(CHANGED.format(server=self.config.name))
             relay = Relay(context, self.config.name)
             await self.require_accepted(self.tool.name)
             listener = relay.listener(
@@ -153,7 +155,8 @@ class ToolCalls:
         self, context: Context, questions: Json, answering: Json
     ) -> Callable[[], Awaitable[Json]]:
         async def answer() -> Json:
-            assert self.held_calls is not None
+            if self.held_calls is None:
+                raise ToolError(CHANGED.format(server=self.config.name))
             token = self.held_calls.progress_token(questions)
             notify = Relay(context, self.config.name, token).notify
             answers = answering.get("inputResponses", {})

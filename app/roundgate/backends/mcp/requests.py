@@ -24,7 +24,7 @@ from roundgate.backends.mcp.calls import (
     with_meta,
 )
 from roundgate.backends.mcp.held import HeldCalls
-from roundgate.backends.mcp.server import Server
+from roundgate.backends.mcp.server import CHANGED, Server, answers_questions
 from roundgate.client import Limits
 from roundgate.client.flows import read_input_required
 from roundgate.client.messages import Listener
@@ -83,8 +83,8 @@ class Requests:
                 raise UnexpectedAnswer(
                     f"{self.server.name} asked for input more than {MAX_EXCHANGES} times"
                 )
-            if self.held_calls is not None and "held" in questions:
-                exchange = self._answer(self.held_calls, context, questions, answering)
+            if "held" in questions:
+                exchange = self._answer(context, questions, answering)
             else:
                 exchange = self._exchange(context, method, {**params, **answering})
             outcome: Json = await context.step(step, exchange)
@@ -107,6 +107,8 @@ class Requests:
         self, context: Context, method: str, params: Json
     ) -> Callable[[], Awaitable[Json]]:
         async def exchange() -> Json:
+            if self.held_calls is not None and answers_questions(params):
+                return {"refusal": CHANGED.format(server=self.server.name), "reason": ""}
             listener = Relay(context, self.server.name).listener((), {})
             full_params = with_meta(params, context)
             held_calls = self.held_calls if may_be_asked(context, listener) else None
@@ -132,9 +134,13 @@ class Requests:
         return exchange
 
     def _answer(
-        self, held_calls: HeldCalls, context: Context, questions: Json, answering: Json
+        self, context: Context, questions: Json, answering: Json
     ) -> Callable[[], Awaitable[Json]]:
+        held_calls = self.held_calls
+
         async def answer() -> Json:
+            if held_calls is None:
+                return {"refusal": CHANGED.format(server=self.server.name), "reason": ""}
             relay = Relay(context, self.server.name, held_calls.progress_token(questions))
             answers = answering.get("inputResponses", {})
             try:

@@ -65,6 +65,10 @@ STEADY_MS: Final = 60_000
 """Milliseconds after which a process counts as steady: if it then ends, it restarts without a pause."""
 MAX_REQUIRED: Final = 1_000
 """The maximum size, in characters, of the capabilities in a server's error that is passed on."""
+CHANGED: Final = (
+    "The answers to the questions of {server} cannot be sent: the server or its settings have changed "
+    "since it asked. The call may have taken effect; check before you repeat it"
+)
 _OLDER_ERRORS: Final = frozenset({-32022, -32600, -32000})
 """Errors with which an older server refuses requests without a session, or the revision."""
 _MODERN_ERRORS: Final = frozenset({-32020, -32021, -32022})
@@ -225,6 +229,8 @@ class Server:
     async def _exchange(self, method: str, params: Json, listener: Listener) -> Json:
         connection = await self.connection()
         server = await connection.connect()
+        if not server.is_modern and answers_questions(params):
+            raise UnexpectedAnswer(CHANGED.format(server=self.name))
         try:
             return await connection.exchange(method, params, listener, may_repeat=False)
         except (HttpRefused, RpcError) as error:
@@ -350,6 +356,12 @@ class Server:
             if listening is not None:
                 listening.cancel()
                 await asyncio.gather(listening, return_exceptions=True)
+
+
+def answers_questions(params: Json) -> bool:
+    """Return whether params answer questions of 2026-07-28. An older server would ignore the answers
+    and process the request again."""
+    return not {"inputResponses", "requestState"}.isdisjoint(params)
 
 
 def _are_capabilities(value: Any) -> bool:

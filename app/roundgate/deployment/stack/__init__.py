@@ -1,6 +1,6 @@
 """The deployed stack on this machine: `template.yaml` and the built zips, run by local services.
 
-curl ──▶ events (API Gateway) ──▶ functions (Runtime Interface Emulator, awslambdaric, the zips)
+curl ──▶ events, rest_api (API Gateway) ──▶ functions (Runtime Interface Emulator, awslambdaric, the zips)
                                       │ services: DynamoDB Local, SQS and Secrets Manager of moto
          events (event source mapping) ◀── queue      schedule ──▶ worker functions
          lambda_api (Invoke) ◀── back ends of the kind lambda: functions of a directory
