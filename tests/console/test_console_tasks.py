@@ -228,8 +228,6 @@ async def test_an_event_is_delivered_by_its_operator(tmp_path: Path) -> None:
             facts: dict[str, Any] = (await gateway.shown(task))["facts"]
             return facts if facts.get("events") else None
 
-        from tests.support.console_tasks import eventually
-
         await eventually(is_open)
         wrong = await gateway.browser.submit(
             f"/tasks/{task}/actions/event", {**event, "payload": "{"}
