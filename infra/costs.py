@@ -330,7 +330,7 @@ of DynamoDB is free."""
 def options(
     prices: Prices, assumed: Assumed, gateway_gb: float
 ) -> Iterator[tuple[str, list[float]]]:
-    """Yield what is paid for beside the other tables: dollars per month, and per million
+    """Yield the costs of options that are in no other table: dollars per month, and per million
     requests."""
     cold = assumed.cold * MILLION
     hours = MINUTES / 60

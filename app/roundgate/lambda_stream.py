@@ -235,7 +235,7 @@ async def post(api: str, path: str, headers: Fields, body: bytes) -> None:
 
 
 async def next_invocation(api: str) -> Invocation:
-    """Wait for an event, for as long as there is none."""
+    """Wait for the next event and return its invocation."""
     headers, event = await (await Exchange.begin(api, "GET", "invocation/next")).end()
     os.environ["_X_AMZN_TRACE_ID"] = headers.get("lambda-runtime-trace-id", "")
     return Invocation(

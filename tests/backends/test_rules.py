@@ -184,7 +184,7 @@ ARGUMENTS = st.fixed_dictionaries({}, optional={"n": st.sampled_from([1, 10, "x"
 
 
 def expected(rules: list[dict[str, Any]], caller: Principal, arguments: dict[str, Any]) -> bool:
-    """What the first rule that matches says, from the text of the documentation."""
+    """Return the decision of the first rule that matches, as the documentation describes it."""
     groups = claim_texts(caller.claims, "g")
     for rule in rules:
         ((effect, match),) = rule.items()

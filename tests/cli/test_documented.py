@@ -70,7 +70,7 @@ def test_every_option_of_a_command_that_talks_to_a_server_is_on_the_page() -> No
 
 
 def with_examples() -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yield what has to have examples: each command, but of `tasks`, `audit`, `policy` and `cassette` the actions."""
+    """Yield the parsers that need examples: the actions of `tasks`, `audit`, `policy` and `cassette`, else commands."""
     for name, command in commands().items():
         if name in ("tasks", "audit", "policy"):
             yield from ((f"{name} {action}", one) for action, one in _actions(command).items())

@@ -147,7 +147,7 @@ BEHIND_API_GATEWAY = Profile(
 
 
 def on_the_stack(profile: Profile) -> Profile:
-    """The same behind API Gateway, where a server sends nothing unless it is asked."""
+    """Return the profile for the stack behind API Gateway, where a server only sends answers."""
     return replace(
         profile,
         name=f"stack-{profile.name}",

@@ -25,7 +25,7 @@ from tests.support import wire
 from tests.support.dynamodb import ROOT
 
 ADAPTER_TAKES = {"AWS_LWA_PORT", "AWS_LWA_READINESS_CHECK_PATH", "AWS_LWA_INVOKE_MODE"}
-"""Of the variables of version 1.1.0 of the web adapter."""
+"""Variables that version 1.1.0 of the web adapter reads."""
 
 TOOLS = """
 from roundgate import Context, tool

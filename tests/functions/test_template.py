@@ -388,7 +388,7 @@ def test_what_a_rest_api_refuses_names_the_metadata_of_the_endpoint(
 @pytest.mark.parametrize(
     "parameters", [{"SnapStart": "on"}, {"AuthorizerIssuer": "https://issuer.example"}]
 )
-def test_what_a_rest_api_cannot_have_is_refused_by_a_rule(parameters: dict[str, str]) -> None:
+def test_a_rule_refuses_parameters_that_a_rest_api_cannot_have(parameters: dict[str, str]) -> None:
     def is_refused(**parameters: str) -> bool:
         own = Template(ROOT / "template.yaml", parameters, KNOWN)
         rule = own.source["Rules"]["StreamsAlone"]

@@ -59,7 +59,7 @@ def widgets() -> list[dict[str, Any]]:
 
 @pytest.fixture
 def environ(environ: dict[str, str]) -> dict[str, str]:
-    """With a limit on calls, and a line for each request."""
+    """An environment with a limit on calls, and a log line for each request."""
     path = Path(environ["GATEWAY_CONFIG"])
     rate = {"tools": {"large": {"calls_per_minute": 1}}}
     path.write_text(json.dumps({**json.loads(path.read_text()), "rate": rate}))

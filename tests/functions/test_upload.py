@@ -117,7 +117,7 @@ def test_a_location_without_a_bucket_is_refused(zips: list[Path]) -> None:
         ("SlowDown", "SlowDown"),
     ],
 )
-def test_what_s3_refuses_is_explained(
+def test_a_refusal_of_s3_is_explained(
     s3: Any, zips: list[Path], monkeypatch: pytest.MonkeyPatch, code: str, said: str
 ) -> None:
     client = boto3.client("s3", endpoint_url=s3.meta.endpoint_url)

@@ -99,7 +99,7 @@ def test_a_pod_has_no_rights(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_named_is_there(name: str) -> None:
+def test_each_name_refers_to_a_resource(name: str) -> None:
     spec, own = pod(name), container(name)
     labels = of("Deployment", name)["spec"]["template"]["metadata"]["labels"]
     selectors = [

@@ -15,15 +15,15 @@ from typing import Any, TypeAlias
 from roundgate.deployment.template import Template
 
 Minutes: TypeAlias = Sequence[float | None]
-"""The value of a metric in each minute, the latest last; `None` where nothing was told."""
+"""The value of a metric in each minute, the latest last; `None` without points."""
 Told: TypeAlias = Minutes | Mapping[str, Minutes]
-"""Of the metric of an alarm, or of each metric of its expression, by id."""
+"""The minutes of the metric of an alarm, or of each metric of its expression, by id."""
 
 STATISTICS: Mapping[str, Callable[[list[float]], float]] = {
     "Maximum": max,
     "Minimum": min,
     "Sum": sum,
-    "p99": max,  # of what is told as the percentile of each minute
+    "p99": max,  # the values are the percentiles of each minute
 }
 ALONE = "alone"
 """The id of the metric of an alarm without an expression."""
@@ -41,14 +41,14 @@ class Metric:
 
 @dataclass(frozen=True)
 class Alarm:
-    """One of the template's."""
+    """An alarm of the template."""
 
     name: str
     terms: Mapping[str, Metric]
-    """By their ids in the expression."""
+    """The metrics by their ids in the expression."""
     expression: str
     minutes: int
-    """Of a period."""
+    """The minutes of a period."""
     periods: int
     threshold: float
     missing_breaches: bool

@@ -108,8 +108,8 @@ def _bearer(authorization: bytes | None) -> str:
 
 
 def principal_from_claims(claims: Mapping[str, Any]) -> Principal:
-    """Return the caller that the claims of a valid token identify. Raise Unauthenticated if subject
-    or client are no names."""
+    """Return the caller that the claims of a valid token identify. Raise Unauthenticated if the
+    subject or the client is not a name."""
     client_id = claims.get("client_id") or claims.get("azp") or ""
     scopes = parse_scopes(claims.get("scope") or claims.get("scp"))
     issuer, subject = claims["iss"], claims["sub"]

@@ -327,7 +327,7 @@ class Reloader:
         return replace(read, config=read.config.model_copy(update=unchanged))
 
     async def _reload_until_confirmed(self) -> None:
-        """Reload; read again whatever is written until a change that removes protection is
+        """Reload. Read files that are written meanwhile, until a change that removes protection is
         confirmed."""
         while True:
             before = self._look(whatever_may_mend=True)

@@ -106,7 +106,7 @@ class Settings:
     """GATEWAY_RELOAD: whether to watch gateway.yaml and the files that it loads, and serve their
     changes."""
     drain_s: int = 0
-    """GATEWAY_DRAIN_S: the seconds after SIGTERM for which `serve` goes on, while /readyz answers
+    """GATEWAY_DRAIN_S: the seconds for which `serve` continues after SIGTERM, while /readyz answers
     503."""
     on_lambda: bool = False
     """Whether the process is an AWS Lambda function (AWS_LAMBDA_FUNCTION_NAME is set)."""

@@ -211,8 +211,7 @@ class SharedBuckets:
 
     @property
     def quota(self) -> Quota:
-        """The quota of a caller. With another one, callers whose buckets were empty are looked at
-        again at once."""
+        """The quota of a caller. Setting it also checks callers again whose buckets were empty."""
         return self._quota
 
     @quota.setter
