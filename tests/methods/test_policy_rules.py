@@ -251,6 +251,49 @@ async def test_of_a_repeated_argument_the_checked_value_is_the_sent_value() -> N
         assert all(amount <= 100 for _, amount in ran)
 
 
+class Options(BaseModel):
+    force: bool = True
+    depth: int = 3
+
+
+class Item(BaseModel):
+    count: int = 1_000
+
+
+@tool
+def wipe(path: str, options: Options, items: list[Item] = []) -> str:  # noqa: B006
+    """Wipe a path."""
+    ran.append(path)
+    return "wiped"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_allowed"),
+    [
+        ({"options": {"force": False}}, True),
+        ({"options": {}}, False),  # Python's default is true
+        ({"options": {"depth": 1}}, False),
+        ({"options": {"force": False}, "items": [{"count": 1}]}, True),
+        ({"options": {"force": False}, "items": [{"count": 1}, {}]}, False),
+    ],
+)
+async def test_defaults_inside_of_arguments_are_checked(arguments: Any, is_allowed: bool) -> None:
+    forced = {"properties": {"force": {"const": True}}, "required": ["force"]}
+    many = {"properties": {"count": {"minimum": 100}}, "required": ["count"]}
+    rules: list[dict[str, Any]] = [
+        {"deny": {"arguments": {"properties": {"options": forced}, "required": ["options"]}}},
+        {
+            "deny": {
+                "arguments": {"properties": {"items": {"contains": many}}, "required": ["items"]}
+            }
+        },
+        {"allow": {}},
+    ]
+    async with client(gateway(wipe, policy=rules)) as mcp:
+        text = await mcp.text("wipe", {"path": "/", **arguments})
+        assert (text == "wiped") is is_allowed is bool(ran)
+
+
 async def test_names_defaults_and_fixed_values_of_overrides_are_applied_before_the_check() -> None:
     override = {
         "refund": {

@@ -163,12 +163,12 @@ class Rule:
                 return False
         return True
 
-    def fits(self, arguments: Mapping[str, Any]) -> bool:
-        """Return whether the rule applies to arguments. If they cannot be validated, a rule that
-        denies applies, and a rule that allows does not."""
+    def fits(self, arguments: Mapping[str, Any] | None) -> bool:
+        """Return whether the rule applies to arguments. If they cannot be validated, or are unknown
+        (`None`), a rule that denies applies, and a rule that allows does not."""
         if self.arguments is None:
             return True
-        conforms = self.arguments.conforms(dict(arguments))
+        conforms = None if arguments is None else self.arguments.conforms(dict(arguments))
         return not self.allows if conforms is None else conforms
 
 
@@ -228,12 +228,13 @@ class ToolRules:
         """Return a function that checks calls of a caller. `kept` is as for `Caller`."""
         return partial(self._authorize, Caller(principal, kept))
 
-    def _authorize(self, caller: Caller, arguments: Callable[[], Mapping[str, Any]]) -> None:
+    def _authorize(self, caller: Caller, arguments: Callable[[], Mapping[str, Any] | None]) -> None:
         """Check a call with its arguments.
 
         Args:
             caller: the caller.
-            arguments: returns the arguments; called only if a rule looks at them.
+            arguments: returns the arguments, or `None` if they are unknown; called only if a rule looks
+                at them.
 
         Raises:
             ArgumentsRefused: the rules refuse the call.
@@ -244,7 +245,9 @@ class ToolRules:
             raise ArgumentsRefused(NO_RULE if rule is None else rule.name)
 
 
-def decision(rules: Sequence[Rule], arguments: Callable[[], Mapping[str, Any]]) -> Rule | None:
+def decision(
+    rules: Sequence[Rule], arguments: Callable[[], Mapping[str, Any] | None]
+) -> Rule | None:
     """Return the first of the rules that applies to arguments, or `None` if none does."""
     if rules and rules[0].arguments is None:
         return rules[0]
