@@ -524,6 +524,13 @@ async def test_what_is_pending_for_an_own_tool_needs_no_rule() -> None:
         ([{"allow": {"subject": "ann"}}], "need auth"),
         ([{"name": "a", "allow": {}}, {"name": "a", "deny": {}}], "the name 'a'"),
         ([{"allow": {"hint": "harmless"}}], "read_only"),
+        *[
+            ([{"allow": {"tool": "look", member: None}}], rf"policy\[0\].allow.{member}: is empty")
+            for member in ("subject", "client", "scope", "claims", "hint", "view", "arguments")
+        ],
+        ([{"allow": {"claims": {}}}], r"policy\[0\].allow.claims: is empty"),
+        ([{"deny": {"scope": "read write"}}], "'read write' is not a scope"),
+        ([{"deny": {"scope": ["read", ""]}}], "'' is not a scope"),
     ],
 )
 def test_a_wrong_rule_is_a_problem_of_the_file(rules: Any, problem: str) -> None:
@@ -543,6 +550,16 @@ def test_a_wrong_rule_is_a_problem_of_the_file(rules: Any, problem: str) -> None
         ({"arguments": {"$ref": "https://example.com/a.json"}}, "not a usable JSON Schema"),
         ({"arguments": {"properties": {"a": {"pattern": "^(?=a)(a+)+$"}}}}, "looks ahead"),
         ({"arguments": {"properties": {"a": {"pattern": "("}}}}, "not a usable JSON Schema"),
+        ({"arguments": {"amount": {"maximum": 9}}}, "amount is not .* members of `properties`"),
+        (
+            {"arguments": {"properties": {"amount": {"maximun": 9}}}},
+            r"properties.amount.maximun is not a keyword that is checked: did you mean maximum\?",
+        ),
+        (
+            {"arguments": {"anyOf": [{"prefixItems": [{"requried": ["a"]}]}]}},
+            "anyOf.prefixItems.requried is not a keyword",
+        ),
+        ({"arguments": {"properties": {"a": {"format": "email"}}}}, "a.format is not a keyword"),
     ],
 )
 def test_a_rule_that_could_never_apply_is_a_problem(match: Any, problem: str) -> None:
