@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from roundgate.auth import Principal
 from roundgate.backends.base import Tool
+from roundgate.backends.policy import with_defaults_of
 from roundgate.backends.rules import Caller, Policy, Texts, claim_texts, decision
 from roundgate.errors import ArgumentsRefused, CallRefused
 from roundgate.protocol import schemas
@@ -212,3 +214,68 @@ def test_the_first_rule_that_matches_decides_and_lists_hide_no_allowed_tool(
     is_allowed = rule is not None and rule.allows
     assert is_allowed == expected(rules, caller, arguments)
     assert of_tool.may_allow(caller) or not is_allowed
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments", "expected"),
+    [
+        ({"properties": {"a": {"default": 1}}}, {}, {"a": 1}),
+        ({"properties": {"a": {"default": 1}}}, {"a": None}, {"a": None}),
+        # as zod writes an object with defaults
+        (
+            {"properties": {"a": {"default": {}, "properties": {"b": {"default": 1}}}}},
+            {},
+            {"a": {"b": 1}},
+        ),
+        (
+            {"$defs": {"B": {"default": 1}}, "properties": {"b": {"$ref": "#/$defs/B"}}},
+            {},
+            {"b": 1},
+        ),
+        (
+            {"properties": {"a": {"anyOf": [{"properties": {"b": {"default": 1}}}, {}]}}},
+            {"a": {}},
+            {"a": {"b": 1}},
+        ),
+        (
+            {
+                "oneOf": [
+                    {"properties": {"kind": {"const": "x"}, "b": {"default": 1}}},
+                    {"properties": {"kind": {"const": "y"}, "b": {"default": 2}}},
+                ]
+            },
+            {"kind": "y"},
+            {"kind": "y", "b": 2},
+        ),
+        (
+            {"additionalProperties": {"items": {"allOf": [{"properties": {"b": {"default": 1}}}]}}},
+            {"x": [{}, {"b": 2}]},
+            {"x": [{"b": 1}, {"b": 2}]},
+        ),
+        ({"properties": {"a": {"$ref": "#/missing"}}, "$ref": "#"}, {}, {}),
+        # endless
+        ({"properties": {"a": {"$ref": "#", "default": {}}}}, {}, None),
+        (
+            {"properties": {name: {"$ref": "#", "default": {}} for name in "ab"}},
+            {},
+            None,
+        ),
+    ],
+)
+def test_the_defaults_of_a_schema_are_set_at_any_depth(
+    schema: Any, arguments: Any, expected: Any
+) -> None:
+    before = json.dumps([schema, arguments])
+    assert with_defaults_of(schema, arguments) == expected
+    assert json.dumps([schema, arguments]) == before
+
+
+def test_a_rule_that_denies_applies_to_unknown_arguments() -> None:
+    for rules in (
+        policy({"deny": {"arguments": SMALL}}, {"allow": {}}),
+        policy({"allow": {"arguments": SMALL}}),
+    ):
+        of_tool = rules.for_tool(TOOL, "t", "shop", "")
+        assert of_tool is not None
+        with pytest.raises(ArgumentsRefused):
+            of_tool.authorizer(ann())(lambda: None)

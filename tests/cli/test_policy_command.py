@@ -199,3 +199,30 @@ def test_a_file_without_a_policy_has_nothing_to_explain(
     (folder / "gateway.yaml").write_text(GATEWAY.partition("policy:")[0])
     assert main(["policy", "explain", "ann", "shop__look"]) == 2
     assert "no section policy" in capsys.readouterr().err
+
+
+def test_check_remarks_on_an_argument_that_no_tool_of_a_rule_has(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The name after `override` is not the name that the back end gets, so such a rule denies
+    nothing."""
+    (folder / "gateway.yaml").write_text("""\
+backends:
+  - kind: http
+    name: bank
+    base_url: https://bank.example
+    tools:
+      - {name: pay, description: Pay., path: /pay, arguments: {sum: {schema: {type: integer}}}}
+      - {name: ask, description: Ask., path: /ask, arguments: {who: {schema: {type: string}}}}
+    override: {pay: {name: settle, arguments: {sum: {name: amount}}}}
+policy:
+  - deny: {tool: bank__settle, arguments: {properties: {amount: {minimum: 9}}, required: [amount]}}
+  - deny: {tool: bank__settle, arguments: {properties: {sum: {minimum: 9}}, required: [sum]}}
+  - deny: {arguments: {properties: {who: {const: eve}}, required: [who]}}
+  - allow: {}
+""")
+    assert main(["check", "--file-only"]) == 0
+    printed = capsys.readouterr().out
+    (remark,) = [line for line in printed.splitlines() if "has an argument" in line]
+    assert "gateway.yaml:10" in remark
+    assert "policy[0].deny.arguments: no tool of this rule has an argument amount" in remark

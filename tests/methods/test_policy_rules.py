@@ -251,6 +251,49 @@ async def test_of_a_repeated_argument_the_checked_value_is_the_sent_value() -> N
         assert all(amount <= 100 for _, amount in ran)
 
 
+class Options(BaseModel):
+    force: bool = True
+    depth: int = 3
+
+
+class Item(BaseModel):
+    count: int = 1_000
+
+
+@tool
+def wipe(path: str, options: Options, items: list[Item] = []) -> str:  # noqa: B006
+    """Wipe a path."""
+    ran.append(path)
+    return "wiped"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_allowed"),
+    [
+        ({"options": {"force": False}}, True),
+        ({"options": {}}, False),  # Python's default is true
+        ({"options": {"depth": 1}}, False),
+        ({"options": {"force": False}, "items": [{"count": 1}]}, True),
+        ({"options": {"force": False}, "items": [{"count": 1}, {}]}, False),
+    ],
+)
+async def test_defaults_inside_of_arguments_are_checked(arguments: Any, is_allowed: bool) -> None:
+    forced = {"properties": {"force": {"const": True}}, "required": ["force"]}
+    many = {"properties": {"count": {"minimum": 100}}, "required": ["count"]}
+    rules: list[dict[str, Any]] = [
+        {"deny": {"arguments": {"properties": {"options": forced}, "required": ["options"]}}},
+        {
+            "deny": {
+                "arguments": {"properties": {"items": {"contains": many}}, "required": ["items"]}
+            }
+        },
+        {"allow": {}},
+    ]
+    async with client(gateway(wipe, policy=rules)) as mcp:
+        text = await mcp.text("wipe", {"path": "/", **arguments})
+        assert (text == "wiped") is is_allowed is bool(ran)
+
+
 async def test_names_defaults_and_fixed_values_of_overrides_are_applied_before_the_check() -> None:
     override = {
         "refund": {
@@ -481,6 +524,13 @@ async def test_what_is_pending_for_an_own_tool_needs_no_rule() -> None:
         ([{"allow": {"subject": "ann"}}], "need auth"),
         ([{"name": "a", "allow": {}}, {"name": "a", "deny": {}}], "the name 'a'"),
         ([{"allow": {"hint": "harmless"}}], "read_only"),
+        *[
+            ([{"allow": {"tool": "look", member: None}}], rf"policy\[0\].allow.{member}: is empty")
+            for member in ("subject", "client", "scope", "claims", "hint", "view", "arguments")
+        ],
+        ([{"allow": {"claims": {}}}], r"policy\[0\].allow.claims: is empty"),
+        ([{"deny": {"scope": "read write"}}], "'read write' is not a scope"),
+        ([{"deny": {"scope": ["read", ""]}}], "'' is not a scope"),
     ],
 )
 def test_a_wrong_rule_is_a_problem_of_the_file(rules: Any, problem: str) -> None:
@@ -500,6 +550,16 @@ def test_a_wrong_rule_is_a_problem_of_the_file(rules: Any, problem: str) -> None
         ({"arguments": {"$ref": "https://example.com/a.json"}}, "not a usable JSON Schema"),
         ({"arguments": {"properties": {"a": {"pattern": "^(?=a)(a+)+$"}}}}, "looks ahead"),
         ({"arguments": {"properties": {"a": {"pattern": "("}}}}, "not a usable JSON Schema"),
+        ({"arguments": {"amount": {"maximum": 9}}}, "amount is not .* members of `properties`"),
+        (
+            {"arguments": {"properties": {"amount": {"maximun": 9}}}},
+            r"properties.amount.maximun is not a keyword that is checked: did you mean maximum\?",
+        ),
+        (
+            {"arguments": {"anyOf": [{"prefixItems": [{"requried": ["a"]}]}]}},
+            "anyOf.prefixItems.requried is not a keyword",
+        ),
+        ({"arguments": {"properties": {"a": {"format": "email"}}}}, "a.format is not a keyword"),
     ],
 )
 def test_a_rule_that_could_never_apply_is_a_problem(match: Any, problem: str) -> None:

@@ -16,16 +16,27 @@ import logging
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, Final
 
 from roundgate.auth import Principal
 from roundgate.backends.base import CallTool, Returned, Tool
 from roundgate.backends.config import BackendConfig, ToolOverride
 from roundgate.errors import ToolError
+from roundgate.json import at_reference
 from roundgate.protocol import Schema, visible, visible_json
+from roundgate.protocol.readings import walk
 from roundgate.replay import Context, Form, form_schema, run_of
 
 log = logging.getLogger("roundgate.backends")
+
+MAX_STEPS: Final = 10_000
+"""The maximum number of pairs of a schema and a value in which defaults are set. They block the
+event loop for some 200 ms."""
+MAX_DEPTH: Final = 200
+"""The maximum depth of values in which defaults are set; a recursive schema may declare endless ones."""
+MAX_REFERENCES: Final = 16
+"""The maximum number of `$ref` that lead to one schema."""
 
 _VARIABLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 _APPROVAL: Final = {
@@ -197,13 +208,23 @@ def checked(tool: Tool) -> Tool:
     """
     definition = tool.definition
 
+    @cache
+    def declares_inside() -> bool:
+        return _declares_defaults_inside(definition["inputSchema"])
+
+    def completed(arguments: dict[str, Any]) -> dict[str, Any] | None:
+        schema = definition["inputSchema"]
+        if declares_inside():
+            return with_defaults_of(schema, arguments)
+        return {**_top_defaults(schema), **arguments}
+
     def checking(call: CallTool) -> CallTool:
         async def check(context: Context, arguments: dict[str, Any]) -> Returned:
             facts = run_of(context).call
             if facts.cleanup is None:
                 if facts.authorize is None:
                     raise RuntimeError("the call of a tool with a policy has no check")
-                facts.authorize(lambda: {**_defaults(definition), **arguments})
+                facts.authorize(lambda: completed(arguments))
             return await call(context, arguments)
 
         return check
@@ -211,13 +232,113 @@ def checked(tool: Tool) -> Tool:
     return around_calls(tool, checking)
 
 
-def _defaults(definition: Mapping[str, Any]) -> dict[str, Any]:
-    members: Mapping[str, Any] = definition["inputSchema"].get("properties") or {}
-    return {
-        name: member["default"]
-        for name, member in members.items()
-        if isinstance(member, Mapping) and "default" in member
-    }
+def with_defaults_of(
+    schema: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return arguments with the defaults that a tool's schema declares at any depth, because a back
+    end sets them; `None` beyond `MAX_STEPS` or `MAX_DEPTH`. The defaults of all alternatives of a
+    union count, unless a constant rules an alternative out."""
+    whole = dict(arguments)
+    copies: dict[int, Any] = {id(whole): whole}  # keeps each copy alive, so that no id is reused
+    seen: set[tuple[int, int]] = set()
+    todo: list[tuple[Any, Any, int]] = [(schema, whole, 0)]
+    while todo:
+        part, value, depth = todo.pop()
+        if not isinstance(part, Mapping) or (id(part), id(value)) in seen:
+            continue
+        seen.add((id(part), id(value)))
+        todo += ((other, value, depth) for other in _of_same_value(schema, part, value))
+        for key, member in _of_members(schema, part, value):
+            child = value[key]
+            if id(child) not in copies:
+                child = value[key] = child.copy()
+                copies[id(child)] = child
+            todo.append((member, child, depth + 1))
+            if len(seen) + len(todo) > MAX_STEPS or depth > MAX_DEPTH:
+                return None
+    return whole
+
+
+def _top_defaults(schema: Mapping[str, Any]) -> dict[str, Any]:
+    members: Mapping[str, Any] = schema.get("properties") or {}
+    return {name: member["default"] for name, member in members.items() if _has_default(member)}
+
+
+def _declares_defaults_inside(schema: Mapping[str, Any]) -> bool:
+    """Return whether a part of a schema declares a default, besides the arguments themselves."""
+    members: Mapping[str, Any] = schema.get("properties") or {}
+    outside = {id(schema), *map(id, members.values())}
+    return any(
+        isinstance(part, Mapping) and "default" in part and id(part) not in outside
+        for _, part in walk(schema)
+    )
+
+
+def _of_same_value(
+    document: Mapping[str, Any], schema: Mapping[str, Any], value: Any
+) -> Iterator[Any]:
+    """Yield the other schemas of a value: references, parts and alternatives."""
+    if "$ref" in schema:
+        yield _referred(document, schema)
+    yield from _listed(schema, "allOf")
+    for keyword in ("anyOf", "oneOf"):
+        for alternative in _listed(schema, keyword):
+            resolved = _referred(document, alternative)
+            members = resolved.get("properties") if isinstance(resolved, Mapping) else None
+            if not any(
+                isinstance(member, Mapping) and "const" in member and value[name] != member["const"]
+                for name, member in (members or {}).items()
+                if isinstance(value, dict) and name in value
+            ):
+                yield resolved
+
+
+def _of_members(
+    document: Mapping[str, Any], schema: Mapping[str, Any], value: Any
+) -> Iterator[tuple[Any, Any]]:
+    """Set the members of an object that are missing and have a default. Then yield the key and the
+    schema of each object and list in a value."""
+    if isinstance(value, dict):
+        members = schema.get("properties")
+        members = members if isinstance(members, Mapping) else {}
+        for name, member in members.items():
+            if name not in value:
+                about = member if _has_default(member) else _referred(document, member)
+                if _has_default(about):
+                    value[name] = about["default"]
+        others = schema.get("additionalProperties")
+        for name, child in list(value.items()):
+            if isinstance(child, (dict, list)):
+                yield name, members.get(name, others)
+    elif isinstance(value, list):
+        first, rest = _listed(schema, "prefixItems"), schema.get("items")
+        for place, child in enumerate(value):
+            if isinstance(child, (dict, list)):
+                yield place, first[place] if place < len(first) else rest
+
+
+def _has_default(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and "default" in schema
+
+
+def _listed(schema: Mapping[str, Any], keyword: str) -> Sequence[Any]:
+    schemas = schema.get(keyword)
+    return schemas if isinstance(schemas, list) else ()
+
+
+def _referred(document: Mapping[str, Any], schema: Any) -> Any:
+    """Return the schema to which references lead, or the first with a default on the way; the last
+    usable one if a reference cannot be followed."""
+    for _ in range(MAX_REFERENCES):
+        if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
+            break
+        try:
+            schema = at_reference(document, schema["$ref"])
+        except LookupError:
+            break
+        if _has_default(schema):
+            break
+    return schema
 
 
 def with_defaults(tool: Tool, defaults: Mapping[str, Any]) -> Tool:

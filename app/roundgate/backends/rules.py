@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from fnmatch import translate
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -128,6 +129,8 @@ class Rule:
         if arguments is not None and arguments.backtracks:
             # beyond its limit, the validator says that a text does not match
             raise ValueError("a pattern looks ahead or behind, or refers back")
+        if unchecked := next(_unchecked(match.arguments or {}), None):
+            raise ValueError(unchecked)
         members = {"tool": match.tool, "backend": match.backend, "view": match.view}
         return cls(
             config.name or f"policy[{number}]",
@@ -163,13 +166,59 @@ class Rule:
                 return False
         return True
 
-    def fits(self, arguments: Mapping[str, Any]) -> bool:
-        """Return whether the rule applies to arguments. If they cannot be validated, a rule that
-        denies applies, and a rule that allows does not."""
+    def fits(self, arguments: Mapping[str, Any] | None) -> bool:
+        """Return whether the rule applies to arguments. If they cannot be validated, or are unknown
+        (`None`), a rule that denies applies, and a rule that allows does not."""
         if self.arguments is None:
             return True
-        conforms = self.arguments.conforms(dict(arguments))
+        conforms = None if arguments is None else self.arguments.conforms(dict(arguments))
         return not self.allows if conforms is None else conforms
+
+
+_NAMED_SCHEMAS: Final = frozenset(
+    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
+)
+"""The keywords whose value is an object of schemas."""
+_SCHEMAS: Final = frozenset(
+    {
+        *("allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
+        *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains"),
+        *("additionalProperties", "unevaluatedProperties", "propertyNames"),
+    }
+)
+"""The keywords whose value is a schema or a list of schemas."""
+_KEYWORDS: Final = frozenset(
+    {
+        *(*_NAMED_SCHEMAS, *_SCHEMAS, "$ref", "$dynamicRef", "$recursiveRef"),
+        *("$schema", "$id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary"),
+        *("$comment", "title", "description", "default", "examples", "deprecated"),
+        *("readOnly", "writeOnly", "type", "enum", "const", "multipleOf", "pattern"),
+        *("maximum", "minimum", "exclusiveMaximum", "exclusiveMinimum", "maxLength", "minLength"),
+        *("maxItems", "minItems", "uniqueItems", "maxContains", "minContains"),
+        *("maxProperties", "minProperties", "required", "dependentRequired"),
+    }
+)
+
+
+def _unchecked(schema: Any, place: str = "") -> Iterator[str]:
+    """Yield a sentence for each keyword of a rule's schema that the validator ignores. A misspelt
+    keyword would let an `allow` match all calls."""
+    if not isinstance(schema, Mapping):  # true and false; the names in `dependencies`
+        return
+    for keyword, value in schema.items():
+        path = f"{place}{keyword}"
+        if keyword not in _KEYWORDS:
+            near = get_close_matches(keyword, _KEYWORDS, 1)
+            meant = f": did you mean {near[0]}?" if near else ""
+            if isinstance(value, Mapping) and not place:
+                meant = ": arguments are members of `properties`"
+            yield f"{path} is not a keyword that is checked{meant}"
+        elif keyword in _NAMED_SCHEMAS:
+            for name, part in value.items():
+                yield from _unchecked(part, f"{path}.{name}.")
+        elif keyword in _SCHEMAS:
+            for part in value if isinstance(value, (list, tuple)) else [value]:
+                yield from _unchecked(part, f"{path}.")
 
 
 def _caller_tests(match: CallMatch) -> Iterator[tuple[str, Matches]]:
@@ -228,12 +277,13 @@ class ToolRules:
         """Return a function that checks calls of a caller. `kept` is as for `Caller`."""
         return partial(self._authorize, Caller(principal, kept))
 
-    def _authorize(self, caller: Caller, arguments: Callable[[], Mapping[str, Any]]) -> None:
+    def _authorize(self, caller: Caller, arguments: Callable[[], Mapping[str, Any] | None]) -> None:
         """Check a call with its arguments.
 
         Args:
             caller: the caller.
-            arguments: returns the arguments; called only if a rule looks at them.
+            arguments: returns the arguments, or `None` if they are unknown; called only if a rule looks
+                at them.
 
         Raises:
             ArgumentsRefused: the rules refuse the call.
@@ -244,7 +294,9 @@ class ToolRules:
             raise ArgumentsRefused(NO_RULE if rule is None else rule.name)
 
 
-def decision(rules: Sequence[Rule], arguments: Callable[[], Mapping[str, Any]]) -> Rule | None:
+def decision(
+    rules: Sequence[Rule], arguments: Callable[[], Mapping[str, Any] | None]
+) -> Rule | None:
     """Return the first of the rules that applies to arguments, or `None` if none does."""
     if rules and rules[0].arguments is None:
         return rules[0]

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from roundgate import config
-from roundgate.backends import Catalog, Fallback, Snapshot, Tool, kind_of
+from roundgate.backends import Catalog, Fallback, ServedTool, Snapshot, Tool, kind_of
 from roundgate.cli.arguments import configuration_file
 from roundgate.cli.output import escaped_lines, show_table
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem, UsageError
 from roundgate.runtime import audit_log, loading
+from roundgate.runtime.effective_policy import override_of
 from roundgate.runtime.startup import EXTRA_MISSING, require_one_host, shows_errors
 from roundgate.settings import AuthorizerConfig, Settings
 from roundgate.settings import process as settings
@@ -75,6 +76,7 @@ def _print_served(file: ConfigFile, snapshot: Snapshot, fetched: dict[str, bytes
     remarks = [
         *_unasked_scopes(file, served),
         *_optional_arguments(file, served),
+        *_unknown_arguments(file, served),
         *_backend_remarks(file, fetched),
         *_client_remarks(file, served),
     ]
@@ -173,6 +175,35 @@ def _optional_arguments(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
                 message = f"also matches calls of {name} without {', '.join(omitted)}"
                 yield place.problem(message, f"add `required: [{', '.join(omitted)}]`")
                 break
+
+
+def _unknown_arguments(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
+    """Yield a remark for each rule about an argument that none of its tools has, because a rule that
+    denies by it denies nothing."""
+    for number, rule in enumerate(() if served.policy is None else served.policy.rules):
+        schema = rule.config.match.arguments or {}
+        names = {*(schema.get("properties") or ()), *(schema.get("required") or ())}
+        tools = [tool for tool in served.tools.values() if tool.rules and rule in tool.rules.rules]
+        known = [_own_arguments(file, tool) for tool in tools]
+        if not known or None in known:
+            continue
+        if unknown := sorted(names.difference(*(own or () for own in known))):
+            effect = "allow" if rule.allows else "deny"
+            yield file.origin.at("policy", number, effect, "arguments").problem(
+                f"no tool of this rule has an argument {', '.join(unknown)}",
+                "use the names in the schema of the back end, before `override` renames them",
+            )
+
+
+def _own_arguments(file: ConfigFile, served: ServedTool) -> set[str] | None:
+    """Return the names of a tool's arguments at its back end; `None` if its schema names none."""
+    properties = served.tool.definition["inputSchema"].get("properties")
+    backend = next((entry for entry in file.backends if entry.name == served.backend), None)
+    if not properties or backend is None:
+        return None
+    _, override = override_of(backend, served.whole_name)
+    renamed = {argument.name for argument in override.arguments.values() if argument.name}
+    return {*(set(properties) - renamed), *override.arguments}
 
 
 def _backend_remarks(file: ConfigFile, fetched: dict[str, bytes]) -> Iterator[Problem]:

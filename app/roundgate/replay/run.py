@@ -89,7 +89,7 @@ PageDone: TypeAlias = Callable[[str], Awaitable[None]]
 """Notifies the client that its user has finished with the page of a question, by its wire key."""
 Publish: TypeAlias = Callable[[str, str | None], Awaitable[None]]
 """Notifies every subscribed `subscriptions/listen` stream of a change (method, uri)."""
-Authorize: TypeAlias = Callable[[Callable[[], Mapping[str, Any]]], None]
+Authorize: TypeAlias = Callable[[Callable[[], Mapping[str, Any] | None]], None]
 """Checks a call. Takes a function that returns the arguments, and raises ArgumentsRefused."""
 Read: TypeAlias = Callable[[Any, str], Awaitable[Sequence[ResourceContents]]]
 """Reads a resource by its URI, as the caller of the handler that has the given context.

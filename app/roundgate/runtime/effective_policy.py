@@ -196,20 +196,20 @@ def _tools(file: ConfigFile, catalog: Catalog) -> Iterator[tuple[tuple[str, str,
     backends = {backend.name: backend for backend in file.backends}
     for name, served in catalog.tools.items():
         if served.backend in backends:
-            own_name, override = _own_name(backends[served.backend], name)
+            own_name, override = override_of(backends[served.backend], name)
             yield ("", served.backend, own_name), _tool_policy(name, served, override)
     for view in file.config.views:
         called = {backend.name or name: name for name, backend in view.override.items()}
         for name, served in catalog.views[view.name].tools.items():
             if served.backend in backends:
                 whole = called.get(name, name)
-                own_name, override = _own_name(backends[served.backend], whole)
+                own_name, override = override_of(backends[served.backend], whole)
                 of_view = view.override.get(whole, _NO_OVERRIDE)
                 policy = _tool_policy(name, served, override, of_view)
                 yield (view.name, served.backend, own_name), policy
 
 
-def _own_name(backend: BackendConfig, name: str) -> tuple[str, ToolOverride]:
+def override_of(backend: BackendConfig, name: str) -> tuple[str, ToolOverride]:
     """Return a tool's name in its back end, and its override in that back end."""
     without_prefix = name.removeprefix(backend.effective_prefix)
     for own_name, override in backend.override.items():

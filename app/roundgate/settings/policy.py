@@ -3,9 +3,10 @@ them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from roundgate.settings.sections import Model
 
@@ -39,6 +40,30 @@ class CallMatch(Model):
     arguments: dict[str, Any] | None = Field(
         None, description="A JSON Schema to which the arguments that the back end gets conform."
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _has_value(cls, value: Any) -> Any:
+        """Refuse a member without a value. Otherwise a rule whose text was lost would match all calls."""
+        if value is None:
+            raise ValueError("is empty: give it a value, or remove it")
+        return value
+
+    @field_validator("claims")
+    @classmethod
+    def _has_claims(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Refuse `claims: {}`, which would match the calls of all callers."""
+        if not value:
+            raise ValueError("is empty: give it a value, or remove it")
+        return value
+
+    @field_validator("scope")
+    @classmethod
+    def _are_scopes(cls, value: Sequence[str]) -> Sequence[str]:
+        """Refuse blanks, which no scope has. Otherwise a rule that denies `a b` would deny nothing."""
+        if wrong := [scope for scope in value if scope.split() != [scope]]:
+            raise ValueError(f"{wrong[0]!r} is not a scope: write a list, such as [a, b]")
+        return value
 
     @property
     def asks_for_callers(self) -> bool:
