@@ -685,7 +685,9 @@ class OlderRequest:
             self.is_kept = self._link.keeps_events = True
         self._retry_ms = self._retry_ms if event.retry_ms is None else event.retry_ms
         result = await self._take_message(self._link.reader.message(event.data), own_id)
-        if result is None:  # `detach` returns a position before the result
+        # `detach` returns a position before the result. An event without data may have a later id
+        # than an event that the server did not send on this stream.
+        if result is None and (event.data or self._last_id is None):
             self._last_id = event.id or self._last_id
         return result
 

@@ -123,6 +123,22 @@ async def test_a_call_continues_after_the_last_event_at_another_replica(tmp_path
     assert keeping.count("tools/call") == 1
 
 
+async def test_a_result_that_was_lost_before_an_event_without_data_arrives(tmp_path: Path) -> None:
+    progress = {"method": "notifications/progress", "params": {"progressToken": 1, "progress": 1}}
+
+    def go_on(n: int, asked: Asked) -> Any:
+        if n == 0:
+            return keeping.stream(event({"jsonrpc": "2.0", **progress}, "3"), event(None, "5"))
+        is_before = asked.headers["last-event-id"] == "3"
+        return keeping.stream(*([keeping.result(4)] if is_before else []))
+
+    keeping = Keeping(ASKS, go_on)
+    async with served(tmp_path, keeping) as (one, two):
+        asked = await call(one, "t")
+        assert said(await again(two, "t", asked, ADA)) == "done"
+    assert keeping.resumed == ["2", "3"]
+
+
 async def test_a_stream_is_opened_again_while_it_is_busy_silent_or_at_its_end(
     tmp_path: Path,
 ) -> None:
