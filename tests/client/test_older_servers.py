@@ -392,6 +392,7 @@ async def test_a_question_with_a_long_id_is_refused(request_id: Any) -> None:
 
 async def test_a_stream_is_not_resumed_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
+    resumed: list[str | None] = []
     sleep = asyncio.sleep
 
     async def noted(seconds: float) -> None:
@@ -400,18 +401,19 @@ async def test_a_stream_is_not_resumed_without_a_pause(monkeypatch: pytest.Monke
 
     async def call(asked: Asked) -> AsyncGenerator[bytes, None]:
         yield STREAM_HEAD
-        if asked.headers.get("last-event-id") == "3":
+        resumed.append(asked.headers.get("last-event-id"))
+        if len(resumed) == 4:
             done = {"jsonrpc": "2.0", "id": call_id(server), "result": text("done")}
             yield event(done, "4")
         else:
-            last = int(asked.headers.get("last-event-id", 0))
-            yield event(None, str(last + 1), retry=0)
+            yield event(None, str(len(resumed)), retry=0)
 
     async with scripted(Older(call)) as server, Client(server.url) as client:
         await client.tools()
         monkeypatch.setattr("roundgate.client.link.asyncio.sleep", noted)
         assert (await client.call("t")).text == "done"
     assert pauses.count(0.1) == 3
+    assert resumed == [None, "1", "1", "1"]
 
 
 async def test_what_nobody_declared_is_refused_and_the_call_goes_on() -> None:

@@ -1,5 +1,5 @@
 """Requests of AWS's Lambda Web Adapter, which turns the invocations of a function into requests to a
-server in the same container (docs/deploy.md, "Streaming from AWS Lambda").
+server in the same container (`roundgate docs deploy`, "Streaming from AWS Lambda").
 
 The adapter replaces two headers, whatever a client has sent under their names:
 
