@@ -85,6 +85,12 @@ class ServedTool:
         """The tool's name in the catalog of all tools."""
         return self.name if self.other_name is None else self.other_name
 
+    def is_for(self, principal: Principal, *, checks_scopes: bool) -> bool:
+        """Return whether some call of a caller may be allowed, by its scopes if they are checked, and
+        by the rules of `policy`."""
+        has_scopes = not checks_scopes or self.tool.scopes <= principal.scopes
+        return has_scopes and (self.rules is None or self.rules.may_allow(principal))
+
     def call(self, context: Context, arguments: dict[str, Any]) -> Awaitable[Returned]:
         """Call the tool; return at most `max_result` characters of the result's text, if a limit is
         set."""
@@ -222,15 +228,13 @@ class Catalog:
         and by the rules of `policy`."""
         granted = principal.scopes & self.all_scopes() if checks_scopes else None
         rules = None if self.policy is None else self.policy.callers_key(principal)
-
-        def may_call(name: str) -> bool:
-            served = self.tools[name]
-            has_scopes = granted is None or served.tool.scopes <= granted
-            return has_scopes and (served.rules is None or served.rules.may_allow(principal))
-
         if granted is None and rules is None:
             return self.tool_pages
-        return self._chosen(("tools", granted, rules), self.tool_pages, may_call)
+        return self._chosen(
+            ("tools", granted, rules),
+            self.tool_pages,
+            lambda name: self.tools[name].is_for(principal, checks_scopes=checks_scopes),
+        )
 
     def prompt_pages_for(self, scopes: frozenset[str]) -> Pages:
         """Return the pages of the prompts that a caller with these scopes sees."""

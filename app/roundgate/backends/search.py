@@ -330,10 +330,7 @@ class _Search:
         return _text(encoded(served.tool.definition).decode())
 
     def _is_for(self, context: Context, served: ServedTool) -> bool:
-        """Return whether the caller may call a tool."""
-        principal, rules = context.principal, served.rules
-        has_scopes = not self._checks_scopes or served.tool.scopes <= principal.scopes
-        return has_scopes and (rules is None or rules.may_allow(principal))
+        return served.is_for(context.principal, checks_scopes=self._checks_scopes)
 
 
 async def _never_called(context: Context, arguments: dict[str, Any]) -> Returned:
