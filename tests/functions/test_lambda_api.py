@@ -11,11 +11,11 @@ import pytest
 
 from roundgate.deployment.stack.functions import (
     MAX_PAYLOAD_BYTES,
-    InvocationFailed,
     Pool,
     Throttled,
 )
 from roundgate.deployment.stack.lambda_api import MAX_CLIENT_CONTEXT, MAX_EVENT_BYTES, LambdaApi
+from roundgate.deployment.stack.runtime_api import InvocationFailed
 
 F = "/2015-03-31/functions/f/invocations"
 

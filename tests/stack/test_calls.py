@@ -15,7 +15,8 @@ from mcp import Client as OfficialClient
 from mcp.client.streamable_http import streamable_http_client
 
 from roundgate.deployment.stack.events import MAX_HEADER_BYTES, MAX_REQUEST_BYTES
-from roundgate.deployment.stack.functions import Account, InvocationFailed, PayloadTooLarge
+from roundgate.deployment.stack.functions import Account, PayloadTooLarge
+from roundgate.deployment.stack.runtime_api import InvocationFailed
 from tests.stack.conftest import TIMES, Deployed, last, only_http, to_api
 from tests.support import wire
 from tests.support.asgi import Client

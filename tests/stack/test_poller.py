@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from roundgate.deployment.stack.events import Poller, failures
-from roundgate.deployment.stack.functions import InvocationFailed
+from roundgate.deployment.stack.runtime_api import InvocationFailed
 from tests.support import moto_server
 
 boto3 = pytest.importorskip("boto3")

@@ -272,7 +272,8 @@ def name_deployment(template: Path, digest: str) -> None:
 
 
 def point_to(template: Path, code: Mapping[str, str]) -> None:
-    """Write the URLs of the functions' code into a template, by the names of the files there."""
+    """Write the URLs of the functions' code into a template, and name its deployment by its content.
+    `code` has the URL of each file."""
     source = Template(template).source
     for name, file in _CODE.items():
         source["Resources"][name]["Properties"]["CodeUri"] = code[file]

@@ -1,5 +1,5 @@
-"""`roundgate package --s3`: the zips and the template in a bucket, for other tools to deploy than AWS
-SAM.
+"""`roundgate package --s3`: the zips and the template in a bucket, for Terraform, CDK and other tools
+that deploy.
 
     .build/gateway.zip     ──▶ s3://BUCKET/PREFIX/gateway-3f2a….zip  ◀── CodeUri ──┐
     .build/template.yaml   ──▶ s3://BUCKET/PREFIX/template-91bc….yaml ─────────────┘
@@ -21,9 +21,8 @@ from roundgate.errors import UsageError
 DIGEST: Final = 32
 """The hexadecimal digits of the digest in a key."""
 UNKNOWN: Final = {"404", "403", "400"}
-"""The answers to HEAD that do not say whether an object is there, or why not: they have no body. 403
-is one for a missing object if the caller may not list the bucket, 400 one for expired credentials.
-Writing the object gives the reason."""
+"""The errors of HEAD after which the object is written, because its answer has the reason in its body.
+403 may mean a missing object, if the caller may not list the bucket; 400, expired credentials."""
 EXPIRED: Final = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 UNKNOWN_KEYS: Final = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken"}
 ELSEWHERE: Final = {"301", "PermanentRedirect", "AuthorizationHeaderMalformed"}

@@ -27,8 +27,7 @@ from typing import Any, TypeAlias
 import httpx
 
 from roundgate.deployment import machine
-from roundgate.deployment.stack.runtime_api import InvocationFailed as InvocationFailed
-from roundgate.deployment.stack.runtime_api import RuntimeApi, Streamed
+from roundgate.deployment.stack.runtime_api import InvocationFailed, RuntimeApi, Streamed
 from roundgate.deployment.template import Function
 
 START_S = 20

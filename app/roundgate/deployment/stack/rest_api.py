@@ -156,8 +156,9 @@ class RestFront:
 
     def _method(self, verb: str, path: str) -> Method | None:
         """Return the method of a request: of the most specific path, which alone counts."""
-        of_path = [one for one in self._methods if matches(one.path.split("/"), path.split("/"))]
-        of_verb = [one for one in of_path if one.verb in ("ANY", verb)]
+        parts = path.split("/")
+        of_path = [method for method in self._methods if matches(method.path.split("/"), parts)]
+        of_verb = [method for method in of_path if method.verb in ("ANY", verb)]
         is_there = of_verb and of_verb[0].path == of_path[0].path
         return of_verb[0] if is_there else None
 

@@ -168,13 +168,13 @@ async def running(
             others.callback(back.close)
             others.callback(front.close)
             poller, schedule = triggers(template, aws, resources, back, times)
-            at_the_front = deployment.api(front)
-            await others.enter_async_context(served(at_the_front, port=port))
+            front_api = deployment.api(front)
+            await others.enter_async_context(served(front_api, port=port))
             for trigger in (poller, schedule):
                 others.push_async_callback(_cancelled, asyncio.create_task(trigger.run()))
             endpoint = f"{url}{_endpoint_path(zips)}"
             yield Stack(
-                endpoint, at_the_front, front, back, poller, aws, resources, deployment, invoked
+                endpoint, front_api, front, back, poller, aws, resources, deployment, invoked
             )
 
 
