@@ -157,7 +157,7 @@ def test_replay_counts_what_the_rules_decide_and_says_on_what_it_depends(
         "2 shop__refund began depends on claims.groups, arguments",
         "3 shop__look began allowed: readers",
     ]
-    assert lines[-1].startswith("9 calls. Records have no scopes, claims and arguments")
+    assert lines[-1].startswith("9 calls. Records have no scopes, claims or arguments")
 
 
 def test_check_lists_the_rules(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

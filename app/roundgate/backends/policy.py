@@ -201,8 +201,8 @@ def _filled(line: str, arguments: Mapping[str, Any], known: Container[str]) -> s
 
 
 def checked(tool: Tool) -> Tool:
-    """Return the tool with a check of each call by the rules of `policy` (`Call.authorize`), with the arguments
-    that the tool gets and the defaults that its schema declares.
+    """Return the tool with a check of each call by the rules of `policy` (`Call.authorize`). The
+    rules see the arguments that the tool gets, with the defaults that its schema declares.
 
     A call that ends the external work of a task needs no rule.
     """

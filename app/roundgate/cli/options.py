@@ -262,7 +262,7 @@ def _add_tasks(commands: Commands) -> None:
         "roundgate tasks export --tool refund > histories.jsonl",
         "roundgate tasks export --values --redact email --limit 20 > histories.jsonl",
     )  # fmt: skip
-    _add_tasks_config(export)
+    _add_config_option(export, "of the tasks")
     _add_filters(export)
     about = "maximum number of tasks to export (default: %(default)s)"
     export.add_argument("--limit", type=number(int, 1, 1_000_000), default=100, help=about)
@@ -330,7 +330,7 @@ def _add_audit(commands: Commands) -> None:
     digest = _command(actions, "digest", None, about, "roundgate audit digest arguments.json")
     about = "file with the value as JSON (default: standard input)"
     digest.add_argument("file", nargs="?", type=Path, metavar="FILE", help=about)
-    _add_audit_config(digest)
+    _add_config_option(digest, "of the log")
 
 
 def _add_policy(commands: Commands) -> None:
@@ -354,17 +354,17 @@ def _add_policy(commands: Commands) -> None:
         actions, "replay", None, about, "roundgate policy replay", "roundgate policy replay audit/"
     )
     _add_audit_paths(replay)
-    _add_audit_config(explain)
+    _add_config_option(explain, "with the rules")
 
 
 def _add_audit_paths(action: argparse.ArgumentParser) -> None:
     about = "files or directories of the log (default: the directory of gateway.yaml)"
     action.add_argument("paths", nargs="*", type=Path, metavar="PATH", help=about)
-    _add_audit_config(action)
+    _add_config_option(action, "of the log")
 
 
-def _add_audit_config(action: argparse.ArgumentParser) -> None:
-    about = "gateway.yaml of the log (default: as for serve)"
+def _add_config_option(action: argparse.ArgumentParser, content: str) -> None:
+    about = f"gateway.yaml {content} (default: as for serve)"
     action.add_argument("--config", type=Path, metavar="FILE", help=about)
 
 
@@ -372,14 +372,9 @@ def _task_action(
     actions: Commands, name: str, about: str, *examples: str
 ) -> argparse.ArgumentParser:
     action = _command(actions, name, None, about, *examples)
-    _add_tasks_config(action)
+    _add_config_option(action, "of the tasks")
     _flag(action, "--json", "print JSON objects, one per line")
     return action
-
-
-def _add_tasks_config(action: argparse.ArgumentParser) -> None:
-    about = "gateway.yaml of the tasks (default: as for serve)"
-    action.add_argument("--config", type=Path, metavar="FILE", help=about)
 
 
 def _add_filters(parser: argparse.ArgumentParser) -> None:

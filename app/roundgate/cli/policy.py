@@ -76,7 +76,7 @@ def _explain(arguments: argparse.Namespace, file: ConfigFile, catalog: Catalog) 
     if (
         sent is None
         and any(rule.arguments for rule in rules)
-        and {r.allows for r in rules} != {False}
+        and any(rule.allows for rule in rules)
     ):
         say("depends on the arguments: give them with --arguments")
         return 0
@@ -216,8 +216,8 @@ def _replay(paths: Sequence[Path], catalog: Catalog) -> int:
         ]
     )
     say(
-        f"{counts.total():,} calls. Records have no scopes, claims and arguments: where a rule that may"
-        " decide looks at them, the outcome depends on them"
+        f"{counts.total():,} calls. Records have no scopes, claims or arguments: if a rule that may"
+        " decide looks at them, the decision depends on them"
     )
     return 0
 
@@ -239,7 +239,9 @@ def _verdict(record: Mapping[str, Any], name: str, view: str, catalog: Catalog) 
     if served.rules is None:
         return "allowed: needs no rule"
     who = record["who"]
-    issuer, subject, client = (str(who.get(name, "")) for name in ("issuer", "subject", "client"))
+    issuer, subject, client = (
+        str(who.get(member, "")) for member in ("issuer", "subject", "client")
+    )
     caller, possible = Caller(Principal(issuer, subject, client)), list[Rule | None]()
     unknown: dict[str, None] = {}
     for rule in served.rules.rules:

@@ -60,7 +60,7 @@ PAGE: Final = 100
 COUNTED: Final = 100_000
 """The limit on the open tasks that `count` reads, which take some 60 MB of memory."""
 _AT_ONCE: Final = 16
-_ACTS: Final = frozenset({"cancel", "requeue", "retry", "purge", "event"})
+_ACTS: Final = frozenset({*ACTIONS, "event"})
 """The actions that change tasks, which the audit log records."""
 
 

@@ -200,12 +200,12 @@ class Scopes:
         """Raise an error unless the caller may use a tool and read its tasks.
 
         Owners keep the tasks of a tool that is no longer served. But while a back end is missing,
-        the tool may belong to it, and its scopes are unknown.
+        the tool may belong to it, and its scopes and rules are unknown.
 
         Raises:
             InsufficientScope: the tool needs scopes that the token lacks.
             CallRefused: the rules of `policy` allow the caller no call of the tool.
-            Unavailable: the scopes of the tool are not known now.
+            Unavailable: the scopes and rules of the tool are not known now.
         """
         if not (self._are_checked or self._has_policy):
             return
@@ -213,7 +213,7 @@ class Scopes:
         if served is None and self._catalog.missing:
             names = ", ".join(sorted(self._catalog.missing))
             raise Unavailable(
-                f"The scopes of {tool} are unknown while {names} is not served; try later"
+                f"The scopes and rules of {tool} are unknown while {names} is not served; try later"
             )
         if served is None:
             return
@@ -254,8 +254,8 @@ class Scopes:
         return self._catalog.template_pages
 
     def may_subscribe(self, uri: str, principal: Principal, view: str) -> bool:
-        """Return whether the caller may learn of changes at a URI. Only a view
-        refuses a URI without a resource; outside of views, such a resource may appear later."""
+        """Return whether the caller may learn of changes at a URI. Only a view refuses a URI without
+        a resource; outside of views, such a resource may appear later."""
         if not view and not self.any_resource:
             return True
         if not self._catalog.has_resource(uri):
