@@ -27,8 +27,6 @@ LogFormat: TypeAlias = Literal["auto", "text", "json"]
 
 REQUESTS: Final = "roundgate.request"
 """The logger that writes one line for each request."""
-
-
 GATEWAY: Final = "roundgate"
 """The logger above all loggers of the gateway."""
 
@@ -82,10 +80,9 @@ def configure(level: str, form: LogFormat = "auto", *, alone: bool = False) -> N
 
 
 def observe(observer: logging.Handler) -> Callable[[], None]:
-    """Give a handler every record of the gateway, also below the log level: debugging records tell the
-    steps, questions and upstream calls of a call. Other handlers get the same records as before.
-
-    Return a function that ends this.
+    """Give a handler every record of the gateway, also below the log level, because records for
+    debugging name the steps, questions and upstream calls of a call. Other handlers get the same
+    records as before. Return a function that removes the handler.
     """
     logger, others = logging.getLogger(GATEWAY), logging.getLogger().handlers
     before, least = logger.level, logger.getEffectiveLevel()

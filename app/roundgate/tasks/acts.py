@@ -118,8 +118,8 @@ async def _retry(store: StoredTasks, chosen: Chosen, now_ms: int) -> str | None:
     record = await store.read(ref, now_ms)
     if record is None or record.ending is not Ending.STEP_FAILED:
         return await _requeue(store, chosen, now_ms)
-    going_on = await retry(store, ref, now_ms)
-    return f"continues as {going_on}: finished steps are kept, the failed step runs again"
+    successor = await retry(store, ref, now_ms)
+    return f"continues as {successor}: finished steps are kept, the failed step runs again"
 
 
 async def _purge(store: StoredTasks, chosen: Chosen, now_ms: int) -> str | None:
@@ -150,7 +150,9 @@ ACTIONS: Final[dict[str, Action]] = {
         frozenset({Status.WORKING, Status.FAILED}),
         "is not parked, and no failed step ended it, or a worker has claimed it meanwhile: there"
         " is nothing to retry",
-        lambda one, now: _is_alive(one, now) and (is_parked(one) or is_retryable(one)),
+        lambda record, now_ms: (
+            _is_alive(record, now_ms) and (is_parked(record) or is_retryable(record))
+        ),
     ),
     "purge": Action(_purge, TERMINAL, "does not exist, or is open: cancel it first"),
 }

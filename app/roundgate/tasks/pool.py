@@ -464,9 +464,8 @@ def _let_go_with(make_store: Callable[[], StoredTasks], clock: Clock, trail: Tra
 
         await asyncio.gather(*map(release, runs), return_exceptions=True)
         await store.aclose()
-        if (
-            trail is not None
-        ):  # after the release, because its lock may belong to the blocked thread
+        if trail is not None:
+            # after the release, because the lock of `trail` may belong to the blocked thread
             for running in runs:
                 trail.record("turn_ended", {**running.ids(), "outcome": "stalled"})
 
