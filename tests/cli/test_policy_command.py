@@ -160,6 +160,16 @@ def test_replay_counts_what_the_rules_decide_and_says_on_what_it_depends(
     assert lines[-1].startswith("9 calls. Records have no scopes, claims or arguments")
 
 
+def test_no_arguments_allow_a_call_to_which_only_denials_apply(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rule = "{deny: {tool: shop__look, arguments: {required: [place]}}}"
+    before, _, _ = GATEWAY.partition("policy:")
+    (folder / "gateway.yaml").write_text(f"{before}policy: [{rule}]\n")
+    status, lines = ran(capsys, "explain", "ann", "shop__look")
+    assert (status, lines[-1]) == (1, "refused, whatever the arguments")
+
+
 def test_check_lists_the_rules(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--file-only"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]

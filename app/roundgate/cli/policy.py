@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -73,13 +73,12 @@ def _explain(arguments: argparse.Namespace, file: ConfigFile, catalog: Catalog) 
     place = (served.tool, served.whole_name, served.backend, view)
     show_table(list(_rows(catalog.policy, place, Caller(principal), sent, file)))
     rules = served.rules.deciding(Caller(principal))
-    if (
-        sent is None
-        and any(rule.arguments for rule in rules)
-        and any(rule.allows for rule in rules)
-    ):
-        say("depends on the arguments: give them with --arguments")
-        return 0
+    if sent is None and any(rule.arguments for rule in rules):
+        if any(rule.allows for rule in rules):
+            say("depends on the arguments: give them with --arguments")
+            return 0
+        say("refused, whatever the arguments")
+        return 1
     rule = decision(rules, lambda: sent or {})
     if rule is None:
         say("refused: no rule matches")
@@ -150,9 +149,9 @@ def _object(text: str, option: str) -> dict[str, Any]:
 
 
 class _Sent(Inside):
-    """The arguments that the back end of a call would get."""
+    """The arguments that the back end of a call would get; `None` if they are unknown."""
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, arguments: Mapping[str, Any] | None) -> None:
         super().__init__()
         self.arguments = arguments
 
@@ -165,7 +164,7 @@ def _sent(
     if problems := served.arguments.problems(dict(arguments), "arguments"):
         raise UsageError("; ".join(problems))
 
-    def authorize(values: Any) -> NoReturn:
+    def authorize(values: Callable[[], Mapping[str, Any] | None]) -> NoReturn:
         raise _Sent(values())
 
     call = Call(
@@ -180,7 +179,12 @@ def _sent(
         engine.run_handler(lambda: served.call(context, dict(arguments)), run_of_call)
     )
     match outcome:
-        case Failed(_Sent(arguments=values)):
+        case Failed(_Sent(arguments=None)):
+            raise UsageError(
+                "--arguments: too many values or levels for the defaults of the tool's schema; such a"
+                " call matches each deny and no allow that looks at arguments"
+            )
+        case Failed(_Sent(arguments=dict(values))):
             return values
         case Failed(ToolError() as error):
             raise UsageError(str(error))

@@ -208,8 +208,9 @@ class Core:
 
         limit_s = STALL_PART * config.tasks.lease_s
         bound_s = (config.tasks.lease_s - limit_s) * LETTING_GO_PART
-        limits = {"limit_s": limit_s, "bound_s": bound_s}
-        return make_watchdog(worker, self.stores.again, clock, self.trail, **limits)
+        return make_watchdog(
+            worker, self.stores.again, clock, self.trail, limit_s=limit_s, bound_s=bound_s
+        )
 
     async def aclose(self) -> None:
         """Close all back ends and connections."""

@@ -442,13 +442,15 @@ def make_watchdog(
     make_store: Callable[[], StoredTasks],
     clock: Clock,
     trail: Trail | None = None,
-    **limits: float,
+    *,
+    limit_s: float,
+    bound_s: float,
 ) -> Watchdog:
     """Return a watchdog over the leases of a worker. Before the watchdog ends the process, it
     releases the leases in an event loop of its own, with a store from `make_store`, and records the
     ends of the turns in the audit log."""
     let_go = _let_go_with(make_store, clock, trail)
-    return Watchdog(limits["limit_s"], worker.held, let_go, bound_s=limits["bound_s"])
+    return Watchdog(limit_s, worker.held, let_go, bound_s=bound_s)
 
 
 def _let_go_with(make_store: Callable[[], StoredTasks], clock: Clock, trail: Trail | None) -> LetGo:

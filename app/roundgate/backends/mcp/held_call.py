@@ -67,6 +67,10 @@ UNREADABLE: Final = (
     "The result of this call at {server} is lost: {fact}. The call may have taken effect; check before "
     "you repeat it"
 )
+LATE_RESULT: Final = (
+    f"{{server}} did not finish within {LONGEST_WORK_S:g} s after the answers to its questions. The call "
+    "may have taken effect; check before you repeat it"
+)
 BUSY: Final = "Too many calls are waiting for their users (max_held_calls); try again later"
 UNHELD: Final = (
     "On AWS Lambda, the gateway can carry questions only of servers that keep the events of their "
@@ -255,7 +259,7 @@ class HeldCall:
         if exchange.done():
             return self._final_outcome(exchange)
         if not self._unasked:
-            return {"error": f"{self.calls.server} did not finish within {LONGEST_WORK_S:g} s"}
+            return {"error": LATE_RESULT.format(server=self.calls.server)}
         keys, self._unasked = self._unasked, []
         return {
             "inputRequests": {key: self._open[key][1] for key in keys if key in self._open},

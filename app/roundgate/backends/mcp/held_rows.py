@@ -27,6 +27,10 @@ LONGEST_POLL_S: Final = 1.0
 CHUNK: Final = 250_000
 """The maximum number of bytes of an outcome in one row."""
 MAX_CHUNKS: Final = 80
+TOO_LARGE: Final = (
+    f"The result is too large to pass it to another process: it has more than {CHUNK * MAX_CHUNKS:,} "
+    "bytes. The call may have taken effect; check before you repeat it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class CallRows:
         data = json.encode(outcome)
         chunks = [data[start : start + CHUNK] for start in range(0, len(data), CHUNK)]
         if len(chunks) > MAX_CHUNKS:
-            outcome = {"error": "The result is too large to pass it to another process"}
+            outcome = {"error": TOO_LARGE}
             return await self.put_outcome(number, outcome)
         # the first row marks the outcome as complete, so write it last
         for place, chunk in reversed(list(enumerate(chunks))):
