@@ -12,9 +12,13 @@ from pydantic import BaseModel
 
 from roundgate import Context, tool
 from roundgate.auth import LOCAL, task_owner
+from roundgate.clock import Clock
+from roundgate.console.acting import Act, Acting
 from roundgate.json import encode
 from roundgate.protocol import Status
+from roundgate.settings import TasksConfig
 from roundgate.storage import Ending, TaskRef
+from roundgate.tasks.events import Answered
 from tests.support.audit import KEY, records
 from tests.support.console import csrf_of, elements
 from tests.support.console_tasks import add, eventually, operated
@@ -358,6 +362,26 @@ async def test_an_operator_gives_no_approval_of_another_caller(
         task = str(await add(gateway.store, 1, owner=owner, **asks))
         approves = {"action/0": "accept", "answer/0/approve": "true"}
         assert text in await gateway.act(task, "answer", **approves)
+
+
+async def test_an_answer_holds_only_for_questions_that_the_operator_could_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = {"method": "elicitation/create", "params": {"message": "Why?", "requestedSchema": {}}}
+    async with operated(tmp_path) as gateway:
+        asks = {"status": Status.INPUT_REQUIRED, "requests": {"why": encode(plain)}}
+        ref = await add(gateway.store, 1, **asks)
+        stored: list[set[str]] = []
+
+        async def answer(ref: TaskRef, answers: dict[str, bytes], *rest: Any) -> Answered:
+            stored.append(set(answers))
+            return Answered.FULLY
+
+        monkeypatch.setattr(gateway.store, "answer", answer)
+        accepts = {"action": "accept", "content": {"approve": True}}
+        acting = Acting(gateway.store, Clock(), TasksConfig(), LOCAL, [""])
+        await acting.act(ref, Act(action="answer", answers={"why": accepts, "approve": accepts}))
+        assert stored == [{"why"}]
 
 
 @pytest.mark.parametrize("method", ["sampling/createMessage", "roots/list", "other/method"])
