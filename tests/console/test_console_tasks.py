@@ -327,10 +327,24 @@ async def test_a_page_stops_to_update_itself(tmp_path: Path) -> None:
         assert "left=199" in str(polls(await gateway.browser.page(f"{state}?left=99999999")))
         assert "left=4" in str(polls(await gateway.browser.page("/tasks?left=5")))
         assert polls(await gateway.browser.page("/tasks?left=0")) == []
+        forged = polls(await gateway.browser.page(f"{state}?seen=1%26left=200&left=5"))
+        assert "left=200" not in str(forged)
         newer = await gateway.browser.page(f"{state}?seen=1&left=5")
         assert "The task has changed" in newer
         await gateway.act(task, "cancel")
         assert polls(await gateway.browser.page(f"/tasks/{task}")) == []
+
+
+async def test_a_search_that_reads_many_tasks_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roundgate.console.searching.BATCH", 2)
+    monkeypatch.setattr("roundgate.console.tasks.BATCH", 2)
+    async with operated(tmp_path) as gateway:
+        for number in range(5):
+            await add(gateway.store, number)
+        assert 'hx-trigger="every' in await gateway.browser.page("/tasks?status=failed&text=no")
+        assert 'hx-trigger="every' not in await gateway.browser.page("/tasks?text=no")
 
 
 APPROVAL = {

@@ -21,7 +21,7 @@ from roundgate.console.charts import AGES_S, histogram, picture
 from roundgate.console.frame import Console, PageError, form_of, operator_of
 from roundgate.console.moments import WATCHES, MomentView, moment_views, updates_left
 from roundgate.console.recent import RecentEvents
-from roundgate.console.searching import Filters, SearchResult, search
+from roundgate.console.searching import BATCH, Filters, SearchResult, search
 from roundgate.console.timeline import Moment, StoredTask, make_timeline
 from roundgate.errors import BadAnswer, NotRetryable, ParseError
 from roundgate.json import decode
@@ -221,7 +221,9 @@ class _Pages:
             statuses=[status.value for status in Status],
             outcomes=[ending.value for ending in Ending],
             next=None if page.cursor is None else filters.query(cursor=page.cursor),
-            watch=filters.query(cursor=cursor or "", left=str(left - 1)) if left > 0 else None,
+            watch=filters.query(cursor=cursor or "", left=str(left - 1))
+            if left > 0 and page.read <= BATCH
+            else None,
             ages=histogram([(now_ms - task.created_ms) / 1000 for task in open_tasks], AGES_S),
             open_count=len(open_tasks),
             is_sample=len(open_tasks) >= SAMPLE,
@@ -325,7 +327,9 @@ class _Pages:
             "facts": shown.facts(),
             "moments": moment_views(shown.moments),
             "picture": picture(shown.moments, shown.now_ms),
-            "watch": None if is_over else f"{address}?left={left - 1}&seen={seen or revision}",
+            "watch": None
+            if is_over
+            else f"{address}?left={left - 1}&seen={quote(seen or revision)}",
             "is_newer": seen not in (None, revision),
             "process": self._console.process,
             "updates_ended": left <= 0 and not record.status.is_terminal,
