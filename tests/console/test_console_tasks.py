@@ -378,6 +378,25 @@ async def test_an_operator_gives_no_approval_of_another_caller(
         assert text in await gateway.act(task, "answer", **approves)
 
 
+async def test_an_answer_is_not_given_to_a_question_that_was_asked_later(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"go": {"type": "boolean"}}}
+
+    def question(text: str) -> dict[str, Any]:
+        params = {"message": text, "requestedSchema": schema}
+        request = encode({"method": "elicitation/create", "params": params})
+        return {"status": Status.INPUT_REQUIRED, "requests": {"confirm": request}}
+
+    async with operated(tmp_path, show_values=True) as gateway:
+        seen = str(await add(gateway.store, 1, **question("Refund 1?")))
+        later = str(await add(gateway.store, 2, **question("Refund 1000?")))
+        page = await gateway.browser.page(f"/tasks/{seen}")
+        shown = next(each["value"] for _, each in elements(page) if each.get("name") == "asks")
+        answer = {"action/0": "accept", "answer/0/go": "true", "asks": shown}
+        assert "asks other questions now" in await gateway.act(later, "answer", **answer)
+        assert (await gateway.shown(later))["facts"]["status"] == "input_required"
+        assert "has the answer" in await gateway.act(seen, "answer", **answer)
+
+
 async def test_an_answer_holds_only_for_questions_that_the_operator_could_see(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

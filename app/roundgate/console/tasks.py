@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -118,6 +119,12 @@ class _Task:
             with suppress(BadAnswer):  # a question for the client's model or its roots
                 questions += questions_of({key: decode(request)})
         return questions
+
+    def asks_digest(self) -> str:
+        """Return a digest of the outstanding questions: an answer is for the questions that its
+        page showed, which forms only number."""
+        questions = sorted(self.record.requests.items())
+        return hashlib.sha256(repr(questions).encode()).hexdigest()
 
     def values(self) -> Mapping[str, str]:
         """Return the arguments, answers and result of the call as text."""
@@ -259,6 +266,7 @@ class _Pages:
             ],
             can_answer=shows and "answer" in possible,
             asks=list(record.requests),
+            asks_digest=shown.asks_digest(),
             asked=asked(shown.questions(), posted, problems) if shows else [],
             values=shown.values() if shows else None,
         )
@@ -274,6 +282,11 @@ class _Pages:
         """Show the effect of an action; once it is confirmed, act and show the result."""
         form, shown = form_of(request), await self._read(task)
         if action == "answer":
+            digest = shown.asks_digest()
+            if form.get("asks", [digest]) != [digest]:
+                text = "asks other questions now: load its page again"
+                acted = Acted(task=task, done=False, text=text)
+                return self._console.page(request, "task_acted.html", acted=acted)
             answers = read_answers(shown.questions(), form)
             if answers.problems:
                 return self._page(request, shown, form, answers.problems)
