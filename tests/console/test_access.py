@@ -250,6 +250,14 @@ async def test_a_post_of_another_page_is_refused(headers: dict[str, str]) -> Non
         assert "Overview" in await browser.page()
 
 
+async def test_a_proxy_may_send_another_host_name() -> None:
+    async with with_auth(hello) as browser:
+        fields = {"token": token(scope=OPERATOR), "next": ""}
+        assert (await browser.post("/sign-in", fields, host="127.0.0.1")).status_code == 303
+        other = {"origin": "http://127.0.0.1:9", "host": "127.0.0.1"}
+        assert (await browser.post("/sign-in", fields, **other)).status_code == 403
+
+
 async def test_a_browser_without_fetch_metadata_is_known_by_its_origin() -> None:
     async with local(hello) as browser:
         fields = {"csrf_token": csrf_of(await browser.page())}
@@ -371,6 +379,39 @@ async def test_other_hosts_are_refused() -> None:
         response = await browser.get(host="evil.example.com")
         assert response.status_code == 403
         assert "not allowed" in response.text
+
+
+async def test_an_unexpected_error_is_a_page_with_the_policy_and_a_reference(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = built(config_file(hello, console={}))
+
+    def fail(most: int) -> list[Any]:
+        raise RuntimeError("4111 1111")
+
+    monkeypatch.setattr(app.state.console, "uses", fail)
+    async with browser_of(app) as browser:
+        await browser.get(f"/enter?token={app.state.console.sessions.seal_link()}")
+        for path in ("/limits", "/api/limits"):
+            response = await browser.get(path)
+            assert response.status_code == 500
+            assert "default-src 'none'" in response.headers["content-security-policy"]
+            assert response.headers["cache-control"] == "no-store"
+            assert "4111" not in response.text
+            record = next(each for each in reversed(caplog.records) if each.exc_info)
+            assert vars(record)["fields"]["reference"] in response.text
+
+
+async def test_refused_credentials_are_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with with_auth() as browser:
+        await browser.sign_in(scope="files:read")
+        key = f"Bearer {token(scope='files:read')}"
+        await browser.get("/api/overview", authorization=key)
+    lines = [vars(each)["fields"] for each in caplog.records if each.getMessage() == "request"]
+    refused = [line for line in lines if line["outcome"] == "unauthorized"]
+    assert len(refused) == 2
+    assert all("gateway:operate" in line["error"] and line["address"] for line in refused)
 
 
 async def test_large_forms_are_refused() -> None:

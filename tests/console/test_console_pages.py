@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from roundgate import Context, tool
+from roundgate.console.audit import AuditRecords
 from tests.support.asgi import built, config_of
 from tests.support.console import Browser, browser_of, elements, local, with_auth
 
@@ -102,6 +105,31 @@ async def test_the_audit_log_shows_the_records_of_a_call(tmp_path: Path) -> None
         assert (whole["is_whole"], len(whole["records"])) == (True, 5)
         assert (await browser.get("/api/audit?subject=nobody")).json()["records"] == []
         assert call_id in await browser.page("/audit?subject=local")
+
+
+async def test_one_request_at_a_time_reads_the_audit_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, most = 0, 0
+
+    def newest(*sought: Any) -> AuditRecords:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.05)
+        running -= 1
+        return AuditRecords(is_whole=True, records=[])
+
+    monkeypatch.setattr("roundgate.console.audit._newest", newest)
+    async with local(hello, audit={"directory": str(tmp_path)}) as browser:
+        await asyncio.gather(*(browser.page("/audit") for _ in range(3)))
+    assert most == 1
+
+
+async def test_a_search_for_tools_reads_a_short_text_only() -> None:
+    async with local(hello) as browser:
+        found = (await browser.get(f"/api/tools?text={'hello ' * 100}nothing")).json()
+    assert found["total"] == 1
 
 
 async def test_the_chains_are_verified_from_the_page(tmp_path: Path) -> None:

@@ -12,9 +12,13 @@ from pydantic import BaseModel
 
 from roundgate import Context, tool
 from roundgate.auth import LOCAL, task_owner
+from roundgate.clock import Clock
+from roundgate.console.acting import Act, Acting
 from roundgate.json import encode
 from roundgate.protocol import Status
+from roundgate.settings import TasksConfig
 from roundgate.storage import Ending, TaskRef
+from roundgate.tasks.events import Answered
 from tests.support.audit import KEY, records
 from tests.support.console import csrf_of, elements
 from tests.support.console_tasks import add, eventually, operated
@@ -323,10 +327,24 @@ async def test_a_page_stops_to_update_itself(tmp_path: Path) -> None:
         assert "left=199" in str(polls(await gateway.browser.page(f"{state}?left=99999999")))
         assert "left=4" in str(polls(await gateway.browser.page("/tasks?left=5")))
         assert polls(await gateway.browser.page("/tasks?left=0")) == []
+        forged = polls(await gateway.browser.page(f"{state}?seen=1%26left=200&left=5"))
+        assert "left=200" not in str(forged)
         newer = await gateway.browser.page(f"{state}?seen=1&left=5")
         assert "The task has changed" in newer
         await gateway.act(task, "cancel")
         assert polls(await gateway.browser.page(f"/tasks/{task}")) == []
+
+
+async def test_a_search_that_reads_many_tasks_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roundgate.console.searching.BATCH", 2)
+    monkeypatch.setattr("roundgate.console.tasks.BATCH", 2)
+    async with operated(tmp_path) as gateway:
+        for number in range(5):
+            await add(gateway.store, number)
+        assert 'hx-trigger="every' in await gateway.browser.page("/tasks?status=failed&text=no")
+        assert 'hx-trigger="every' not in await gateway.browser.page("/tasks?text=no")
 
 
 APPROVAL = {
@@ -358,6 +376,45 @@ async def test_an_operator_gives_no_approval_of_another_caller(
         task = str(await add(gateway.store, 1, owner=owner, **asks))
         approves = {"action/0": "accept", "answer/0/approve": "true"}
         assert text in await gateway.act(task, "answer", **approves)
+
+
+async def test_an_answer_is_not_given_to_a_question_that_was_asked_later(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"go": {"type": "boolean"}}}
+
+    def question(text: str) -> dict[str, Any]:
+        params = {"message": text, "requestedSchema": schema}
+        request = encode({"method": "elicitation/create", "params": params})
+        return {"status": Status.INPUT_REQUIRED, "requests": {"confirm": request}}
+
+    async with operated(tmp_path, show_values=True) as gateway:
+        seen = str(await add(gateway.store, 1, **question("Refund 1?")))
+        later = str(await add(gateway.store, 2, **question("Refund 1000?")))
+        page = await gateway.browser.page(f"/tasks/{seen}")
+        shown = next(each["value"] for _, each in elements(page) if each.get("name") == "asks")
+        answer = {"action/0": "accept", "answer/0/go": "true", "asks": shown}
+        assert "asks other questions now" in await gateway.act(later, "answer", **answer)
+        assert (await gateway.shown(later))["facts"]["status"] == "input_required"
+        assert "has the answer" in await gateway.act(seen, "answer", **answer)
+
+
+async def test_an_answer_holds_only_for_questions_that_the_operator_could_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = {"method": "elicitation/create", "params": {"message": "Why?", "requestedSchema": {}}}
+    async with operated(tmp_path) as gateway:
+        asks = {"status": Status.INPUT_REQUIRED, "requests": {"why": encode(plain)}}
+        ref = await add(gateway.store, 1, **asks)
+        stored: list[set[str]] = []
+
+        async def answer(ref: TaskRef, answers: dict[str, bytes], *rest: Any) -> Answered:
+            stored.append(set(answers))
+            return Answered.FULLY
+
+        monkeypatch.setattr(gateway.store, "answer", answer)
+        accepts = {"action": "accept", "content": {"approve": True}}
+        acting = Acting(gateway.store, Clock(), TasksConfig(), LOCAL, [""])
+        await acting.act(ref, Act(action="answer", answers={"why": accepts, "approve": accepts}))
+        assert stored == [{"why"}]
 
 
 @pytest.mark.parametrize("method", ["sampling/createMessage", "roots/list", "other/method"])

@@ -26,6 +26,7 @@ from roundgate.console.frame import FORM, OPERATOR, Console, is_api
 from roundgate.console.sessions import COOKIE, Operator
 from roundgate.errors import AuthError, InsufficientScope, Unavailable
 from roundgate.http.exchange import exchange_of
+from roundgate.http.request import public_origins
 
 CSRF_FIELD: Final = "csrf_token"
 CSRF_HEADER: Final = "x-csrf-token"
@@ -77,6 +78,9 @@ class ConsoleAccess:
         self._console = console
         self._authenticate = authenticate
         self._max_body_bytes = max_body_bytes
+        self._origins = frozenset(
+            origin.lower() for origin in public_origins(console.using.public_url)
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = None if scope["type"] != "http" else self._path(exchange_of(scope).path)
@@ -125,7 +129,7 @@ class ConsoleAccess:
         if request.method != "POST":
             return self._console.failure(request, 405, "The console accepts GET and POST")
         is_token = operator is not None and not operator.csrf
-        if not is_token and not _is_same_origin(request):
+        if not is_token and not _is_same_origin(request, self._origins):
             return self._console.failure(
                 request, 403, "The form was not sent by a page of the console"
             )
@@ -179,6 +183,7 @@ class ConsoleAccess:
         return RedirectResponse(target, 303)
 
     def _failure(self, request: Request, error: AuthError | Unavailable) -> Response:
+        tell_refusal(request, error)
         status = error.status if isinstance(error, AuthError) else 503
         response = self._console.failure(request, status, str(error))
         if status == 401:
@@ -210,16 +215,24 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-def _is_same_origin(request: Request) -> bool:
+def tell_refusal(request: Request, error: AuthError | Unavailable) -> None:
+    """Let the log line of a request tell that its token was refused."""
+    exchange = exchange_of(request.scope)
+    exchange.label = "unauthorized" if isinstance(error, AuthError) else "error"
+    exchange.error = str(error)
+
+
+def _is_same_origin(request: Request, public: frozenset[str]) -> bool:
     """Return whether a page of the same origin sent a request. Browsers tell it in Sec-Fetch-Site,
-    older ones in Origin alone; a request with neither is refused."""
+    older ones in Origin alone; a request with neither is refused. `public` has the origin of the
+    public URL, because a proxy may send another Host."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if site is not None and site != "same-origin":
         return False
     if origin is None:
         return site is not None
     host = request.headers.get("host", "").lower()
-    return origin.lower() in (f"http://{host}", f"https://{host}")
+    return origin.lower() in {f"http://{host}", f"https://{host}", *public}
 
 
 def _parse(request: Request, body: bytes) -> dict[str, list[str]] | None:

@@ -200,6 +200,8 @@ class Acting:
             return await self._approve(ref, answers)
         now_ms = self.clock.now_ms()
         due_ms = now_ms + int(self.config.requeue_after_s * 1000)
+        # the task may ask another question meanwhile, also for an approval
+        answers = {key: answers[key] for key in record.requests if key in answers}
         encoded = {key: encode(answer) for key, answer in answers.items()}
         answered = await recorded(
             self.store,

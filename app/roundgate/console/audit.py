@@ -62,7 +62,7 @@ class AuditReport(BaseModel):
 def make_router(console: Console) -> APIRouter:
     """Return the page and its path operations."""
     router = console.router()
-    verifying = asyncio.Lock()
+    reading, verifying = asyncio.Lock(), asyncio.Lock()
 
     def directory() -> Path:
         config = console.file.config.audit
@@ -75,7 +75,8 @@ def make_router(console: Console) -> APIRouter:
     @router.get("/api/audit", summary="Records of the audit log")
     async def read_records(call: str = "", subject: str = "") -> AuditRecords:
         """Report the newest records, or those of a call or a subject among the newest."""
-        return await asyncio.to_thread(_newest, directory(), call.strip(), subject.strip())
+        async with reading:  # the records of one request may take 100 MB of memory
+            return await asyncio.to_thread(_newest, directory(), call.strip(), subject.strip())
 
     @router.post("/api/audit/verify", summary="Verify the audit log")
     async def verify_log() -> AuditReport:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import platform
 from collections.abc import Callable, Coroutine
@@ -19,6 +20,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Lifespan, Scope
 
@@ -28,12 +30,14 @@ from roundgate.clock import Clock, iso
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.console.recent import RecentEvents
 from roundgate.console.sessions import Operator, Sessions
-from roundgate.errors import Inside, Unavailable
+from roundgate.errors import Inside, InternalError, Unavailable
 from roundgate.http import Health
 from roundgate.http.exchange import route_path
 from roundgate.methods.rates import Use
 from roundgate.runtime.startup import Core
 from roundgate.settings import ConsoleConfig, Settings
+
+log: Final = logging.getLogger("roundgate.console")
 
 HERE: Final = Path(__file__).parent
 STATIC: Final = {
@@ -188,6 +192,14 @@ class Console:
                         if is_api(self.path.removeprefix(console.settings.path)):
                             raise
                         return console.error(request, 400, "The address has an invalid value")
+                    except HTTPException:
+                        raise
+                    except Exception as error:
+                        # outside of `ConsoleAccess`, the response would have no policy
+                        reference = console.clock.new_id()
+                        fields = {"reference": reference}
+                        log.error("request failed", exc_info=error, extra={"fields": fields})
+                        return console.failure(request, 500, str(InternalError(reference)))
 
                 return answer
 

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
 from roundgate.auth import LOCAL, Principal
-from roundgate.console.access import Authenticate
+from roundgate.console.access import Authenticate, tell_refusal
 from roundgate.console.frame import STATIC, Console, form_of, operator_of
 from roundgate.console.sessions import COOKIE, MAX_COOKIE_CHARS
 from roundgate.errors import AuthError, Unavailable
@@ -82,6 +82,7 @@ def make_router(console: Console, authenticate: Authenticate | None) -> APIRoute
         try:
             principal = await authenticate(b"Bearer " + token)
         except (AuthError, Unavailable) as error:
+            tell_refusal(request, error)
             status = error.status if isinstance(error, AuthError) else 503
             return form(request, status, str(error))
         return admit(request, principal, fields.get("next", ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -21,7 +22,7 @@ from roundgate.console.charts import AGES_S, histogram, picture
 from roundgate.console.frame import Console, PageError, form_of, operator_of
 from roundgate.console.moments import WATCHES, MomentView, moment_views, updates_left
 from roundgate.console.recent import RecentEvents
-from roundgate.console.searching import Filters, SearchResult, search
+from roundgate.console.searching import BATCH, Filters, SearchResult, search
 from roundgate.console.timeline import Moment, StoredTask, make_timeline
 from roundgate.errors import BadAnswer, NotRetryable, ParseError
 from roundgate.json import decode
@@ -118,6 +119,12 @@ class _Task:
             with suppress(BadAnswer):  # a question for the client's model or its roots
                 questions += questions_of({key: decode(request)})
         return questions
+
+    def asks_digest(self) -> str:
+        """Return a digest of the outstanding questions: an answer is for the questions that its
+        page showed, which forms only number."""
+        questions = sorted(self.record.requests.items())
+        return hashlib.sha256(repr(questions).encode()).hexdigest()
 
     def values(self) -> Mapping[str, str]:
         """Return the arguments, answers and result of the call as text."""
@@ -221,7 +228,9 @@ class _Pages:
             statuses=[status.value for status in Status],
             outcomes=[ending.value for ending in Ending],
             next=None if page.cursor is None else filters.query(cursor=page.cursor),
-            watch=filters.query(cursor=cursor or "", left=str(left - 1)) if left > 0 else None,
+            watch=filters.query(cursor=cursor or "", left=str(left - 1))
+            if left > 0 and page.read <= BATCH
+            else None,
             ages=histogram([(now_ms - task.created_ms) / 1000 for task in open_tasks], AGES_S),
             open_count=len(open_tasks),
             is_sample=len(open_tasks) >= SAMPLE,
@@ -257,6 +266,7 @@ class _Pages:
             ],
             can_answer=shows and "answer" in possible,
             asks=list(record.requests),
+            asks_digest=shown.asks_digest(),
             asked=asked(shown.questions(), posted, problems) if shows else [],
             values=shown.values() if shows else None,
         )
@@ -272,6 +282,11 @@ class _Pages:
         """Show the effect of an action; once it is confirmed, act and show the result."""
         form, shown = form_of(request), await self._read(task)
         if action == "answer":
+            digest = shown.asks_digest()
+            if form.get("asks", [digest]) != [digest]:
+                text = "asks other questions now: load its page again"
+                acted = Acted(task=task, done=False, text=text)
+                return self._console.page(request, "task_acted.html", acted=acted)
             answers = read_answers(shown.questions(), form)
             if answers.problems:
                 return self._page(request, shown, form, answers.problems)
@@ -325,7 +340,9 @@ class _Pages:
             "facts": shown.facts(),
             "moments": moment_views(shown.moments),
             "picture": picture(shown.moments, shown.now_ms),
-            "watch": None if is_over else f"{address}?left={left - 1}&seen={seen or revision}",
+            "watch": None
+            if is_over
+            else f"{address}?left={left - 1}&seen={quote(seen or revision)}",
             "is_newer": seen not in (None, revision),
             "process": self._console.process,
             "updates_ended": left <= 0 and not record.status.is_terminal,

@@ -23,6 +23,8 @@ from roundgate.errors import BadAnswer
 
 MAX_SHOWN: Final = 500
 """The limit on the tools of a page; a text narrows the list down."""
+MAX_TEXT: Final = 200
+"""The limit on the text of a search, in characters."""
 _ARGUMENT: Final = "argument/"
 
 
@@ -73,7 +75,7 @@ def make_router(console: Console) -> APIRouter:
         """Report the tools of a view, those whose name or description contains a text."""
         view = console.view if view is None else view
         catalog, paths = _view(console, view)
-        words = text.lower().split()
+        words = text[:MAX_TEXT].lower().split()
         tools = [
             entry
             for served in catalog.tools.values()
