@@ -148,7 +148,8 @@ class Answer:
         self.is_complete = False
 
     async def receive(self) -> Message:
-        """Return the request, and later `http.disconnect` once the response cannot be sent."""
+        """Return the request, and later `http.disconnect` once the response is complete or cannot be
+        sent."""
         if (body := self.body) is not None:
             self.body = None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -164,9 +165,11 @@ class Answer:
             await self._send(message)
         except OSError:
             self.is_complete = True
-            self._left.set()
             if self._exchange is not None:
                 self._exchange.close()
+        finally:
+            if self.is_complete:
+                self._left.set()
 
     async def _send(self, message: Message) -> None:
         if self._exchange is None:

@@ -252,6 +252,17 @@ async def test_a_receiver_that_leaves_is_a_client_that_hung_up() -> None:
         again.leave()
 
 
+async def test_an_app_that_reads_on_after_its_response_gets_a_disconnect() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await hello(scope, receive, send)
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async with serving(app) as api:
+        for _ in range(2):
+            assert (await whole(invoked(api, event())))[1].startswith(b"/mcp ")
+
+
 async def test_the_app_knows_how_long_the_invocation_may_take() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send(start())
