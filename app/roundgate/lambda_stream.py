@@ -54,6 +54,8 @@ STREAMING: Final[Fields] = (
 DELIMITER: Final = bytes(8)
 """The end of the head (API Gateway, "Lambda proxy integration format for response streaming")."""
 READ_BYTES: Final = 65_536
+END_S: Final = 2.0
+"""Seconds for ending a failed response, whose receiver may have stopped reading."""
 
 log: Final = logging.getLogger("roundgate.lambda")
 
@@ -109,8 +111,8 @@ class Exchange:
         return {name.decode(): value.decode() for name, value in head.headers}, body
 
     def close(self) -> None:
-        """Close the connection; a request that has not ended is broken off."""
-        self._writer.close()
+        """Close the connection at once; a request that has not ended is broken off."""
+        self._writer.transport.abort()
 
     async def _write(self, event: h11.Event) -> None:
         self._writer.write(self._http.send(event) or b"")
@@ -148,7 +150,8 @@ class Answer:
         self.is_complete = False
 
     async def receive(self) -> Message:
-        """Return the request, and later `http.disconnect` once the response cannot be sent."""
+        """Return the request, and later `http.disconnect` once the response is complete or cannot be
+        sent."""
         if (body := self.body) is not None:
             self.body = None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -164,9 +167,11 @@ class Answer:
             await self._send(message)
         except OSError:
             self.is_complete = True
-            self._left.set()
             if self._exchange is not None:
                 self._exchange.close()
+        finally:
+            if self.is_complete:
+                self._left.set()
 
     async def _send(self, message: Message) -> None:
         if self._exchange is None:
@@ -195,8 +200,9 @@ class Answer:
             await report(self._api, f"{self._path}/error", kind)
             return
         details = base64.b64encode(described(kind)).decode()
-        with suppress(OSError):
-            await self._exchange.end(((ERROR_TYPE, kind), (ERROR_BODY, details)))
+        with suppress(OSError):  # a TimeoutError is one
+            async with asyncio.timeout(END_S):
+                await self._exchange.end(((ERROR_TYPE, kind), (ERROR_BODY, details)))
 
 
 def head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -250,6 +250,43 @@ async def test_a_receiver_that_leaves_is_a_client_that_hung_up() -> None:
         again = invoked(api, event())
         assert (await parted(again.chunks()))[0].status == 200
         again.leave()
+
+
+async def test_an_app_that_reads_on_after_its_response_gets_a_disconnect() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await hello(scope, receive, send)
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async with serving(app) as api:
+        for _ in range(2):
+            assert (await whole(invoked(api, event())))[1].startswith(b"/mcp ")
+
+
+async def test_a_failed_response_that_lambda_does_not_read_is_broken_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lambda_stream, "END_S", 0.1)
+    may_read, ended = asyncio.Event(), asyncio.Event()
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await may_read.wait()
+        with suppress(ConnectionResetError):
+            while await reader.read(65_536):
+                pass
+        ended.set()
+        writer.close()
+
+    async with await asyncio.start_server(converse, "127.0.0.1", 0) as server:
+        answer = lambda_stream.Answer(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "1")
+        await answer.send(start())
+        with pytest.raises(TimeoutError):  # as the app limits its sends
+            async with asyncio.timeout(0.1):
+                await answer.send(part(bytes(50_000_000), more=True))
+        async with asyncio.timeout(5):
+            await answer.fail("RuntimeError")
+            may_read.set()
+            await ended.wait()
 
 
 async def test_the_app_knows_how_long_the_invocation_may_take() -> None:

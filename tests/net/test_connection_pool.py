@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import httpx
@@ -172,6 +172,30 @@ async def test_closing_the_client_ends_requests_under_way() -> None:
         await client.aclose()
         with pytest.raises(httpx.HTTPError):
             await call
+
+
+async def test_closing_the_client_leaves_no_connection_of_a_request_that_waited() -> None:
+    async with running() as service:
+        client = make_client(max_connections=1, timeout_s=60)
+        calls = [asyncio.create_task(client.get(f"{service.origin}/wait")) for _ in range(2)]
+        await until(lambda: service.waiting == 1)
+        await client.aclose()
+        service.may_answer.set()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await until(lambda: service.open == 0)
+
+
+async def test_requests_to_other_services_together_keep_the_limit() -> None:
+    async with AsyncExitStack() as stack:
+        services = [await stack.enter_async_context(running()) for _ in range(4)]
+        client = await stack.enter_async_context(make_client(max_connections=2, timeout_s=60))
+        for pair in (services[:2], services[2:]):
+            calls = [asyncio.create_task(client.get(f"{each.origin}/wait")) for each in pair]
+            await until(lambda: sum(each.waiting for each in services) == 2)
+            await until(lambda: sum(each.open for each in services) == 2)
+            for each in pair:
+                each.may_answer.set()
+            await asyncio.gather(*calls)
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 1_000_000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
@@ -141,3 +142,43 @@ async def test_an_answer_in_a_tls_record_of_its_own_reaches_no_other_request(
         for number in range(3):
             assert (await client.get(f"{origin}/{number}")).text == f"/{number}"
     assert asked == ["/0", "/1", "/2"]
+
+
+async def test_a_cancelled_tls_handshake_closes_its_connection(tmp_path: Path) -> None:
+    asked, ended = asyncio.Event(), asyncio.Event()
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(65_536):  # without an answer
+            asked.set()
+        ended.set()
+        writer.close()
+
+    server = await asyncio.start_server(converse, "127.0.0.1", 0)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, make_client(tls=Authority(tmp_path).trusting(), timeout_s=60) as client:
+        call = asyncio.create_task(client.get(url))
+        await asked.wait()
+        call.cancel()
+        async with asyncio.timeout(20):
+            await ended.wait()
+
+
+async def test_an_invalid_tls_record_is_an_error_of_httpx(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        record = b"\x17\x03\x03\x00\x20" + bytes(32)  # application data that nothing decrypts
+        raw = writer.get_extra_info("socket").dup()
+        os.write(raw.fileno(), record)
+        raw.close()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(
+        converse, "127.0.0.1", 0, ssl=authority.server("service", "127.0.0.1")
+    )
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, make_client(tls=authority.trusting(), timeout_s=60) as client:
+        with pytest.raises(httpx.ReadError, match=r"(?i)\bmac\b"):
+            await client.get(url)

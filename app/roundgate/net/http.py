@@ -211,12 +211,18 @@ class _Stream(httpcore.AsyncNetworkStream):
                 await self._flush()
         if self._is_in_head:
             timeout = self._head_timeout(timeout)
-        data = await self._stream.read(max_bytes, timeout)
+        data = await self._read(max_bytes, timeout)
         self._head_bytes += len(data)
         if len(data) < 2:
             return data
         self._withheld = data[-1:]
         return data[:-1]
+
+    async def _read(self, max_bytes: int, timeout: float | None) -> bytes:  # noqa: ASYNC109
+        try:
+            return await self._stream.read(max_bytes, timeout)
+        except ssl.SSLError as error:  # an alert or an invalid record, which httpcore does not map
+            raise httpcore.ReadError(str(error)) from error
 
     def _head_timeout(self, timeout: float | None) -> float | None:
         """Return the seconds left for the head, or `None` without a timeout.
@@ -246,7 +252,10 @@ class _Stream(httpcore.AsyncNetworkStream):
 
     async def _flush(self) -> None:
         data, self._unsent = self._unsent, b""
-        await self._stream.write(data, self._write_timeout)
+        try:
+            await self._stream.write(data, self._write_timeout)
+        except ssl.SSLError as error:
+            raise httpcore.WriteError(str(error)) from error
 
     async def _has_more(self) -> bool:
         """Return whether bytes arrived after the last answer, or the connection has failed. With
@@ -254,7 +263,7 @@ class _Stream(httpcore.AsyncNetworkStream):
         if self._stream.get_extra_info("ssl_object") is None:
             return bool(self._withheld)
         try:
-            await self._stream.read(1, timeout=0)
+            await self._read(1, timeout=0)
         except httpcore.ReadTimeout:
             return bool(self._withheld)
         except httpcore.ReadError:
@@ -270,7 +279,11 @@ class _Stream(httpcore.AsyncNetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> httpcore.AsyncNetworkStream:
-        return _Stream(await self._stream.start_tls(ssl_context, server_hostname, timeout))
+        try:
+            return _Stream(await self._stream.start_tls(ssl_context, server_hostname, timeout))
+        except BaseException:  # httpcore leaves the connection open if the handshake is cancelled
+            await self.aclose()
+            raise
 
     def get_extra_info(self, info: str) -> Any:
         if info == "is_readable" and self._withheld:

@@ -81,7 +81,8 @@ class Pool:
             self._slots.release()
 
     async def aclose(self) -> None:
-        """Close all connections."""
+        """Close all connections. A request that still waits opens another one and closes it."""
+        self._max_idle = 0
         for connection in tuple(self._open):
             await self._close(connection)
 
@@ -114,7 +115,8 @@ class Pool:
             if not connection.has_expired():
                 return connection
             await self._close(connection)
-        if len(self._open) >= self._max_connections:  # then one of them is idle
+        # another request may open a connection while this one closes an idle one
+        while len(self._open) >= self._max_connections:  # then one of them is idle
             await self._close(self._idle[0])
         connection = httpcore.AsyncHTTPConnection(
             origin,
