@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -23,6 +23,18 @@ _KEYS = {
     "Enter": {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"},
     "ArrowDown": {"key": "ArrowDown", "code": "ArrowDown", "windowsVirtualKeyCode": 40},
 }
+
+
+_LOADING = {
+    "Inspected target navigated or closed",
+    "Execution context was destroyed.",
+    "Cannot find context with specified id",
+}
+"""The errors of commands during which another page was loaded."""
+
+
+class PageLoads(Exception):
+    """Another page was loaded before the command to this page had its result."""
 
 
 class Chromium:
@@ -47,7 +59,10 @@ class Chromium:
         os.write(self._sink, json.dumps(message).encode() + b"\0")
         async with asyncio.timeout(LIMIT_S):
             answer = await self._waiting[number]
-        assert "error" not in answer, f"{method}: {answer}"
+        error = answer.get("error", {})
+        if error.get("message") in _LOADING:
+            raise PageLoads(f"{method}: {error}")
+        assert not error, f"{method}: {error}"
         result: dict[str, Any] = answer["result"]
         return result
 
@@ -108,11 +123,12 @@ class Chromium:
         """Wait until an expression holds, also over the load of another page."""
         async with asyncio.timeout(LIMIT_S):
             while True:
-                answer = await self.send(
-                    "Runtime.evaluate", expression=f"!!({expression})", returnByValue=True
-                )
-                if answer["result"].get("value") is True:
-                    return
+                with suppress(PageLoads):
+                    answer = await self.send(
+                        "Runtime.evaluate", expression=f"!!({expression})", returnByValue=True
+                    )
+                    if answer["result"].get("value") is True:
+                        return
                 await asyncio.sleep(0.05)
 
     async def press(self, *names: str) -> None:
