@@ -119,6 +119,14 @@ def repository(shell: Shell) -> Shell:
     return shop
 
 
+def add_slug(repository: Shell) -> None:
+    """Add a tool that needs the dependency, once."""
+    tools = repository.folder / "tools.py"
+    text = tools.read_text()
+    if SLUG not in text:
+        tools.write_text(text + SLUG)
+
+
 @pytest.fixture
 def served(repository: Shell) -> Iterator[str]:
     with reserved_port() as port:
@@ -145,9 +153,7 @@ def until(repository: Shell, url: str, says: str, limit_s: float = 60) -> str:
 
 def test_it_serves_and_takes_what_is_edited(repository: Shell, served: str) -> None:
     assert "refund" in until(repository, served, "refund")
-    tools = repository.folder / "tools.py"
-    text = tools.read_text()
-    tools.write_text(text + SLUG)
+    add_slug(repository)
     assert "slug" in until(repository, served, "slug")
     assert "a-page" in repository.run("roundgate", "call", served, "slug", "title=A Page")
 
@@ -207,6 +213,7 @@ def test_what_is_wrong_is_said_plainly_before_anything_is_made(
 def test_the_stack_runs_it_with_its_dependency(repository: Shell) -> None:
     if machine.interpreter() is None or why_not():
         pytest.skip("the stack needs Python 3.13 and DynamoDB Local")
+    add_slug(repository)
     with reserved_port() as port:
         url = f"http://127.0.0.1:{port}/mcp"
         stack = repository.start("roundgate", "stack", "--port", str(port))

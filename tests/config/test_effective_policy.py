@@ -233,6 +233,20 @@ def test_rules_that_may_allow_more_are_named(
     assert losses(was, now) == lost
 
 
+def test_a_name_that_leads_out_of_a_rule_or_into_one_is_a_loss(tmp_path: Path) -> None:
+    rules = [
+        {"deny": {"tool": "*o*"}},
+        {"name": "looking", "allow": {"tool": "*k"}},
+        {"allow": {"hint": "read_only"}},
+    ]
+    named = [policy(tmp_path, drop(name=name), policy=rules) for name in ("drop", "back")]
+    assert losses(*named) == [
+        "tool back is no longer denied by rule policy[0]",
+        "tool back is now allowed by rule looking",
+    ]
+    assert losses(*reversed(named)) == []
+
+
 def test_policies_of_the_same_protection_are_equal_and_more_of_it_is_no_loss(
     tmp_path: Path,
 ) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,9 +17,12 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from roundgate import Context, prompt, resource, tool
+from roundgate.auth import Principal
 from roundgate.errors import ConfigError
 from roundgate.methods import table
 from roundgate.methods.parts import Kit, Method, Methods
+from roundgate.methods.rates import Rates, Use
+from roundgate.settings import RateConfig
 from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.asgi import Client, built, client, config_file, config_of
@@ -545,3 +549,24 @@ async def test_no_caller_makes_a_metric_grow_with_names_of_refused_calls() -> No
             for point in seen.points("mcp.server.operation.duration")
         }
     assert names == {"look", None}
+
+
+async def test_limits_that_a_reload_removes_have_no_uses() -> None:
+    unused: Any = None
+    rates = Rates(unused, FixedClock(), unused)
+    limits = rates.limits(RateConfig(calls_per_minute=5))
+    assert limits is not None
+    call: Any = SimpleNamespace(
+        is_counted=True, principal=Principal("issuer", "ann"), continued=None
+    )
+
+    uses: list[Use] = []
+
+    async def serve(context: Any, params: Any) -> Any:
+        uses.extend(rates.uses(9))
+
+    await limits.serve(call, unused, serve)
+    (use,) = uses
+    assert use.row == "callers"
+    assert rates.limits(RateConfig()) is None
+    assert rates.uses(9) == []

@@ -178,6 +178,7 @@ class Rates:
             **{f"tools {pattern}": row for pattern, row in config.tools.items()},
         }
         if not any(row.calls_per_minute or row.concurrent for row in rows.values()):
+            self._limits = {}
             return None
         make = self._shared_buckets if config.shared else self._local_buckets
         self._limits = {

@@ -45,6 +45,8 @@ class ToolPolicy:
     """Whether results contain only selected members (`fields` or `result`)."""
     bounds: Mapping[str, float]
     """The limits of the tool: `timeout_s` and `max_result`."""
+    rules: Sequence[RuleConfig] = ()
+    """The rules of `policy` for its calls, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,8 @@ def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
         earlier_tool = before.tools.get((view, earlier, own_name)) or named.get((view, tool.name))
         if earlier_tool is not None:
             all_losses += (f"{place} {loss}" for loss in _tool_losses(earlier_tool, tool))
+            kept = _kept_rules(before.rules, after.rules)
+            all_losses += (f"{place} {loss}" for loss in _losses_by_name(earlier_tool, tool, kept))
         elif _is_selected(view, earlier, before):
             all_losses.append(
                 f"{place} is served; include or exclude left it out before, or it is new"
@@ -230,6 +234,7 @@ def _tool_policy(name: str, served: ServedTool, *overrides: ToolOverride) -> Too
         withheld=_withheld(overrides),
         is_projected=any(override.fields or override.result is not None for override in overrides),
         bounds=_numbers({"timeout_s": min(timeouts, default=None), "max_result": tool.max_result}),
+        rules=[] if served.rules is None else [rule.config for rule in served.rules.rules],
     )
 
 
@@ -349,6 +354,32 @@ def _rule_losses(
     if not changed and kept != [rule for rule in now if rule[0] is not None or rule in was]:
         changed.append("policy: the rules have another order")
     yield from changed
+
+
+def _kept_rules(
+    before: Sequence[RuleConfig] | None, after: Sequence[RuleConfig] | None
+) -> dict[str, RuleConfig]:
+    """Return the rules of `after` that `before` has too, by their names."""
+    was = [(rule.allow, rule.deny) for rule in before or ()]
+    return {
+        _rule_name(after or (), number): rule
+        for number, rule in enumerate(after or ())
+        if (rule.allow, rule.deny) in was
+    }
+
+
+def _losses_by_name(
+    before: ToolPolicy, after: ToolPolicy, kept: Mapping[str, RuleConfig]
+) -> Iterator[str]:
+    """Yield the kept rules that deny calls of the tool no longer, or allow them now, because the
+    tool has another name or other hints."""
+    was, now = ([(rule.allow, rule.deny) for rule in tool.rules] for tool in (before, after))
+    for name, rule in kept.items():
+        matched, matches = ((rule.allow, rule.deny) in rules for rules in (was, now))
+        if rule.deny is not None and matched and not matches:
+            yield f"is no longer denied by {name}"
+        elif rule.allow is not None and matches and not matched:
+            yield f"is now allowed by {name}"
 
 
 def _rule_name(rules: Sequence[RuleConfig], number: int) -> str:
