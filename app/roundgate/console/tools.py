@@ -5,7 +5,7 @@ A call from the form goes to the default endpoint, for which the token of an ope
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -68,13 +68,41 @@ class ToolDetails(ToolEntry):
 
 def make_router(console: Console) -> APIRouter:
     """Return the pages of tools and their path operations."""
-    router = console.router()
+    router, pages = console.router(), _Pages(console)
+    router.add_api_route(
+        "/api/tools", pages.list, summary="Tools of a view", response_model=ToolList
+    )
+    router.add_api_route(
+        "/api/tools/{name}", pages.show, summary="A tool", response_model=ToolDetails
+    )
+    router.add_api_route(
+        "/api/tools/{name}/call",
+        pages.call,
+        methods=["POST"],
+        summary="Call a tool",
+        response_model=CallOutcome,
+    )
+    for path, page, method in (
+        ("/tools", pages.list_page, "GET"),
+        ("/tools/{name}", pages.tool_page, "GET"),
+        ("/tools/{name}/call", pages.call_page, "POST"),
+    ):
+        router.add_api_route(
+            path, page, methods=[method], include_in_schema=False, response_model=None
+        )
+    return router
 
-    @router.get("/api/tools", summary="Tools of a view")
-    async def list_tools(view: str | None = None, text: str = "") -> ToolList:
+
+class _Pages:
+    """The pages of tools, and the path operations that they use."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    async def list(self, view: str | None = None, text: str = "") -> ToolList:
         """Report the tools of a view, those whose name or description contains a text."""
-        view = console.view if view is None else view
-        catalog, paths = _view(console, view)
+        view = self._console.view if view is None else view
+        catalog, paths = _view(self._console, view)
         words = text[:MAX_TEXT].lower().split()
         tools = [
             entry
@@ -85,11 +113,10 @@ def make_router(console: Console) -> APIRouter:
             view=view, path=paths[view], views=paths, total=len(tools), tools=tools[:MAX_SHOWN]
         )
 
-    @router.get("/api/tools/{name}", summary="A tool")
-    async def read_tool(name: str, view: str | None = None) -> ToolDetails:
+    async def show(self, name: str, view: str | None = None) -> ToolDetails:
         """Report a tool of a view as clients see it."""
-        view = console.view if view is None else view
-        catalog, _ = _view(console, view)
+        view = self._console.view if view is None else view
+        catalog, _ = _view(self._console, view)
         served = catalog.tools.get(name)
         if served is None:
             raise PageError(404, "There is no such tool")
@@ -98,51 +125,34 @@ def make_router(console: Console) -> APIRouter:
         return ToolDetails(
             **_entry(served, catalog).model_dump(),
             definition=definition,
-            can_call=view == console.view,
+            can_call=view == self._console.view,
         )
 
-    @router.post("/api/tools/{name}/call", summary="Call a tool")
-    async def call(name: str, call: ToolCall, request: Request) -> CallOutcome:
+    async def call(self, name: str, call: ToolCall, request: Request) -> CallOutcome:
         """Run a round of a call as the operator, at the default endpoint."""
-        return await call_tool(console, operator_of(request).principal, name, call, request)
+        principal = operator_of(request).principal
+        return await call_tool(self._console, principal, name, call, request)
 
-    @router.get("/tools", include_in_schema=False)
-    async def tools_page(request: Request, view: str | None = None, text: str = "") -> HTMLResponse:
-        found = await list_tools(view, text)
-        return console.page(request, "tools.html", found=found, text=text)
+    async def list_page(
+        self, request: Request, view: str | None = None, text: str = ""
+    ) -> HTMLResponse:
+        """Return the page of a view's tools."""
+        found = await self.list(view, text)
+        return self._console.page(request, "tools.html", found=found, text=text)
 
-    @router.get("/tools/{name}", include_in_schema=False)
     async def tool_page(
-        request: Request, name: str, view: str | None = None, as_json: bool = False
+        self, request: Request, name: str, view: str | None = None, as_json: bool = False
     ) -> HTMLResponse:
-        tool = await read_tool(name, view)
+        """Return the page of a tool, with an empty form."""
+        tool = await self.show(name, view)
         form = make_form(tool.definition["inputSchema"], _ARGUMENT)
-        return filled_in(request, tool, view, form, "{}" if as_json else None)
+        return self._filled_in(request, tool, view, form, "{}" if as_json else None)
 
-    def filled_in(
-        request: Request,
-        tool: ToolDetails,
-        view: str | None,
-        form: Form,
-        text: str | None,
-        problem: str = "",
-    ) -> HTMLResponse:
-        """Return the page of a tool, with a form or with a text for all arguments."""
-        return console.page(
-            request,
-            "tool.html",
-            tool=tool,
-            view=console.view if view is None else view,
-            form=form,
-            text=text if form.is_whole or text is not None else "{}",
-            problem=problem,
-        )
-
-    @router.post("/tools/{name}/call", include_in_schema=False)
-    async def call_page(request: Request, name: str) -> HTMLResponse:
-        tool, posted = await read_tool(name, console.view), form_of(request)
+    async def call_page(self, request: Request, name: str) -> HTMLResponse:
+        """Call a tool with the arguments or answers of a form, and return the page of the outcome."""
+        tool, posted = await self.show(name, self._console.view), form_of(request)
         if "request_state" in posted:
-            return await answer(request, tool, posted)
+            return await self._answer(request, tool, posted)
         schema, text = tool.definition["inputSchema"], posted.get("json", [None])[0]
         if text is None:
             read = read_form(schema, posted, _ARGUMENT)
@@ -155,12 +165,12 @@ def make_router(console: Console) -> APIRouter:
             except ValueError as error:
                 problem = str(error)
         if problem:
-            return filled_in(request, tool, None, form, text, problem)
-        outcome = await call(name, ToolCall(arguments=arguments), request)
-        return outcome_page(request, tool, arguments, outcome)
+            return self._filled_in(request, tool, None, form, text, problem)
+        outcome = await self.call(name, ToolCall(arguments=arguments), request)
+        return self._outcome_page(request, tool, arguments, outcome)
 
-    async def answer(
-        request: Request, tool: ToolDetails, posted: dict[str, list[str]]
+    async def _answer(
+        self, request: Request, tool: ToolDetails, posted: Mapping[str, Sequence[str]]
     ) -> HTMLResponse:
         """Send the answers of a round, and return the page of the next one."""
         try:
@@ -172,27 +182,50 @@ def make_router(console: Console) -> APIRouter:
         if answers.problems:
             result = {"inputRequests": requests, "requestState": state}
             outcome = CallOutcome(kind="input_required", result=result)
-            return outcome_page(request, tool, arguments, outcome, posted, answers.problems)
+            return self._outcome_page(request, tool, arguments, outcome, posted, answers.problems)
         next_round = ToolCall(
             arguments=arguments, input_responses=answers.responses, request_state=state
         )
-        return outcome_page(request, tool, arguments, await call(tool.name, next_round, request))
+        outcome = await self.call(tool.name, next_round, request)
+        return self._outcome_page(request, tool, arguments, outcome)
 
-    def outcome_page(
+    def _filled_in(
+        self,
+        request: Request,
+        tool: ToolDetails,
+        view: str | None,
+        form: Form,
+        text: str | None,
+        problem: str = "",
+    ) -> HTMLResponse:
+        """Return the page of a tool, with a form or with a text for all arguments."""
+        return self._console.page(
+            request,
+            "tool.html",
+            tool=tool,
+            view=self._console.view if view is None else view,
+            form=form,
+            text=text if form.is_whole or text is not None else "{}",
+            problem=problem,
+        )
+
+    def _outcome_page(
+        self,
         request: Request,
         tool: ToolDetails,
         arguments: dict[str, Any],
         outcome: CallOutcome,
-        posted: dict[str, list[str]] | None = None,
+        posted: Mapping[str, Sequence[str]] | None = None,
         problems: Mapping[str, str] | None = None,
     ) -> HTMLResponse:
+        """Return the page of a result, or of a round's questions with a form for their answers."""
         result = outcome.result or {}
         requests = result.get("inputRequests") or {}
         try:
             questions = questions_of(requests)
         except BadAnswer as error:
             raise PageError(502, str(error)) from None
-        return console.page(
+        return self._console.page(
             request,
             "outcome.html",
             tool=tool,
@@ -204,8 +237,6 @@ def make_router(console: Console) -> APIRouter:
             failed=result.get("isError") is True,
             asked=asked(questions, posted, problems),
         )
-
-    return router
 
 
 def _view(console: Console, view: str) -> tuple[Catalog, dict[str, str]]:
