@@ -175,9 +175,9 @@ def test_check_lists_the_rules(folder: Path, capsys: pytest.CaptureFixture[str])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[lines.index("policy (4)") + 1 :][:4] == [
         "policy[0] deny subject eve 2 tools",
-        "policy[1] allow tool shop__refund, claims.groups support, arguments 1 tools",
-        "readers allow hint read_only 1 tools",
-        "policy[3] deny tool shop__refund 1 tools",
+        "policy[1] allow tool shop__refund, claims.groups support, arguments 1 tool",
+        "readers allow hint read_only 1 tool",
+        "policy[3] deny tool shop__refund 1 tool",
     ]
     assert not [line for line in lines if "also matches" in line]
 

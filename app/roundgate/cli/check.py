@@ -116,7 +116,8 @@ def _print_policy(served: Catalog) -> None:
         texts += ["arguments"] if match.arguments is not None else []
         count = sum(rule in rules for rules in tools)
         effect = "allow" if rule.allows else "deny"
-        lines.append((rule.name, effect, ", ".join(texts) or "all calls", f"{count} tools"))
+        tools_of_rule = f"{count} {'tool' if count == 1 else 'tools'}"
+        lines.append((rule.name, effect, ", ".join(texts) or "all calls", tools_of_rule))
     show_table(lines, indent="  ")
 
 

@@ -89,6 +89,7 @@ class Console:
         using: the settings of the environment.
         clock: the clock of the gateway.
         core: the catalog and the stores.
+        settings: the section `console`.
         sessions: the sealer of sessions.
         config: returns the current configuration, which a reload changes.
         health: returns the current health.
