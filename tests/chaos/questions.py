@@ -24,9 +24,18 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,6 +71,8 @@ CAPABILITIES: Final[Mapping[str, Any]] = {
     "sampling": {},
     "roots": {},
 }
+MAX_EVENT: Final = 300
+"""The maximum length of an event in the report, in characters."""
 DOUBT: Final = ("may have taken effect", "unknown", "not known", "without a known outcome")
 """Words of an error that says that a call may have taken effect."""
 
@@ -94,9 +105,11 @@ class Upstream:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
-    def effects(self) -> Counter[str]:
-        """How often each effect happened."""
-        return Counter(self.notes.read_text().splitlines() if self.notes.exists() else [])
+    def effects(self, tag: str) -> list[tuple[float, str]]:
+        """Return when the call with a tag began and ended, each time."""
+        lines = self.notes.read_text().splitlines() if self.notes.exists() else []
+        facts = [line.split() for line in lines]
+        return [(float(at), f"{name} {pid}") for at, name, of, pid in facts if of == tag]
 
 
 class Lost(Exception):
@@ -116,6 +129,12 @@ class Call:
     is_error: bool = False
     is_lost: bool = False
     """Whether the client lost an answer, and must not repeat its request."""
+    events: list[tuple[float, str]] = field(default_factory=list)
+    """The requests of the client, and their answers."""
+
+    def note(self, event: str) -> None:
+        """Record an event for the report."""
+        self.events.append((time.time(), event[:MAX_EVENT]))
 
     @property
     def expected(self) -> str:
@@ -191,16 +210,16 @@ class CallWithoutSession(Call):
         message = wire.message("tools/call", params, clientCapabilities=dict(CAPABILITIES))
         until_s = time.monotonic() + PATIENCE_S
         while True:
+            url = next(self.gateways)
             try:
-                response = await self.http.post(
-                    next(self.gateways), json=message, headers=wire.headers(message)
-                )
+                response = await self.http.post(url, json=message, headers=wire.headers(message))
+                self.note(f"POST {url}: {response.status_code} {response.text}")
                 if response.status_code != 503 or time.monotonic() > until_s:
                     break
-            except httpx.ConnectError:
-                pass
-            except httpx.TransportError:
-                if not may_repeat or time.monotonic() > until_s:
+            except httpx.TransportError as error:
+                self.note(f"POST {url}: {error!r}")
+                is_unsent = isinstance(error, httpx.ConnectError)
+                if not is_unsent and (not may_repeat or time.monotonic() > until_s):
                     raise Lost from None
             await asyncio.sleep(PAUSE_S)
         body = response.json()
@@ -236,13 +255,13 @@ class CallWithSession(Call):
                 if response.status_code != 202:
                     raise AssertionError(f"an answer was refused: {response.text}")
             await self._next()
-        await self.messages.aclose()  # type: ignore[attr-defined]
 
     async def _next(self) -> None:
         """Take the next question or the result."""
         async for message in self.messages:
             if "method" not in message:
                 self.end(message)
+                await self.messages.aclose()
                 return
             if "id" in message:
                 self.open = [message]
@@ -253,34 +272,43 @@ class CallWithSession(Call):
         """POST a message that may be repeated."""
         until_s = time.monotonic() + PATIENCE_S
         while True:
-            with suppress(httpx.TransportError):
-                response = await self.http.post(
-                    next(self.gateways), json=message, headers=dict(self.headers)
-                )
+            url = next(self.gateways)
+            try:
+                response = await self.http.post(url, json=message, headers=dict(self.headers))
+                self.note(f"POST {url}: {response.status_code} {response.text}")
                 if response.status_code != 503 or time.monotonic() > until_s:
                     return response
+            except httpx.TransportError as error:
+                self.note(f"POST {url}: {error!r}")
             await asyncio.sleep(PAUSE_S)
 
-    async def _messages(self, call: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def _messages(self, call: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         until_s, method, body = time.monotonic() + PATIENCE_S, "POST", dict(call) or None
         while time.monotonic() < until_s:
             headers = dict(self.headers)
             if self.last_id is not None:
                 method, body, headers["last-event-id"] = "GET", None, self.last_id
+            url = next(self.gateways)
             try:
-                async with self.http.stream(
-                    method, next(self.gateways), json=body, headers=headers
-                ) as response:
-                    if response.status_code == 200:
+                async with self.http.stream(method, url, json=body, headers=headers) as response:
+                    if response.headers.get("content-type") == "text/event-stream":
+                        self.note(f"{method} {url}: a stream")
                         async for message in self._events(response):
+                            self.note(f"{method} {url}: {json.dumps(message)}")
                             yield message
-                    elif response.status_code != 503:
-                        await response.aread()
-                        raise AssertionError(f"{method} was refused: {response.text}")
-            except httpx.ConnectError:
-                pass
-            except httpx.TransportError:
-                if self.last_id is None:
+                        self.note(f"{method} {url}: the stream ended")
+                        if self.last_id is None:  # a call without an id must not be repeated
+                            raise Lost
+                    else:
+                        text = (await response.aread()).decode()
+                        self.note(f"{method} {url}: {response.status_code} {text}")
+                        if response.status_code == 200:
+                            yield json.loads(text)
+                        elif response.status_code != 503:
+                            raise AssertionError(f"{method} was refused: {text}")
+            except httpx.TransportError as error:
+                self.note(f"{method} {url}: {error!r}")
+                if self.last_id is None and not isinstance(error, httpx.ConnectError):
                     raise Lost from None
             await asyncio.sleep(PAUSE_S)
 
@@ -305,13 +333,17 @@ class World:
     upstreams: Mapping[str, Upstream]
     dice: random.Random
     killed: Counter[str] = field(default_factory=Counter)
+    events: list[tuple[float, str]] = field(default_factory=list)
+    """When each process was killed, and when its next life began."""
 
     async def kill(self) -> str:
         """Kill a process, which begins its next life; return its name."""
         members: list[Member | Upstream] = [*self.fleet.members, *self.upstreams.values()]
         victim = self.dice.choice(members)
+        self.events.append((time.time(), f"{victim.name} is killed"))
         await asyncio.to_thread(victim.kill)
         await asyncio.to_thread(victim.start)
+        self.events.append((time.time(), f"{victim.name} is started"))
         self.killed[victim.name] += 1
         return victim.name
 
@@ -322,31 +354,42 @@ class Report:
 
     cells: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
+    """The problems, each with the events of its call."""
 
     def note(self, call: Call, world: World, killed: Sequence[str], *, early: bool) -> None:
         """Judge a call, given the processes that were killed during it; `early` if one was killed
         before all calls were asked."""
-        effects = world.upstreams[call.server].effects()
-        begun, ended = effects[f"begin {call.tag}"], effects[f"end {call.tag}"]
+        effects = world.upstreams[call.server].effects(call.tag)
+        kinds = Counter(text.split()[0] for _, text in effects)
+        begun, ended = kinds["begin"], kinds["end"]
         client = CLIENTS[isinstance(call, CallWithoutSession)]
         counts = self.cells.setdefault((client, call.server), Counter())
-        what = f"{client}, {call.server}, {call.kind}, killed {', '.join(killed)}: {call.outcome!r}"
         is_right = not call.is_error and call.outcome == call.expected
         counts["lost" if call.is_lost else "right" if is_right else "error"] += 1
         needs_gateway = call.server != "kept" or early
         may_fail = call.server in killed or (needs_gateway and bool(killed))
+        problems = []
         if call.is_lost and not early:
-            self.wrong.append(f"lost: {what}")
+            problems.append("lost")
         elif not is_right and not call.is_error and not call.is_lost:
-            self.wrong.append(f"wrong: {what}")
+            problems.append("wrong")
         elif call.is_error and not may_fail:
-            self.wrong.append(f"failed without a reason: {what}")
+            problems.append("failed without a reason")
         elif call.is_error and ended and not any(word in call.outcome for word in DOUBT):
-            self.wrong.append(f"does not say that it took effect: {what}")
+            problems.append("does not say that it took effect")
         if begun > 1 or ended > 1:
-            self.wrong.append(f"took effect {begun} and {ended} times: {what}")
+            problems.append(f"began {begun} times and ended {ended} times")
         if is_right and (begun, ended) != (1, 1):
-            self.wrong.append(f"took no effect: {what}")
+            problems.append("took no effect")
+        if problems:
+            what = f"{client}, {call.server}, {call.kind}, killed {', '.join(killed)}"
+            lines = [f"{', '.join(problems)}: {call.tag}, {what}: {call.outcome!r}"]
+            shown = [(at, f"{call.server} {text}") for at, text in effects]
+            since = call.events[0][0] if call.events else 0.0
+            kills = [event for event in world.events if event[0] >= since]
+            for at, text in sorted([*call.events, *shown, *kills]):
+                lines.append(f"{datetime.fromtimestamp(at, UTC):%H:%M:%S.%f} {text}")
+            self.wrong.append("\n    ".join(lines))
 
 
 @contextmanager

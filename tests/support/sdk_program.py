@@ -12,7 +12,9 @@ Arguments: `stdio`, or a port; the file in which effects are noted, one line eac
 
 import asyncio
 import json
+import os
 import sys
+import time
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -72,6 +74,11 @@ builds: dict[int, dict] = {}
 def note(text: str) -> None:
     with NOTES.open("a") as notes:
         notes.write(text + "\n")
+
+
+def note_of_call(text: str, tag: str) -> None:
+    """Note what a call with a tag did, when, and in which process."""
+    note(f"{time.time()} {text} {tag} {os.getpid()}")
 
 
 class Name(BaseModel):
@@ -230,7 +237,7 @@ if "rounds" in OPTIONS:
                 answer_of(kind, ctx.input_responses[key]) for key in sorted(ctx.input_responses)
             ]
         else:
-            note(f"begin {tag}")
+            note_of_call("begin", tag)
         place = {0: 0, 2: 1}.get(len(answers), len(rounds)) if kind == "several" else len(answers)
         if place < len(rounds):
             requests = {name: question(kind, name, tag) for name in rounds[place]}
@@ -238,7 +245,7 @@ if "rounds" in OPTIONS:
                 input_requests=requests, request_state=json.dumps(answers)
             )
         await asyncio.sleep(WORK_S)
-        note(f"end {tag}")
+        note_of_call("end", tag)
         return f"{tag}: {', '.join(answers)}"
 
 else:
@@ -246,10 +253,10 @@ else:
     @server.tool()
     async def ask(ctx: Context, kind: str, tag: str) -> str:
         """Ask on the stream; note the begin and the end."""
-        note(f"begin {tag}")
+        note_of_call("begin", tag)
         answers = await asked(ctx, kind, tag)
         await asyncio.sleep(WORK_S)
-        note(f"end {tag}")
+        note_of_call("end", tag)
         return f"{tag}: {', '.join(answers)}"
 
 
