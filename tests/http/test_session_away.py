@@ -17,6 +17,7 @@ from roundgate import Context, tool
 from roundgate.errors import Unavailable
 from roundgate.http.older import patient
 from roundgate.settings.process import Settings
+from roundgate.storage import SessionRow
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from tests.support.asgi import gateway
@@ -187,6 +188,41 @@ async def test_when_it_is_back_in_a_moment_nobody_notices(
         await session.answer(two[1], where, accept(name="Rome"))
         (response,) = await stream.over()
     assert text(response) == "Ann in Rome"
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("operation", ["count_open", "insert"])
+async def test_a_call_whose_question_cannot_be_stored_says_that_it_may_have_taken_effect(
+    two: tuple[FastAPI, FastAPI], store: Store, operation: str
+) -> None:
+    """A client repeats a request that is answered with 503, and its first round has run."""
+    session = await opened(two[0])
+    store.is_away, store.only = True, operation
+    response = await session.send(two[0], calling("order"))
+    assert response.status_code == 200
+    assert response.json()["result"]["isError"]
+    assert "cannot be reached" in text(response.json())
+    assert "may have taken effect" in text(response.json())
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_call_whose_question_was_stored_but_not_sent_is_resumed(
+    two: tuple[FastAPI, FastAPI], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, real = await opened(two[0]), SqliteSessions.read
+
+    async def read(rows: SqliteSessions, key: str) -> SessionRow | None:
+        if "cancel." in key:
+            raise Unavailable("The store cannot be reached")
+        return await real(rows, key)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqliteSessions, "read", read)
+        async with session.stream(two[0], calling("order")) as stream:
+            event_id, messages = await ended(stream)
+    assert (stream.status, messages) == (200, [])
+    who = await asked(session, two[1], event_id)
+    assert "Who" in who.asked["params"]["message"]
 
 
 @pytest.mark.usefixtures("impatient")

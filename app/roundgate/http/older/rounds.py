@@ -64,6 +64,10 @@ _NOT_KEPT: Final = (
     "This call has ended, but too much was stored for you to keep its result"
     " (limits.max_stored_bytes); find out what it did before calling again"
 )
+_NOT_STORED: Final = (
+    "This call has begun, but its state could not be stored, so it cannot continue. It may have"
+    " taken effect; check before you repeat it. {error}"
+)
 _NO_END: Final = (AuthError, Unavailable)
 """The errors that end a request but not its round."""
 
@@ -226,7 +230,9 @@ class Rounds:
             raise CallCancelled
 
     async def _keep(self, call: Call, state: CallState) -> None:
-        """Store the state of a completed round, for the requests that follow the call."""
+        """Store the state of a completed round, for the requests that follow the call. Raise
+        ToolError if a tool call cannot be stored after its first round: with the error of an
+        unavailable service, its client would run that round again."""
         state_bytes, question_methods = state.to_bytes(), state.asked
         if (held := call.held) is not None:
             await (
@@ -237,11 +243,17 @@ class Rounds:
             call.ref, call.stream.held = held.ref, None
             return
         new = _new_call(call.request, call.caller, call.correlation)
-        call.ref = await self._tasks.ask(new, state_bytes, question_methods)
-        if call.stream.resumes:
-            event_id = self.event_id(call)
-            call.stream.token = lambda _: _known(event_id)
-        await self._check_not_cancelled(call.request.id, call.caller, call.ref)
+        stream = call.stream
+        try:
+            call.ref = await self._tasks.ask(new, state_bytes, question_methods)
+            if stream.resumes:
+                event_id = stream.last_event_id = self.event_id(call)
+                stream.token = lambda _: _known(event_id)
+            await self._check_not_cancelled(call.request.id, call.caller, call.ref)
+        except Unavailable as error:
+            if stream.last_event_id is not None or not call.is_tool_call:
+                raise
+            raise ToolError(_NOT_STORED.format(error=error)) from error
 
     async def _end(self, call: Call, outcome: bytes, ending: Ending) -> None:
         """End the task of the call, if it has one.
