@@ -14,7 +14,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from roundgate.backends.mcp import held
+from roundgate.backends.mcp import backend, held
+from roundgate.clock import Clock
 from roundgate.main import build_app
 from tests.support import wire
 from tests.support.asgi import Client as Mcp
@@ -39,6 +40,7 @@ from tests.support.task_client import task_settings
 from tests.support.upstreams import Upstream, names, until
 
 KEEPS = "2.x keeps"
+LATE_S = 600
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
 
 
@@ -292,6 +294,45 @@ async def test_questions_after_the_time_for_answers_are_cancelled_at_once(tmp_pa
     answers = [each.message for each in keeping.server.asked if each.rpc == "(answer)"]
     assert [each["result"] for each in answers] == [{"action": "cancel"}] * 2
     assert len(keeping.resumed) == 1
+
+
+@pytest.fixture
+def until_answers_are_late(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """An event that ends the time for answers."""
+    are_late = asyncio.Event()
+
+    class LateClock(Clock):
+        async def sleep(self, seconds: float) -> None:
+            if seconds < LATE_S / 2:
+                await super().sleep(seconds)
+            else:
+                await are_late.wait()
+
+    monkeypatch.setattr(backend, "Clock", LateClock)
+    return are_late
+
+
+async def test_a_process_cancels_the_questions_of_a_bounded_number_of_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until_answers_are_late: asyncio.Event
+) -> None:
+    """Two of this caller. A call that was answered here does not count."""
+    monkeypatch.setattr(held, "MAX_EXPIRING", 2 * held.SHARE)
+    keeping = Keeping(ASKS, lambda n, asked: keeping.stream(keeping.result(3)))
+    async with served(tmp_path, keeping, held_s=LATE_S) as (one, _):
+        for _ in range(3):
+            await call(one, "t")
+        assert said(await again(one, "t", await call(one, "t"), ADA)) == "done"
+        await call(one, "t")
+        until_answers_are_late.set()
+
+        async def cancelled() -> int:
+            assert keeping.server is not None
+            answers = [each.message for each in keeping.server.asked if each.rpc == "(answer)"]
+            return sum(each["result"] == {"action": "cancel"} for each in answers)
+
+        await until(2, cancelled)
+        await asyncio.sleep(0.3)
+        assert await cancelled() == 2
 
 
 async def test_progress_arrives_under_the_clients_token_at_another_replica(tmp_path: Path) -> None:

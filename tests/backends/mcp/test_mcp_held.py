@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from roundgate.backends.mcp import calls, held, held_rows
+from roundgate.backends.mcp import calls, held_rows, held_sessions
+from roundgate.backends.mcp import server as mcp_server
 from roundgate.client import DECLINE, VERSIONS, Client, link
 from roundgate.errors import QuotaExceeded, StoreAway
 from roundgate.main import build_app
@@ -209,7 +210,7 @@ async def test_a_large_result_reaches_another_replica_whole(kind: str, tmp_path:
 
 
 async def test_sessions_are_reused_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "IDLE_MS", 1_500)
+    monkeypatch.setattr(held_sessions, "IDLE_MS", 1_500)
     async with (
         scripted(Upstream(session="s1")) as server,
         replica(tmp_path, {"kind": "mcp", "name": "up", "url": server.url}) as a,
@@ -355,6 +356,39 @@ async def test_a_process_that_ended_between_two_calls_is_not_used_again(tmp_path
         os.kill(pid, signal.SIGKILL)
         await asyncio.sleep(0.5)
         assert int(said(await call(mcp, "pid"))) != pid
+
+
+async def test_a_caller_whose_processes_die_waits_for_the_next_one_and_others_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_server, "FIRST_PAUSE_S", 600.0)
+    monkeypatch.setattr(mcp_server, "LONGEST_PAUSE_S", 600.0)
+    async with service(answer(jwks("ec"))) as keys:
+        auth = {"issuer": ISSUER, "jwks_url": f"{keys.url}/jwks"}
+        file = config_of({"backends": [process(questions=True)], "auth": auth})
+        using = task_settings(tmp_path, public_url=PUBLIC_URL)
+        app = await asyncio.to_thread(build_app, file, using)
+        async with stoppable(app), client(app) as mcp:
+
+            async def text(subject: str, name: str) -> str:
+                response = await mcp.post(
+                    *("tools/call", {"name": f"up__{name}", "arguments": {}}),
+                    headers=bearer(token(sub=subject)),
+                    clientCapabilities=CAPABLE,
+                )
+                body = response.json()
+                return said(body) if "result" in body else ""
+
+            async def is_listed() -> bool:
+                return (await text("ann", "pid")).isdigit()
+
+            await until(True, is_listed)
+            for _ in range(2):  # the first process may be replaced at once
+                assert "may have taken effect" in await text("ann", "crash")
+            refused = await text("ann", "crash")
+            assert "can restart in" in refused
+            assert "may have taken effect" not in refused
+            assert (await text("eve", "pid")).isdigit()
 
 
 @pytest.mark.parametrize("kind", BOTH)

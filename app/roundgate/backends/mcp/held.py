@@ -24,10 +24,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from roundgate import json
 from roundgate.auth import task_owner
@@ -39,7 +39,7 @@ from roundgate.backends.mcp.held_rows import (
     CallRows,
     Silence,
 )
-from roundgate.backends.mcp.server import has_ended
+from roundgate.backends.mcp.held_sessions import HeldSessions, MakeConnection
 from roundgate.client.connection import Connection
 from roundgate.client.link import Link, Position
 from roundgate.client.messages import META, Listener
@@ -59,12 +59,11 @@ KEEP_MS: Final = 900_000
 SHED_MS: Final = 1_000
 """Milliseconds before the deadline of a round at which it ends without an outcome; a retry waits for
 the outcome."""
-MAX_IDLE: Final = 32
-"""The maximum number of idle sessions, which wait for the next call of their caller."""
-IDLE_MS: Final = 60_000
-"""Milliseconds after which an idle session expires; it is closed within the same time again."""
 SHARE: Final = 5
-"""The divisor that limits one caller to a share of the held calls of a process; at least one call."""
+"""The divisor that limits one caller to a share of the calls of a process; at least one call."""
+MAX_EXPIRING: Final = 1_000
+"""The maximum number of calls that are not held whose questions a process cancels when the time for
+answers ends. Beyond it, the oldest call stays open until the server ends it."""
 
 LOST: Final = (
     "The process that held this call at {server} has died, and the call's result is lost. The call may "
@@ -77,9 +76,6 @@ LATE: Final = (
 ANSWERED: Final = "These questions of {server} were already answered, with different answers"
 
 log = logging.getLogger("roundgate.backends")
-
-MakeConnection: TypeAlias = Callable[[Json], Awaitable[Connection]]
-"""Makes a separate connection that declares the capabilities. Raises BackendError."""
 
 
 def can_hold(context: Context) -> bool:
@@ -123,12 +119,10 @@ class HeldCalls:
         """The calls that continue from a position, by id and the number of the answered outcome."""
         self._running: set[HeldCall] = set()
         """All calls, also those that have not asked."""
-        self._idle: OrderedDict[Connection, tuple[tuple[str, bytes], float]] = OrderedDict()
-        self._closing: set[asyncio.Task[None]] = set()
-        self._expiring: set[asyncio.Task[None]] = set()
-        """Tasks that cancel the questions of calls that are not held, once the time for answers ends."""
-        self._timer: asyncio.TimerHandle | None = None
-        """The timer of the next search for expired sessions."""
+        self._expiring: OrderedDict[tuple[str, int], tuple[str, asyncio.Task[None]]] = OrderedDict()
+        """The owners of calls that are not held, and the tasks that cancel their questions once the
+        time for answers ends, by id and the number of the outcome."""
+        self._sessions = HeldSessions(server, make_connection, clock, keeps_idle=can_hold)
 
     async def begin(self, context: Context, method: str, params: Json, listener: Listener) -> Json:
         """Make a call. Return `{"result": …}`, or the questions: `{"inputRequests": …, "state":
@@ -140,14 +134,11 @@ class HeldCalls:
         call = run_of(context).call
         assert call.rows_of is not None, "callers check `can_hold`"
         owner = task_owner(call.principal)
-        key = owner, json.encode(listener.capabilities or {})
-        connection = self._take_idle_session(key) or await self._open_session(
-            listener.capabilities or {}
-        )
+        connection = await self._sessions.take(owner, listener.capabilities or {})
         try:
             await _set_log_level(connection, (listener.meta or {}).get(f"{META}logLevel"))
         except BaseException:
-            self._close(connection)
+            self._sessions.close(connection)
             raise
         held_call = HeldCall(
             self,
@@ -209,6 +200,7 @@ class HeldCalls:
         call_rows, number = self._rows(context, questions["held"]), questions["number"]
         position = questions.get("position")
         await self._store_answers(call_rows, number, answers, position)
+        self._stop_expiring((call_rows.id, number))
         if position is None:
             held_call = self._held.get(call_rows.id)
             if held_call is None:
@@ -238,15 +230,12 @@ class HeldCalls:
         running = list(self._running)
         for held_call in running:
             held_call.stop()
-        for task in self._expiring:
+        expiring = [task for _, task in self._expiring.values()]
+        for task in expiring:
             task.cancel()
         tasks = [held_call.task for held_call in running]
-        await asyncio.gather(*tasks, *self._expiring, return_exceptions=True)
-        if self._timer is not None:
-            self._timer.cancel()
-        idle = list(self._idle)
-        self._idle.clear()
-        await asyncio.gather(*map(_end_session, idle), *self._closing, return_exceptions=True)
+        await asyncio.gather(*tasks, *expiring, return_exceptions=True)
+        await self._sessions.aclose()
 
     def _rows(self, context: Context, call_id: str, keep_ms: int = KEEP_MS) -> CallRows:
         call = run_of(context).call
@@ -293,10 +282,24 @@ class HeldCalls:
     def expire_later(self, context: Context, questions: Json) -> None:
         """Cancel the questions of a call that is not held, unless they are answered in time. Do
         nothing on AWS Lambda, which freezes the process."""
-        if self.can_hold:
-            expiring = asyncio.create_task(self._expire(context, questions))
-            self._expiring.add(expiring)
-            expiring.add_done_callback(self._expiring.discard)
+        key = questions["held"], questions["number"]
+        if not self.can_hold or key in self._expiring:
+            return
+        owner = task_owner(run_of(context).call.principal)
+        owned = [other for other, (its_owner, _) in self._expiring.items() if its_owner == owner]
+        if len(owned) >= max(1, MAX_EXPIRING // SHARE):
+            self._stop_expiring(owned[0])
+        elif len(self._expiring) >= MAX_EXPIRING:
+            self._stop_expiring(next(iter(self._expiring)))
+        task = asyncio.create_task(self._expire(context, questions))
+        self._expiring[key] = owner, task
+        task.add_done_callback(lambda _: self._expiring.pop(key, None))
+
+    def _stop_expiring(self, key: tuple[str, int]) -> None:
+        """Undo `expire_later` for questions that have answers, or for which there is no room."""
+        if key in self._expiring:
+            _, task = self._expiring.pop(key)
+            task.cancel()
 
     async def _expire(self, context: Context, questions: Json) -> None:
         until_ms = questions["position"]["until_ms"]
@@ -386,63 +389,10 @@ class HeldCalls:
         self._held.pop(call.call_rows.id, None)
 
     async def return_session(self, call: HeldCall, *, is_clean: bool) -> None:
-        """Keep the session of a call for the next call if it is clean and this process can hold it;
-        otherwise close it."""
-        if not self.can_hold:
-            await _end_session(call.connection)
-            return
-        if not is_clean:
-            self._close(call.connection)
-            return
-        key = call.owner, json.encode(call.listener.capabilities or {})
-        self._idle[call.connection] = key, self.clock.monotonic_ms()
-        if self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(IDLE_MS / 1000, self._close_expired_and_reschedule)
-        if len(self._idle) > MAX_IDLE:
-            self._close(self._idle.popitem(last=False)[0])
-
-    # -- sessions ----------------------------------------------------------------------------------
-
-    def _take_idle_session(self, key: tuple[str, bytes]) -> Connection | None:
-        """Remove and return an idle session of a caller and its capabilities, or return `None`."""
-        self._close_expired()
-        for connection in reversed(list(self._idle)):
-            if self._idle[connection][0] == key:
-                del self._idle[connection]
-                if not has_ended(connection):
-                    return connection
-                self._close(connection)
-        return None
-
-    async def _open_session(self, capabilities: Json) -> Connection:
-        connection = await self._make_connection(capabilities)
-        try:
-            await connection.connect()
-        except BaseException:
-            await asyncio.shield(_end_session(connection))
-            raise
-        return connection
-
-    def _close_expired_and_reschedule(self) -> None:
-        """Close expired sessions, and repeat this later while any are idle."""
-        self._timer = None
-        self._close_expired()
-        if self._idle:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(IDLE_MS / 1000, self._close_expired_and_reschedule)
-
-    def _close_expired(self) -> None:
-        oldest_ms = self.clock.monotonic_ms() - IDLE_MS
-        expired = [session for session, (_, ms) in self._idle.items() if ms < oldest_ms]
-        for connection in expired:
-            del self._idle[connection]
-            self._close(connection)
-
-    def _close(self, connection: Connection) -> None:
-        closing = asyncio.create_task(_end_session(connection))
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+        """Keep the session of a call for the next call of its caller if it is clean and this process
+        can hold it; otherwise close it."""
+        capabilities = call.listener.capabilities or {}
+        await self._sessions.give_back(call.connection, call.owner, capabilities, is_clean=is_clean)
 
 
 async def _outcome_for(
@@ -465,8 +415,3 @@ async def _set_log_level(connection: Connection, level: str | None) -> None:
         await connection.request("logging/setLevel", {"level": level})
     except ClientError as error:
         log.debug("a server refused a log level", exc_info=error)
-
-
-async def _end_session(connection: Connection) -> None:
-    with suppress(ClientError, BackendError):  # BackendError: a credential is unavailable
-        await connection.link.end_session()

@@ -87,6 +87,41 @@ def pause_s(failures: int, clock: Clock) -> float:
     return usual * (0.75 + clock.fraction() / 2)
 
 
+class Restarts:
+    """The pause before a program's next process, which grows with each process that ends early.
+
+    Args:
+        server: the server's name for error texts.
+        clock: the clock of the process.
+    """
+
+    def __init__(self, server: str, clock: Clock) -> None:
+        self._server = server
+        self._clock = clock
+        self._failures = 0
+        self._failed_ms = 0.0
+        self._not_before_ms = 0.0
+
+    def check(self) -> None:
+        """Raise NoAnswer during the pause."""
+        if (left_ms := self._not_before_ms - self._clock.monotonic_ms()) > 0:
+            raise NoAnswer(
+                f"The process of {self._server} has ended; it can restart in {left_ms / 1000:.0f} s",
+                "its process has ended",
+                reached=False,
+            )
+
+    def count_failure(self, started_ms: float) -> None:
+        """Count a process that ended by itself, unless it was started before another process that
+        was counted had ended. The first failure after a steady process causes no pause."""
+        if started_ms < self._failed_ms:
+            return
+        now_ms = self._failed_ms = self._clock.monotonic_ms()
+        self._failures = 1 if now_ms - started_ms > STEADY_MS else self._failures + 1
+        if self._failures > 1:
+            self._not_before_ms = now_ms + pause_s(self._failures - 1, self._clock) * 1000
+
+
 @dataclass(frozen=True, slots=True)
 class _Request:
     """The properties of a request that decide about retries."""
@@ -132,8 +167,7 @@ class Server:
         self._connection: Connection | None = None
         self._versions: Sequence[str] = VERSIONS
         self._started_ms = 0.0
-        self._failures = 0
-        self._not_before_ms = 0.0
+        self._restarts = Restarts(config.name, clock)
         self._log_level: tuple[ServerInfo, str] | None = None
 
     async def aclose(self) -> None:
@@ -173,12 +207,7 @@ class Server:
         return connection
 
     async def _open(self) -> Connection:
-        if (left_ms := self._not_before_ms - self._clock.monotonic_ms()) > 0:
-            raise NoAnswer(
-                f"The process of {self.name} has ended; it can restart in {left_ms / 1000:.0f} s",
-                "its process has ended",
-                reached=False,
-            )
+        self._restarts.check()
         self._started_ms = self._clock.monotonic_ms()
         return Connection(
             await self._make_link(),
@@ -193,10 +222,7 @@ class Server:
     async def _drop(self, connection: Connection) -> None:
         """Close the connection to a process, and compute the earliest time of its restart."""
         self._connection = None
-        now_ms = self._clock.monotonic_ms()
-        self._failures = 1 if now_ms - self._started_ms > STEADY_MS else self._failures + 1
-        if self._failures > 1:
-            self._not_before_ms = now_ms + pause_s(self._failures - 1, self._clock) * 1000
+        self._restarts.count_failure(self._started_ms)
         await _close(connection)
 
     def _try_other_handshake(self) -> None:
