@@ -711,7 +711,10 @@ def test_settings_that_contradict_each_other_are_refused(name: str) -> None:
 
 
 DECLARED: dict[str, tuple[dict[str, Any], str]] = {
-    "no object": ({"input_schema": {"type": "array"}}, '"type": "object"'),
+    "no object": (
+        {"input_schema": {"type": "array"}},
+        'input_schema: the arguments are an object; set "type": "object"',
+    ),
     "no schema": (
         {"input_schema": {"type": "object", "properties": 7}},
         "not a usable JSON Schema",

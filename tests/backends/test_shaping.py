@@ -137,7 +137,14 @@ async def test_two_arguments_may_change_names() -> None:
             {"arguments": {"item": {"hidden": True}}},
             "if hidden, give it a fixed value or a default",
         ),
-        ({"arguments": {"item": {"name": "note"}}}, "two arguments would be called 'note'"),
+        (
+            {"arguments": {"item": {"name": "note"}}},
+            "arguments 'note' and 'item' would both be called 'note'; set `name` of one of them",
+        ),
+        (
+            {"arguments": {"item": {"name": "x"}, "note": {"name": "x"}}},
+            "arguments 'item' and 'note' would both be called 'x'; set `name` of one of them",
+        ),
         ({"result": "a["}, "is not a JMESPath expression"),
         ({"ask_for": ["gone"]}, "ask_for names gone"),
     ],

@@ -313,7 +313,10 @@ class _Arguments:
             name = override.name or own
             # if the new name belongs to an overridden argument, that argument's turn finds a collision
             if name in properties or (name != own and name in members and name not in overrides):
-                raise ValueError(f"two arguments would be called {name!r}; choose another name")
+                raise ValueError(
+                    f"arguments {names.get(name, name)!r} and {own!r} would both be called {name!r};"
+                    " set `name` of one of them"
+                )
             properties[name] = _described(member, override)
             if name != own:
                 names[name] = own

@@ -85,7 +85,7 @@ def _check(tool: LambdaToolConfig) -> None:
     """Raise ValueError if a schema is unusable, or settings of the tool contradict each other."""
     schema = tool.input_schema
     if schema.get("type") != "object":
-        raise ValueError('input_schema: must have "type": "object"')
+        raise ValueError('input_schema: the arguments are an object; set "type": "object"')
     Schema.compile(schema)
     arguments = set(schema.get("properties", {}))
     if tool.payload.arguments_in is None:
