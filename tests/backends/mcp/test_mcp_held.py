@@ -530,3 +530,18 @@ async def test_questions_can_be_turned_off(tmp_path: Path) -> None:
         client(a) as mcp,
     ):
         assert (await call(mcp, "greet"))["result"]["isError"] is True
+
+
+@pytest.mark.parametrize("kind", BOTH)
+async def test_rounds_of_a_call_that_reach_two_replicas_at_once_have_one_outcome(
+    kind: str, tmp_path: Path
+) -> None:
+    async with older_server(tmp_path, kind) as up, clients(tmp_path, up.entry) as both:
+        asked = await call(both[0], "twice")
+        twins = await asyncio.gather(*(again(mcp, "twice", asked, ADA) for mcp in both))
+        for twin in twins:
+            assert list(twin["result"]["inputRequests"]) == ["question-2"]
+        ended = await asyncio.gather(
+            *(again(mcp, "twice", twin, BOB) for mcp in both for twin in twins)
+        )
+    assert [said(each) for each in ended] == ["Ada and Bob"] * 4
