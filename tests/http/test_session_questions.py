@@ -553,7 +553,11 @@ async def test_calls_that_wait_for_answers_are_bounded_for_each_caller(using: Se
         await one.asked()
         question = await two_.asked()
         third = await session.send(app, calling("greet", 3))
-        assert "wait for answers" in third.json()["error"]["message"]
+        assert (
+            third.status_code == 200
+        )  # its first round has run, and 503 would make clients repeat it
+        assert "wait for answers" in error_text(third.json())
+        assert "may have taken effect" in error_text(third.json())
         await session.answer(app, question, {"action": "cancel"})
         await two_.over()
         async with session.stream(app, calling("greet", 4)) as again:

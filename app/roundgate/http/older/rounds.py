@@ -64,9 +64,9 @@ _NOT_KEPT: Final = (
     "This call has ended, but too much was stored for you to keep its result"
     " (limits.max_stored_bytes); find out what it did before calling again"
 )
-_NOT_STORED: Final = (
-    "This call has begun, but its state could not be stored, so it cannot continue. It may have"
-    " taken effect; check before you repeat it. {error}"
+_CANNOT_CONTINUE: Final = (
+    "This call has begun and cannot continue. It may have taken effect; check before you repeat it."
+    " {error}"
 )
 _NO_END: Final = (AuthError, Unavailable)
 """The errors that end a request but not its round."""
@@ -224,15 +224,16 @@ class Rounds:
         ):  # its client has no event id with which to resume
             raise CallCancelled
         if call.held is None:
-            self._followers.check_room(call.caller.principal)
+            try:
+                self._followers.check_room(call.caller.principal)
+            except Unavailable as error:
+                raise _cannot_continue(call, error) from None
         await self._keep(call, state)
         if call.stream.is_unheard:  # the request that resumes the call will ask
             raise CallCancelled
 
     async def _keep(self, call: Call, state: CallState) -> None:
-        """Store the state of a completed round, for the requests that follow the call. Raise
-        ToolError if a tool call cannot be stored after its first round: with the error of an
-        unavailable service, its client would run that round again."""
+        """Store the state of a completed round, for the requests that follow the call."""
         state_bytes, question_methods = state.to_bytes(), state.asked
         if (held := call.held) is not None:
             await (
@@ -251,9 +252,9 @@ class Rounds:
                 stream.token = lambda _: _known(event_id)
             await self._check_not_cancelled(call.request.id, call.caller, call.ref)
         except Unavailable as error:
-            if stream.last_event_id is not None or not call.is_tool_call:
+            if stream.last_event_id is not None:
                 raise
-            raise ToolError(_NOT_STORED.format(error=error)) from error
+            raise _cannot_continue(call, error) from None
 
     async def _end(self, call: Call, outcome: bytes, ending: Ending) -> None:
         """End the task of the call, if it has one.
@@ -381,6 +382,12 @@ def target_name(request: Request) -> str | None:
 def tool_error(revision: Revision, error: GatewayError) -> Reply:
     """Return the result of a tool call that failed, for the model of its client."""
     return Reply(Results(revision).write(ToolResult.error(str(error)).to_wire()), "tool_error")
+
+
+def _cannot_continue(call: Call, error: Unavailable) -> GatewayError:
+    """Return the error for a call whose first round has run. A client repeats a request that is
+    answered with 503, so a tool call fails with a tool error."""
+    return ToolError(_CANNOT_CONTINUE.format(error=error)) if call.is_tool_call else error
 
 
 def _scoped(scopes: frozenset[str], outcome: bytes) -> bytes:
