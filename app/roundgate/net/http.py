@@ -7,8 +7,7 @@ transport alone. The connections are `net.streams`, the pool is `net.pool`.
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping
 from functools import cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Final
@@ -112,8 +111,10 @@ class _Transport(httpx.AsyncBaseTransport):
             content=request.stream,
             extensions=request.extensions,
         )
-        with _errors_of_httpx():
+        try:
             response = await self._pool.send(sent)
+        except _ERRORS as error:
+            raise _httpx_error(error) from error
         connection = response.extensions.get("network_stream")
         if isinstance(connection, Stream):
             connection.end_head()
@@ -133,19 +134,19 @@ class _Body(httpx.AsyncByteStream):
         self._response = response
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        with _errors_of_httpx():
+        try:
             async for part in self._response.aiter_stream():
                 yield part
+        except _ERRORS as error:
+            raise _httpx_error(error) from error
 
     async def aclose(self) -> None:
-        with _errors_of_httpx():
+        try:
             await self._response.aclose()
+        except _ERRORS as error:
+            raise _httpx_error(error) from error
 
 
-@contextmanager
-def _errors_of_httpx() -> Iterator[None]:
-    try:
-        yield
-    except _ERRORS as error:
-        kind = getattr(httpx, type(error).__name__)  # both libraries use the same names
-        raise kind(str(error)) from error
+def _httpx_error(error: Exception) -> Exception:
+    kind: type[Exception] = getattr(httpx, type(error).__name__)  # both use the same names
+    return kind(str(error))
