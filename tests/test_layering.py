@@ -45,7 +45,8 @@ HOMES = {
         *("backends.http", "backends.openapi.documents", "net.http"),
         *("client.session", "client.transport", "deployment.stack"),
     },
-    "httpcore": {"net.http", "net.pool"},
+    "httpcore": {"net.http", "net.pool", "net.streams"},
+    "aiohappyeyeballs": {"net.streams"},
     "yaml": {
         *(
             "settings.yaml_file",
@@ -71,7 +72,7 @@ HOMES = {
             "http.replica",
             "backends.python.modules",
         ),
-        *("backends.http.service", "net.http"),
+        "backends.http.service",
         "lambda_stream",  # Lambda's deadlines are times of day
         "deployment",  # waits for processes of its own
     },

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import uvloop
 
 from roundgate.net.http import make_client
 from tests.support.authority import Authority
@@ -79,6 +81,64 @@ async def test_bytes_behind_an_answer_reach_no_other_request(make: object, behin
         for number in range(3):
             got = await client.get(f"{server.origin}/{number}")
             assert got.text == f"/{number}"
+
+
+LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+READ = 65_536
+"""The number of bytes that httpcore reads at once."""
+TLS_OVERHEAD = 22
+"""The number of bytes that a record of TLS 1.3 adds to at most 16,384 bytes of data."""
+
+
+def answer_of_size(size: int) -> bytes:
+    head = len(answer(b"x" * (size - 100))) - (size - 100)
+    whole = answer(b"x" * (size - head))
+    assert len(whole) == size
+    return whole
+
+
+@LOOPS
+@pytest.mark.parametrize("size", [READ, 4 * READ])
+def test_bytes_behind_an_answer_that_fills_a_read_reach_no_other_request(
+    run: Callable[[Coroutine[Any, Any, None]], None], size: int
+) -> None:
+    async def check() -> None:
+        whole = answer_of_size(size)
+        async with (
+            scripted(lambda asked: whole + FORGED) as server,
+            make_client(max_connections=1) as client,
+        ):
+            for _ in range(6):
+                assert (await client.get(server.url)).content != b"forged"
+
+    run(check())
+
+
+@LOOPS
+def test_tls_records_behind_an_answer_that_fills_a_read_reach_no_other_request(
+    run: Callable[[Coroutine[Any, Any, None]], None], tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    whole = answer_of_size(2 * READ - 8 * TLS_OVERHEAD)  # in eight records
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            answers = iter([[answer(b"first")], [whole, FORGED]])
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.writelines(next(answers, [answer(b"late")]))
+                await writer.drain()
+        writer.close()
+
+    async def check() -> None:
+        server = await asyncio.start_server(
+            converse, "127.0.0.1", 0, ssl=authority.server("service", "127.0.0.1")
+        )
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server, make_client(tls=authority.trusting(), max_connections=1) as client:
+            for _ in range(6):
+                assert (await client.get(url)).content != b"forged"
+
+    run(check())
 
 
 @pytest.mark.parametrize("make", [answer, chunked])

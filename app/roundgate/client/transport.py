@@ -295,7 +295,8 @@ class HttpxTransport:
             if idle is not None and event.endswith(".receive_response_headers.started"):
                 idle.start()
 
-        timeout = httpx.Timeout(idle_s, connect=self._limits.connect_s, read=read_s, pool=None)
+        connect_s = self._limits.connect_s
+        timeout = {"connect": connect_s, "read": read_s, "write": idle_s, "pool": None}
         headers = [("Host", request.url.authority), *request.headers]
         # Build the request without the httpx client, which would add default headers and cookies.
         built = httpx.Request(
@@ -304,7 +305,7 @@ class HttpxTransport:
             headers=[(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers],
             content=request.body,
             extensions={
-                "timeout": timeout.as_dict(),
+                "timeout": timeout,
                 "target": request.url.target.encode(),
                 **({} if idle is None else {"trace": trace}),
             },
@@ -351,7 +352,6 @@ class _HttpxResponse:
     ) -> None:
         self._is_own = is_own
         self._response = response
-        self._headers = dict(response.headers.items())
         self._request = request
         self._limits = limits
 
@@ -361,7 +361,7 @@ class _HttpxResponse:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return self._headers
+        return self._response.headers
 
     @property
     def http_version(self) -> str:

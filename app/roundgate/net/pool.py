@@ -66,12 +66,8 @@ class Pool:
         except BaseException:
             self._slots.release()
             raise
-        return httpcore.Response(
-            response.status,
-            headers=response.headers,
-            content=_Body(cast("_Stream", response.stream), connection, self),
-            extensions=response.extensions,
-        )
+        response.stream = _Body(cast("_Stream", response.stream), connection, self)
+        return response
 
     async def release(self, connection: httpcore.AsyncHTTPConnection) -> None:
         """Keep the connection of a closed response if it can be used again."""

@@ -409,55 +409,71 @@ def _describe(entry: Entry) -> str:
     return f"{'the answer to' if isinstance(entry, (Asked, Answered)) else 'step'} {entry.key!r}"
 
 
-def plain(value: Any, where: str, room: int = MAX_DEPTH) -> Any:
+Place: TypeAlias = "str | tuple[Place, str | int]"
+"""The place of a value: a text, or the place of the dict or list and the key or index in it."""
+
+
+def plain(value: Any, where: Place, room: int = MAX_DEPTH) -> Any:
     """Return a copy of a JSON value in the form in which a later run reads it; tuples become lists.
 
     Raises:
         NotJson: a part has no JSON form; the message names its place and type.
     """
     match value:
-        case None | bool():
-            return value
         case str():
             return _plain_text(value, where)
+        case None | bool():
+            return value
         case int() | float() if type(value) in (int, float):
             if isinstance(value, float) and not math.isfinite(value):
-                raise NotJson(f"{where} is {value}, which JSON cannot hold")
+                raise NotJson(f"{_path(where)} is {value}, which JSON cannot hold")
             return value
         case dict() | list() | tuple() if room == 0:
             raise NotJson(
-                f"{where[:200]}… is nested more than {MAX_DEPTH} levels deep, or contains itself"
+                f"{_path(where)[:200]}… is nested more than {MAX_DEPTH} levels deep, or contains itself"
             )
         case dict():
-            items = value.items()
             return {
-                _plain_key(key, where): plain(item, f"{where}.{key}", room - 1)
-                for key, item in items
+                _plain_key(key, where): plain(item, (where, key), room - 1)
+                for key, item in value.items()
             }
         case list() | tuple():
-            return [plain(item, f"{where}[{index}]", room - 1) for index, item in enumerate(value)]
+            return [plain(item, (where, index), room - 1) for index, item in enumerate(value)]
     raise NotJson(
-        f"{where} is {type(value).__name__}, which JSON cannot hold: "
+        f"{_path(where)} is {type(value).__name__}, which JSON cannot hold: "
         "only dict, list, str, int, float, bool and None can (a pydantic model has model_dump(mode='json'))"
     )
 
 
-def _plain_key(key: Any, where: str) -> str:
+def _plain_key(key: Any, where: Place) -> str:
     if not isinstance(key, str):
-        raise NotJson(f"{where} has the key {key!r}; JSON objects have strings as keys")
-    return _plain_text(key, f"a key of {where}")
+        raise NotJson(f"{_path(where)} has the key {key!r}; JSON objects have strings as keys")
+    return _plain_text(key, where, "a key of ")
 
 
-def _plain_text(value: str, where: str) -> str:
+def _plain_text(value: str, where: Place, prefix: str = "") -> str:
     """Return the text as a plain `str`, because members of a `StrEnum` belong to a subclass. Raise
     NotJson for a lone surrogate."""
+    if type(value) is str and value.isascii():
+        return value
     try:
         value.encode()
     except UnicodeEncodeError:
         raise NotJson(
-            f"{where} is {ascii(value)[:100]}, which is not valid Unicode text (some file names are not)"
+            f"{prefix}{_path(where)} is {ascii(value)[:100]}, which is not valid Unicode text "
+            "(some file names are not)"
         ) from None
     return str.__str__(value)
+
+
+def _path(where: Place) -> str:
+    """Return a place as text, such as `ctx.state.rows[3]`."""
+    match where:
+        case parent, int() as index:
+            return f"{_path(parent)}[{index}]"
+        case parent, key:
+            return f"{_path(parent)}.{key}"
+    return where
 
 
 _ASKED: Final = (Asked, Answered, Unanswered)
