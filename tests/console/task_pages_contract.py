@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import re
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias
+from urllib.parse import quote
 
 import pytest
 
@@ -73,12 +76,34 @@ class TaskPagesContract:
                 path = next((link[len("/console") :] for link in links if "cursor=" in link), None)
             assert sorted(seen) == [f"task{number:05}" for number in range(230)]
 
-    @pytest.mark.parametrize("path", ["/tasks?cursor=wrong", "/api/tasks?cursor=wrong"])
-    async def test_a_wrong_cursor_is_refused(self, operated: Operating, path: str) -> None:
+    @pytest.mark.parametrize("query", ["", "status=failed&", "owner=uSomebody&status=working&"])
+    async def test_a_wrong_cursor_is_refused(self, operated: Operating, query: str) -> None:
+        forged = b'[0,{"pk":"","sk":"0"}]', b"[9e99,null]"
+        cursors = ["wrong", *(base64.urlsafe_b64encode(text).decode() for text in forged)]
         async with operated() as gateway:
-            response = await gateway.browser.get(path)
-            assert response.status_code == 400
-            assert "cursor" in response.text
+            for path in ("/tasks", "/api/tasks"):
+                for cursor in cursors:
+                    response = await gateway.browser.get(f"{path}?{query}cursor={quote(cursor)}")
+                    assert response.status_code == 400, cursor
+                    assert "cursor" in response.text
+
+    async def test_a_search_reads_a_bounded_part_and_goes_on_from_there(
+        self, operated: Operating, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("roundgate.console.searching.BATCH", 2)
+        async with operated() as gateway:
+            for number in range(20):
+                await add(gateway.store, number, status_message="late" if number % 9 == 4 else "")
+            path, shown, pages = "/tasks?text=late", list[str](), 0
+            while path:
+                page = await gateway.browser.page(path)
+                shown += re.findall(r"/console/tasks/\w+\.(task\d+)", page)
+                (read,) = re.findall(r"of (\d+) that were read", page)
+                assert int(read) <= 8
+                more = re.search(r'href="/console([^"]+)">Search further', page)
+                path, pages = html.unescape(more[1]) if more else "", pages + 1
+            assert sorted(shown) == ["task00004", "task00013"]
+            assert pages >= 3
 
     @pytest.mark.parametrize("task", ["uNobody.nothing", "malformed", "%2e%2e", "a.b.c", "é.é"])
     async def test_a_task_that_does_not_exist_is_not_found(

@@ -157,7 +157,6 @@ async def test_a_search_that_reads_many_tasks_is_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("roundgate.console.searching.BATCH", 2)
-    monkeypatch.setattr("roundgate.console.tasks.BATCH", 2)
     async with operated(tmp_path) as gateway:
         for number in range(5):
             await add(gateway.store, number)

@@ -15,8 +15,9 @@ PAGE: Final = 100
 """The number of tasks on a page; a search for a text may show up to `BATCH` more."""
 BATCH: Final = 500
 """The number of tasks that a search for a text reads in one call of the store."""
-MAX_READ: Final = 10_000
-"""The limit on the tasks that one page of a search for a text reads."""
+MAX_CALLS: Final = 4
+"""The limit on the calls of the store for one page: 2,000 tasks in a search for a text. The next page
+searches further."""
 MAX_TEXT: Final = 200
 """The limit on a filter, in characters."""
 
@@ -86,6 +87,8 @@ class SearchResult:
     """The cursor of the next page; `None` after the last."""
     read: int
     """The number of tasks that were read."""
+    calls: int = 1
+    """The number of calls of the store."""
 
 
 async def search(store: StoredTasks, filters: Filters, cursor: str | None) -> SearchResult:
@@ -100,16 +103,16 @@ async def search(store: StoredTasks, filters: Filters, cursor: str | None) -> Se
         if record is not None:
             return SearchResult([record], None, 1)
     wanted, records, read = filters.wanted(), list[TaskRecord](), 0
-    while True:
+    calls = 0
+    while calls < MAX_CALLS:
         limit = BATCH if filters.text else PAGE - len(records)
         page = await store.find(wanted, limit, cursor)
         records += [record for record in page.records if filters.takes(record)]
-        read += len(page.records)
-        cursor = page.cursor
-        if cursor is None or len(records) >= PAGE or read >= MAX_READ:
+        calls, read, cursor = calls + 1, read + len(page.records), page.cursor
+        if cursor is None or len(records) >= PAGE:
             break
     records.sort(key=lambda record: record.created_ms, reverse=True)
-    return SearchResult(records, cursor, read)
+    return SearchResult(records, cursor, read, calls)
 
 
 def _ref(text: str) -> TaskRef | None:

@@ -22,7 +22,7 @@ from roundgate.console.charts import AGES_S, histogram, picture
 from roundgate.console.frame import Console, PageError, form_of, operator_of
 from roundgate.console.moments import WATCHES, MomentView, moment_views, updates_left
 from roundgate.console.recent import RecentEvents
-from roundgate.console.searching import BATCH, Filters, SearchResult, search
+from roundgate.console.searching import PAGE, Filters, SearchResult, search
 from roundgate.console.timeline import Moment, StoredTask, make_timeline
 from roundgate.errors import BadAnswer, NotRetryable, ParseError
 from roundgate.json import decode
@@ -229,8 +229,9 @@ class _Pages:
             outcomes=[ending.value for ending in Ending],
             next=None if page.cursor is None else filters.query(cursor=page.cursor),
             watch=filters.query(cursor=cursor or "", left=str(left - 1))
-            if left > 0 and page.read <= BATCH
+            if left > 0 and page.calls == 1
             else None,
+            is_full=len(page.records) >= PAGE,
             ages=histogram([(now_ms - task.created_ms) / 1000 for task in open_tasks], AGES_S),
             open_count=len(open_tasks),
             is_sample=len(open_tasks) >= SAMPLE,
