@@ -211,10 +211,8 @@ def _make_console(
     from roundgate.console import starting
 
     return starting.make_console(
-        *(file, using, clock, replica.core, next(iter(verifiers.values()))),
-        config=lambda: replica.config,
+        *(file, using, clock, replica, next(iter(verifiers.values()))),
         health=lambda: _read_health(replica),
-        uses=replica.rates.uses,
         serves_as=serves_as,
     )
 

@@ -33,6 +33,17 @@ Operating: TypeAlias = Callable[..., AbstractAsyncContextManager[Operated]]
 class TaskPagesContract:
     """Subclasses have a fixture `operated`."""
 
+    async def test_sessions_are_revoked_and_begin_again(self, operated: Operating) -> None:
+        async with operated() as gateway:
+            browser, sessions = gateway.browser, gateway.app.state.console.sessions
+            copied = browser.session
+            await browser.submit("/sign-out", {"everywhere": "yes"})
+            browser.session = copied
+            assert (await browser.get()).status_code == 303
+            browser.http.cookies.clear()
+            await browser.get(f"/enter?token={sessions.seal_link()}")
+            assert "Overview" in await browser.page()
+
     async def test_a_task_is_found_by_each_of_its_facts(self, operated: Operating) -> None:
         async with operated() as gateway:
             store = gateway.store

@@ -63,7 +63,8 @@ async def test_each_act_is_in_the_audit_log_with_its_operator(tmp_path: Path) ->
         await gateway.act(task, "answer", **ACCEPTED)
         await gateway.until(task, "failed")
         await gateway.act(task, "purge")
-        acts = records(tmp_path / "audit", "operator", "operator_ended")
+        entered, *acts = records(tmp_path / "audit", "operator", "operator_ended")
+        assert entered["action"] == "sign_in"
         assert [(act["event"], act["action"], act["task"]) for act in acts] == [
             ("operator", "answer", task),
             ("operator_ended", "answer", task),

@@ -10,8 +10,8 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -24,16 +24,15 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Lifespan, Scope
 
-from roundgate.auth import Principal
-from roundgate.backends import Catalog
+from roundgate.auth import Principal, Verifier
 from roundgate.clock import Clock, iso
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.console.recent import RecentEvents
 from roundgate.console.sessions import Operator, Sessions
-from roundgate.errors import Inside, InternalError, Unavailable
+from roundgate.errors import Inside, InsufficientScope, InternalError, Unavailable
 from roundgate.http import Health
 from roundgate.http.exchange import route_path
-from roundgate.methods.rates import Use
+from roundgate.http.replica import Replica
 from roundgate.runtime.startup import Core
 from roundgate.settings import ConsoleConfig, Settings
 
@@ -81,52 +80,34 @@ class Entry:
     """The path below the console's own; empty for the first page."""
 
 
+@dataclass
 class Console:
-    """The parts that pages use.
+    """The parts that pages use."""
 
-    Args:
-        file: the configuration at the start.
-        using: the settings of the environment.
-        clock: the clock of the gateway.
-        core: the catalog and the stores.
-        settings: the section `console`.
-        sessions: the sealer of sessions.
-        config: returns the current configuration, which a reload changes.
-        health: returns the current health.
-        uses: returns the present use of limits, by at most so many callers each.
-        serves_as: returns the MCP endpoints for one caller, without authentication.
-    """
+    file: ConfigFile
+    """The configuration at the start."""
+    settings: ConsoleConfig
+    """Its section `console`."""
+    using: Settings
+    clock: Clock
+    replica: Replica
+    """The replica that this process serves."""
+    sessions: Sessions
+    verifier: Verifier
+    """Authenticates callers of the default endpoint."""
+    health: Callable[[], Health]
+    """Returns the current health."""
+    serves_as: Callable[[Principal], ASGIApp]
+    """Returns the MCP endpoints for one caller, without authentication."""
+    recent: RecentEvents = field(default_factory=RecentEvents)
+    """The recent events of calls and tasks in this process."""
+    process: str = f"process {os.getpid()} on {platform.node()}"
+    """The name of this process."""
+    entries: Sequence[Entry] = ()
+    """The navigation, in order."""
 
-    def __init__(
-        self,
-        file: ConfigFile,
-        using: Settings,
-        clock: Clock,
-        core: Core,
-        settings: ConsoleConfig,
-        sessions: Sessions,
-        *,
-        config: Callable[[], GatewayConfig],
-        health: Callable[[], Health],
-        uses: Callable[[int], list[Use]],
-        serves_as: Callable[[Principal], ASGIApp],
-    ) -> None:
-        self.file = file
-        self.using = using
-        self.clock = clock
-        self.core = core
-        self.settings = settings
-        self.sessions = sessions
-        self.config = config
-        self.health = health
-        self.uses = uses
-        self.serves_as = serves_as
-        self.recent = RecentEvents()
-        """The recent events of calls and tasks in this process."""
-        self.process = f"process {os.getpid()} on {platform.node()}"
-        """The name of this process."""
-        self.entries: list[Entry] = []
-        """The navigation, in order."""
+    def __post_init__(self) -> None:
+        self.core: Core = self.replica.core
         self.static = {name: (HERE / "static" / name).read_bytes() for name in STATIC}
         self._versions = {
             name: hashlib.sha256(content).hexdigest()[:8] for name, content in self.static.items()
@@ -138,37 +119,53 @@ class Console:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.filters["time"] = _time
-        self._templates.filters["pretty"] = _pretty
-        self._templates.filters["tojson_text"] = lambda value: json.dumps(
-            value, ensure_ascii=False, default=str
+        self._templates.filters.update(
+            time=_time,
+            pretty=_pretty,
+            tojson_text=lambda value: json.dumps(value, ensure_ascii=False, default=str),
+            segment=lambda text: quote(text, safe=""),
         )
-        self._templates.filters["segment"] = lambda text: quote(text, safe="")
+
+    @property
+    def config(self) -> GatewayConfig:
+        """The current configuration, which a reload changes."""
+        return self.replica.config
 
     @property
     def shows_values(self) -> bool:
         """Whether pages show the arguments, answers and results of calls."""
         return self.settings.show_values
 
-    @property
-    def view(self) -> str:
-        """The view at the default endpoint, which the console calls; empty for all tools."""
-        config = self.config()
-        return config.endpoints[config.http.path]
+    async def authenticate(self, authorization: bytes | None) -> Principal:
+        """Return the caller with a value of the Authorization header.
 
-    def catalog(self) -> Catalog:
-        """Return the current catalog of the default endpoint."""
-        return self.core.serving.catalog.of_view(self.view)
+        Raises:
+            AuthError: the token is invalid.
+            Unavailable: the keys that verify it cannot be read.
+        """
+        return await self.verifier.principal(authorization)
+
+    def check_operator(self, principal: Principal) -> None:
+        """Check that a caller with a token is an operator.
+
+        Raises:
+            InsufficientScope: the token lacks the scope of operators.
+        """
+        auth = self.config.auth
+        scope = None if auth == "none" else auth.operator_scope
+        if scope is not None and scope not in principal.scopes:
+            raise InsufficientScope("the console", [scope])
 
     def known_scopes(self) -> frozenset[str]:
         """Return the scopes on which anything in this gateway depends."""
-        config, catalog = self.config(), self.core.serving.catalog
+        config, catalog = self.config, self.core.serving.catalog
         own = () if config.auth == "none" else (config.auth.operator_scope, *config.auth.scopes)
         return frozenset().union(
             (scope for scope in own if scope is not None),
             config.rate.scopes,
             catalog.all_scopes(),
             *(view.all_scopes() for view in catalog.views.values()),
+            *(view.scopes for view in config.views),
         )
 
     def router(self, lifespan: Lifespan[FastAPI] | None = None) -> APIRouter:
@@ -227,7 +224,7 @@ class Console:
             entries=self.entries,
             here=self.path_of(scope),
             layout="part.html" if "hx-request" in request.headers else "base.html",
-            server=self.config().server,
+            server=self.config.server,
             shows_values=self.shows_values,
             **values,
         )

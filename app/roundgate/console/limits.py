@@ -52,7 +52,7 @@ def make_router(console: Console) -> APIRouter:
     @router.get("/api/limits", summary="Limits on calls")
     async def read_limits() -> LimitList:
         """Report the limits on calls, and their present use in this process."""
-        rate = console.config().rate
+        rate = console.config.rate
         rows = {
             "callers": rate,
             **{f"tools {pattern}": row for pattern, row in rate.tools.items()},
@@ -70,7 +70,7 @@ def make_router(console: Console) -> APIRouter:
                     running=use.running,
                     left=use.left,
                 )
-                for use in console.uses(MAX_CALLERS)
+                for use in console.replica.rates.uses(MAX_CALLERS)
             ],
         )
 

@@ -13,11 +13,11 @@ from starlette.types import ASGIApp
 
 from roundgate.auth import Principal, Verifier
 from roundgate.clock import Clock
-from roundgate.config import ConfigFile, GatewayConfig
+from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem
 from roundgate.http import Health
-from roundgate.methods.rates import Use
-from roundgate.runtime.startup import Core, is_private, make_ring
+from roundgate.http.replica import Replica
+from roundgate.runtime.startup import is_private, make_ring
 from roundgate.settings import Settings
 
 if TYPE_CHECKING:  # they import Jinja2, which is an extra
@@ -63,12 +63,9 @@ def make_console(
     file: ConfigFile,
     using: Settings,
     clock: Clock,
-    core: Core,
+    replica: Replica,
     verifier: Verifier,
-    *,
-    config: Callable[[], GatewayConfig],
     health: Callable[[], Health],
-    uses: Callable[[int], list[Use]],
     serves_as: Callable[[Verifier], ASGIApp],
 ) -> Served:
     """Return the console of a gateway.
@@ -77,11 +74,9 @@ def make_console(
         file: the configuration, with a section `console`.
         using: the settings of the environment.
         clock: the clock of the gateway.
-        core: the catalog and the stores.
+        replica: the replica that this process serves.
         verifier: authenticates callers of the default endpoint.
-        config: returns the current configuration, which a reload changes.
         health: returns the current health.
-        uses: returns the present use of limits, by at most so many callers each.
         serves_as: returns the MCP endpoints with another verifier.
     """
     settings = file.config.console
@@ -89,24 +84,14 @@ def make_console(
         raise ValueError("the configuration has no console")
     from roundgate.console import access, frame, routes, sessions
 
-    sealer = sessions.Sessions(make_ring(file.config, using, clock), clock, settings.session_s)
+    ring, store = make_ring(file.config, using, clock), replica.core.stores.sessions
     console = frame.Console(
-        *(file, using, clock, core, settings, sealer),
-        config=config,
-        health=health,
-        uses=uses,
-        serves_as=lambda principal: serves_as(KnownCaller(principal)),
+        *(file, settings, using, clock, replica),
+        sessions.Sessions(ring, clock, settings.session_s, store),
+        *(verifier, health, lambda principal: serves_as(KnownCaller(principal))),
     )
-    auth, authenticate = file.config.auth, None
-    if auth != "none" and auth.operator_scope is not None:
-        authenticate = access.make_authenticate(verifier.principal, auth.operator_scope)
-    layer = Middleware(
-        access.ConsoleAccess,
-        console=console,
-        authenticate=authenticate,
-        max_body_bytes=file.config.http.max_body_bytes,
-    )
-    return Served(layer, routes.make_console_router(console, authenticate), console)
+    layer = Middleware(access.ConsoleAccess, console=console)
+    return Served(layer, routes.make_console_router(console), console)
 
 
 @dataclass(frozen=True, slots=True)

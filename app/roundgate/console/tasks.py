@@ -363,7 +363,7 @@ class _Pages:
         return _Task(record, work, self._console.recent, self._console.clock.now_ms())
 
     def _acting(self, request: Request) -> Acting:
-        config = self._console.config()
+        config = self._console.config
         return Acting(
             self._store,
             self._console.clock,
