@@ -181,16 +181,12 @@ class ConsoleAccess:
 
     async def _read(self, request: Request, most: int) -> bytes | None:
         """Return the body, or `None` if it is too large."""
-        length = request.headers.get("content-length", "")
-        if length.isdecimal() and int(length[:20]) > most:
-            return None
-        chunks, size = list[bytes](), 0
+        body = bytearray()
         async for chunk in request.stream():
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > most:
+            body += chunk
+            if len(body) > most:
                 return None
-        return b"".join(chunks)
+        return bytes(body)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

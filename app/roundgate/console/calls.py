@@ -13,9 +13,16 @@ from pydantic import BaseModel, Field
 from starlette.responses import HTMLResponse
 
 from roundgate.clock import iso
-from roundgate.console.charts import CALLS_S, histogram, picture, took
+from roundgate.console.charts import (
+    CALLS_S,
+    MomentView,
+    histogram,
+    moment_views,
+    picture,
+    took,
+    updates_left,
+)
 from roundgate.console.frame import Console, PageError
-from roundgate.console.moments import MomentView, moment_views, updates_left
 from roundgate.console.recent import RecentCall, recent_calls
 from roundgate.console.timeline import Moment, StoredTask, make_timeline, tone_of
 from roundgate.observability import observe

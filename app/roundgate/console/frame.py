@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -204,6 +204,17 @@ class Console:
         return APIRouter(
             prefix=self.settings.path, tags=["console"], route_class=ConsoleRoute, lifespan=lifespan
         )
+
+    def page_router(self, pages: Mapping[str, Callable[..., Any]]) -> APIRouter:
+        """Return the routes of pages by method and path, such as `GET /tasks`. The documentation of
+        the API omits them."""
+        router = self.router()
+        for method_and_path, page in pages.items():
+            method, path = method_and_path.split()
+            router.add_api_route(
+                path, page, methods=[method], include_in_schema=False, response_model=None
+            )
+        return router
 
     def url(self, scope: Scope, path: str = "") -> str:
         """Return the path of a page for the client of a request, behind the prefix of a proxy."""

@@ -1,15 +1,27 @@
-"""The pages of the console, in the order of the navigation, and its router."""
+"""The console of a gateway: its pages, in the order of the navigation, and its layer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from fastapi import APIRouter
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp
 
+from roundgate.auth import Principal, Verifier
+from roundgate.clock import Clock
+from roundgate.config import ConfigFile
 from roundgate.console import audit, calls, limits, overview, signing_in, tasks, tools
+from roundgate.console.access import ConsoleAccess
 from roundgate.console.frame import Console, Entry
+from roundgate.console.sessions import Sessions
+from roundgate.http import Health
+from roundgate.http.replica import Replica
+from roundgate.runtime.startup import make_ring
+from roundgate.settings import ConsoleConfig, Settings
 
 PAGES: Final[Mapping[Entry, Callable[[Console], APIRouter]]] = MappingProxyType(
     {
@@ -25,10 +37,57 @@ PAGES: Final[Mapping[Entry, Callable[[Console], APIRouter]]] = MappingProxyType(
 with `console.router()`."""
 
 
-def make_console_router(console: Console) -> APIRouter:
-    """Return all routes of the console, and set its navigation."""
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The console of an app."""
+
+    layer: Middleware
+    """The layer in front of its routes."""
+    router: APIRouter
+    console: Console
+
+
+def make_console(
+    file: ConfigFile,
+    using: Settings,
+    clock: Clock,
+    replica: Replica,
+    verifier: Verifier,
+    health: Callable[[], Health],
+    serves_as: Callable[[Verifier], ASGIApp],
+) -> Served:
+    """Return the console of a gateway.
+
+    Args:
+        file: the configuration, with a section `console`.
+        using: the settings of the environment.
+        clock: the clock of the gateway.
+        replica: the replica that this process serves.
+        verifier: authenticates callers of the default endpoint.
+        health: returns the current health.
+        serves_as: returns the MCP endpoints with another verifier.
+    """
+    settings = file.config.console or ConsoleConfig()
+    ring, store = make_ring(file.config, using, clock), replica.core.stores.sessions
+    console = Console(
+        *(file, settings, using, clock, replica),
+        Sessions(ring, clock, settings.session_s, store),
+        *(verifier, health, lambda principal: serves_as(KnownCaller(principal))),
+        entries=tuple(PAGES),
+    )
     router = APIRouter()
     for make_router in (signing_in.make_router, *PAGES.values()):
         router.include_router(make_router(console))
-    console.entries = tuple(PAGES)
-    return router
+    return Served(Middleware(ConsoleAccess, console=console), router, console)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCaller:
+    """The verifier of calls from the console, whose operator is authenticated already."""
+
+    caller: Principal
+
+    async def principal(
+        self, authorization: bytes | None, claims: Mapping[str, Any] | None = None
+    ) -> Principal:
+        return self.caller

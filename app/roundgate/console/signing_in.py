@@ -43,22 +43,19 @@ class EndSessions(BaseModel):
 
 def make_router(console: Console) -> APIRouter:
     """Return the routes of sign-in, links, sessions and static files."""
-    router, pages = console.router(), _Pages(console)
-    router.add_api_route(
-        "/api/sessions/end", pages.end, methods=["POST"], summary="End the sessions of an operator"
+    pages = _Pages(console)
+    router = console.page_router(
+        {
+            "GET /sign-in": pages.form,
+            "POST /sign-in": pages.sign_in,
+            "GET /enter": pages.enter,
+            "GET /session": pages.session,
+            "POST /session/end": pages.end_page,
+            "POST /sign-out": pages.sign_out,
+            "GET /static/{name}": pages.static,
+        }
     )
-    for method, path, page in (
-        ("GET", "/sign-in", pages.form),
-        ("POST", "/sign-in", pages.sign_in),
-        ("GET", "/enter", pages.enter),
-        ("GET", "/session", pages.session),
-        ("POST", "/session/end", pages.end_page),
-        ("POST", "/sign-out", pages.sign_out),
-        ("GET", "/static/{name}", pages.static),
-    ):
-        router.add_api_route(
-            path, page, methods=[method], include_in_schema=False, response_model=None
-        )
+    router.post("/api/sessions/end", summary="End the sessions of an operator")(pages.end)
     return router
 
 

@@ -18,9 +18,16 @@ from roundgate.client.questions import Question
 from roundgate.clock import iso
 from roundgate.console.acting import EFFECTS, Act, Acted, Acting, possible_actions
 from roundgate.console.answering import asked, questions_of, read_answers
-from roundgate.console.charts import AGES_S, histogram, picture
+from roundgate.console.charts import (
+    AGES_S,
+    WATCHES,
+    MomentView,
+    histogram,
+    moment_views,
+    picture,
+    updates_left,
+)
 from roundgate.console.frame import Console, PageError, form_of, operator_of
-from roundgate.console.moments import WATCHES, MomentView, moment_views, updates_left
 from roundgate.console.recent import RecentEvents
 from roundgate.console.searching import PAGE, Filters, SearchResult, search
 from roundgate.console.timeline import Moment, StoredTask, make_timeline
@@ -146,26 +153,18 @@ def _shown(value: Any) -> str:
 
 def make_router(console: Console) -> APIRouter:
     """Return the pages of tasks and their path operations."""
-    router = console.router()
     pages = _Pages(console)
-    router.add_api_route("/api/tasks", pages.list, summary="Tasks", response_model=TaskList)
-    router.add_api_route("/api/tasks/{task}", pages.show, summary="A task")
-    router.add_api_route(
-        "/api/tasks/{task}/actions", pages.act, methods=["POST"], summary="Act on a task"
+    router = console.page_router(
+        {
+            "GET /tasks": pages.list_page,
+            "GET /tasks/{task}": pages.task_page,
+            "GET /tasks/{task}/state": pages.state_page,
+            "POST /tasks/{task}/actions/{action}": pages.act_page,
+        }
     )
-    for path, page in (
-        ("/tasks", pages.list_page),
-        ("/tasks/{task}", pages.task_page),
-        ("/tasks/{task}/state", pages.state_page),
-    ):
-        router.add_api_route(path, page, include_in_schema=False, response_model=None)
-    router.add_api_route(
-        "/tasks/{task}/actions/{action}",
-        pages.act_page,
-        methods=["POST"],
-        include_in_schema=False,
-        response_model=None,
-    )
+    router.get("/api/tasks", summary="Tasks")(pages.list)
+    router.get("/api/tasks/{task}", summary="A task")(pages.show)
+    router.post("/api/tasks/{task}/actions", summary="Act on a task")(pages.act)
     return router
 
 

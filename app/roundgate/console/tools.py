@@ -70,28 +70,17 @@ class ToolDetails(ToolEntry):
 
 def make_router(console: Console) -> APIRouter:
     """Return the pages of tools and their path operations."""
-    router, pages = console.router(), _Pages(console)
-    router.add_api_route(
-        "/api/tools", pages.list, summary="Tools of a view", response_model=ToolList
+    pages = _Pages(console)
+    router = console.page_router(
+        {
+            "GET /tools": pages.list_page,
+            "GET /tools/{name}": pages.tool_page,
+            "POST /tools/{name}/call": pages.call_page,
+        }
     )
-    router.add_api_route(
-        "/api/tools/{name}", pages.show, summary="A tool", response_model=ToolDetails
-    )
-    router.add_api_route(
-        "/api/tools/{name}/call",
-        pages.call,
-        methods=["POST"],
-        summary="Call a tool",
-        response_model=CallOutcome,
-    )
-    for path, page, method in (
-        ("/tools", pages.list_page, "GET"),
-        ("/tools/{name}", pages.tool_page, "GET"),
-        ("/tools/{name}/call", pages.call_page, "POST"),
-    ):
-        router.add_api_route(
-            path, page, methods=[method], include_in_schema=False, response_model=None
-        )
+    router.get("/api/tools", summary="Tools of a view")(pages.list)
+    router.get("/api/tools/{name}", summary="A tool")(pages.show)
+    router.post("/api/tools/{name}/call", summary="Call a tool")(pages.call)
     return router
 
 
