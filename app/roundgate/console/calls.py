@@ -19,7 +19,6 @@ from roundgate.console.charts import (
     histogram,
     moment_views,
     picture,
-    took,
     updates_left,
 )
 from roundgate.console.frame import Console, PageError
@@ -47,11 +46,6 @@ class CallRow(BaseModel):
     tone: str = Field(description="good, bad, waits or plain.")
     subject: str
     task: str | None = Field(description="Its task as `OWNER.ID`.")
-
-    @property
-    def took(self) -> str:
-        """Return the duration for people."""
-        return took(self.ms)
 
 
 class CallList(BaseModel):

@@ -68,7 +68,6 @@ class Picture:
     omitted: int
     """The number of moments for which there is no space."""
     width: int = WIDTH
-    labels: int = LABELS
 
 
 def picture(moments: Sequence[Moment], now_ms: int) -> Picture | None:
@@ -153,16 +152,6 @@ class MomentView(BaseModel):
     tone: str = Field(description="good, bad, waits or plain.")
     outcome: str
     facts: dict[str, str]
-
-    @property
-    def took(self) -> str:
-        """Return the duration for people."""
-        return took(self.ms)
-
-    @property
-    def time(self) -> str:
-        """Return the time of day in UTC; empty if it is unknown."""
-        return "" if self.at is None else self.at[11:23]
 
 
 def moment_views(moments: Iterable[Moment]) -> list[MomentView]:

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Lifespan, Scope
 from roundgate.auth import Principal, Verifier
 from roundgate.clock import Clock, iso
 from roundgate.config import ConfigFile, GatewayConfig
+from roundgate.console.charts import took
 from roundgate.console.recent import RecentEvents
 from roundgate.console.sessions import Operator, Sessions
 from roundgate.errors import Inside, InsufficientScope, InternalError, Unavailable
@@ -71,15 +72,6 @@ class PageError(Inside):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A page in the navigation."""
-
-    label: str
-    path: str
-    """The path below the console's own; empty for the first page."""
-
-
 @dataclass
 class Console:
     """The parts that pages use."""
@@ -103,8 +95,8 @@ class Console:
     """The recent events of calls and tasks in this process."""
     process: str = f"process {os.getpid()} on {platform.node()}"
     """The name of this process."""
-    entries: Sequence[Entry] = ()
-    """The navigation, in order."""
+    entries: Mapping[str, str] = field(default_factory=dict)
+    """The navigation: the label of each page by its path below the console's own."""
 
     def __post_init__(self) -> None:
         self.core: Core = self.replica.core
@@ -121,6 +113,7 @@ class Console:
         )
         self._templates.filters.update(
             time=_time,
+            took=took,
             pretty=_pretty,
             tojson_text=lambda value: json.dumps(value, ensure_ascii=False, default=str),
             segment=lambda text: quote(text, safe=""),
@@ -189,7 +182,7 @@ class Console:
                     except RequestValidationError:
                         if is_api(self.path.removeprefix(console.settings.path)):
                             raise
-                        return console.error(request, 400, "The address has an invalid value")
+                        return console.failure(request, 400, "The address has an invalid value")
                     except HTTPException:
                         raise
                     except Exception as error:
@@ -242,15 +235,11 @@ class Console:
         # a lone surrogate, which texts of services may have, becomes `?`
         return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)
 
-    def error(self, request: Request, status: int, message: str) -> HTMLResponse:
-        """Return a page with an error."""
-        return self.page(request, "error.html", status=status, message=message)
-
     def failure(self, request: Request, status: int, message: str) -> Response:
         """Return an error as a page, or as JSON for a path operation."""
         if is_api(self.path_of(request.scope)):
             return JSONResponse({"error": message}, status)
-        return self.error(request, status, message)
+        return self.page(request, "error.html", status=status, message=message)
 
     def path_of(self, scope: Scope) -> str:
         """Return the path of a request below the console's own."""

@@ -16,25 +16,25 @@ from roundgate.clock import Clock
 from roundgate.config import ConfigFile
 from roundgate.console import audit, calls, limits, overview, signing_in, tasks, tools
 from roundgate.console.access import ConsoleAccess
-from roundgate.console.frame import Console, Entry
+from roundgate.console.frame import Console
 from roundgate.console.sessions import Sessions
 from roundgate.http import Health
 from roundgate.http.replica import Replica
 from roundgate.runtime.startup import make_ring
 from roundgate.settings import ConsoleConfig, Settings
 
-PAGES: Final[Mapping[Entry, Callable[[Console], APIRouter]]] = MappingProxyType(
+PAGES: Final[Mapping[str, tuple[str, Callable[[Console], APIRouter]]]] = MappingProxyType(
     {
-        Entry("Overview", ""): overview.make_router,
-        Entry("Calls", "/calls"): calls.make_router,
-        Entry("Tasks", "/tasks"): tasks.make_router,
-        Entry("Tools", "/tools"): tools.make_router,
-        Entry("Limits", "/limits"): limits.make_router,
-        Entry("Audit log", "/audit"): audit.make_router,
+        "": ("Overview", overview.make_router),
+        "/calls": ("Calls", calls.make_router),
+        "/tasks": ("Tasks", tasks.make_router),
+        "/tools": ("Tools", tools.make_router),
+        "/limits": ("Limits", limits.make_router),
+        "/audit": ("Audit log", audit.make_router),
     }
 )
-"""The functions that make the routes of each page, or group of pages, in the navigation. Routes begin
-with `console.router()`."""
+"""Each page in the navigation, or group of pages, by its path: its label, and the function that makes
+its routes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,11 @@ def make_console(
         *(file, settings, using, clock, replica),
         Sessions(ring, clock, settings.session_s, store),
         *(verifier, health, lambda principal: serves_as(KnownCaller(principal))),
-        entries=tuple(PAGES),
+        entries={path: label for path, (label, _) in PAGES.items()},
     )
     router = APIRouter()
-    for make_router in (signing_in.make_router, *PAGES.values()):
+    router.include_router(signing_in.make_router(console))
+    for _, make_router in PAGES.values():
         router.include_router(make_router(console))
     return Served(Middleware(ConsoleAccess, console=console), router, console)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 from urllib.parse import urlencode
+
+from pydantic import AfterValidator, BaseModel, Field
 
 from roundgate.protocol import Status
 from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted
@@ -27,33 +29,21 @@ def _cleaned(text: str) -> str:
     return text.replace("\0", "").strip()[:MAX_TEXT]
 
 
-@dataclass(frozen=True, slots=True)
-class Filters:
-    """The filters of a search. Empty texts match any task."""
+Filter: TypeAlias = Annotated[str, AfterValidator(_cleaned)]
 
-    text: str = ""
-    """A part of an id, call, tool, message or failed step, in any case."""
-    tool: str = ""
-    owner: str = ""
-    status: str = ""
-    outcome: str = ""
 
-    @classmethod
-    def from_query(cls, query: Mapping[str, str]) -> Filters:
-        """Return the filters in the query of an address; ignore unknown statuses and outcomes."""
-        status, outcome = query.get("status", ""), query.get("outcome", "")
-        return cls(
-            text=_cleaned(query.get("text", "")),
-            tool=_cleaned(query.get("tool", "")),
-            owner=_cleaned(query.get("owner", "")),
-            status=status if status in set(Status) else "",
-            outcome=outcome if outcome in set(Ending) else "",
-        )
+class Filters(BaseModel):
+    """The filters of a search. Empty texts match any task; unknown statuses and outcomes are ignored."""
+
+    text: Filter = Field("", description="A part of an id, call, tool, message or failed step.")
+    tool: Filter = ""
+    owner: Filter = ""
+    status: Annotated[str, AfterValidator(lambda text: text if text in set(Status) else "")] = ""
+    outcome: Annotated[str, AfterValidator(lambda text: text if text in set(Ending) else "")] = ""
 
     def query(self, **more: str) -> str:
         """Return the query of an address with these filters and further members."""
-        names = ("text", "tool", "owner", "status", "outcome")
-        members = {name: getattr(self, name) for name in names} | more
+        members = self.model_dump() | more
         return urlencode({name: value for name, value in members.items() if value})
 
     def wanted(self) -> Wanted:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import quote
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ValidationError
 from pydantic import Field as Described
 from starlette.responses import Response
@@ -178,18 +178,11 @@ class _Pages:
     # the path operations
 
     async def list(
-        self,
-        text: str = "",
-        tool: str = "",
-        owner: str = "",
-        status: str = "",
-        outcome: str = "",
-        cursor: str | None = None,
+        self, filters: Annotated[Filters, Query()], cursor: Annotated[str | None, Query()] = None
     ) -> TaskList:
-        """List tasks, the newest first. `text` is a part of an id, call, tool, message or failed step."""
+        """List tasks, the newest first."""
         now_ms = self._console.clock.now_ms()
-        query = {"text": text, "tool": tool, "owner": owner, "status": status, "outcome": outcome}
-        page = await self._search(Filters.from_query(query), cursor)
+        page = await self._search(filters, cursor)
         rows = [TaskRow.of(record, now_ms) for record in page.records]
         return TaskList(tasks=rows, cursor=page.cursor, read=page.read)
 
@@ -208,14 +201,14 @@ class _Pages:
 
     # the pages
 
-    async def list_page(self, request: Request) -> Response:
-        query = request.query_params
-        filters, cursor = Filters.from_query(query), query.get("cursor") or None
-        left = updates_left(query)
+    async def list_page(
+        self, request: Request, filters: Annotated[Filters, Query()], cursor: str = ""
+    ) -> Response:
+        left = updates_left(request.query_params)
         now_ms = self._console.clock.now_ms()
         is_part = "hx-request" in request.headers
-        page = await self._search(filters, cursor)
-        is_first = cursor is None and not is_part
+        page = await self._search(filters, cursor or None)
+        is_first = not cursor and not is_part
         open_tasks = await self._store.open_tasks(SAMPLE) if is_first else []
         ended = [record for record in page.records if not record.is_open]
         return self._console.page(
@@ -227,7 +220,7 @@ class _Pages:
             statuses=[status.value for status in Status],
             outcomes=[ending.value for ending in Ending],
             next=None if page.cursor is None else filters.query(cursor=page.cursor),
-            watch=filters.query(cursor=cursor or "", left=str(left - 1))
+            watch=filters.query(cursor=cursor, left=str(left - 1))
             if left > 0 and page.calls == 1
             else None,
             is_full=len(page.records) >= PAGE,
