@@ -138,11 +138,8 @@ def _outcome(status: int, body: bytes, correlation: Correlation) -> CallOutcome:
         response = None
     match response:
         case {"result": dict(result)}:
-            kinds: dict[Any, Literal["input_required", "task"]] = {
-                "input_required": "input_required",
-                "task": "task",
-            }
-            kind = kinds.get(result.get("resultType"), "complete")
+            kind = result.get("resultType")
+            kind = kind if kind in ("input_required", "task") else "complete"
             return CallOutcome(kind=kind, result=result, **ids)
         case {"error": dict(error)}:
             return CallOutcome(kind="error", error=error, **ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 from urllib.parse import urlencode
 
@@ -23,7 +23,7 @@ from roundgate.console.charts import (
 )
 from roundgate.console.frame import Console, PageError
 from roundgate.console.recent import RecentCall, recent_calls
-from roundgate.console.timeline import Moment, StoredTask, make_timeline, tone_of
+from roundgate.console.timeline import Moment, make_timeline, tone_of
 from roundgate.observability import observe
 from roundgate.storage import TaskRef
 from roundgate.tasks import steps_done
@@ -152,19 +152,9 @@ async def _timeline(console: Console, call: str) -> tuple[list[Moment], str | No
     events = console.recent.of_call(call)
     tasks = [event.task for event in events if event.task is not None]
     task = tasks[-1] if tasks else None
-    stored = None if task is None else await _stored(console, task)
-    now_ms = console.clock.now_ms()
-    return make_timeline(events, stored, now_ms), task
-
-
-async def _stored(console: Console, task: str) -> StoredTask | None:
-    try:
-        ref = TaskRef.parse(task)
-    except ValueError:
-        return None
-    store = console.core.stores.tasks
-    record = await store.read(ref, 0)
-    if record is None:
-        return None
-    work = await store.read_work(ref)
-    return StoredTask(record, None if work is None else steps_done(record, work))
+    record, steps = None, None
+    with suppress(ValueError):  # another program's log line may name anything
+        if task is not None:
+            record, work = await console.core.stores.tasks.read_whole(TaskRef.parse(task))
+            steps = None if record is None or work is None else steps_done(record, work)
+    return make_timeline(events, record, steps, console.clock.now_ms()), task

@@ -40,6 +40,7 @@ class Filters(BaseModel):
     owner: Filter = ""
     status: Annotated[str, AfterValidator(lambda text: text if text in set(Status) else "")] = ""
     outcome: Annotated[str, AfterValidator(lambda text: text if text in set(Ending) else "")] = ""
+    cursor: str = Field("", description="The cursor of the page; empty for the first page.")
 
     def query(self, **more: str) -> str:
         """Return the query of an address with these filters and further members."""
@@ -81,13 +82,14 @@ class SearchResult:
     """The number of calls of the store."""
 
 
-async def search(store: StoredTasks, filters: Filters, cursor: str | None) -> SearchResult:
+async def search(store: StoredTasks, filters: Filters) -> SearchResult:
     """Return a page of the tasks that match the filters.
 
     Raises:
-        ValueError: `cursor` does not belong to this search.
+        ValueError: the cursor does not belong to this search.
         Unavailable: the store cannot be reached.
     """
+    cursor = filters.cursor or None
     if cursor is None and (ref := _ref(filters.text)) is not None:
         record = await store.head(ref)
         if record is not None:

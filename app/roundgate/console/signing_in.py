@@ -120,7 +120,6 @@ class _Pages:
 
     async def _admit(self, request: Request, principal: Principal, path: str) -> Response:
         """Start a session, and lead to a page."""
-        console = self._console
         cookie, life_s = await self._seal(principal)
         if len(cookie) > MAX_COOKIE_CHARS:
             return self._form(
@@ -129,19 +128,8 @@ class _Pages:
         self._record("sign_in", principal, address=exchange_of(request.scope).address)
         # a path of the console; anything else would let a link lead to another site
         path = path if path.startswith("/") and not path.startswith("//") else ""
-        response = RedirectResponse(console.url(request.scope, path), 303)
-        name = cookie_name(console.using.public_url, request)
-        response.set_cookie(
-            name,
-            cookie,
-            max_age=life_s,
-            path=self._cookie_path(request, name),
-            httponly=True,
-            samesite="strict",
-            secure=(console.using.public_url or "").startswith("https:"),
-        )
         log.info("an operator signed in", extra={"fields": principal.names})
-        return response
+        return self._redirect(request, path, cookie, life_s)
 
     async def _seal(self, principal: Principal) -> tuple[str, int]:
         """Return the cookie of a new session, and its life in seconds."""
@@ -155,8 +143,20 @@ class _Pages:
         part = replace(principal, scopes=scopes, claims={})
         return console.sessions.seal(part, revocation, is_whole=False)
 
-    def _cookie_path(self, request: Request, name: str) -> str:
-        return "/" if name.startswith("__Host-") else self._console.url(request.scope)
+    def _redirect(self, request: Request, path: str, cookie: str, life_s: int) -> Response:
+        """Return a redirection to a page that sets the cookie of the session."""
+        console = self._console
+        name = cookie_name(console.using.public_url, request)
+        is_secure = name.startswith("__Host-")
+        response = RedirectResponse(console.url(request.scope, path), 303)
+        response.set_cookie(
+            *(name, cookie, life_s),
+            path="/" if is_secure else console.url(request.scope),
+            secure=is_secure,
+            httponly=True,
+            samesite="strict",
+        )
+        return response
 
     # sessions
 
@@ -175,11 +175,7 @@ class _Pages:
         else:
             self._record("sign_out", principal)
         log.info("an operator signed out", extra={"fields": principal.names})
-        response = RedirectResponse(self._console.url(request.scope, "/sign-in"), 303)
-        name = cookie_name(self._console.using.public_url, request)
-        is_secure = name.startswith("__Host-")
-        response.delete_cookie(name, self._cookie_path(request, name), secure=is_secure)
-        return response
+        return self._redirect(request, "/sign-in", "", 0)
 
     async def end(self, ending: EndSessions, request: Request) -> EndSessions:
         """End all sessions of an operator at every replica. Its tokens stay valid."""

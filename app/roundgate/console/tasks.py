@@ -30,7 +30,7 @@ from roundgate.console.charts import (
 from roundgate.console.frame import Console, PageError, form_of, operator_of
 from roundgate.console.recent import RecentEvents
 from roundgate.console.searching import PAGE, Filters, SearchResult, search
-from roundgate.console.timeline import Moment, StoredTask, make_timeline
+from roundgate.console.timeline import make_timeline
 from roundgate.errors import BadAnswer, NotRetryable, ParseError
 from roundgate.json import decode
 from roundgate.protocol import Status
@@ -112,9 +112,7 @@ class _Task:
         self.now_ms = now_ms
         self.steps = None if work is None else steps_done(record, work)
         lines = events.of_task(str(record.ref), record.call_id)
-        self.moments: Sequence[Moment] = make_timeline(
-            lines, StoredTask(record, self.steps), now_ms
-        )
+        self.moments = make_timeline(lines, record, self.steps, now_ms)
 
     def facts(self) -> dict[str, Any]:
         return task_facts(self.record, self.now_ms, self.steps)
@@ -177,12 +175,10 @@ class _Pages:
 
     # the path operations
 
-    async def list(
-        self, filters: Annotated[Filters, Query()], cursor: Annotated[str | None, Query()] = None
-    ) -> TaskList:
+    async def list(self, filters: Annotated[Filters, Query()]) -> TaskList:
         """List tasks, the newest first."""
         now_ms = self._console.clock.now_ms()
-        page = await self._search(filters, cursor)
+        page = await self._search(filters)
         rows = [TaskRow.of(record, now_ms) for record in page.records]
         return TaskList(tasks=rows, cursor=page.cursor, read=page.read)
 
@@ -201,14 +197,12 @@ class _Pages:
 
     # the pages
 
-    async def list_page(
-        self, request: Request, filters: Annotated[Filters, Query()], cursor: str = ""
-    ) -> Response:
+    async def list_page(self, request: Request, filters: Annotated[Filters, Query()]) -> Response:
         left = updates_left(request.query_params)
         now_ms = self._console.clock.now_ms()
         is_part = "hx-request" in request.headers
-        page = await self._search(filters, cursor or None)
-        is_first = not cursor and not is_part
+        page = await self._search(filters)
+        is_first = not filters.cursor and not is_part
         open_tasks = await self._store.open_tasks(SAMPLE) if is_first else []
         ended = [record for record in page.records if not record.is_open]
         return self._console.page(
@@ -220,9 +214,7 @@ class _Pages:
             statuses=[status.value for status in Status],
             outcomes=[ending.value for ending in Ending],
             next=None if page.cursor is None else filters.query(cursor=page.cursor),
-            watch=filters.query(cursor=cursor, left=str(left - 1))
-            if left > 0 and page.calls == 1
-            else None,
+            watch=filters.query(left=str(left - 1)) if left > 0 and page.calls == 1 else None,
             is_full=len(page.records) >= PAGE,
             ages=histogram([(now_ms - task.created_ms) / 1000 for task in open_tasks], AGES_S),
             open_count=len(open_tasks),
@@ -341,9 +333,9 @@ class _Pages:
             "updates_ended": left <= 0 and not record.status.is_terminal,
         }
 
-    async def _search(self, filters: Filters, cursor: str | None) -> SearchResult:
+    async def _search(self, filters: Filters) -> SearchResult:
         try:
-            return await search(self._store, filters, cursor)
+            return await search(self._store, filters)
         except ValueError as error:
             raise PageError(400, f"The cursor is not valid: {error}") from None
 

@@ -65,15 +65,6 @@ class Moment:
     """Further facts by their labels."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTask:
-    """A task as the store has it."""
-
-    record: TaskRecord
-    steps: Sequence[StepDone] | None = None
-    """The progress of its journal; `None` if it is unknown."""
-
-
 _Mapper: TypeAlias = Callable[[Event], Moment]
 
 GOOD: Final = frozenset({"ok", "finished", "completed", "done", "answered", "delivered"})
@@ -204,19 +195,22 @@ _PAUSE: Final = "pause begun"
 
 
 def make_timeline(
-    events: Iterable[Event], task: StoredTask | None = None, now_ms: int = 0
+    events: Iterable[Event],
+    record: TaskRecord | None = None,
+    steps: Sequence[StepDone] | None = None,
+    now_ms: int = 0,
 ) -> list[Moment]:
     """Return the line of time of a call or task in order.
 
     Args:
         events: the events of this process for the call and its task.
-        task: the task in the store, if there is one.
+        record: the task in the store, if there is one.
+        steps: the progress of its journal, if it is known.
         now_ms: the current time, in milliseconds since the epoch; needed with a task.
     """
     moments = _numbered(_moments(events))
-    if task is None:
+    if record is None:
         return moments
-    record = task.record
     created = Moment(Kind.TASK, "task created", record.created_ms, facts={"tool": record.tool})
     place = next(
         (
@@ -227,7 +221,7 @@ def make_timeline(
         len(moments),
     )
     moments.insert(place, created)
-    moments = _with_journal(moments, place, task.steps or ())
+    moments = _with_journal(moments, place, steps or ())
     if record.deaths and not any(moment.kind is Kind.DEATH for moment in moments):
         count = f"{record.deaths} since the last progress"
         moments.append(
