@@ -57,7 +57,7 @@ from roundgate.settings import Settings
 from roundgate.tasks.external import Deliveries
 
 if TYPE_CHECKING:  # imported at run time only if the console is on
-    from roundgate.console.starting import Served
+    from roundgate.console.routes import Served
 
 MAX_LEFT_OUT: Final = 20
 """The limit on the tools of a server that /healthz lists as left out."""
@@ -208,13 +208,11 @@ def _make_console(
     """Return the console, or `None` without the section `console`."""
     if file.config.console is None:
         return None
-    from roundgate.console import starting
+    from roundgate.console.routes import make_console
 
-    return starting.make_console(
-        *(file, using, clock, replica.core, next(iter(verifiers.values()))),
-        config=lambda: replica.config,
+    return make_console(
+        *(file, using, clock, replica, next(iter(verifiers.values()))),
         health=lambda: _read_health(replica),
-        uses=replica.rates.uses,
         serves_as=serves_as,
     )
 

@@ -14,6 +14,7 @@ from roundgate.errors import ConfigError
 from roundgate.settings.process import Settings
 from tests.support.asgi import STATE_KEY, built, config_file
 from tests.support.console import (
+    COOKIES,
     OPERATOR,
     ORIGIN,
     browser_of,
@@ -24,7 +25,7 @@ from tests.support.console import (
 )
 from tests.support.issuer import ISSUER, PUBLIC_URL, token
 
-PAGES = ["", "/tools", "/tools/hello", "/limits", "/audit"]
+PAGES = ["", "/session", "/tools", "/tools/hello", "/limits", "/audit"]
 
 
 @tool
@@ -41,7 +42,8 @@ async def test_a_token_is_exchanged_for_a_session() -> None:
         assert "HttpOnly" in cookie
         assert "SameSite=strict" in cookie
         assert "Secure" in cookie
-        assert "Path=/console" in cookie
+        assert "Path=/;" in cookie
+        assert cookie.startswith("__Host-roundgate_console_")
         assert "Overview" in await browser.page()
 
 
@@ -127,10 +129,10 @@ async def test_a_session_without_all_claims_ends_when_a_policy_begins() -> None:
     many = " ".join(f"service-{number}:read" for number in range(900))
     async with with_auth(hello) as browser:
         await browser.sign_in(scope=f"{OPERATOR} {many}")
-        session = browser.http.cookies["roundgate_console"]
+        session = browser.session
         assert "Overview" in await browser.page()
     async with with_auth(hello, policy=policy) as browser:
-        browser.http.cookies.set("roundgate_console", session, path="/console")
+        browser.session = session
         assert (await browser.get()).status_code == 303
         browser.http.cookies.clear()
         refused = await browser.sign_in(scope=f"{OPERATOR} {many}")
@@ -149,7 +151,7 @@ async def test_a_long_session_has_only_scopes_that_the_gateway_knows() -> None:
 
     async with with_auth(hello, orders) as browser:
         await browser.sign_in(scope=f"{OPERATOR} orders:read {many}")
-        assert len(browser.http.cookies["roundgate_console"]) < 1_000
+        assert len(browser.session) < 1_000
         assert "no orders" in (await browser.submit("/tools/orders/call", {})).text
 
 
@@ -171,25 +173,25 @@ async def test_a_session_of_another_key_issuer_or_scope_is_none() -> None:
     file = config_file(hello, console={})
     other = built(file, Settings(state_keys="A" * 43 + "="))
     async with local(hello) as browser:
-        cookie = browser.http.cookies["roundgate_console"]
+        cookie = browser.session
         async with browser_of(other) as stranger:
-            stranger.http.cookies.set("roundgate_console", cookie, path="/console")
+            stranger.session = cookie
             assert (await stranger.get()).status_code == 303
     async with with_auth(hello) as browser:  # sealed with the same key, without `auth`
-        browser.http.cookies.set("roundgate_console", cookie, path="/console")
+        browser.session = cookie
         assert (await browser.get()).status_code == 303
         browser.http.cookies.clear()
         await browser.sign_in()
-        session = browser.http.cookies["roundgate_console"]
+        session = browser.session
     async with with_auth(hello, auth={"operator_scope": "other"}) as browser:
-        browser.http.cookies.set("roundgate_console", session, path="/console")
+        browser.session = session
         assert (await browser.get()).status_code == 303
 
 
 @pytest.mark.parametrize("cookie", ["", "x", "v1.a.b", "v1." + "a" * 9_000, '"'])
 async def test_a_forged_session_is_none(cookie: str) -> None:
     async with with_auth() as browser:
-        response = await browser.get(cookie=f"roundgate_console={cookie}")
+        response = await browser.get(cookie=f"{COOKIES[1]}={cookie}")
         assert response.status_code == 303
 
 
@@ -206,7 +208,7 @@ async def test_a_link_works_once_and_for_every_replica() -> None:
             assert (await browser.get(path)).status_code == 403
         assert (await first.get("/enter?token=x")).status_code == 403
         assert (await first.get("/enter")).status_code == 403
-        session = second.http.cookies["roundgate_console"]
+        session = second.session
         assert (await first.get(f"/enter?token={session}")).status_code == 403
 
 
@@ -389,7 +391,7 @@ async def test_an_unexpected_error_is_a_page_with_the_policy_and_a_reference(
     def fail(most: int) -> list[Any]:
         raise RuntimeError("4111 1111")
 
-    monkeypatch.setattr(app.state.console, "uses", fail)
+    monkeypatch.setattr(app.state.console.replica.rates, "uses", fail)
     async with browser_of(app) as browser:
         await browser.get(f"/enter?token={app.state.console.sessions.seal_link()}")
         for path in ("/limits", "/api/limits"):

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from roundgate import Context, tool
-from tests.support.console import OPERATOR, Browser, elements, local, with_auth
+from tests.support.console import OPERATOR, Browser, csrf_of, elements, local, with_auth
 from tests.support.issuer import token
 
 
@@ -52,8 +52,8 @@ def hidden(page: str) -> dict[str, str]:
     }
 
 
-async def call(browser: Browser, name: str, fields: dict[str, Any]) -> str:
-    response = await browser.submit(f"/tools/{name}/call", fields)
+async def call(browser: Browser, name: str, fields: dict[str, Any], view: str = "") -> str:
+    response = await browser.submit(f"/tools/{name}/call?view={view}", fields)
     assert response.status_code == 200, response.text
     return html.unescape(response.text)
 
@@ -207,3 +207,49 @@ async def test_the_json_api_calls_a_tool() -> None:
         assert done.json()["result"]["structuredContent"]["item"] == "tea"
         missing = await browser.http.get("/console/api/tools/none", headers=key)
         assert (missing.status_code, missing.json()) == (404, {"error": "There is no such tool"})
+
+
+VIEWS = [{"name": "some", "include": [{"name": "deploy"}]}]
+
+
+async def test_a_round_is_answered_at_the_endpoint_of_its_view() -> None:
+    async with local(order, deploy, views=VIEWS) as browser:
+        tool_page = await browser.page("/tools/deploy?view=some")
+        assert "at /some/mcp." in tool_page
+        assert "all tools" in tool_page
+        path = "/tools/deploy/call?view=some"
+        asked = (await browser.submit(path, {"argument/env": "prod"})).text
+        assert "/tools/deploy/call?view=some" in asked
+        answers = {**hidden(asked), "action/0": "accept", "answer/0/go": "true"}
+        answers["answer/0/reason"] = '"late"'
+        assert "deployed because late" in await call(browser, "deploy", answers, "some")
+        elsewhere = await call(browser, "deploy", answers)
+        assert "deployed" not in elsewhere
+
+
+async def test_a_view_has_only_its_own_tools() -> None:
+    async with local(order, deploy, views=VIEWS) as browser:
+        for path in ("/tools/order", "/tools/order/call", "/tools/deploy/call"):
+            view = "some" if "order" in path else "none"
+            answer = await browser.submit(f"{path}?view={view}", {})
+            assert answer.status_code in (404, 405), path
+        key = {"x-csrf-token": csrf_of(await browser.page())}
+        answer = await browser.http.post(
+            "/console/api/tools/order/call?view=some",
+            json={"arguments": {"item": "a"}},
+            headers={**browser.same_origin, **key},
+        )
+        assert answer.json()["kind"] == "error"
+
+
+async def test_an_operator_needs_the_scopes_of_a_views_endpoint() -> None:
+    views = [{**VIEWS[0], "scopes": ["deploy"]}]
+    async with with_auth(order, deploy, views=views) as browser:
+        for scope, status in ((OPERATOR, 403), (f"{OPERATOR} deploy", 200)):
+            await browser.sign_in(scope=scope)
+            path = "/tools/deploy/call?view=some"
+            answer = await browser.submit(path, {"argument/env": "prod"})
+            assert (answer.status_code, "Deploy prod?" in answer.text) == (status, status == 200)
+            key = {"authorization": f"Bearer {token(scope=scope)}"}
+            called = await browser.http.post(f"/console/api{path}", json={}, headers=key)
+            assert called.status_code == status

@@ -102,7 +102,7 @@ async def test_the_audit_log_shows_the_records_of_a_call(tmp_path: Path) -> None
 
         assert await events() == ["ended", "called"]
         whole = (await browser.get("/api/audit")).json()
-        assert (whole["is_whole"], len(whole["records"])) == (True, 5)
+        assert (whole["is_whole"], len(whole["records"])) == (True, 6)
         assert (await browser.get("/api/audit?subject=nobody")).json()["records"] == []
         assert call_id in await browser.page("/audit?subject=local")
 

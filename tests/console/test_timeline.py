@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from roundgate.console.recent import Event
-from roundgate.console.timeline import MAPPERS, Kind, StoredTask, Tone, make_timeline
+from roundgate.console.timeline import MAPPERS, Kind, Tone, make_timeline
 from roundgate.protocol import Status
 from roundgate.storage import Ending, TaskRecord, TaskRef
 from roundgate.tasks import StepDone
@@ -32,10 +32,15 @@ def event(at_ms: float, message: str, **facts: Any) -> Event:
     return Event(at_ms, message, level, "C", facts.pop("task", None), "refund", facts)
 
 
-def titles(events: list[Event], task: StoredTask | None = None, now_ms: int = 5_000) -> list[str]:
+def titles(
+    events: list[Event],
+    record: TaskRecord | None = None,
+    steps: list[StepDone] | None = None,
+    now_ms: int = 5_000,
+) -> list[str]:
     return [
         " · ".join(filter(None, (moment.title, moment.outcome)))
-        for moment in make_timeline(events, task, now_ms)
+        for moment in make_timeline(events, record, steps, now_ms)
     ]
 
 
@@ -199,21 +204,21 @@ def test_a_task_adds_its_journal_and_its_state(
     record: TaskRecord, steps: list[StepDone] | None, events: list[Event], lines: list[str]
 ) -> None:
     expiry = ["task expires"] if record.is_open else []
-    assert titles(events, StoredTask(record, steps)) == [*lines, *expiry]
+    assert titles(events, record, steps) == [*lines, *expiry]
 
 
 def test_a_death_that_this_process_saw_is_shown_once() -> None:
     seen = event(1_100, "a task is taken over", deaths=1)
-    moments = make_timeline([seen], StoredTask(replace(RECORD, deaths=1)), 5_000)
+    moments = make_timeline([seen], replace(RECORD, deaths=1), None, 5_000)
     assert [moment.kind for moment in moments].count(Kind.DEATH) == 1
 
 
 def test_an_expired_task_says_so() -> None:
-    assert titles([], StoredTask(RECORD), now_ms=100_000)[-1] == "task expired"
+    assert titles([], RECORD, now_ms=100_000)[-1] == "task expired"
 
 
 def test_an_entry_without_an_event_has_no_time() -> None:
-    moments = make_timeline([], StoredTask(RECORD, [DONE]), 5_000)
+    moments = make_timeline([], RECORD, [DONE], 5_000)
     assert [moment.at_ms for moment in moments] == [1_000, None, 1_000, 90_000]
 
 

@@ -9,6 +9,7 @@ as another process would.
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -237,6 +238,22 @@ async def swapped(store: StoredTasks, change: Change) -> TaskRecord:
 
 
 SIZES: Final = [0, 1, 4096, 4097, 30_000, 360_000]
+
+
+_FORGED_KEYS: list[dict[str, Any]] = [
+    {"pk": 1.5, "sk": []},
+    {"pk": "", "sk": ""},
+    {"pk": "T#x", "sk": 0},
+    {"pk": "T#x", "sk": "0", "owner": {}},
+    {"pk": "T#x", "sk": "0", "owner": "b"},
+    {"pk": "T#x", "sk": "0", "ended": "9", "updated_ms": "x"},
+    {"pk": "T#x", "sk": "0", "ended": "9", "updated_ms": 1},
+]
+"""Positions in a table of DynamoDB that no search can have."""
+
+
+def _encoded_cursor(start: dict[str, Any]) -> str:
+    return base64.urlsafe_b64encode(encode([0, start])).decode()
 
 
 class TaskStoreContract:
@@ -1610,11 +1627,17 @@ class TaskStoreContract:
         assert len(set(found)) == len(found) == (8 if statuses == {Status.WORKING} else 12)
 
     @pytest.mark.parametrize(
-        "cursor", ["", "-1", "x", "WzAsIG51bGx", "W10", "\u0661", "e30", "WzksbnVsbF0"]
+        "cursor",
+        [
+            *("", "-1", "x", "WzAsIG51bGx", "W10", "\u0661", "e30", "WzksbnVsbF0"),
+            *map(_encoded_cursor, _FORGED_KEYS),
+        ],
     )
     async def test_what_is_no_cursor_is_refused(self, store: StoredTasks, cursor: str) -> None:
-        with pytest.raises(ValueError, match="unknown cursor"):
-            await store.find(Wanted(owner="a", statuses=frozenset({Status.WORKING})), 10, cursor)
+        of_owner = Wanted(owner="a", statuses=frozenset({Status.WORKING}))
+        for wanted in (of_owner, Wanted(), Wanted(endings=frozenset({Ending.ERROR}))):
+            with pytest.raises(ValueError, match="unknown cursor"):
+                await store.find(wanted, 10, cursor)
 
     async def test_what_is_found_is_as_it_is_read(self, store: StoredTasks) -> None:
         await store.release(

@@ -18,6 +18,8 @@ from tests.support.issuer import PUBLIC_URL, guarded, jwks, token
 from tests.support.services import answer, service
 
 OPERATOR = "gateway:operate"
+COOKIES = ("roundgate_console_80", "__Host-roundgate_console_490f20c4")
+"""The cookies of a gateway at `ORIGIN`, and at `PUBLIC_URL`."""
 ORIGIN = "http://127.0.0.1"
 
 
@@ -70,6 +72,19 @@ class Browser:
         """Post a form with the CSRF token of the session."""
         token = csrf_of(await self.page())
         return await self.post(path, {"csrf_token": token, **fields})
+
+    @property
+    def session(self) -> str:
+        """The cookie of the session."""
+        (value,) = (each.value for each in self.http.cookies.jar if each.name in COOKIES)
+        assert value
+        return value
+
+    @session.setter
+    def session(self, value: str) -> None:
+        self.http.cookies.clear()
+        for name in COOKIES:
+            self.http.cookies.set(name, value)
 
     async def sign_in(self, **claims: Any) -> httpx.Response:
         text = token(**{"scope": OPERATOR, **claims})

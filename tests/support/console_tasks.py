@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 
+from roundgate import Context, tool
 from roundgate.protocol import Status
 from roundgate.settings.process import Settings
 from roundgate.storage import TaskRef
@@ -25,6 +27,41 @@ CAPABILITIES: dict[str, Any] = {
 }
 NOW_MS = 2_000_000_000_000
 T = TypeVar("T")
+
+
+class Confirm(BaseModel):
+    go: bool
+    why: str = "late"
+
+
+is_down = [True]
+"""Whether the service that `pay` needs is down."""
+
+
+def pay() -> str:
+    if is_down[0]:
+        raise ConnectionError("4111 1111 1111 1111")
+    return "paid"
+
+
+@tool(task="required")
+async def refund(ctx: Context, order: str) -> str:
+    await ctx.step("plan", lambda: "plan")
+    confirmed = await ctx.elicit("confirm", f"Refund {order}?", Confirm)
+    if not confirmed.go:
+        return "declined"
+    await ctx.step("pay", pay)
+    return f"refunded {order}"
+
+
+@tool(task="required")
+async def ship(ctx: Context) -> str:
+    event = await ctx.event("paid")
+    paid = await event.wait()
+    return f"shipped: {paid}"
+
+
+ACCEPTED = {"action/0": "accept", "answer/0/go": "true", "answer/0/why": "late"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +130,21 @@ async def eventually(look: Callable[[], Awaitable[T | None]]) -> T:
 
 @asynccontextmanager
 async def operated(
-    folder: Path, *functions: Callable[..., Any], show_values: bool = False, **sections: Any
+    store: Path | Settings,
+    *functions: Callable[..., Any],
+    show_values: bool = False,
+    **sections: Any,
 ) -> AsyncIterator[Operated]:
-    """A gateway of functions or other back ends, without authentication, with a store in a
-    folder."""
+    """A gateway of functions or other back ends, without authentication. `store` is the folder of a
+    SQLite file, or names another store."""
     console = {"show_values": show_values}
     if "backends" in sections:
         file = config_of({"console": console, **sections})
     else:
         file = config_file(*functions, console=console, **sections)
-    app = built(file, Settings(store=f"sqlite:///{folder}/tasks.sqlite3"))
+    if isinstance(store, Path):
+        store = Settings(store=f"sqlite:///{store}/tasks.sqlite3")
+    app = built(file, store)
     async with browser_of(app) as browser:
         link = app.state.console.sessions.seal_link()
         assert (await browser.get(f"/enter?token={link}")).status_code == 303

@@ -185,19 +185,15 @@ class Trail:
         facts = {"cause": cause, "config": self.digest(config_text(path))}
         self.record("policy", {**facts, "lost": list(lost)})
 
-    def operator(
-        self, action: str, task: str, principal: Principal | None = None, **facts: Any
-    ) -> None:
-        """Record that an operator acts on a task. Without a principal, the operator is the user that
-        runs this process.
+    def operator(self, action: str, principal: Principal | None = None, **facts: Any) -> None:
+        """Record an act of an operator. Without a principal, the operator is the user that runs this
+        process.
 
         Raises:
             Unavailable: the record cannot be written, and such calls are refused.
         """
         operator = {"user": _user()} if principal is None else who(principal)
-        self.record(
-            "operator", {"action": action, "task": task, "who": operator, **facts}, must=True
-        )
+        self.record("operator", {"action": action, **facts, "who": operator}, must=True)
 
     def _record_requests(self, task: str) -> None:
         """Record the requests to back ends that the request being served makes for a task."""

@@ -2,7 +2,7 @@
 pages.
 
     Authorization: Bearer …    a token with `auth.operator_scope`, for programs
-    Cookie: roundgate_console  a session, for browsers; each POST repeats the session's CSRF token
+    Cookie: roundgate_console… a session, for browsers; each POST repeats the session's CSRF token
     no credentials             the sign-in page, links, style sheet and script
 
 A POST must come from the console's own origin, as `Sec-Fetch-Site` or `Origin` tells. The layer adds
@@ -12,8 +12,7 @@ the content security policy to every response, so that no page can forget it.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
-from typing import Final, TypeAlias
+from typing import Final
 from urllib.parse import parse_qs, quote
 
 from fastapi import Request
@@ -21,10 +20,10 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from roundgate.auth import LOCAL, Principal
+from roundgate.auth import LOCAL
 from roundgate.console.frame import FORM, OPERATOR, Console, is_api
-from roundgate.console.sessions import COOKIE, Operator
-from roundgate.errors import AuthError, InsufficientScope, Unavailable
+from roundgate.console.sessions import Operator, cookie_name
+from roundgate.errors import AuthError, Unavailable
 from roundgate.http.exchange import exchange_of
 from roundgate.http.request import public_origins
 
@@ -51,9 +50,6 @@ _HEADERS: Final = {
     "cross-origin-resource-policy": "same-origin",
 }
 
-Authenticate: TypeAlias = Callable[[bytes | None], Awaitable[Principal]]
-"""Returns the caller with a value of the Authorization header; raises `AuthError`."""
-
 
 class ConsoleAccess:
     """ASGI middleware in front of the console's routes; it passes all other requests on.
@@ -61,23 +57,12 @@ class ConsoleAccess:
     Args:
         app: the layers inside.
         console: the console.
-        authenticate: authenticates a caller with a token; `None` on a gateway without
-            authentication, where only links start sessions.
-        max_body_bytes: the limit on a body, in bytes.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        console: Console,
-        authenticate: Authenticate | None,
-        max_body_bytes: int,
-    ) -> None:
+    def __init__(self, app: ASGIApp, console: Console) -> None:
         self._app = app
         self._console = console
-        self._authenticate = authenticate
-        self._max_body_bytes = max_body_bytes
+        self._max_body_bytes = console.config.http.max_body_bytes
         self._origins = frozenset(
             origin.lower() for origin in public_origins(console.using.public_url)
         )
@@ -115,7 +100,7 @@ class ConsoleAccess:
 
         Raises:
             AuthError: the bearer token is invalid or lacks the scope of operators.
-            Unavailable: the keys that verify it cannot be read.
+            Unavailable: the keys that verify it, or the store, cannot be read.
         """
         is_open = path.startswith(_OPEN)
         operator = None if is_open else await self._operator(request)
@@ -152,17 +137,21 @@ class ConsoleAccess:
 
     async def _operator(self, request: Request) -> Operator | None:
         """Return the operator who sends a request, or `None`."""
-        authorization = request.headers.get("authorization", "")
-        is_bearer = authorization.lower().startswith("bearer ")
-        if is_bearer and self._authenticate is not None:
-            return Operator(await self._authenticate(authorization.encode("latin-1")))
-        operator = self._console.sessions.open(request.cookies.get(COOKIE, ""))
-        return operator if operator is not None and self._may_operate(operator) else None
+        console, authorization = self._console, request.headers.get("authorization", "")
+        if authorization.lower().startswith("bearer ") and console.config.auth != "none":
+            principal = await console.authenticate(authorization.encode("latin-1"))
+            console.check_operator(principal)
+            return Operator(principal)
+        cookie = request.cookies.get(cookie_name(console.using.public_url, request), "")
+        operator = console.sessions.open(cookie)
+        if operator is None or not self._may_operate(operator):
+            return None
+        return None if await console.sessions.is_revoked(operator) else operator
 
     def _may_operate(self, operator: Operator) -> bool:
         """Return whether a session is one of this configuration, which may be newer. The rules of a
         policy need all scopes and claims of a token."""
-        principal, config = operator.principal, self._console.config()
+        principal, config = operator.principal, self._console.config
         auth = config.auth
         if config.policy is not None and not operator.is_whole:
             return False
@@ -192,16 +181,12 @@ class ConsoleAccess:
 
     async def _read(self, request: Request, most: int) -> bytes | None:
         """Return the body, or `None` if it is too large."""
-        length = request.headers.get("content-length", "")
-        if length.isdecimal() and int(length[:20]) > most:
-            return None
-        chunks, size = list[bytes](), 0
+        body = bytearray()
         async for chunk in request.stream():
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > most:
+            body += chunk
+            if len(body) > most:
                 return None
-        return b"".join(chunks)
+        return bytes(body)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
@@ -249,15 +234,3 @@ def _parse(request: Request, body: bytes) -> dict[str, list[str]] | None:
         )
     except ValueError:
         return None
-
-
-def make_authenticate(principal_of: Authenticate, operator_scope: str) -> Authenticate:
-    """Return a function that authenticates operators."""
-
-    async def authenticate(authorization: bytes | None) -> Principal:
-        principal = await principal_of(authorization)
-        if operator_scope not in principal.scopes:
-            raise InsufficientScope("the console", [operator_scope])
-        return principal
-
-    return authenticate

@@ -1,5 +1,5 @@
-"""Calls of tools from the console: requests of 2026-07-28 to the default MCP endpoint of this process,
-as the operator.
+"""Calls of tools from the console: requests of 2026-07-28 to an MCP endpoint of this process, as the
+operator.
 
 A call passes the layers that every call passes: scopes, limits, approvals, audit log and log line.
 """
@@ -12,13 +12,12 @@ from typing import Any, Final, Literal
 
 from fastapi import Request
 from pydantic import BaseModel, Field
-from starlette.types import Message
+from starlette.types import ASGIApp, Message
 
 from roundgate import client, json
-from roundgate.auth import Principal
+from roundgate.backends import ServedTool
 from roundgate.client.messages import of_arguments
 from roundgate.client.types import Tool
-from roundgate.console.frame import Console
 from roundgate.errors import BadAnswer, ParseError
 from roundgate.http.exchange import exchange_of
 from roundgate.observability.correlation import Correlation
@@ -52,14 +51,20 @@ class CallOutcome(BaseModel):
 
 
 async def call_tool(
-    console: Console, principal: Principal, name: str, call: ToolCall, request: Request
+    serves: ASGIApp,
+    path: str,
+    name: str,
+    tool: ServedTool | None,
+    call: ToolCall,
+    request: Request,
 ) -> CallOutcome:
     """Return the outcome of a round of a call. The call is cancelled if the browser disconnects.
 
     Args:
-        console: the console.
-        principal: the caller.
-        name: the name of the tool at the default endpoint.
+        serves: the MCP endpoints for the caller.
+        path: the path of the endpoint.
+        name: the name of the tool.
+        tool: the tool; `None` if the endpoint has none of this name.
         call: the arguments, and the answers of a later round.
         request: the request of the browser.
     """
@@ -72,31 +77,29 @@ async def call_tool(
     message = client.message(
         "tools/call", params, 1, client.envelope(VERSION, info, dict(CAPABILITIES))
     )
-    headers = [*client.headers_of(message), *_mirrored(console, name, call.arguments)]
-    status, body, correlation = await _post(console, principal, headers, message, request)
+    headers = [*client.headers_of(message), *_mirrored(tool, call.arguments)]
+    status, body, correlation = await _post(serves, path, headers, message, request)
     return _outcome(status, body, correlation)
 
 
-def _mirrored(console: Console, name: str, arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _mirrored(tool: ServedTool | None, arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the headers that repeat arguments of a tool."""
-    served = console.catalog().tools.get(name)
-    if served is None:
+    if tool is None:
         return []
     try:
-        return [*of_arguments(Tool.read(dict(served.tool.definition)), arguments)]
+        return [*of_arguments(Tool.read(dict(tool.tool.definition)), arguments)]
     except (BadAnswer, ValueError):  # the gateway does not serve such a tool's headers either
         return []
 
 
 async def _post(
-    console: Console,
-    principal: Principal,
+    serves: ASGIApp,
+    path: str,
     headers: list[tuple[str, str]],
     message: dict[str, Any],
     request: Request,
 ) -> tuple[int, bytes, Correlation]:
-    """Send a request to the default endpoint; return status, body and ids of the call."""
-    path = console.config().http.path
+    """Send a request to an endpoint; return status, body and ids of the call."""
     scope = {
         **{name: request.scope.get(name) for name in ("asgi", "scheme", "client", "server")},
         "type": "http",
@@ -123,7 +126,7 @@ async def _post(
         else:
             chunks.append(sent.get("body", b""))
 
-    await console.serves_as(principal)(scope, receive, send)
+    await serves(scope, receive, send)
     return status, b"".join(chunks), correlation
 
 
@@ -135,11 +138,8 @@ def _outcome(status: int, body: bytes, correlation: Correlation) -> CallOutcome:
         response = None
     match response:
         case {"result": dict(result)}:
-            kinds: dict[Any, Literal["input_required", "task"]] = {
-                "input_required": "input_required",
-                "task": "task",
-            }
-            kind = kinds.get(result.get("resultType"), "complete")
+            kind = result.get("resultType")
+            kind = kind if kind in ("input_required", "task") else "complete"
             return CallOutcome(kind=kind, result=result, **ids)
         case {"error": dict(error)}:
             return CallOutcome(kind="error", error=error, **ids)

@@ -1,16 +1,23 @@
-"""Pictures of the console as values: the bars of a line of time, and histograms. Templates draw them as
-SVG, with classes of the style sheet."""
+"""Lines of time and histograms as pages and path operations show them: tables, and pictures that
+templates draw as SVG, with classes of the style sheet."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from roundgate.clock import span
+from pydantic import BaseModel, Field
+
+from roundgate.clock import iso, span
 from roundgate.console.timeline import Moment
 
+WATCHES: Final = 200
+"""The number of times that a page updates itself before it stops, so that a forgotten page does not
+read the store for ever."""
+MAX_MOMENTS: Final = 1_000
+"""The limit on the moments of a page: it shows the last ones."""
 WIDTH: Final = 900
 """The width of a line of time, in units of its SVG."""
 LABELS: Final = 240
@@ -61,7 +68,6 @@ class Picture:
     omitted: int
     """The number of moments for which there is no space."""
     width: int = WIDTH
-    labels: int = LABELS
 
 
 def picture(moments: Sequence[Moment], now_ms: int) -> Picture | None:
@@ -130,3 +136,41 @@ def histogram(durations_s: Sequence[float], bounds_s: Sequence[float]) -> list[B
 
 def _bound(seconds: float) -> str:
     return span(round(seconds * 1000)) if seconds >= 1 else f"{seconds * 1000:g} ms"
+
+
+class MomentView(BaseModel):
+    """A moment of a line of time."""
+
+    kind: str = Field(
+        description="round, question, step, turn, death, upstream, event, task or note."
+    )
+    title: str
+    at: str | None = Field(
+        None, description="When it began; absent if another process did it and no store tells."
+    )
+    ms: float | None = Field(None, description="Its duration in milliseconds, if it is known.")
+    tone: str = Field(description="good, bad, waits or plain.")
+    outcome: str
+    facts: dict[str, str]
+
+
+def moment_views(moments: Iterable[Moment]) -> list[MomentView]:
+    """Return the last moments as pages show them."""
+    return [
+        MomentView(
+            kind=moment.kind.value,
+            title=moment.title,
+            at=None if moment.at_ms is None else iso(moment.at_ms),
+            ms=moment.took_ms or None,
+            tone=moment.tone.value,
+            outcome=moment.outcome,
+            facts=dict(moment.facts),
+        )
+        for moment in list(moments)[-MAX_MOMENTS:]
+    ]
+
+
+def updates_left(query: Mapping[str, str]) -> int:
+    """Return how often a page may still update itself, from `left` in its address."""
+    text = query.get("left", "")
+    return min(int(text), WATCHES) if text.isdecimal() and len(text) < 10 else WATCHES

@@ -10,8 +10,8 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -24,16 +24,16 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Lifespan, Scope
 
-from roundgate.auth import Principal
-from roundgate.backends import Catalog
+from roundgate.auth import Principal, Verifier
 from roundgate.clock import Clock, iso
 from roundgate.config import ConfigFile, GatewayConfig
+from roundgate.console.charts import took
 from roundgate.console.recent import RecentEvents
 from roundgate.console.sessions import Operator, Sessions
-from roundgate.errors import Inside, InternalError, Unavailable
+from roundgate.errors import Inside, InsufficientScope, InternalError, Unavailable
 from roundgate.http import Health
 from roundgate.http.exchange import route_path
-from roundgate.methods.rates import Use
+from roundgate.http.replica import Replica
 from roundgate.runtime.startup import Core
 from roundgate.settings import ConsoleConfig, Settings
 
@@ -72,61 +72,34 @@ class PageError(Inside):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A page in the navigation."""
-
-    label: str
-    path: str
-    """The path below the console's own; empty for the first page."""
-
-
+@dataclass
 class Console:
-    """The parts that pages use.
+    """The parts that pages use."""
 
-    Args:
-        file: the configuration at the start.
-        using: the settings of the environment.
-        clock: the clock of the gateway.
-        core: the catalog and the stores.
-        settings: the section `console`.
-        sessions: the sealer of sessions.
-        config: returns the current configuration, which a reload changes.
-        health: returns the current health.
-        uses: returns the present use of limits, by at most so many callers each.
-        serves_as: returns the MCP endpoints for one caller, without authentication.
-    """
+    file: ConfigFile
+    """The configuration at the start."""
+    settings: ConsoleConfig
+    """Its section `console`."""
+    using: Settings
+    clock: Clock
+    replica: Replica
+    """The replica that this process serves."""
+    sessions: Sessions
+    verifier: Verifier
+    """Authenticates callers of the default endpoint."""
+    health: Callable[[], Health]
+    """Returns the current health."""
+    serves_as: Callable[[Principal], ASGIApp]
+    """Returns the MCP endpoints for one caller, without authentication."""
+    recent: RecentEvents = field(default_factory=RecentEvents)
+    """The recent events of calls and tasks in this process."""
+    process: str = f"process {os.getpid()} on {platform.node()}"
+    """The name of this process."""
+    entries: Mapping[str, str] = field(default_factory=dict)
+    """The navigation: the label of each page by its path below the console's own."""
 
-    def __init__(
-        self,
-        file: ConfigFile,
-        using: Settings,
-        clock: Clock,
-        core: Core,
-        settings: ConsoleConfig,
-        sessions: Sessions,
-        *,
-        config: Callable[[], GatewayConfig],
-        health: Callable[[], Health],
-        uses: Callable[[int], list[Use]],
-        serves_as: Callable[[Principal], ASGIApp],
-    ) -> None:
-        self.file = file
-        self.using = using
-        self.clock = clock
-        self.core = core
-        self.settings = settings
-        self.sessions = sessions
-        self.config = config
-        self.health = health
-        self.uses = uses
-        self.serves_as = serves_as
-        self.recent = RecentEvents()
-        """The recent events of calls and tasks in this process."""
-        self.process = f"process {os.getpid()} on {platform.node()}"
-        """The name of this process."""
-        self.entries: list[Entry] = []
-        """The navigation, in order."""
+    def __post_init__(self) -> None:
+        self.core: Core = self.replica.core
         self.static = {name: (HERE / "static" / name).read_bytes() for name in STATIC}
         self._versions = {
             name: hashlib.sha256(content).hexdigest()[:8] for name, content in self.static.items()
@@ -138,37 +111,54 @@ class Console:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.filters["time"] = _time
-        self._templates.filters["pretty"] = _pretty
-        self._templates.filters["tojson_text"] = lambda value: json.dumps(
-            value, ensure_ascii=False, default=str
+        self._templates.filters.update(
+            time=_time,
+            took=took,
+            pretty=_pretty,
+            tojson_text=lambda value: json.dumps(value, ensure_ascii=False, default=str),
+            segment=lambda text: quote(text, safe=""),
         )
-        self._templates.filters["segment"] = lambda text: quote(text, safe="")
+
+    @property
+    def config(self) -> GatewayConfig:
+        """The current configuration, which a reload changes."""
+        return self.replica.config
 
     @property
     def shows_values(self) -> bool:
         """Whether pages show the arguments, answers and results of calls."""
         return self.settings.show_values
 
-    @property
-    def view(self) -> str:
-        """The view at the default endpoint, which the console calls; empty for all tools."""
-        config = self.config()
-        return config.endpoints[config.http.path]
+    async def authenticate(self, authorization: bytes | None) -> Principal:
+        """Return the caller with a value of the Authorization header.
 
-    def catalog(self) -> Catalog:
-        """Return the current catalog of the default endpoint."""
-        return self.core.serving.catalog.of_view(self.view)
+        Raises:
+            AuthError: the token is invalid.
+            Unavailable: the keys that verify it cannot be read.
+        """
+        return await self.verifier.principal(authorization)
+
+    def check_operator(self, principal: Principal) -> None:
+        """Check that a caller with a token is an operator.
+
+        Raises:
+            InsufficientScope: the token lacks the scope of operators.
+        """
+        auth = self.config.auth
+        scope = None if auth == "none" else auth.operator_scope
+        if scope is not None and scope not in principal.scopes:
+            raise InsufficientScope("the console", [scope])
 
     def known_scopes(self) -> frozenset[str]:
         """Return the scopes on which anything in this gateway depends."""
-        config, catalog = self.config(), self.core.serving.catalog
+        config, catalog = self.config, self.core.serving.catalog
         own = () if config.auth == "none" else (config.auth.operator_scope, *config.auth.scopes)
         return frozenset().union(
             (scope for scope in own if scope is not None),
             config.rate.scopes,
             catalog.all_scopes(),
             *(view.all_scopes() for view in catalog.views.values()),
+            *(view.scopes for view in config.views),
         )
 
     def router(self, lifespan: Lifespan[FastAPI] | None = None) -> APIRouter:
@@ -192,7 +182,7 @@ class Console:
                     except RequestValidationError:
                         if is_api(self.path.removeprefix(console.settings.path)):
                             raise
-                        return console.error(request, 400, "The address has an invalid value")
+                        return console.failure(request, 400, "The address has an invalid value")
                     except HTTPException:
                         raise
                     except Exception as error:
@@ -207,6 +197,17 @@ class Console:
         return APIRouter(
             prefix=self.settings.path, tags=["console"], route_class=ConsoleRoute, lifespan=lifespan
         )
+
+    def page_router(self, pages: Mapping[str, Callable[..., Any]]) -> APIRouter:
+        """Return the routes of pages by method and path, such as `GET /tasks`. The documentation of
+        the API omits them."""
+        router = self.router()
+        for method_and_path, page in pages.items():
+            method, path = method_and_path.split()
+            router.add_api_route(
+                path, page, methods=[method], include_in_schema=False, response_model=None
+            )
+        return router
 
     def url(self, scope: Scope, path: str = "") -> str:
         """Return the path of a page for the client of a request, behind the prefix of a proxy."""
@@ -227,22 +228,18 @@ class Console:
             entries=self.entries,
             here=self.path_of(scope),
             layout="part.html" if "hx-request" in request.headers else "base.html",
-            server=self.config().server,
+            server=self.config.server,
             shows_values=self.shows_values,
             **values,
         )
         # a lone surrogate, which texts of services may have, becomes `?`
         return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)
 
-    def error(self, request: Request, status: int, message: str) -> HTMLResponse:
-        """Return a page with an error."""
-        return self.page(request, "error.html", status=status, message=message)
-
     def failure(self, request: Request, status: int, message: str) -> Response:
         """Return an error as a page, or as JSON for a path operation."""
         if is_api(self.path_of(request.scope)):
             return JSONResponse({"error": message}, status)
-        return self.error(request, status, message)
+        return self.page(request, "error.html", status=status, message=message)
 
     def path_of(self, scope: Scope) -> str:
         """Return the path of a request below the console's own."""

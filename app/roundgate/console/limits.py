@@ -52,15 +52,24 @@ def make_router(console: Console) -> APIRouter:
     @router.get("/api/limits", summary="Limits on calls")
     async def read_limits() -> LimitList:
         """Report the limits on calls, and their present use in this process."""
-        rate = console.config().rate
-        rows = {
+        rate = console.config.rate
+        rows: dict[str, CallLimits] = {
             "callers": rate,
             **{f"tools {pattern}": row for pattern, row in rate.tools.items()},
             **{f"scopes {scope}": row for scope, row in rate.scopes.items()},
         }
         return LimitList(
             shared=rate.shared,
-            limits=[_row(name, row) for name, row in rows.items() if _is_set(row)],
+            limits=[
+                LimitRow(
+                    name=name,
+                    calls_per_minute=row.calls_per_minute,
+                    burst=row.burst or row.calls_per_minute,
+                    concurrent=row.concurrent,
+                )
+                for name, row in rows.items()
+                if row.calls_per_minute is not None or row.concurrent is not None
+            ],
             uses=[
                 LimitUse(
                     name=use.row,
@@ -70,7 +79,7 @@ def make_router(console: Console) -> APIRouter:
                     running=use.running,
                     left=use.left,
                 )
-                for use in console.uses(MAX_CALLERS)
+                for use in console.replica.rates.uses(MAX_CALLERS)
             ],
         )
 
@@ -79,16 +88,3 @@ def make_router(console: Console) -> APIRouter:
         return console.page(request, "limits.html", found=await read_limits())
 
     return router
-
-
-def _is_set(row: CallLimits) -> bool:
-    return row.calls_per_minute is not None or row.concurrent is not None
-
-
-def _row(name: str, row: CallLimits) -> LimitRow:
-    return LimitRow(
-        name=name,
-        calls_per_minute=row.calls_per_minute,
-        burst=row.burst or row.calls_per_minute,
-        concurrent=row.concurrent,
-    )

@@ -61,7 +61,7 @@ def make_router(console: Console) -> APIRouter:
     @router.get("/api/overview", summary="Overview")
     async def read_overview() -> Overview:
         """Report health, versions, endpoints and back ends of this process."""
-        config, catalog = console.config(), console.core.serving.catalog
+        config, catalog = console.config, console.core.serving.catalog
         using = console.using
         views = [(path, view, catalog.of_view(view)) for path, view in config.endpoints.items()]
         return Overview(

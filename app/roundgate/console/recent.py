@@ -21,6 +21,8 @@ MAX_EVENTS: Final = 20_000
 """The limit on kept events: some 3,000 calls of a few steps each."""
 MAX_BYTES: Final = 8 * 1024 * 1024
 """The limit on the size of all kept events, in bytes of memory as `Event.size` estimates it."""
+MAX_OF_CALL: Final = 2_000
+"""The limit on the events of one line of time, the last ones: some 15 ms of work."""
 MAX_TEXT: Final = 300
 """The limit on a text of an event, in characters."""
 MAX_LIST: Final = 20
@@ -145,19 +147,23 @@ class RecentEvents(logging.Handler):
             self.release()
 
     def of_call(self, call: str) -> Sequence[Event]:
-        """Return the events of a call, and of all its tasks: a retried task has a successor."""
+        """Return the last events of a call, and of all its tasks: a retried task has a successor."""
         events = self.all()
         tasks = {event.task for event in events if event.call == call and event.task is not None}
-        return [event for event in events if event.call == call or event.task in tasks]
+        return _last(event for event in events if event.call == call or event.task in tasks)
 
     def of_task(self, task: str, call: str | None) -> Sequence[Event]:
-        """Return the events of a task, and of its call before it became the task."""
-        return [
+        """Return the last events of a task, and of its call before it became the task."""
+        return _last(
             event
             for event in self.all()
             if event.task == task
             or (call is not None and event.call == call and event.task is None)
-        ]
+        )
+
+
+def _last(events: Iterable[Event]) -> Sequence[Event]:
+    return list(deque(events, MAX_OF_CALL))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,45 +1,94 @@
-"""The pages of the console, in the order of the navigation, and its router."""
+"""The console of a gateway: its pages, in the order of the navigation, and its layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 from fastapi import APIRouter
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp
 
+from roundgate.auth import Principal, Verifier
+from roundgate.clock import Clock
+from roundgate.config import ConfigFile
 from roundgate.console import audit, calls, limits, overview, signing_in, tasks, tools
-from roundgate.console.access import Authenticate
-from roundgate.console.frame import Console, Entry
+from roundgate.console.access import ConsoleAccess
+from roundgate.console.frame import Console
+from roundgate.console.sessions import Sessions
+from roundgate.http import Health
+from roundgate.http.replica import Replica
+from roundgate.runtime.startup import make_ring
+from roundgate.settings import ConsoleConfig, Settings
+
+PAGES: Final[Mapping[str, tuple[str, Callable[[Console], APIRouter]]]] = MappingProxyType(
+    {
+        "": ("Overview", overview.make_router),
+        "/calls": ("Calls", calls.make_router),
+        "/tasks": ("Tasks", tasks.make_router),
+        "/tools": ("Tools", tools.make_router),
+        "/limits": ("Limits", limits.make_router),
+        "/audit": ("Audit log", audit.make_router),
+    }
+)
+"""Each page in the navigation, or group of pages, by its path: its label, and the function that makes
+its routes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """A page, or a group of pages, of one module."""
+class Served:
+    """The console of an app."""
 
-    label: str
-    """Its name in the navigation; empty for a page without an entry."""
-    path: str
-    """The path below the console's own."""
-    make_router: Callable[[Console], APIRouter]
-    """Returns the routes. They begin with `console.router()`."""
+    layer: Middleware
+    """The layer in front of its routes."""
+    router: APIRouter
+    console: Console
 
 
-PAGES: Final[Sequence[Page]] = (
-    Page("Overview", "", overview.make_router),
-    Page("Calls", "/calls", calls.make_router),
-    Page("Tasks", "/tasks", tasks.make_router),
-    Page("Tools", "/tools", tools.make_router),
-    Page("Limits", "/limits", limits.make_router),
-    Page("Audit log", "/audit", audit.make_router),
-)
+def make_console(
+    file: ConfigFile,
+    using: Settings,
+    clock: Clock,
+    replica: Replica,
+    verifier: Verifier,
+    health: Callable[[], Health],
+    serves_as: Callable[[Verifier], ASGIApp],
+) -> Served:
+    """Return the console of a gateway.
 
-
-def make_console_router(console: Console, authenticate: Authenticate | None) -> APIRouter:
-    """Return all routes of the console, and set its navigation."""
+    Args:
+        file: the configuration, with a section `console`.
+        using: the settings of the environment.
+        clock: the clock of the gateway.
+        replica: the replica that this process serves.
+        verifier: authenticates callers of the default endpoint.
+        health: returns the current health.
+        serves_as: returns the MCP endpoints with another verifier.
+    """
+    settings = file.config.console or ConsoleConfig()
+    ring, store = make_ring(file.config, using, clock), replica.core.stores.sessions
+    console = Console(
+        *(file, settings, using, clock, replica),
+        Sessions(ring, clock, settings.session_s, store),
+        *(verifier, health, lambda principal: serves_as(KnownCaller(principal))),
+        entries={path: label for path, (label, _) in PAGES.items()},
+    )
     router = APIRouter()
-    router.include_router(signing_in.make_router(console, authenticate), include_in_schema=False)
-    for page in PAGES:
-        router.include_router(page.make_router(console))
-    console.entries = [Entry(page.label, page.path) for page in PAGES if page.label]
-    return router
+    router.include_router(signing_in.make_router(console))
+    for _, make_router in PAGES.values():
+        router.include_router(make_router(console))
+    return Served(Middleware(ConsoleAccess, console=console), router, console)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCaller:
+    """The verifier of calls from the console, whose operator is authenticated already."""
+
+    caller: Principal
+
+    async def principal(
+        self, authorization: bytes | None, claims: Mapping[str, Any] | None = None
+    ) -> Principal:
+        return self.caller

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 from urllib.parse import urlencode
+
+from pydantic import AfterValidator, BaseModel, Field
 
 from roundgate.protocol import Status
 from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted
@@ -15,8 +17,9 @@ PAGE: Final = 100
 """The number of tasks on a page; a search for a text may show up to `BATCH` more."""
 BATCH: Final = 500
 """The number of tasks that a search for a text reads in one call of the store."""
-MAX_READ: Final = 10_000
-"""The limit on the tasks that one page of a search for a text reads."""
+MAX_CALLS: Final = 4
+"""The limit on the calls of the store for one page: 2,000 tasks in a search for a text. The next page
+searches further."""
 MAX_TEXT: Final = 200
 """The limit on a filter, in characters."""
 
@@ -26,33 +29,22 @@ def _cleaned(text: str) -> str:
     return text.replace("\0", "").strip()[:MAX_TEXT]
 
 
-@dataclass(frozen=True, slots=True)
-class Filters:
-    """The filters of a search. Empty texts match any task."""
+Filter: TypeAlias = Annotated[str, AfterValidator(_cleaned)]
 
-    text: str = ""
-    """A part of an id, call, tool, message or failed step, in any case."""
-    tool: str = ""
-    owner: str = ""
-    status: str = ""
-    outcome: str = ""
 
-    @classmethod
-    def from_query(cls, query: Mapping[str, str]) -> Filters:
-        """Return the filters in the query of an address; ignore unknown statuses and outcomes."""
-        status, outcome = query.get("status", ""), query.get("outcome", "")
-        return cls(
-            text=_cleaned(query.get("text", "")),
-            tool=_cleaned(query.get("tool", "")),
-            owner=_cleaned(query.get("owner", "")),
-            status=status if status in set(Status) else "",
-            outcome=outcome if outcome in set(Ending) else "",
-        )
+class Filters(BaseModel):
+    """The filters of a search. Empty texts match any task; unknown statuses and outcomes are ignored."""
+
+    text: Filter = Field("", description="A part of an id, call, tool, message or failed step.")
+    tool: Filter = ""
+    owner: Filter = ""
+    status: Annotated[str, AfterValidator(lambda text: text if text in set(Status) else "")] = ""
+    outcome: Annotated[str, AfterValidator(lambda text: text if text in set(Ending) else "")] = ""
+    cursor: str = Field("", description="The cursor of the page; empty for the first page.")
 
     def query(self, **more: str) -> str:
         """Return the query of an address with these filters and further members."""
-        names = ("text", "tool", "owner", "status", "outcome")
-        members = {name: getattr(self, name) for name in names} | more
+        members = self.model_dump() | more
         return urlencode({name: value for name, value in members.items() if value})
 
     def wanted(self) -> Wanted:
@@ -86,30 +78,33 @@ class SearchResult:
     """The cursor of the next page; `None` after the last."""
     read: int
     """The number of tasks that were read."""
+    calls: int = 1
+    """The number of calls of the store."""
 
 
-async def search(store: StoredTasks, filters: Filters, cursor: str | None) -> SearchResult:
+async def search(store: StoredTasks, filters: Filters) -> SearchResult:
     """Return a page of the tasks that match the filters.
 
     Raises:
-        ValueError: `cursor` does not belong to this search.
+        ValueError: the cursor does not belong to this search.
         Unavailable: the store cannot be reached.
     """
+    cursor = filters.cursor or None
     if cursor is None and (ref := _ref(filters.text)) is not None:
         record = await store.head(ref)
         if record is not None:
             return SearchResult([record], None, 1)
     wanted, records, read = filters.wanted(), list[TaskRecord](), 0
-    while True:
+    calls = 0
+    while calls < MAX_CALLS:
         limit = BATCH if filters.text else PAGE - len(records)
         page = await store.find(wanted, limit, cursor)
         records += [record for record in page.records if filters.takes(record)]
-        read += len(page.records)
-        cursor = page.cursor
-        if cursor is None or len(records) >= PAGE or read >= MAX_READ:
+        calls, read, cursor = calls + 1, read + len(page.records), page.cursor
+        if cursor is None or len(records) >= PAGE:
             break
     records.sort(key=lambda record: record.created_ms, reverse=True)
-    return SearchResult(records, cursor, read)
+    return SearchResult(records, cursor, read, calls)
 
 
 def _ref(text: str) -> TaskRef | None:

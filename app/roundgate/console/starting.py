@@ -1,27 +1,14 @@
-"""The start of the console: the conditions under which a gateway serves it, and its parts."""
+"""The conditions under which a gateway serves the console. They need no extra."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
 
-from fastapi import APIRouter
-from starlette.middleware import Middleware
-from starlette.types import ASGIApp
-
-from roundgate.auth import Principal, Verifier
-from roundgate.clock import Clock
-from roundgate.config import ConfigFile, GatewayConfig
+from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem
-from roundgate.http import Health
-from roundgate.methods.rates import Use
-from roundgate.runtime.startup import Core, is_private, make_ring
+from roundgate.runtime.startup import is_private
 from roundgate.settings import Settings
-
-if TYPE_CHECKING:  # they import Jinja2, which is an extra
-    from roundgate.console.frame import Console
 
 
 def check(file: ConfigFile, using: Settings) -> None:
@@ -47,75 +34,3 @@ def _problems(file: ConfigFile, using: Settings) -> Iterator[Problem]:
             "configure auth with operator_scope; or unset GATEWAY_PUBLIC_URL and "
             "GATEWAY_ALLOW_ANONYMOUS",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """The console of an app."""
-
-    layer: Middleware
-    """The layer in front of its routes."""
-    router: APIRouter
-    console: Console
-
-
-def make_console(
-    file: ConfigFile,
-    using: Settings,
-    clock: Clock,
-    core: Core,
-    verifier: Verifier,
-    *,
-    config: Callable[[], GatewayConfig],
-    health: Callable[[], Health],
-    uses: Callable[[int], list[Use]],
-    serves_as: Callable[[Verifier], ASGIApp],
-) -> Served:
-    """Return the console of a gateway.
-
-    Args:
-        file: the configuration, with a section `console`.
-        using: the settings of the environment.
-        clock: the clock of the gateway.
-        core: the catalog and the stores.
-        verifier: authenticates callers of the default endpoint.
-        config: returns the current configuration, which a reload changes.
-        health: returns the current health.
-        uses: returns the present use of limits, by at most so many callers each.
-        serves_as: returns the MCP endpoints with another verifier.
-    """
-    settings = file.config.console
-    if settings is None:
-        raise ValueError("the configuration has no console")
-    from roundgate.console import access, frame, routes, sessions
-
-    sealer = sessions.Sessions(make_ring(file.config, using, clock), clock, settings.session_s)
-    console = frame.Console(
-        *(file, using, clock, core, settings, sealer),
-        config=config,
-        health=health,
-        uses=uses,
-        serves_as=lambda principal: serves_as(KnownCaller(principal)),
-    )
-    auth, authenticate = file.config.auth, None
-    if auth != "none" and auth.operator_scope is not None:
-        authenticate = access.make_authenticate(verifier.principal, auth.operator_scope)
-    layer = Middleware(
-        access.ConsoleAccess,
-        console=console,
-        authenticate=authenticate,
-        max_body_bytes=file.config.http.max_body_bytes,
-    )
-    return Served(layer, routes.make_console_router(console, authenticate), console)
-
-
-@dataclass(frozen=True, slots=True)
-class KnownCaller:
-    """The verifier of calls from the console, whose operator is authenticated already."""
-
-    caller: Principal
-
-    async def principal(
-        self, authorization: bytes | None, claims: Mapping[str, Any] | None = None
-    ) -> Principal:
-        return self.caller

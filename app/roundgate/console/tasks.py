@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import quote
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ValidationError
 from pydantic import Field as Described
 from starlette.responses import Response
@@ -18,12 +18,19 @@ from roundgate.client.questions import Question
 from roundgate.clock import iso
 from roundgate.console.acting import EFFECTS, Act, Acted, Acting, possible_actions
 from roundgate.console.answering import asked, questions_of, read_answers
-from roundgate.console.charts import AGES_S, histogram, picture
+from roundgate.console.charts import (
+    AGES_S,
+    WATCHES,
+    MomentView,
+    histogram,
+    moment_views,
+    picture,
+    updates_left,
+)
 from roundgate.console.frame import Console, PageError, form_of, operator_of
-from roundgate.console.moments import WATCHES, MomentView, moment_views, updates_left
 from roundgate.console.recent import RecentEvents
-from roundgate.console.searching import BATCH, Filters, SearchResult, search
-from roundgate.console.timeline import Moment, StoredTask, make_timeline
+from roundgate.console.searching import PAGE, Filters, SearchResult, search
+from roundgate.console.timeline import make_timeline
 from roundgate.errors import BadAnswer, NotRetryable, ParseError
 from roundgate.json import decode
 from roundgate.protocol import Status
@@ -105,9 +112,7 @@ class _Task:
         self.now_ms = now_ms
         self.steps = None if work is None else steps_done(record, work)
         lines = events.of_task(str(record.ref), record.call_id)
-        self.moments: Sequence[Moment] = make_timeline(
-            lines, StoredTask(record, self.steps), now_ms
-        )
+        self.moments = make_timeline(lines, record, self.steps, now_ms)
 
     def facts(self) -> dict[str, Any]:
         return task_facts(self.record, self.now_ms, self.steps)
@@ -146,26 +151,18 @@ def _shown(value: Any) -> str:
 
 def make_router(console: Console) -> APIRouter:
     """Return the pages of tasks and their path operations."""
-    router = console.router()
     pages = _Pages(console)
-    router.add_api_route("/api/tasks", pages.list, summary="Tasks", response_model=TaskList)
-    router.add_api_route("/api/tasks/{task}", pages.show, summary="A task")
-    router.add_api_route(
-        "/api/tasks/{task}/actions", pages.act, methods=["POST"], summary="Act on a task"
+    router = console.page_router(
+        {
+            "GET /tasks": pages.list_page,
+            "GET /tasks/{task}": pages.task_page,
+            "GET /tasks/{task}/state": pages.state_page,
+            "POST /tasks/{task}/actions/{action}": pages.act_page,
+        }
     )
-    for path, page in (
-        ("/tasks", pages.list_page),
-        ("/tasks/{task}", pages.task_page),
-        ("/tasks/{task}/state", pages.state_page),
-    ):
-        router.add_api_route(path, page, include_in_schema=False, response_model=None)
-    router.add_api_route(
-        "/tasks/{task}/actions/{action}",
-        pages.act_page,
-        methods=["POST"],
-        include_in_schema=False,
-        response_model=None,
-    )
+    router.get("/api/tasks", summary="Tasks")(pages.list)
+    router.get("/api/tasks/{task}", summary="A task")(pages.show)
+    router.post("/api/tasks/{task}/actions", summary="Act on a task")(pages.act)
     return router
 
 
@@ -178,19 +175,10 @@ class _Pages:
 
     # the path operations
 
-    async def list(
-        self,
-        text: str = "",
-        tool: str = "",
-        owner: str = "",
-        status: str = "",
-        outcome: str = "",
-        cursor: str | None = None,
-    ) -> TaskList:
-        """List tasks, the newest first. `text` is a part of an id, call, tool, message or failed step."""
+    async def list(self, filters: Annotated[Filters, Query()]) -> TaskList:
+        """List tasks, the newest first."""
         now_ms = self._console.clock.now_ms()
-        query = {"text": text, "tool": tool, "owner": owner, "status": status, "outcome": outcome}
-        page = await self._search(Filters.from_query(query), cursor)
+        page = await self._search(filters)
         rows = [TaskRow.of(record, now_ms) for record in page.records]
         return TaskList(tasks=rows, cursor=page.cursor, read=page.read)
 
@@ -209,14 +197,12 @@ class _Pages:
 
     # the pages
 
-    async def list_page(self, request: Request) -> Response:
-        query = request.query_params
-        filters, cursor = Filters.from_query(query), query.get("cursor") or None
-        left = updates_left(query)
+    async def list_page(self, request: Request, filters: Annotated[Filters, Query()]) -> Response:
+        left = updates_left(request.query_params)
         now_ms = self._console.clock.now_ms()
         is_part = "hx-request" in request.headers
-        page = await self._search(filters, cursor)
-        is_first = cursor is None and not is_part
+        page = await self._search(filters)
+        is_first = not filters.cursor and not is_part
         open_tasks = await self._store.open_tasks(SAMPLE) if is_first else []
         ended = [record for record in page.records if not record.is_open]
         return self._console.page(
@@ -228,9 +214,8 @@ class _Pages:
             statuses=[status.value for status in Status],
             outcomes=[ending.value for ending in Ending],
             next=None if page.cursor is None else filters.query(cursor=page.cursor),
-            watch=filters.query(cursor=cursor or "", left=str(left - 1))
-            if left > 0 and page.read <= BATCH
-            else None,
+            watch=filters.query(left=str(left - 1)) if left > 0 and page.calls == 1 else None,
+            is_full=len(page.records) >= PAGE,
             ages=histogram([(now_ms - task.created_ms) / 1000 for task in open_tasks], AGES_S),
             open_count=len(open_tasks),
             is_sample=len(open_tasks) >= SAMPLE,
@@ -348,9 +333,9 @@ class _Pages:
             "updates_ended": left <= 0 and not record.status.is_terminal,
         }
 
-    async def _search(self, filters: Filters, cursor: str | None) -> SearchResult:
+    async def _search(self, filters: Filters) -> SearchResult:
         try:
-            return await search(self._store, filters, cursor)
+            return await search(self._store, filters)
         except ValueError as error:
             raise PageError(400, f"The cursor is not valid: {error}") from None
 
@@ -362,7 +347,7 @@ class _Pages:
         return _Task(record, work, self._console.recent, self._console.clock.now_ms())
 
     def _acting(self, request: Request) -> Acting:
-        config = self._console.config()
+        config = self._console.config
         return Acting(
             self._store,
             self._console.clock,

@@ -11,6 +11,7 @@ entry a time; the other entries follow the entry before them without a time of t
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -63,20 +64,6 @@ class Moment:
     facts: Mapping[str, str] = field(default_factory=dict)
     """Further facts by their labels."""
 
-    @property
-    def ended_ms(self) -> float | None:
-        """Return when it ended, in milliseconds since the epoch."""
-        return None if self.at_ms is None else self.at_ms + self.took_ms
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTask:
-    """A task as the store has it."""
-
-    record: TaskRecord
-    steps: Sequence[StepDone] | None = None
-    """The progress of its journal; `None` if it is unknown."""
-
 
 _Mapper: TypeAlias = Callable[[Event], Moment]
 
@@ -84,7 +71,6 @@ GOOD: Final = frozenset({"ok", "finished", "completed", "done", "answered", "del
 WAITING: Final = frozenset(
     {"input_required", "task", "asked", "released", "working", "retried", "not yet", "restarted"}
 )
-_CALLS: Final = frozenset({"tools/call", "prompts/get", "resources/read"})
 
 
 def tone_of(outcome: str) -> Tone:
@@ -123,30 +109,31 @@ def _request(event: Event) -> Moment:
     return _moment(Kind.ROUND, f"{method} {name}".strip() or "request", event, *labels)
 
 
-def _asks(event: Event) -> Moment:
-    questions = _text(event.facts.get("questions", ""))
-    return _moment(Kind.QUESTION, f"{_ASKS} {questions}", event, tone=Tone.WAITS)
+def _row(kind: Kind, title: str, *labels: str, **more: Any) -> _Mapper:
+    """Return a mapper. `title` is formatted with the event's message and facts."""
+
+    def moment(event: Event) -> Moment:
+        facts = {name: _text(value) for name, value in event.facts.items()}
+        known = defaultdict(str, facts, message=event.message)
+        return _moment(kind, title.format_map(known).strip(), event, *labels, **more)
+
+    return moment
 
 
-def _step(event: Event) -> Moment:
-    return _moment(Kind.STEP, f"step {event.facts.get('step', '')}", event, "attempt")
+_WHO: Final = ("subject", "client")
+_ASKS: Final = "asks"
+_ASKING: Final = _row(Kind.QUESTION, f"{_ASKS} {{questions}}", tone=Tone.WAITS)
+_DIED: Final = _row(Kind.DEATH, "{message}", "deaths", "status", tone=Tone.BAD)
+_FAILED: Final = _row(Kind.STEP, "step {step}", "attempt", "reason")
 
 
 def _failed_step(event: Event) -> Moment:
-    moment = _moment(Kind.STEP, f"step {event.facts.get('step', '')}", event, "attempt", "reason")
+    moment = _FAILED(event)
     facts, again = dict(moment.facts), event.facts.get("again")
     if again is not None:
         facts["will be retried at"] = str(again)
     outcome = "failed" if again is None else "retried"
     return replace(moment, outcome=outcome, tone=tone_of(outcome), facts=facts)
-
-
-def _turn(event: Event) -> Moment:
-    return _moment(Kind.TURN, "turn of a worker", event, "attempt", "reason", "job")
-
-
-def _death(event: Event) -> Moment:
-    return _moment(Kind.DEATH, event.message, event, "deaths", "status", tone=Tone.BAD)
 
 
 def _upstream(event: Event) -> Moment:
@@ -159,27 +146,11 @@ def _upstream(event: Event) -> Moment:
     return _moment(Kind.UPSTREAM, title, event, tone=tone, outcome=status)
 
 
-def _sent_again(event: Event) -> Moment:
-    return _moment(
-        Kind.UPSTREAM, event.message, event, "backend", "attempt", "error", tone=Tone.WAITS
-    )
-
-
-def _approval(event: Event) -> Moment:
-    tone = Tone.GOOD if event.message == "a call was approved" else Tone.BAD
-    return _moment(Kind.QUESTION, event.message, event, "subject", "client", tone=tone)
-
-
 def _external_event(event: Event) -> Moment:
     title = f"external event {event.facts.get('event', '')}".strip()
     status = event.facts.get("status")
     is_good = isinstance(status, int) and status < 300
     return _moment(Kind.EVENT, title, event, tone=Tone.GOOD if is_good else Tone.BAD)
-
-
-def _operator(event: Event) -> Moment:
-    title = f"operator: {event.facts.get('action', '')}"
-    return _moment(Kind.TASK, title, event, "subject", "client")
 
 
 def _note(event: Event) -> Moment:
@@ -191,23 +162,25 @@ def _note(event: Event) -> Moment:
 MAPPERS: Final[Mapping[str, _Mapper]] = MappingProxyType(
     {
         "request": _request,
-        "a call asks its client": _asks,
-        "a task asks its client": _asks,
-        "a step ended": _step,
+        "a call asks its client": _ASKING,
+        "a task asks its client": _ASKING,
+        "a step ended": _row(Kind.STEP, "step {step}", "attempt"),
         "a step failed": _failed_step,
         "a step failed, trying again": _failed_step,
         "a step ended with a tool error": _failed_step,
-        "task": _turn,
-        "a task is taken over": _death,
-        "a process died while it ran a suspect task alone": _death,
+        "task": _row(Kind.TURN, "turn of a worker", "attempt", "reason", "job"),
+        "a task is taken over": _DIED,
+        "a process died while it ran a suspect task alone": _DIED,
         "request to a service": _upstream,
         "request to a server": _upstream,
         "call of AWS Lambda": _upstream,
-        "a request is sent again": _sent_again,
-        "a call was approved": _approval,
-        "a call was not approved": _approval,
+        "a request is sent again": _row(
+            Kind.UPSTREAM, "{message}", "backend", "attempt", "error", tone=Tone.WAITS
+        ),
+        "a call was approved": _row(Kind.QUESTION, "{message}", *_WHO, tone=Tone.GOOD),
+        "a call was not approved": _row(Kind.QUESTION, "{message}", *_WHO, tone=Tone.BAD),
         "an external event": _external_event,
-        "an operator acts on a task": _operator,
+        "an operator acts on a task": _row(Kind.TASK, "operator: {action}", *_WHO),
     }
 )
 """The moment of each message of the log; other messages are notes."""
@@ -219,44 +192,42 @@ _INNER: Final = frozenset({Kind.STEP, Kind.UPSTREAM})
 _QUESTION_STATES: Final = frozenset({"asked", "answered", "not answered in time"})
 _EVENT_STATES: Final = frozenset({"can be delivered", "delivered", "not delivered in time"})
 _PAUSE: Final = "pause begun"
-_ASKS: Final = "asks"
 
 
 def make_timeline(
-    events: Iterable[Event], task: StoredTask | None = None, now_ms: int = 0
+    events: Iterable[Event],
+    record: TaskRecord | None = None,
+    steps: Sequence[StepDone] | None = None,
+    now_ms: int = 0,
 ) -> list[Moment]:
     """Return the line of time of a call or task in order.
 
     Args:
         events: the events of this process for the call and its task.
-        task: the task in the store, if there is one.
+        record: the task in the store, if there is one.
+        steps: the progress of its journal, if it is known.
         now_ms: the current time, in milliseconds since the epoch; needed with a task.
     """
     moments = _numbered(_moments(events))
-    if task is None:
+    if record is None:
         return moments
-    record = task.record
     created = Moment(Kind.TASK, "task created", record.created_ms, facts={"tool": record.tool})
     place = next(
         (
             index
             for index, moment in enumerate(moments)
-            if _begin(moment) + (moment.kind is not Kind.ROUND) > record.created_ms
+            if (moment.at_ms or 0) + (moment.kind is not Kind.ROUND) > record.created_ms
         ),
         len(moments),
     )
     moments.insert(place, created)
-    moments = _with_journal(moments, place, task.steps or ())
+    moments = _with_journal(moments, place, steps or ())
     if record.deaths and not any(moment.kind is Kind.DEATH for moment in moments):
         count = f"{record.deaths} since the last progress"
         moments.append(
             Moment(Kind.DEATH, "workers died or stalled", tone=Tone.BAD, facts={"deaths": count})
         )
     return [*moments, *_present(record, now_ms)]
-
-
-def _begin(moment: Moment) -> int:
-    return moment.at_ms or 0
 
 
 def _moments(events: Iterable[Event]) -> list[Moment]:

@@ -1,7 +1,5 @@
-"""The tools: lists by view, each tool as clients see it, and a form that calls it.
-
-A call from the form goes to the default endpoint, for which the token of an operator is valid.
-"""
+"""The tools: lists by view, each tool as clients see it, and a form that calls it at the view's
+endpoint."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import HTMLResponse
 
 from roundgate import json
+from roundgate.auth import Principal
 from roundgate.backends import Catalog, ServedTool
 from roundgate.backends.shaping import HINTS
 from roundgate.console.answering import asked, questions_of, read_answers
@@ -63,33 +62,25 @@ class ToolDetails(ToolEntry):
     """A tool, and its definition as clients see it."""
 
     definition: dict[str, Any]
-    can_call: bool = Field(description="Whether the console calls it: the default endpoint has it.")
+    view: str = Field(description="The name of the view; empty for the endpoint of all tools.")
+    endpoints: dict[str, str] = Field(
+        description="The path of the endpoint of each view that has a tool of this name."
+    )
 
 
 def make_router(console: Console) -> APIRouter:
     """Return the pages of tools and their path operations."""
-    router, pages = console.router(), _Pages(console)
-    router.add_api_route(
-        "/api/tools", pages.list, summary="Tools of a view", response_model=ToolList
+    pages = _Pages(console)
+    router = console.page_router(
+        {
+            "GET /tools": pages.list_page,
+            "GET /tools/{name}": pages.tool_page,
+            "POST /tools/{name}/call": pages.call_page,
+        }
     )
-    router.add_api_route(
-        "/api/tools/{name}", pages.show, summary="A tool", response_model=ToolDetails
-    )
-    router.add_api_route(
-        "/api/tools/{name}/call",
-        pages.call,
-        methods=["POST"],
-        summary="Call a tool",
-        response_model=CallOutcome,
-    )
-    for path, page, method in (
-        ("/tools", pages.list_page, "GET"),
-        ("/tools/{name}", pages.tool_page, "GET"),
-        ("/tools/{name}/call", pages.call_page, "POST"),
-    ):
-        router.add_api_route(
-            path, page, methods=[method], include_in_schema=False, response_model=None
-        )
+    router.get("/api/tools", summary="Tools of a view")(pages.list)
+    router.get("/api/tools/{name}", summary="A tool")(pages.show)
+    router.post("/api/tools/{name}/call", summary="Call a tool")(pages.call)
     return router
 
 
@@ -101,8 +92,7 @@ class _Pages:
 
     async def list(self, view: str | None = None, text: str = "") -> ToolList:
         """Report the tools of a view, those whose name or description contains a text."""
-        view = self._console.view if view is None else view
-        catalog, paths = _view(self._console, view)
+        view, catalog, paths = self._view(view)
         words = text[:MAX_TEXT].lower().split()
         tools = [
             entry
@@ -115,9 +105,8 @@ class _Pages:
 
     async def show(self, name: str, view: str | None = None) -> ToolDetails:
         """Report a tool of a view as clients see it."""
-        view = self._console.view if view is None else view
-        catalog, _ = _view(self._console, view)
-        served = catalog.tools.get(name)
+        view, catalog, paths = self._view(view)
+        served, serving = catalog.tools.get(name), self._console.core.serving
         if served is None:
             raise PageError(404, "There is no such tool")
         listed = dict(catalog.tool_pages.items).get(name)
@@ -125,13 +114,53 @@ class _Pages:
         return ToolDetails(
             **_entry(served, catalog).model_dump(),
             definition=definition,
-            can_call=view == self._console.view,
+            view=view,
+            endpoints={
+                view: path
+                for view, path in paths.items()
+                if name in serving.catalog.of_view(view).tools
+            },
         )
 
-    async def call(self, name: str, call: ToolCall, request: Request) -> CallOutcome:
-        """Run a round of a call as the operator, at the default endpoint."""
-        principal = operator_of(request).principal
-        return await call_tool(self._console, principal, name, call, request)
+    async def call(
+        self, name: str, call: ToolCall, request: Request, view: str | None = None
+    ) -> CallOutcome:
+        """Run a round of a call as the operator, at the endpoint of a view."""
+        view, catalog, paths = self._view(view)
+        self._check_scopes(operator_of(request).principal, view)
+        serves, tool = (
+            self._console.serves_as(operator_of(request).principal),
+            catalog.tools.get(name),
+        )
+        return await call_tool(serves, paths[view], name, tool, call, request)
+
+    def _check_scopes(self, principal: Principal, view: str) -> None:
+        """Check the scopes of a view's endpoint, which sign-in at the default endpoint does not.
+
+        Raises:
+            PageError: the operator lacks some.
+        """
+        config = self._console.config
+        scopes = next((each.scopes for each in config.views if each.name == view), ())
+        missing = [scope for scope in scopes if scope not in principal.scopes]
+        if missing and config.auth != "none":
+            raise PageError(
+                403, f"The endpoint of the view {view} needs the scope {' '.join(missing)}"
+            )
+
+    def _view(self, view: str | None) -> tuple[str, Catalog, dict[str, str]]:
+        """Return the name of a view, the default endpoint's if it is `None`; its catalog; and the
+        path of each view's endpoint.
+
+        Raises:
+            PageError: there is no such view.
+        """
+        config = self._console.config
+        paths = {name: path for path, name in config.endpoints.items()}
+        view = config.endpoints[config.http.path] if view is None else view
+        if view not in paths:
+            raise PageError(404, "There is no such view")
+        return view, self._console.core.serving.catalog.of_view(view), paths
 
     async def list_page(
         self, request: Request, view: str | None = None, text: str = ""
@@ -146,11 +175,11 @@ class _Pages:
         """Return the page of a tool, with an empty form."""
         tool = await self.show(name, view)
         form = make_form(tool.definition["inputSchema"], _ARGUMENT)
-        return self._filled_in(request, tool, view, form, "{}" if as_json else None)
+        return self._filled_in(request, tool, form, "{}" if as_json else None)
 
-    async def call_page(self, request: Request, name: str) -> HTMLResponse:
+    async def call_page(self, request: Request, name: str, view: str | None = None) -> HTMLResponse:
         """Call a tool with the arguments or answers of a form, and return the page of the outcome."""
-        tool, posted = await self.show(name, self._console.view), form_of(request)
+        tool, posted = await self.show(name, view), form_of(request)
         if "request_state" in posted:
             return await self._answer(request, tool, posted)
         schema, text = tool.definition["inputSchema"], posted.get("json", [None])[0]
@@ -165,8 +194,8 @@ class _Pages:
             except ValueError as error:
                 problem = str(error)
         if problem:
-            return self._filled_in(request, tool, None, form, text, problem)
-        outcome = await self.call(name, ToolCall(arguments=arguments), request)
+            return self._filled_in(request, tool, form, text, problem)
+        outcome = await self.call(name, ToolCall(arguments=arguments), request, tool.view)
         return self._outcome_page(request, tool, arguments, outcome)
 
     async def _answer(
@@ -186,14 +215,13 @@ class _Pages:
         next_round = ToolCall(
             arguments=arguments, input_responses=answers.responses, request_state=state
         )
-        outcome = await self.call(tool.name, next_round, request)
+        outcome = await self.call(tool.name, next_round, request, tool.view)
         return self._outcome_page(request, tool, arguments, outcome)
 
     def _filled_in(
         self,
         request: Request,
         tool: ToolDetails,
-        view: str | None,
         form: Form,
         text: str | None,
         problem: str = "",
@@ -203,7 +231,6 @@ class _Pages:
             request,
             "tool.html",
             tool=tool,
-            view=self._console.view if view is None else view,
             form=form,
             text=text if form.is_whole or text is not None else "{}",
             problem=problem,
@@ -237,18 +264,6 @@ class _Pages:
             failed=result.get("isError") is True,
             asked=asked(questions, posted, problems),
         )
-
-
-def _view(console: Console, view: str) -> tuple[Catalog, dict[str, str]]:
-    """Return the catalog of a view, and the path of each view.
-
-    Raises:
-        PageError: there is no such view.
-    """
-    paths = {name: path for path, name in console.config().endpoints.items()}
-    if view not in paths:
-        raise PageError(404, "There is no such view")
-    return console.core.serving.catalog.of_view(view), paths
 
 
 def _entry(served: ServedTool, catalog: Catalog) -> ToolEntry:

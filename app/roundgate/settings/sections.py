@@ -3,7 +3,7 @@ descriptions."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
@@ -491,6 +491,10 @@ class AuditConfig(Model):
     )
 
 
+MAX_SESSION_S: Final = 86_400
+"""The longest `console.session_s`."""
+
+
 class ConsoleConfig(Model):
     """The console: pages for operators."""
 
@@ -504,5 +508,5 @@ class ConsoleConfig(Model):
         28_800,
         description="Seconds after which an operator signs in again, unless the token expires first.",
         ge=60,
-        le=86_400,
+        le=MAX_SESSION_S,
     )

@@ -161,18 +161,18 @@ ACTIONS: Final[dict[str, Action]] = {
 async def recorded(
     store: StoredTasks,
     action: str,
-    ref: TaskRef,
+    ref: TaskRef | None,
     act: Callable[[], Awaitable[T]],
     principal: Principal | None = None,
     **facts: Any,
 ) -> T:
-    """Return the result of an act on a task. Record the act in the audit log before it happens, and
+    """Return the result of an operator's act. Record the act in the audit log before it happens, and
     then its result.
 
     Args:
-        store: the tasks.
+        store: the tasks, with the audit log.
         action: the name of the act.
-        ref: the task.
+        ref: the task on which the operator acts, if any.
         act: acts, and returns the result in words, or `None` if nothing was done.
         principal: the operator; by default the user that runs this process.
         facts: further members of the first record.
@@ -183,12 +183,12 @@ async def recorded(
     trail = store.trail
     if trail is None:
         return await act()
-    trail.operator(action, str(ref), principal, **facts)
+    about = {} if ref is None else {"task": str(ref)}
+    trail.operator(action, principal, **about, **facts)
     result: object = "failed"
     try:
         result = value = await act()
         return value
     finally:
         outcome = "nothing done" if result is None else str(result)
-        ended = {"action": action, "task": str(ref), "outcome": outcome}
-        trail.record("operator_ended", ended)
+        trail.record("operator_ended", {"action": action, **about, "outcome": outcome})

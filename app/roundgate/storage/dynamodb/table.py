@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
+from roundgate import aws
 from roundgate.aws import CONNECT_S, READ_S, THREADS, Aws, MakeClient
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
@@ -363,14 +364,22 @@ class Table:
     async def page_of_index(
         self, index: str, attribute: str, value: str, start: Row | None, limit: int
     ) -> Page:
-        """Return rows of one partition of an index, after a position."""
+        """Return rows of one partition of an index, after a position.
+
+        Raises:
+            ValueError: the partition has no such position.
+        """
         key = "#part = :value"
         placeholders = _placeholders(key, {":value": value}, {"#part": attribute})
         query = {"IndexName": index, "KeyConditionExpression": key, "Limit": limit, **placeholders}
         return await self._page("query", query, start)
 
     async def page_of_roots(self, start: Row | None, limit: int) -> Page:
-        """Return the root items of tasks among the next `limit` rows of the table."""
+        """Return the root items of tasks among the next `limit` rows of the table.
+
+        Raises:
+            ValueError: the table has no such position.
+        """
         text = "begins_with(#pk, :task) AND #sk = :root"
         placeholders = _placeholders(text, {":task": "T#", ":root": ROOT})
         scan = {"FilterExpression": text, "Limit": limit, "ConsistentRead": True, **placeholders}
@@ -378,7 +387,13 @@ class Table:
 
     async def _page(self, operation: str, query: dict[str, Any], start: Row | None) -> Page:
         begin = {} if start is None else {"ExclusiveStartKey": _encoded(start)}
-        answer = await self._aws.call(operation, TableName=self._name, **query, **begin)
+        try:
+            answer = await self._aws.call(operation, TableName=self._name, **query, **begin)
+        except Exception as error:
+            refusal = aws.refusal(error)
+            if start is None or refusal is None or refusal.code != "ValidationException":
+                raise
+            raise ValueError("no such position") from error
         rows = [row for item in answer["Items"] if (row := _decoded(item))]
         return Page(rows, _decoded(answer.get("LastEvaluatedKey")))
 

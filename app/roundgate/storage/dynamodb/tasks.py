@@ -255,6 +255,7 @@ LOOKS: Final = 1_000
 """The maximum number of rows that one call of `find` reads."""
 
 _KEYS: Final = ("pk", "sk")
+_UNKNOWN: Final = "unknown cursor; use the cursor of an earlier page"
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +322,10 @@ class Search:
         while self._number < len(self._parts) and len(records) < limit and looks > 0:
             part = self._parts[self._number]
             size = looks if part.has_roots else min(looks, limit - len(records))
-            page = await part.page(self._start, size)
+            try:
+                page = await part.page(self._start, size)
+            except ValueError:
+                raise ValueError(_UNKNOWN) from None
             looks -= max(size, 1)
             taken, last = self._taken(
                 part, page, await self._roots(part, page), limit - len(records)
@@ -368,8 +372,9 @@ def _place(cursor: str, parts: Parts) -> tuple[int, Row | None]:
             case [int(number), None] if 0 <= number < len(parts):
                 return number, None
             case [int(number), dict(start)] if 0 <= number < len(parts):
-                if start.keys() == set(parts[number].keys):
+                is_typed = all(isinstance(value, str | int) for value in start.values())
+                if start.keys() == set(parts[number].keys) and is_typed:
                     return number, start
     except (ValueError, ParseError):
         pass
-    raise ValueError("unknown cursor; use the cursor of an earlier page")
+    raise ValueError(_UNKNOWN)
