@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from roundgate.auth import Principal
 from roundgate.backends.base import Tool
 from roundgate.backends.policy import with_defaults_of
-from roundgate.backends.rules import Caller, Policy, Texts, claim_texts, decision
+from roundgate.backends.rule_texts import Texts
+from roundgate.backends.rules import Caller, Policy, claim_texts, decision
 from roundgate.errors import ArgumentsRefused, CallRefused
 from roundgate.protocol import schemas
 from roundgate.settings import Origin, RuleConfig

@@ -272,18 +272,18 @@ def _unused_limits(served: Catalog, file: ConfigFile) -> Iterator[Problem]:
 
 
 def _unused_rules(served: Catalog, policy: Policy, file: ConfigFile) -> Iterator[Problem]:
-    """Yield a problem for each text of a rule without a tool, back end or view. Tools that may be
-    missing now count as known."""
-    from roundgate.backends.rules import unused_texts
+    """Yield a problem for each text of a rule that matches nothing."""
+    from roundgate.backends.unused_rules import unused_texts
 
     views = {"", *(view.name for view in file.config.views)}
-    names = {tool.whole_name for tool in served.tools.values() if tool.backend}
-    if served.missing or served.is_tolerant:
-        names.clear()
     backends = {entry.name for entry in file.backends}
-    for number, member, text in unused_texts(policy, names, backends, views):
+    for number, member, text in unused_texts(policy, served, backends, views):
         effect = "allow" if policy.rules[number].allows else "deny"
         place = file.origin.at("policy", number, effect, member)
+        if member == "resource":
+            remedy = "correct the URI; `roundgate check` lists them, with their schemes"
+            yield place.problem(f"no resource can have the URI {text!r}", remedy)
+            continue
         kind = {"backend": "back end"}.get(member, member)
         remedy = "correct the name; `roundgate check` lists them"
         yield place.problem(f"no {kind} is called {text!r}", remedy)
