@@ -345,3 +345,4 @@ def test_check_counts_the_targets_of_rules_and_names_kinds_without_rules(
     printed = capsys.readouterr().out
     assert "no rule names a prompt, so every caller may use all prompts" in printed
     assert 'add `- allow: {resource: "*"}` at the end' in printed
+    assert "no rule has an allow, so all calls are refused" in printed

@@ -381,7 +381,10 @@ async def test_a_handler_reads_only_what_its_caller_may_read_also_in_a_task() ->
         ({"prompt": None}, "prompt: is empty"),
         ({"resource": "*", "hint": "read_only"}, "hint is of tools"),
         ({"prompt": "*", "arguments": {"required": ["a"]}}, "arguments is of tools"),
-        ({"skill": "refunds"}, "skill"),
+        ({"resource": "docs://{folder}/a"}, "has a variable of a template: write \\* in its place"),
+        ({"skill": "refunds"}, "write resource: skill://BACKEND/NAME/\\*"),
+        ({"group": "support"}, "write claims: {groups: …}"),
+        ("*", "{} matches all calls"),
     ],
 )
 def test_a_rule_that_could_never_apply_is_a_problem(match: Any, problem: str) -> None:

@@ -142,7 +142,12 @@ def _rules_of_targets(served: Catalog) -> Mapping[str, Sequence[Sequence[Rule]]]
 
 
 def _uncovered(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
-    """Yield a remark for prompts and for resources that no rule concerns."""
+    """Yield a remark if no rule allows calls, and for prompts and resources that no rule concerns."""
+    if served.policy is not None and not any(rule.allows for rule in served.policy.rules):
+        yield file.origin.at("policy").problem(
+            "no rule has an allow, so all calls are refused",
+            "add `- allow: {}` at the end to allow the calls that no other rule matches",
+        )
     kinds: Mapping[Kind, int] = {
         "prompt": len(served.prompts),
         "resource": len(served.resources) + len(served.templates) + len(served.skill_sources),

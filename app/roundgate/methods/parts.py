@@ -22,7 +22,7 @@ from roundgate.json import encode
 from roundgate.methods.access import Access
 from roundgate.methods.changes import Changes
 from roundgate.methods.once import Once
-from roundgate.methods.rates import Rates
+from roundgate.methods.rates import Limits, Rates
 from roundgate.methods.rounds import (
     Calls,
     InputRequired,
@@ -212,6 +212,8 @@ class Kit:
     results: Results
     access: Access
     calls: Calls
+    limits: Limits | None
+    """The limits on the calls of each caller, if there are any."""
 
 
 class Methods:

@@ -61,6 +61,7 @@ def make_methods(
             shows_errors=parts.shows_errors,
             trail=parts.trail,
         ),
+        parts.rates.limits(config.rate),
     )
     return Methods(_table(kit), kit)
 

@@ -23,6 +23,14 @@ Hint: TypeAlias = Literal["read_only", "destructive", "idempotent", "open_world"
 Kind: TypeAlias = Literal["tool", "prompt", "resource"]
 KINDS: Final[tuple[Kind, ...]] = ("tool", "prompt", "resource")
 """The kinds of targets that rules may name, each by its own member."""
+_MEANT: Final = {
+    **dict.fromkeys(("group", "groups"), "claims: {groups: …}"),
+    **dict.fromkeys(("role", "roles"), "claims: {roles: …}"),
+    **dict.fromkeys(("user", "users"), "subject, or a claim such as claims: {email: …}"),
+    **dict.fromkeys(("skill", "skills"), "resource: skill://BACKEND/NAME/*"),
+    **dict.fromkeys(("template", "templates", "uri"), "resource"),
+}
+"""Names that people try, with the member that they mean."""
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.*-]*:")
 
 
@@ -51,6 +59,19 @@ class CallMatch(Model):
         None, description="A JSON Schema to which the arguments that the back end gets conform."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_known_members(cls, value: Any) -> Any:
+        """Refuse members that people expect, and name the member that they mean."""
+        if isinstance(value, str):
+            raise ValueError(
+                "is text: write a mapping, such as {tool: refund}; {} matches all calls"
+            )
+        for name in value if isinstance(value, dict) else ():
+            if (member := _MEANT.get(name)) is not None:
+                raise ValueError(f"{name} is not a member of a rule: write {member}")
+        return value
+
     @field_validator("*", mode="before")
     @classmethod
     def _has_value(cls, value: Any) -> Any:
@@ -78,8 +99,10 @@ class CallMatch(Model):
     @field_validator("resource")
     @classmethod
     def _are_uris(cls, value: Sequence[str]) -> Sequence[str]:
-        """Refuse texts without a scheme, because a rule that denies them would deny nothing."""
+        """Refuse texts that are no URIs, because a rule that denies them would deny nothing."""
         for text in value:
+            if "{" in text:
+                raise ValueError(f"{text!r} has a variable of a template: write * in its place")
             if not text.startswith("*") and not _SCHEME.match(text):
                 raise ValueError(f"{text!r} has no scheme: write a URI, such as file:///secret/*")
         return value
