@@ -14,6 +14,7 @@ import pytest
 
 from roundgate import prompt, resource, tool
 from roundgate.auth import Principal
+from roundgate.backends import Catalog
 from roundgate.errors import ConfigError, ResourceNotFound
 from roundgate.runtime import loading
 from tests.support import wire
@@ -117,6 +118,29 @@ async def test_a_caller_sees_the_prompts_and_resources_that_it_may_use() -> None
         for method in LISTS:
             found = (await ask(mcp, of(), method))["result"]
             assert found["cacheScope"] == "private"
+
+
+@pytest.mark.parametrize(
+    ("rules", "scope"),
+    [(RULES, "private"), ([{"allow": {"resource": "*"}}], "public"), ([{"allow": {}}], "public")],
+)
+async def test_contents_that_depend_on_the_caller_are_private(rules: Any, scope: str) -> None:
+    async with library(rules, caching={"read": {"scope": "public", "ttl_ms": 9}}) as mcp:
+        read = (await ask(mcp, of("staff"), "resources/read", uri=OPEN))["result"]
+        assert (read["cacheScope"], read["ttlMs"]) == (scope, 9)
+
+
+def test_other_rules_are_another_list() -> None:
+    def catalog(*rules: dict[str, Any]) -> Catalog:
+        return loading.load(
+            config_file(*ALL, policy=[*rules, {"name": "all", "allow": {}}])
+        ).catalog
+
+    deny = {"name": "secret", "deny": {"resource": SECRET}}
+    assert catalog(deny).lists_that_differ(catalog(deny)) == frozenset()
+    assert catalog().lists_that_differ(catalog(deny)) == {"resources"}
+    by_tool = {"deny": {"tool": "look"}}
+    assert catalog(deny).lists_that_differ(catalog(deny, by_tool)) == {"tools"}
 
 
 REQUESTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [

@@ -70,8 +70,10 @@ class ResourceMethods:
         self._calls = kit.calls
         self._results = kit.results
         caching = kit.config.caching
-        self._cache = caching.read
         self._access = kit.access
+        self._cache = caching.read
+        if kit.access.any_resource:
+            self._cache = caching.read.model_copy(update={"scope": "private"})
         self._list, self._templates = (
             Listing(
                 name,
