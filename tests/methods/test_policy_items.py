@@ -17,10 +17,11 @@ from roundgate.auth import Principal
 from roundgate.backends import Catalog
 from roundgate.errors import ConfigError, ResourceNotFound
 from roundgate.runtime import loading
+from roundgate.settings import Settings
 from tests.support import wire
 from tests.support.asgi import Client, Exchange, client, config_file, gateway
 from tests.support.audit import KEY, records
-from tests.support.issuer import bearer, gateway_for, guarded, token
+from tests.support.issuer import PUBLIC_URL, bearer, gateway_for, guarded, token
 from tests.support.log_lines import log_lines
 from tests.support.scripted import Asked, result, scripted
 from tests.support.sessions import opened
@@ -92,6 +93,7 @@ async def ask(mcp: Client, headers: Any, method: str, **params: Any) -> dict[str
     return body
 
 
+AUTH = {"issuer": "https://a.example", "jwks_url": "https://a.example/keys"}
 LISTS = {
     "tools/list": ("tools", "name"),
     "prompts/list": ("prompts", "name"),
@@ -231,6 +233,17 @@ async def test_prompts_and_resources_need_no_rule_if_none_names_them(rules: Any)
         assert (prompts, resources) == (["greet", "audit"], [SECRET, OPEN])
         assert "result" in await ask(mcp, of("staff"), "prompts/get", name="audit")
         assert "result" in await ask(mcp, of("staff"), "resources/read", uri=SECRET)
+
+
+def test_a_start_names_the_kinds_without_rules() -> None:
+    with log_lines() as lines:
+        gateway(*ALL, policy=[{"deny": {}}])
+        gateway(*ALL, policy=[{"allow": {"prompt": "*"}}])
+        gateway(*ALL, policy=RULES, auth=AUTH, using=Settings(public_url=PUBLIC_URL))
+        gateway(*ALL)
+        gateway(look, policy=[{"deny": {}}])
+    told = lines.of("the policy has no rule for prompts or resources")
+    assert [line["kinds"] for line in told] == [["prompt", "resource"], ["resource"]]
 
 
 async def test_only_the_named_kind_needs_a_rule() -> None:

@@ -19,7 +19,7 @@ from roundgate.errors import ConfigError, Problem, UsageError
 from roundgate.runtime import audit_log, loading
 from roundgate.runtime.effective_policy import override_of
 from roundgate.runtime.startup import EXTRA_MISSING, require_one_host, shows_errors
-from roundgate.settings import AuthorizerConfig, Kind, Settings
+from roundgate.settings import AuthorizerConfig, Settings
 from roundgate.settings import process as settings
 from roundgate.tokens import keys
 
@@ -148,17 +148,12 @@ def _uncovered(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
             "no rule has an allow, so all calls are refused",
             "add `- allow: {}` at the end to allow the calls that no other rule matches",
         )
-    kinds: Mapping[Kind, int] = {
-        "prompt": len(served.prompts),
-        "resource": len(served.resources) + len(served.templates) + len(served.skill_sources),
-    }
-    for kind, count in kinds.items():
-        if served.policy is not None and count and not served.policy.covers(kind):
-            yield file.origin.at("policy").problem(
-                f"no rule names a {kind}, so every caller may use all {kind}s, "
-                "whatever the other rules deny",
-                f'add `- allow: {{{kind}: "*"}}` at the end; all rules then apply to {kind}s, too',
-            )
+    for kind in loading.uncovered_kinds(served):
+        yield file.origin.at("policy").problem(
+            f"no rule names a {kind}, so every caller may use all {kind}s, "
+            "whatever the other rules deny",
+            f'add `- allow: {{{kind}: "*"}}` at the end; all rules then apply to {kind}s, too',
+        )
 
 
 def _print_catalog(served: Catalog) -> None:

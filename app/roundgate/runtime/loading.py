@@ -24,7 +24,7 @@ from roundgate.backends.serving import Snapshot, core_of
 from roundgate.backends.shaping import ConfiguredBackend
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem
-from roundgate.settings import Origin
+from roundgate.settings import Kind, Origin
 
 if TYPE_CHECKING:  # loaded only if there is a policy
     from roundgate.backends.rules import Policy
@@ -110,6 +110,25 @@ def tell_missing(catalog: Catalog) -> None:
         problems = [str(problem) for problem in missing.problems]
         fields = {"backend": name, "problems": problems}
         log.error("cannot serve a back end; the others are served", extra={"fields": fields})
+
+
+def uncovered_kinds(catalog: Catalog) -> list[Kind]:
+    """Return the kinds of prompts and resources that are served, and that no rule of `policy` names,
+    so that every caller may use them."""
+    served: dict[Kind, bool] = {
+        "prompt": bool(catalog.prompts),
+        "resource": bool(catalog.resources or catalog.templates or catalog.skill_sources),
+    }
+    policy = catalog.policy
+    return [kind for kind in served if served[kind] and policy and not policy.covers(kind)]
+
+
+def tell_uncovered(catalog: Catalog) -> None:
+    """Log the kinds of prompts and resources about which the policy has no rule."""
+    if kinds := uncovered_kinds(catalog):
+        log.warning(
+            "the policy has no rule for prompts or resources", extra={"fields": {"kinds": kinds}}
+        )
 
 
 @dataclass(slots=True)
