@@ -338,6 +338,29 @@ async def test_no_spelling_of_a_uri_leads_past_a_rule(pattern: str) -> None:
                 assert await answer(mcp, "resources/read", uri="file:///open/secret%20plan")
 
 
+async def test_uris_with_the_name_of_a_back_end_are_compared_as_listed() -> None:
+    def named(asked: Asked) -> Any:
+        if asked.rpc == "resources/templates/list":
+            templates = [{"uriTemplate": "file:///{+path}", "name": "any"}]
+            return result(asked, {"resourceTemplates": templates})
+        return files(asked)
+
+    rules: list[dict[str, Any]] = [{"deny": {"resource": "file://up//secret/*"}}, {"allow": {}}]
+    async with scripted(named) as server:
+        up = {"kind": "mcp", "name": "up", "url": server.url, "uris": "named"}
+        async with gateway_of(up, policy=rules) as mcp:
+            for path in (
+                "/secret/plan",
+                "//secret//plan",
+                "/%73ecret/plan",
+                "/open/../secret/plan",
+            ):
+                assert await code(mcp, "resources/read", uri=f"file://up/{path}") == -32602, path
+                assert await code(mcp, "resources/read", uri=f"FILE://up/{path}") == -32602, path
+            assert "resources/read" not in server.methods()
+            assert await answer(mcp, "resources/read", uri="file://up//open/plan")
+
+
 async def test_the_page_of_a_tool_is_refused_with_the_tool(tmp_path: Path) -> None:
     for name in ("chart", "map"):
         (tmp_path / f"{name}.html").write_text("<!doctype html><title>x</title>")

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from roundgate.backends.base import (
     NamedBackend,
@@ -55,13 +55,15 @@ from roundgate.settings import Kind, Origin
 if TYPE_CHECKING:  # loaded only if there is a policy
     from roundgate.auth import Principal
     from roundgate.backends.item_rules import ItemRules
-    from roundgate.backends.rules import Caller, Policy, Rule, ToolRules
+    from roundgate.backends.rules import Policy, Rule, ToolRules
 
 log = logging.getLogger("roundgate.backends")
 
 OFFER_S: Final = 120.0
 """Seconds within which a back end that may be missing must return its offer."""
 MAX_NAME: Final = 64
+ListName: TypeAlias = Literal["prompts", "resources", "templates", "skills"]
+"""The lists of a catalog besides the list of tools."""
 MAX_SCOPE_SETS: Final = 256
 """The maximum number of sets of scopes and rules with cached pages."""
 NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
@@ -246,106 +248,50 @@ class Catalog:
             lambda name: self.tools[name].is_for(principal, checks_scopes=checks_scopes),
         )
 
-    def prompt_pages_for(self, principal: Principal, *, checks_scopes: bool) -> Pages:
-        """Return the pages of the prompts that a caller may get, by its scopes if they are checked,
-        and by the rules of `policy`."""
+    def pages_for(self, name: ListName, principal: Principal, *, checks_scopes: bool) -> Pages:
+        """Return the pages of the entries of a list that a caller may use, by its scopes if they are
+        checked, and by the rules of `policy`; cached."""
+        pages, rules = self._pages_of(name), self.item_rules
+        granted = principal.scopes & self.all_scopes() if checks_scopes else None
+        if rules is not None and not rules.covers("prompt" if name == "prompts" else "resource"):
+            rules = None
+        if rules is None and granted is None:
+            return pages
+        caller = None if rules is None else rules.caller(principal)
+        entries: dict[str, tuple[frozenset[str], str]] = {}
 
-        def refusal(rules: ItemRules, name: str, caller: Caller) -> str | None:
-            return rules.prompt_refusal(name, self.prompts[name].backend, caller)
+        def is_for_caller(key: str) -> bool:
+            if not entries:
+                entries.update(self._entries(name))
+            scopes, backend = entries[key]
+            has_scopes = granted is None or scopes <= granted
+            return has_scopes and (
+                rules is None or caller is None or rules.allows(name, key, backend, caller)
+            )
 
-        return self._pages_for(
-            *("prompts", "prompt", self.prompt_pages, principal),
-            lambda name: self.prompts[name].scopes,
-            refusal,
-            checks_scopes=checks_scopes,
-        )
+        by_rules = None if rules is None else rules.policy.callers_key(principal)
+        return self._chosen((name, granted, by_rules), pages, is_for_caller)
 
-    def resource_pages_for(self, principal: Principal, *, checks_scopes: bool) -> Pages:
-        """Return the pages of the resources that a caller may read; see `prompt_pages_for`."""
+    def _pages_of(self, name: ListName) -> Pages:
+        match name:
+            case "prompts":
+                return self.prompt_pages
+            case "resources":
+                return self.resource_pages
+            case "templates":
+                return self.template_pages
+        return self.skill_pages
 
-        def refusal(rules: ItemRules, uri: str, caller: Caller) -> str | None:
-            return rules.resource_refusal(uri, self.resources[uri].backend, caller)
-
-        return self._pages_for(
-            *("resources", "resource", self.resource_pages, principal),
-            lambda uri: self.resources[uri].scopes,
-            refusal,
-            checks_scopes=checks_scopes,
-        )
-
-    def template_pages_for(self, principal: Principal, *, checks_scopes: bool) -> Pages:
-        """Return the pages of the templates of which a caller may read some resource; see
-        `prompt_pages_for`."""
-        templates = {
-            served.resource.definition["uriTemplate"]: served.resource for served in self.templates
-        }
-
-        def refusal(rules: ItemRules, template: str, caller: Caller) -> str | None:
-            may_match = rules.may_match(template, {}, templates[template].backend, caller)
-            return None if may_match else template
-
-        return self._pages_for(
-            *("templates", "resource", self.template_pages, principal),
-            lambda template: templates[template].scopes,
-            refusal,
-            checks_scopes=checks_scopes,
-        )
-
-    def skill_pages_for(self, principal: Principal, *, checks_scopes: bool) -> Pages:
-        """Return the pages of the skills that a caller may read; see `prompt_pages_for`."""
-        sources = {
-            entry["uri"]: (name, source.scopes)
-            for name, source in self.skill_sources.items()
-            for entry in source.entries
-        }
-
-        def refusal(rules: ItemRules, uri: str, caller: Caller) -> str | None:
-            return rules.resource_refusal(uri, sources[uri][0], caller)
-
-        return self._pages_for(
-            *("skills", "resource", self.skill_pages, principal),
-            lambda uri: sources[uri][1],
-            refusal,
-            checks_scopes=checks_scopes,
-        )
-
-    def _pages_for(
-        self,
-        list_name: str,
-        kind: Kind,
-        pages: Pages,
-        principal: Principal,
-        needed: Callable[[str], frozenset[str]],
-        refusal: Callable[[ItemRules, str, Caller], str | None],
-        *,
-        checks_scopes: bool,
-    ) -> Pages:
-        """Return the pages of the entries that a caller may use, cached.
-
-        Args:
-            list_name: the name of the list, for the cache.
-            kind: the kind of its entries.
-            pages: the pages of all entries.
-            principal: the caller.
-            needed: returns the scopes of an entry by its key.
-            refusal: returns the name of the rule that refuses an entry to a caller.
-            checks_scopes: whether the caller needs the scopes.
-        """
-        granted = principal.scopes & self.all_scopes() if checks_scopes else frozenset()
-        rules = self.item_rules
-        if rules is None or not rules.covers(kind):
-            if not checks_scopes:
-                return pages
-            return self._chosen((list_name, granted), pages, lambda key: needed(key) <= granted)
-        caller, key_of_caller = rules.caller(principal), rules.policy.callers_key(principal)
-        return self._chosen(
-            (list_name, granted, key_of_caller),
-            pages,
-            lambda key: (
-                (not checks_scopes or needed(key) <= granted)
-                and refusal(rules, key, caller) is None
-            ),
-        )
+    def _entries(self, name: ListName) -> Iterator[tuple[str, tuple[frozenset[str], str]]]:
+        """Yield the key of each entry of a list, with its scopes and its back end."""
+        if name == "skills":
+            for backend, source in self.skill_sources.items():
+                yield from ((entry["uri"], (source.scopes, backend)) for entry in source.entries)
+            return
+        of_kind = "prompt" if name == "prompts" else "resource"
+        for kind, key, item in self.items():
+            if kind == of_kind:
+                yield key, (item.scopes, item.backend)
 
     def _chosen(
         self, key: tuple[Any, ...], pages: Pages, is_chosen: Callable[[str], bool]

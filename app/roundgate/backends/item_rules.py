@@ -18,7 +18,7 @@ from roundgate.protocol.apps import page_uris
 from roundgate.settings import Kind
 
 if TYPE_CHECKING:
-    from roundgate.backends.catalog import ServedTool
+    from roundgate.backends.catalog import ListName, ServedTool
 
 
 class ItemRules:
@@ -54,6 +54,14 @@ class ItemRules:
     ) -> Caller:
         """Return a caller for the other methods; `kept` is as for `Caller`."""
         return Caller(principal, kept)
+
+    def allows(self, list_name: ListName, key: str, backend: str, caller: Caller) -> bool:
+        """Return whether a caller may use an entry of a list, by its name, URI or template."""
+        if list_name == "prompts":
+            return self.prompt_refusal(key, backend, caller) is None
+        if list_name == "templates":
+            return self.may_match(key, {}, backend, caller)
+        return self.resource_refusal(key, backend, caller) is None
 
     def prompt_refusal(self, name: str, backend: str, caller: Caller) -> str | None:
         """Return the name of the rule that refuses a prompt; `None` if it is allowed."""

@@ -106,7 +106,8 @@ def _explain_item(
         backend, scopes = skill_backend(name), source.scopes
     elif item is None:
         raise UsageError(
-            f"there is no tool, prompt or resource {name!r}; `roundgate check` lists them"
+            f"there is no tool, prompt or resource {name!r}; `roundgate check` lists them. "
+            "In place of a template, give one of its URIs"
         )
     if _lacks_scopes(kind, scopes, principal, file):
         return 1

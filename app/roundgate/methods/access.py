@@ -9,7 +9,7 @@ from typing import Any
 from roundgate.auth import Principal
 from roundgate.backends import Catalog
 from roundgate.backends.base import Prompt, Resource
-from roundgate.backends.catalog import skill_backend, unknown_template
+from roundgate.backends.catalog import ListName, skill_backend, unknown_template
 from roundgate.errors import (
     MAX_URI,
     CallRefused,
@@ -48,11 +48,13 @@ class Access:
             *(item.resource for item in catalog.templates),
             *catalog.unlisted.values(),
         )
-        self._has_scopes = {
+        sources = catalog.skill_sources.values()
+        of_resources = checks_scopes and any(item.scopes for item in resources)
+        self._has_scopes: Mapping[ListName, bool] = {
             "prompts": checks_scopes and any(item.scopes for item in catalog.prompts.values()),
-            "resources": checks_scopes and any(item.scopes for item in resources),
-            "skills": checks_scopes
-            and any(source.scopes for source in catalog.skill_sources.values()),
+            "resources": of_resources,
+            "templates": of_resources,
+            "skills": checks_scopes and any(source.scopes for source in sources),
         }
         self.any_tool = bool(scoped) or (
             catalog.policy is not None and catalog.policy.is_personal("tool")
@@ -71,9 +73,9 @@ class Access:
         )
         """Whether any task belongs, or may belong, to a tool that needs scopes or a rule."""
 
-    def _is_personal(self, list_name: str, kind: Kind) -> bool:
+    def _is_personal(self, name: ListName, kind: Kind) -> bool:
         by_rules = self._rules is not None and self._rules.is_personal(kind)
-        return self._has_scopes[list_name] or by_rules
+        return self._has_scopes[name] or by_rules
 
     def check(self, tool: str, principal: Principal) -> None:
         """Raise an error unless the caller may use a tool and read its tasks.
@@ -224,22 +226,7 @@ class Access:
         """Return the list of the tools that the caller may use."""
         return self._catalog.tool_pages_for(principal, checks_scopes=self._checks_scopes)
 
-    def prompt_pages(self, principal: Principal) -> Pages:
-        """Return the list of the prompts that the caller may get."""
-        checks = self._has_scopes["prompts"]
-        return self._catalog.prompt_pages_for(principal, checks_scopes=checks)
-
-    def resource_pages(self, principal: Principal) -> Pages:
-        """Return the list of the resources that the caller may read."""
-        checks = self._has_scopes["resources"]
-        return self._catalog.resource_pages_for(principal, checks_scopes=checks)
-
-    def template_pages(self, principal: Principal) -> Pages:
-        """Return the list of the resource templates that the caller may use."""
-        checks = self._has_scopes["resources"]
-        return self._catalog.template_pages_for(principal, checks_scopes=checks)
-
-    def skill_pages(self, principal: Principal) -> Pages:
-        """Return the list of the skills that the caller may read."""
-        checks = self._has_scopes["skills"]
-        return self._catalog.skill_pages_for(principal, checks_scopes=checks)
+    def pages(self, name: ListName, principal: Principal) -> Pages:
+        """Return the entries of a list that the caller may use."""
+        checks = self._has_scopes[name]
+        return self._catalog.pages_for(name, principal, checks_scopes=checks)

@@ -39,7 +39,7 @@ class PromptMethods:
 
     async def list(self, context: RequestContext, params: ListParams) -> Reply:
         """Serve prompts/list."""
-        return self._list.reply(self._access.prompt_pages(context.principal), params.cursor)
+        return self._list.reply(self._access.pages("prompts", context.principal), params.cursor)
 
     async def get(self, context: RequestContext, params: GetPromptParams) -> Reply:
         """Serve prompts/get."""
@@ -88,11 +88,11 @@ class ResourceMethods:
 
     async def list(self, context: RequestContext, params: ListParams) -> Reply:
         """Serve resources/list."""
-        return self._list.reply(self._access.resource_pages(context.principal), params.cursor)
+        return self._list.reply(self._access.pages("resources", context.principal), params.cursor)
 
     async def list_templates(self, context: RequestContext, params: ListParams) -> Reply:
         """Serve resources/templates/list."""
-        pages = self._access.template_pages(context.principal)
+        pages = self._access.pages("templates", context.principal)
         return self._templates.reply(pages, params.cursor)
 
     async def read(self, context: RequestContext, params: ReadResourceParams) -> Reply:

@@ -83,7 +83,7 @@ class SkillMethods:
 
     async def list(self, context: RequestContext, params: ListParams) -> Reply:
         """Serve skills/list."""
-        return self._list.reply(self._access.skill_pages(context.principal), params.cursor)
+        return self._list.reply(self._access.pages("skills", context.principal), params.cursor)
 
     async def get(self, context: RequestContext, params: GetSkillParams) -> Reply:
         """Serve skills/get.
