@@ -251,7 +251,7 @@ def greet() -> str: ...
 @prompt
 def audit() -> str: ...
 
-@tool
+@tool(ui="look.html")
 def look() -> str: ...
 
 @resource("docs://{+path}")
@@ -269,11 +269,13 @@ policy:
   - deny: {{resource: "docs://hr/*", prompt: audit, subject: "*@office"}}
   - allow: {{resource: "docs://hr/*", claims: {{groups: hr}}}}
   - allow: {{resource: "docs://open/*", prompt: greet}}
+  - deny: {{tool: look, subject: gone}}
   - name: tools
     allow: {{tool: look}}
   - deny: {{tool: look, prompt: greet}}
-  - deny: {{tool: look, subject: eve}}
+  - deny: {{resource: "ui://*", subject: "*@office"}}
 """)
+    (folder / "look.html").write_text("<!doctype html><title>Look</title>")
     return folder
 
 
@@ -284,6 +286,9 @@ policy:
         ("ann", "audit", 1, "refused: no rule matches"),
         ("bo@office", "audit", 1, "refused by policy[0]"),
         ("ann", "look", 0, "allowed by tools"),
+        ("ann", "ui://shop/look.html", 0, "allowed, as the tool"),
+        ("bo@office", "ui://shop/look.html", 1, "refused: by policy[6]"),
+        ("gone", "ui://shop/look.html", 1, "refused: no call of the tool is allowed"),
         ("ann", "docs://open/plan", 0, "allowed by policy[2]"),
         ("ann", "docs://open/other", 0, "allowed by policy[2]"),
         ("ann", "docs://hr/pay", 1, "refused: no rule matches"),
@@ -334,7 +339,7 @@ def test_check_counts_the_targets_of_rules_and_names_kinds_without_rules(
 ) -> None:
     assert main(["check", "--file-only"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    counts = [line.rpartition(" shop ")[2] for line in lines[lines.index("policy (6)") + 1 :][:6]]
+    counts = [line.rpartition(" shop ")[2] for line in lines[lines.index("policy (7)") + 1 :][:7]]
     assert [count.endswith("1 prompt, 1 resource") for count in counts[:1]] == [True]
     assert counts[1].endswith("hr 1 resource")
     assert counts[2].endswith("1 prompt, 2 resources")

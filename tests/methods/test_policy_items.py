@@ -442,6 +442,7 @@ async def test_a_handler_reads_only_what_its_caller_may_read_also_in_a_task() ->
         ({"resource": "*", "hint": "read_only"}, "hint is of tools"),
         ({"prompt": "*", "arguments": {"required": ["a"]}}, "arguments is of tools"),
         ({"resource": "docs://{folder}/a"}, "has a variable of a template: write \\* in its place"),
+        ({"resource": "docs://secret/"}, "write docs://secret/\\* for all that is in it"),
         ({"skill": "refunds"}, "write resource: skill://BACKEND/NAME/\\*"),
         ({"group": "support"}, "write claims: {groups: …}"),
         ("*", "{} matches all calls"),

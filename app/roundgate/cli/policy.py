@@ -21,7 +21,7 @@ from roundgate.backends import Catalog, ServedTool
 from roundgate.backends.catalog import skill_backend
 from roundgate.backends.item_rules import deciding_rule
 from roundgate.backends.rule_texts import UriReadings
-from roundgate.backends.rules import Caller, Policy, Rule, Target, decision
+from roundgate.backends.rules import NO_RULE, Caller, Policy, Rule, Target, decision
 from roundgate.cli.arguments import configuration_file
 from roundgate.cli.output import say, show_table
 from roundgate.clock import Clock, Deadline
@@ -117,8 +117,11 @@ def _explain_item(
     else:
         target = Target(kind, name, backend, view, uri=UriReadings.of(name))
         refusal = rules.resource_refusal(name, backend, caller)
-    if pages := rules.tools_with_page(name) if kind == "resource" else []:
-        say(f"{name} is the page of {len(pages)} tools: who may call one of them may read it")
+    is_page = kind == "resource" and bool(rules.tools_with_page(name))
+    if is_page:
+        say(
+            f"{name} is the page of a tool: callers of the tool may read it, unless a rule denies it"
+        )
     elif not rules.policy.covers(kind):
         say(f"allowed: no rule names a {kind}, so {kind}s need no rule")
         return 0
@@ -126,8 +129,9 @@ def _explain_item(
         say("refused: a URI with a segment . or .. is not served")
         return 1
     show_table(list(_rows(rules.policy, target, caller, None, file)))
-    if pages:
-        say("allowed" if refusal is None else f"refused by {refusal}")
+    if is_page:
+        why = "no call of the tool is allowed" if refusal == NO_RULE else f"by {refusal}"
+        say("allowed, as the tool" if refusal is None else f"refused: {why}")
         return 0 if refusal is None else 1
     return _say_decision(deciding_rule(rules.policy.matching(target), caller), file)
 

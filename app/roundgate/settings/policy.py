@@ -99,10 +99,14 @@ class CallMatch(Model):
     @field_validator("resource")
     @classmethod
     def _are_uris(cls, value: Sequence[str]) -> Sequence[str]:
-        """Refuse texts that are no URIs, because a rule that denies them would deny nothing."""
+        """Refuse texts that are no URIs, because a rule that denies them would deny nothing, or less
+        than is meant."""
         for text in value:
             if "{" in text:
                 raise ValueError(f"{text!r} has a variable of a template: write * in its place")
+            if text.endswith("/") and not text.endswith("//"):
+                what = f"write {text}* for all that is in it, or {text[:-1]} for it alone"
+                raise ValueError(f"{text!r} ends with a slash: {what}")
             if not text.startswith("*") and not _SCHEME.match(text):
                 raise ValueError(f"{text!r} has no scheme: write a URI, such as file:///secret/*")
         return value
