@@ -72,10 +72,14 @@ class MethodNotFound(ProtocolError):
 class InvalidParams(ProtocolError):
     """`params` or `params._meta` is malformed, or names an entry that does not exist."""
 
+    rule: str | None = None
+    """The rule of `policy` that refuses the request, if one does; the caller does not see it."""
+
 
 class CallRefused(InvalidParams):
-    """The rules of `policy` allow the caller no call of a tool. The caller does not see the name of
-    the `rule`."""
+    """The rules of `policy` allow the caller no call of a tool."""
+
+    rule: str
 
     def __init__(self, tool: str, rule: str) -> None:
         super().__init__(
@@ -84,18 +88,29 @@ class CallRefused(InvalidParams):
         self.rule = rule
 
 
+class PromptNotFound(InvalidParams):
+    """No prompt has this name, or the `rule` refuses it."""
+
+    def __init__(self, name: str, rule: str | None = None) -> None:
+        super().__init__(f"Unknown prompt: {name[:MAX_PROMPT]}")
+        self.rule = rule
+
+
+MAX_PROMPT: Final = 64
+"""The maximum number of characters of a prompt's name that an error repeats."""
 MAX_URI: Final = 200
 """The maximum number of characters of a URI that an error repeats."""
 
 
 class ResourceNotFound(InvalidParams):
-    """No resource has this URI."""
+    """No resource has this URI, or the `rule` refuses it."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, rule: str | None = None) -> None:
         super().__init__(
             f"Resource not found: {uri[:MAX_URI]}; use resources/list and resources/templates/list to find resources"
         )
         self.uri = uri
+        self.rule = rule
 
     @property
     def data(self) -> dict[str, Any] | None:

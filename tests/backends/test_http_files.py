@@ -86,6 +86,11 @@ async def test_what_is_no_resource_for_the_caller_is_not_sent(tmp_path: Path) ->
             params = {"name": "upload", "arguments": hidden}
             said = await Client(gate.http, "/other/mcp").post("tools/call", params)
             assert "there is no resource" in said.text, "it is in another view"
+        rules = [{"deny": {"resource": "report://*"}}, {"allow": {}}]
+        file = config.load(written(tmp_path, told.url, policy=rules), {})
+        async with gateway_of(file) as gate:
+            text = await gate.text("upload", hidden)
+            assert text.startswith("arguments.a: there is no resource")
     assert told.requests == []
 
 

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from roundgate.auth import Principal
 from roundgate.backends.base import Tool
+from roundgate.backends.item_rules import ItemRules
 from roundgate.backends.policy import with_defaults_of
-from roundgate.backends.rules import Caller, Policy, Texts, claim_texts, decision
+from roundgate.backends.rule_texts import Texts
+from roundgate.backends.rules import Caller, Policy, claim_texts, decision
 from roundgate.errors import ArgumentsRefused, CallRefused
 from roundgate.protocol import schemas
 from roundgate.settings import Origin, RuleConfig
@@ -279,3 +281,30 @@ def test_a_rule_that_denies_applies_to_unknown_arguments() -> None:
         assert of_tool is not None
         with pytest.raises(ArgumentsRefused):
             of_tool.authorizer(ann())(lambda: None)
+
+
+PATTERN = st.from_regex(r"docs://[ab*]{1,3}(/[ab*]{1,2})?", fullmatch=True)
+RULE = st.builds(
+    lambda effect, uri: {effect: {"resource": uri} if uri else {}},
+    st.sampled_from(["allow", "deny"]),
+    st.none() | PATTERN,
+)
+TEMPLATES = ["docs://{x}/{y}", "docs://a{x}/{y}", "docs://{+x}", "docs://{x}/b"]
+
+
+@given(
+    st.lists(RULE, max_size=4),
+    st.sampled_from(TEMPLATES),
+    st.text("ab", min_size=1, max_size=2),
+    st.text("ab", min_size=1, max_size=2),
+)
+def test_a_template_is_listed_if_one_of_its_uris_is_allowed(
+    rules: list[dict[str, Any]], template: str, x: str, y: str
+) -> None:
+    items = ItemRules(policy(*rules, {"deny": {"resource": "docs://none"}}), "", {})
+    caller = Caller(ann())
+    uri = template.replace("{x}", x).replace("{y}", y).replace("{+x}", f"{x}/{y}")
+    if items.resource_refusal(uri, "b", caller) is None:
+        assert items.may_match(template, {}, "b", caller)
+        assert items.may_match(template, {"x": x}, "b", caller) or "{+x}" in template
+        assert items.may_match(template, {"x": x, "y": y}, "b", caller) or "{+x}" in template

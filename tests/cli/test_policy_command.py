@@ -109,7 +109,7 @@ def test_the_last_line_is_the_decision(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["explain", "ann", "refund"], "no tool 'refund'"),
+        (["explain", "ann", "refund"], "no tool, prompt or resource 'refund'"),
         (["explain", "ann", "shop__look", "--view", "none"], "no view 'none'"),
         (["explain", "{", "shop__look"], "PRINCIPAL"),
         (["explain", '{"sub": 7}', "shop__look"], "PRINCIPAL"),
@@ -152,12 +152,13 @@ def test_replay_counts_what_the_rules_decide_and_says_on_what_it_depends(
     assert sorted(lines[:-1]) == [
         "1 gone began no such tool",
         "1 pay (view desk) began refused: policy[0]",
+        "1 prompt began no such prompt",
         "1 shop__look began refused: policy[0]",
         "1 shop__look refused allowed: readers",
         "2 shop__refund began depends on claims.groups, arguments",
         "3 shop__look began allowed: readers",
     ]
-    assert lines[-1].startswith("9 calls. Records have no scopes, claims or arguments")
+    assert lines[-1].startswith("10 calls. Records have no scopes, claims or arguments")
 
 
 def test_no_arguments_allow_a_call_to_which_only_denials_apply(
@@ -236,3 +237,117 @@ policy:
     (remark,) = [line for line in printed.splitlines() if "has an argument" in line]
     assert "gateway.yaml:10" in remark
     assert "policy[0].deny.arguments: no tool of this rule has an argument amount" in remark
+
+
+@pytest.fixture
+def library(folder: Path) -> Path:
+    """A gateway whose rules name prompts and resources."""
+    (folder / "tools.py").write_text("""
+from roundgate import prompt, resource, tool
+
+@prompt
+def greet() -> str: ...
+
+@prompt
+def audit() -> str: ...
+
+@tool(ui="look.html")
+def look() -> str: ...
+
+@resource("docs://{+path}")
+def document(path: str) -> str: ...
+
+@resource("docs://open/plan")
+def plan() -> str: ...
+""")
+    (folder / "gateway.yaml").write_text(f"""\
+backends:
+  - {{kind: python, name: shop, path: tools.py, prefix: ""}}
+auth: {{issuer: "https://a.example", jwks_url: "https://a.example/keys"}}
+audit: {{directory: audit, key: {KEY}}}
+policy:
+  - deny: {{resource: "docs://hr/*", prompt: audit, subject: "*@office"}}
+  - allow: {{resource: "docs://hr/*", claims: {{groups: hr}}}}
+  - allow: {{resource: "docs://open/*", prompt: greet}}
+  - deny: {{tool: look, subject: gone}}
+  - name: tools
+    allow: {{tool: look}}
+  - deny: {{tool: look, prompt: greet}}
+  - deny: {{resource: "ui://*", subject: "*@office"}}
+""")
+    (folder / "look.html").write_text("<!doctype html><title>Look</title>")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("principal", "name", "status", "last"),
+    [
+        ("ann", "greet", 0, "allowed by policy[2]"),
+        ("ann", "audit", 1, "refused: no rule matches"),
+        ("bo@office", "audit", 1, "refused by policy[0]"),
+        ("ann", "look", 0, "allowed by tools"),
+        ("ann", "ui://shop/look.html", 0, "allowed, as the tool"),
+        ("bo@office", "ui://shop/look.html", 1, "refused: by policy[6]"),
+        ("gone", "ui://shop/look.html", 1, "refused: no call of the tool is allowed"),
+        ("ann", "docs://open/plan", 0, "allowed by policy[2]"),
+        ("ann", "docs://open/other", 0, "allowed by policy[2]"),
+        ("ann", "docs://hr/pay", 1, "refused: no rule matches"),
+        ('{"sub": "ann", "groups": "hr"}', "docs://hr/pay", 0, "allowed by policy[1]"),
+        ('{"sub": "ann@office", "groups": "hr"}', "docs://%68r/pay", 1, "refused by policy[0]"),
+        ("ann", "docs://open/../hr/pay", 1, "refused: a URI with a segment . or .. is not served"),
+    ],
+)
+def test_prompts_and_resources_are_explained(
+    library: Path,
+    capsys: pytest.CaptureFixture[str],
+    principal: str,
+    name: str,
+    status: int,
+    last: str,
+) -> None:
+    found, lines = ran(capsys, "explain", principal, name)
+    assert found == status
+    assert lines[-1].startswith(last)
+
+
+def test_replay_counts_prompts_and_resources(
+    library: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (library / "audit/c.0001.jsonl").write_text(
+        record("called", "greet", "ann", round=1, method="prompts/get")
+        + record("called", "audit", "ann", round=1, method="prompts/get")
+        + record("called", "docs://open/plan", "ann", round=1, method="resources/read")
+        + record("called", "docs://hr/pay", "ann", round=1, method="resources/read")
+        + record("called", "mail://x", "ann", round=1, method="resources/read")
+        + record("called", f"docs://open/{'x' * 188}", "ann", round=1, method="resources/read")
+        + record("called", "tasks", "ann", round=1, method="tasks/cancel")
+    )
+    status, lines = ran(capsys, "replay")
+    assert status == 0
+    assert sorted(lines[:-1]) == [
+        "1 audit began refused: no rule",
+        "1 docs://hr/pay began depends on claims.groups",
+        "1 docs://open/plan began allowed: policy[2]",
+        f"1 docs://open/{'x' * 188} began unknown: the record has only the beginning of the URI",
+        "1 greet began allowed: policy[2]",
+        "1 mail://x began no such resource",
+    ]
+
+
+def test_check_counts_the_targets_of_rules_and_names_kinds_without_rules(
+    library: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "--file-only"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    counts = [line.rpartition(" shop ")[2] for line in lines[lines.index("policy (7)") + 1 :][:7]]
+    assert [count.endswith("1 prompt, 1 resource") for count in counts[:1]] == [True]
+    assert counts[1].endswith("hr 1 resource")
+    assert counts[2].endswith("1 prompt, 2 resources")
+    assert not [line for line in lines if "so every caller may use" in line]
+    file = library / "gateway.yaml"
+    file.write_text(file.read_text().partition("policy:")[0] + "policy: [{deny: {}}]\n")
+    assert main(["check", "--file-only"]) == 0
+    printed = capsys.readouterr().out
+    assert "no rule names a prompt, so every caller may use all prompts" in printed
+    assert 'add `- allow: {resource: "*"}` at the end' in printed
+    assert "no rule has an allow, so all calls are refused" in printed

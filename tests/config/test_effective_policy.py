@@ -15,7 +15,7 @@ from roundgate.runtime import loading
 from roundgate.runtime.effective_policy import EffectivePolicy, effective_policy, losses
 
 TOOLS = '''
-from roundgate import tool
+from roundgate import prompt, resource, tool
 
 @tool(destructive=False, open_world=False, scopes=["shop"])
 async def drop(account: int = 0) -> str:
@@ -24,6 +24,15 @@ async def drop(account: int = 0) -> str:
 @tool(read_only=True)
 async def look() -> str:
     """Looks."""
+
+@prompt
+async def greet() -> str: ...
+
+@prompt
+async def abroad() -> str: ...
+
+@resource("docs://{+path}")
+async def document(path: str) -> str: ...
 '''
 AUTH = {"issuer": "https://a.example", "jwks_url": "https://a.example/keys", "scopes": ["use"]}
 
@@ -231,6 +240,48 @@ def test_rules_that_may_allow_more_are_named(
         for rules in (before, after)
     )
     assert losses(was, now) == lost
+
+
+PLANS: dict[str, Any] = {"deny": {"resource": "docs://plans/*"}}
+READ: dict[str, Any] = {"allow": {"resource": "docs://*"}}
+GREET: dict[str, Any] = {"allow": {"prompt": "greet"}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lost"),
+    [
+        ([DENY, ALL], [PLANS, DENY, ALL], []),
+        ([LOOK], [LOOK, READ, GREET], []),
+        ([PLANS, ALL], [ALL], [
+            "policy: resources no longer need a rule, because none names a resource",
+        ]),
+        ([PLANS, ALL, READ], [ALL, READ], ["policy: rule policy[0] no longer denies calls"]),
+        ([PLANS, LOOK, READ], [LOOK], [
+            "policy: resources no longer need a rule, because none names a resource",
+        ]),
+        ([LOOK, GREET], [LOOK, READ], [
+            "policy: prompts no longer need a rule, because none names a prompt",
+        ]),
+        ([PLANS, READ], [READ, PLANS], ["policy: the rules have another order"]),
+        ([PLANS, READ, LOOK], [LOOK, PLANS, READ], []),
+        ([DENY, PLANS, GREET], [DENY, PLANS, GREET, READ, LOOK], [
+            "policy: rule policy[4] allows calls; it is new or has changed",
+            "policy: rule policy[3] allows calls; it is new or has changed",
+        ]),
+    ],
+)  # fmt: skip
+def test_rules_are_compared_for_the_targets_that_they_concern(
+    tmp_path: Path, before: Any, after: Any, lost: list[str]
+) -> None:
+    was, now = (policy(tmp_path, {}, policy=rules) for rules in (before, after))
+    assert losses(was, now) == lost
+
+
+def test_another_prefix_that_leads_out_of_a_rule_is_a_loss(tmp_path: Path) -> None:
+    rules = [{"deny": {"prompt": "ab*"}}, {"allow": {"prompt": "*"}}]
+    named = [policy(tmp_path, {"prefix": prefix}, policy=rules) for prefix in ("ab", "")]
+    assert losses(*named) == ["prompt greet is no longer denied by rule policy[0]"]
+    assert losses(*reversed(named)) == []
 
 
 def test_a_name_that_leads_out_of_a_rule_or_into_one_is_a_loss(tmp_path: Path) -> None:

@@ -156,6 +156,8 @@ class Prompt:
     complete: Mapping[str, Complete] = field(default_factory=dict)
     scopes: frozenset[str] = frozenset()
     """The scopes that the caller's token must grant to see and get the prompt."""
+    backend: str = ""
+    """The name of the back end; set by the catalog."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,8 @@ class Resource:
     """The matcher of a template's URIs; `None` selects `UriTemplate`."""
     reporter: ChangeReporter | None = None
     """Reports changes of the resource; `None` if handlers alone report them."""
+    backend: str = ""
+    """The name of the back end; set by the catalog."""
 
 
 @dataclass(frozen=True, slots=True)

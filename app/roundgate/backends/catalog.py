@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from roundgate.backends.base import (
     NamedBackend,
@@ -35,6 +35,7 @@ from roundgate.errors import (
     ConfigError,
     InvalidParams,
     Problem,
+    PromptNotFound,
     ResourceNotFound,
     Unavailable,
 )
@@ -49,17 +50,20 @@ from roundgate.protocol import (
 )
 from roundgate.protocol.uri_template import has_dot_segments
 from roundgate.replay import Context
-from roundgate.settings import Origin
+from roundgate.settings import Kind, Origin
 
 if TYPE_CHECKING:  # loaded only if there is a policy
     from roundgate.auth import Principal
-    from roundgate.backends.rules import Policy, ToolRules
+    from roundgate.backends.item_rules import ItemRules
+    from roundgate.backends.rules import Policy, Rule, ToolRules
 
 log = logging.getLogger("roundgate.backends")
 
 OFFER_S: Final = 120.0
 """Seconds within which a back end that may be missing must return its offer."""
 MAX_NAME: Final = 64
+ListName: TypeAlias = Literal["prompts", "resources", "templates", "skills"]
+"""The lists of a catalog besides the list of tools."""
 MAX_SCOPE_SETS: Final = 256
 """The maximum number of sets of scopes and rules with cached pages."""
 NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
@@ -178,7 +182,9 @@ class Catalog:
     checks_scopes: bool = False
     """Whether `read_resource` checks the caller's scopes."""
     policy: Policy | None = None
-    """The rules about calls of tools, if there are any."""
+    """The rules, if there are any."""
+    item_rules: ItemRules | None = None
+    """The rules for prompts and resources, if there are any rules."""
     _visible: dict[tuple[Any, ...], Pages] = field(default_factory=dict)
 
     def use(self) -> AbstractContextManager[Catalog]:
@@ -210,13 +216,19 @@ class Catalog:
             "prompts": (
                 self.prompt_pages.items,
                 [prompt.scopes for prompt in self.prompts.values()],
+                self._rules_about("prompt"),
             ),
             "resources": (
                 self.resource_pages.items,
                 self.template_pages.items,
                 [resource.scopes for resource in self._resources()],
+                self._rules_about("resource"),
             ),
         }
+
+    def _rules_about(self, kind: Kind) -> Sequence[Rule] | None:
+        """Return the rules about prompts or resources; `None` if these need no rule."""
+        return None if self.policy is None else self.policy.rules_about(kind)
 
     def _resources(self) -> list[Resource]:
         """Return all resources, templates, and readers of unlisted resources."""
@@ -236,46 +248,50 @@ class Catalog:
             lambda name: self.tools[name].is_for(principal, checks_scopes=checks_scopes),
         )
 
-    def prompt_pages_for(self, scopes: frozenset[str]) -> Pages:
-        """Return the pages of the prompts that a caller with these scopes sees."""
-        return self._pages_for(
-            "prompts", self.prompt_pages, lambda name: self.prompts[name].scopes, scopes
-        )
+    def pages_for(self, name: ListName, principal: Principal, *, checks_scopes: bool) -> Pages:
+        """Return the pages of the entries of a list that a caller may use, by its scopes if they are
+        checked, and by the rules of `policy`; cached."""
+        pages, rules = self._pages_of(name), self.item_rules
+        granted = principal.scopes & self.all_scopes() if checks_scopes else None
+        if rules is not None and not rules.covers("prompt" if name == "prompts" else "resource"):
+            rules = None
+        if rules is None and granted is None:
+            return pages
+        caller = None if rules is None else rules.caller(principal)
+        entries: dict[str, tuple[frozenset[str], str]] = {}
 
-    def resource_pages_for(self, scopes: frozenset[str]) -> Pages:
-        """Return the pages of the resources that a caller with these scopes sees."""
-        return self._pages_for(
-            "resources", self.resource_pages, lambda uri: self.resources[uri].scopes, scopes
-        )
+        def is_for_caller(key: str) -> bool:
+            if not entries:
+                entries.update(self._entries(name))
+            scopes, backend = entries[key]
+            has_scopes = granted is None or scopes <= granted
+            return has_scopes and (
+                rules is None or caller is None or rules.allows(name, key, backend, caller)
+            )
 
-    def template_pages_for(self, scopes: frozenset[str]) -> Pages:
-        """Return the pages of the resource templates that a caller with these scopes sees."""
-        needed = {
-            served.resource.definition["uriTemplate"]: served.resource.scopes
-            for served in self.templates
-        }
-        return self._pages_for("templates", self.template_pages, needed.__getitem__, scopes)
+        by_rules = None if rules is None else rules.policy.callers_key(principal)
+        return self._chosen((name, granted, by_rules), pages, is_for_caller)
 
-    def skill_pages_for(self, scopes: frozenset[str]) -> Pages:
-        """Return the pages of the skills that a caller with these scopes sees."""
-        needed = {
-            entry["uri"]: source.scopes
-            for source in self.skill_sources.values()
-            for entry in source.entries
-        }
-        return self._pages_for("skills", self.skill_pages, needed.__getitem__, scopes)
+    def _pages_of(self, name: ListName) -> Pages:
+        match name:
+            case "prompts":
+                return self.prompt_pages
+            case "resources":
+                return self.resource_pages
+            case "templates":
+                return self.template_pages
+        return self.skill_pages
 
-    def _pages_for(
-        self,
-        kind: str,
-        pages: Pages,
-        needed: Callable[[str], frozenset[str]],
-        scopes: frozenset[str],
-    ) -> Pages:
-        """Return the pages of the entries that need no scopes beyond `scopes`, cached. `needed`
-        returns the scopes of an entry by its key."""
-        granted = scopes & self.all_scopes()
-        return self._chosen((kind, granted), pages, lambda key: needed(key) <= granted)
+    def _entries(self, name: ListName) -> Iterator[tuple[str, tuple[frozenset[str], str]]]:
+        """Yield the key of each entry of a list, with its scopes and its back end."""
+        if name == "skills":
+            for backend, source in self.skill_sources.items():
+                yield from ((entry["uri"], (source.scopes, backend)) for entry in source.entries)
+            return
+        of_kind = "prompt" if name == "prompts" else "resource"
+        for kind, key, item in self.items():
+            if kind == of_kind:
+                yield key, (item.scopes, item.backend)
 
     def _chosen(
         self, key: tuple[Any, ...], pages: Pages, is_chosen: Callable[[str], bool]
@@ -327,7 +343,7 @@ class Catalog:
         served = self.prompts.get(name)
         if served is None:
             self._refuse_missing(name)
-            raise InvalidParams(f"Unknown prompt: {name[:MAX_NAME]}")
+            raise PromptNotFound(name)
         return served
 
     def _refuse_missing(self, name: str) -> None:
@@ -373,25 +389,39 @@ class Catalog:
 
     def skill_source(self, uri: str) -> SkillSource | None:
         """Return the source of the skill or directory with this URI, if there is one."""
-        name = uri.partition("://")[2].partition("/")[0]
-        return self.skill_sources.get(name) if self._is_part(uri) else None
+        return self.skill_sources.get(skill_backend(uri)) if self._is_part(uri) else None
 
-    async def read_resource(self, context: Context, uri: str) -> Sequence[ResourceContents]:
+    async def read_resource(
+        self, context: Context, uri: str, kept_claims: Mapping[str, Sequence[str]] | None = None
+    ) -> Sequence[ResourceContents]:
         """Return the contents at a URI; raise ResourceNotFound if the caller may read no resource
-        there."""
+        there. `kept_claims` has the claims of a task's caller, as `Policy.kept_claims`."""
         resource, values = self.resource(uri)
-        if self.checks_scopes and not resource.scopes <= context.principal.scopes:
+        principal, rules = context.principal, self.item_rules
+        if self.checks_scopes and not resource.scopes <= principal.scopes:
             raise ResourceNotFound(uri)
+        if rules is not None:
+            caller = rules.caller(principal, kept_claims)
+            if rules.resource_refusal(uri, resource.backend, caller) is not None:
+                raise ResourceNotFound(uri)
         result = await resource.read(context, uri, values)
         return result.contents if isinstance(result, ForwardedRead) else result
 
-    def has_resource(self, uri: str) -> bool:
-        """Return whether a resource is known to exist at this URI now."""
+    def items(self) -> Iterator[tuple[Kind, str, Prompt | Resource]]:
+        """Yield the kind of each prompt, resource and template, its name or URI, and itself."""
+        for name, prompt in self.prompts.items():
+            yield "prompt", name, prompt
+        for uri, resource in self.resources.items():
+            yield "resource", uri, resource
+        for served in self.templates:
+            yield "resource", served.resource.definition["uriTemplate"], served.resource
+
+    def find_resource(self, uri: str) -> Resource | None:
+        """Return the resource or template that is known to have this URI now, or `None`."""
         try:
-            self.resource(uri)
+            return self.resource(uri)[0]
         except (ResourceNotFound, Unavailable):
-            return False
-        return True
+            return None
 
     def completed(self, kind: str, name: str) -> Prompt | Resource:
         """Return the prompt (`ref/prompt`), template or resource (`ref/resource`) whose arguments
@@ -407,13 +437,23 @@ class Catalog:
                 return served.resource
         if name in self.resources:
             return self.resources[name]
-        raise InvalidParams(f"Unknown resource template: {name[:200]}")
+        raise unknown_template(name)
 
     @property
     def can_complete(self) -> bool:
         """Whether any argument has completions."""
         everything: Iterable[Prompt | Resource] = (*self.prompts.values(), *self._resources())
         return any(item.complete for item in everything)
+
+
+def skill_backend(uri: str) -> str:
+    """Return the name of the back end in the URI of a skill or directory."""
+    return uri.partition("://")[2].partition("/")[0]
+
+
+def unknown_template(name: str) -> InvalidParams:
+    """Return the error of a template that does not exist."""
+    return InvalidParams(f"Unknown resource template: {name[:MAX_URI]}")
 
 
 T = TypeVar("T", Tool, Prompt, Resource)
@@ -604,9 +644,10 @@ def merge(
     for backend, offering in offered:
         served |= _served_tools(backend, offering, tools, list_problems, origins)
         for prompt in offering.prompts:
-            prompt = _called(prompt, backend.prefix)
+            prompt = replace(_called(prompt, backend.prefix), backend=backend.name)
             prompts.put(prompt.definition["name"], prompt, backend.name)
         for resource in offering.resources:
+            resource = replace(resource, backend=backend.name)
             if (template := resource.definition.get("uriTemplate")) is not None:
                 templates.put(template, resource, backend.name)
             else:
@@ -634,8 +675,8 @@ def merge(
         resource_pages=resources.pages(page_size),
         template_pages=templates.pages(page_size),
         unlisted={
-            start: resource
-            for _, offering in offered
+            start: replace(resource, backend=backend.name)
+            for backend, offering in offered
             for start, resource in offering.unlisted.items()
         },
         skill_sources=skill_sources,
@@ -708,16 +749,19 @@ def with_reading(catalog: Catalog, origin: Origin) -> Catalog:
 
 
 def with_rules(catalog: Catalog, policy: Policy | None, view: str = "") -> Catalog:
-    """Return the catalog with the rules of `policy` for each tool at the endpoint of a view."""
+    """Return the catalog with the rules of `policy` at the endpoint of a view."""
     if policy is None:
         return catalog
+    from roundgate.backends.item_rules import ItemRules  # loaded only if there is a policy
+
     tools = {
         name: replace(
             served, rules=policy.for_tool(served.tool, served.whole_name, served.backend, view)
         )
         for name, served in catalog.tools.items()
     }
-    return replace(catalog, tools=tools, policy=policy)
+    item_rules = ItemRules(policy, view, tools)
+    return replace(catalog, tools=tools, policy=policy, item_rules=item_rules)
 
 
 def _called(item: P, prefix: str) -> P:

@@ -1,9 +1,10 @@
-"""The rules of `policy`: which callers may call which tools with which arguments.
+"""The rules of `policy`: which callers may call which tools with which arguments, and which prompts
+and resources they may get (`item_rules`).
 
 Rules are tried in order, and the first that matches a call decides. A call that no rule matches is
 refused. A rule has three parts, which are known at different times:
 
-    the tool      name, back end, view, hints     when the catalog is built    `Policy.for_tool`
+    the target    name, back end, view, hints     when the catalog is built    `Policy.matching`
     the caller    subject, client, scope, claims  when a request arrives       `ToolRules.deciding`
     the arguments                                 when the handler begins      `ToolRules.authorizer`
 
@@ -13,48 +14,25 @@ end gets them, around the tool's own call (`policy.checked`), in each round and 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from fnmatch import translate
 from functools import partial
 from typing import Any, Final, TypeAlias
 
 from roundgate.auth import Principal
 from roundgate.backends.base import Tool
+from roundgate.backends.rule_arguments import compiled_arguments
+from roundgate.backends.rule_texts import Texts, UriReadings, UriTexts
 from roundgate.backends.shaping import has_hint
 from roundgate.errors import ArgumentsRefused, CallRefused, ConfigError, Problem
 from roundgate.json import at_pointer
 from roundgate.protocol import Schema
+from roundgate.protocol.uri_template import has_dot_segments
 from roundgate.replay import Authorize
-from roundgate.settings import CallMatch, Origin, RuleConfig
+from roundgate.settings import KINDS, CallMatch, Kind, Origin, RuleConfig
 
 NO_RULE: Final = "policy"
 """The name, in logs and metrics, of the refusal of a call that no rule matches."""
-
-
-class Texts:
-    """Texts of a rule; `*` stands for any text."""
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        self._exact = frozenset(text for text in texts if "*" not in text)
-        # as fnmatch writes it, a pattern with many stars takes no exponential time
-        self._patterns = [
-            re.compile(translate(text.replace("[", "[[]").replace("?", "[?]")))
-            for text in texts
-            if "*" in text
-        ]
-
-    def match(self, value: str) -> bool:
-        """Return whether a value is one of the texts."""
-        return value in self._exact or any(pattern.match(value) for pattern in self._patterns)
-
-    def match_any(self, values: Collection[str]) -> bool:
-        """Return whether any of the values is one of the texts."""
-        return not self._exact.isdisjoint(values) or (
-            bool(self._patterns) and any(map(self.match, values))
-        )
 
 
 class Caller:
@@ -107,6 +85,23 @@ Matches: TypeAlias = Callable[[Caller], bool | None]
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """A tool, prompt or resource at an endpoint."""
+
+    kind: Kind
+    name: str
+    """The whole name of a tool or prompt, or the URI of a resource."""
+    backend: str
+    """The name of its back end."""
+    view: str
+    """The name of the endpoint's view; empty for the endpoint of all tools."""
+    tool: Tool | None = None
+    """The tool, with the hints that the endpoint lists."""
+    uri: UriReadings | None = None
+    """The readings of a resource's URI; `None` for a pattern of URIs, too."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """A rule, compiled."""
 
@@ -114,8 +109,10 @@ class Rule:
     config: RuleConfig
     line: int | None = field(compare=False)
     """The line of the rule in gateway.yaml, if known."""
-    of_tool: Mapping[str, Texts] = field(compare=False)
-    """The members about the name, back end and view of the tool."""
+    of_target: Mapping[str, Texts] = field(compare=False)
+    """The members about the name, back end and view of the tool or prompt."""
+    uris: UriTexts | None = field(compare=False)
+    """The member `resource`."""
     of_caller: Sequence[tuple[str, Matches]] = field(compare=False)
     """The members about the caller, with their tests."""
     arguments: Schema | None = field(compare=False)
@@ -125,33 +122,48 @@ class Rule:
     def of(cls, config: RuleConfig, origin: Origin, number: int) -> Rule:
         """Compile a rule. Raise ValueError if the schema of its arguments is not usable."""
         match = config.match
-        arguments = None if match.arguments is None else Schema.compile(match.arguments)
-        if arguments is not None and arguments.backtracks:
-            # beyond its limit, the validator says that a text does not match
-            raise ValueError("a pattern looks ahead or behind, or refers back")
-        if unchecked := next(_unchecked(match.arguments or {}), None):
-            raise ValueError(unchecked)
-        members = {"tool": match.tool, "backend": match.backend, "view": match.view}
+        members = {
+            "tool": match.tool,
+            "prompt": match.prompt,
+            "backend": match.backend,
+            "view": match.view,
+        }
         return cls(
             config.name or f"policy[{number}]",
             config,
             origin.located.line(origin.loc),
             {name: Texts(texts) for name, texts in members.items() if texts is not None},
+            None if match.resource is None else UriTexts(match.resource),
             list(_caller_tests(match)),
-            arguments,
+            None if match.arguments is None else compiled_arguments(match.arguments),
             config.allow is not None,
         )
 
-    def tool_mismatches(self, tool: Tool, name: str, backend: str, view: str) -> list[str]:
-        """Return the members about the tool that do not match; see `Policy.for_tool`."""
-        values = {"tool": name, "backend": backend, "view": view}
+    def mismatches(self, target: Target) -> list[str]:
+        """Return the members about the target that do not match, or that make the rule concern
+        other kinds of targets."""
+        match = self.config.match
+        if target.kind not in match.kinds:
+            members = (*KINDS, "hint", "arguments")
+            return [name for name in members if getattr(match, name) is not None]
+        values = {target.kind: target.name, "backend": target.backend, "view": target.view}
         wrong = [
-            member for member, texts in self.of_tool.items() if not texts.match(values[member])
+            member
+            for member, texts in self.of_target.items()
+            if member in values and not texts.match(values[member])
         ]
-        hints = self.config.match.hint
-        if hints is not None and not any(has_hint(tool, hint) for hint in hints):
+        if self.uris is not None and target.uri is not None and not self._has(target.uri):
+            wrong.append("resource")
+        hints = match.hint
+        if hints is not None and not (
+            target.tool is not None and any(has_hint(target.tool, hint) for hint in hints)
+        ):
             wrong.append("hint")
         return wrong
+
+    def _has(self, uri: UriReadings) -> bool:
+        assert self.uris is not None, "the rule names resources"
+        return self.uris.match_all(uri) if self.allows else self.uris.match_any(uri)
 
     def caller_mismatches(self, caller: Caller) -> list[str]:
         """Return the members about the caller that do not match a caller."""
@@ -173,52 +185,6 @@ class Rule:
             return True
         conforms = None if arguments is None else self.arguments.conforms(dict(arguments))
         return not self.allows if conforms is None else conforms
-
-
-_NAMED_SCHEMAS: Final = frozenset(
-    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
-)
-"""The keywords whose value is an object of schemas."""
-_SCHEMAS: Final = frozenset(
-    {
-        *("allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
-        *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains"),
-        *("additionalProperties", "unevaluatedProperties", "propertyNames"),
-    }
-)
-"""The keywords whose value is a schema or a list of schemas."""
-_KEYWORDS: Final = frozenset(
-    {
-        *(*_NAMED_SCHEMAS, *_SCHEMAS, "$ref", "$dynamicRef", "$recursiveRef"),
-        *("$schema", "$id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary"),
-        *("$comment", "title", "description", "default", "examples", "deprecated"),
-        *("readOnly", "writeOnly", "type", "enum", "const", "multipleOf", "pattern"),
-        *("maximum", "minimum", "exclusiveMaximum", "exclusiveMinimum", "maxLength", "minLength"),
-        *("maxItems", "minItems", "uniqueItems", "maxContains", "minContains"),
-        *("maxProperties", "minProperties", "required", "dependentRequired"),
-    }
-)
-
-
-def _unchecked(schema: Any, place: str = "") -> Iterator[str]:
-    """Yield a sentence for each keyword of a rule's schema that the validator ignores. A misspelt
-    keyword would let an `allow` match all calls."""
-    if not isinstance(schema, Mapping):  # true and false; the names in `dependencies`
-        return
-    for keyword, value in schema.items():
-        path = f"{place}{keyword}"
-        if keyword not in _KEYWORDS:
-            near = get_close_matches(keyword, _KEYWORDS, 1)
-            meant = f": did you mean {near[0]}?" if near else ""
-            if isinstance(value, Mapping) and not place:
-                meant = ": arguments are members of `properties`"
-            yield f"{path} is not a keyword that is checked{meant}"
-        elif keyword in _NAMED_SCHEMAS:
-            for name, part in value.items():
-                yield from _unchecked(part, f"{path}.{name}.")
-        elif keyword in _SCHEMAS:
-            for part in value if isinstance(value, (list, tuple)) else [value]:
-                yield from _unchecked(part, f"{path}.")
 
 
 def _caller_tests(match: CallMatch) -> Iterator[tuple[str, Matches]]:
@@ -330,6 +296,10 @@ class Policy:
             except ValueError as error:
                 place = place.at("deny" if config.allow is None else "allow", "arguments")
                 problems.append(place.problem(str(error), "correct the JSON Schema"))
+            if wrong := next(filter(has_dot_segments, config.match.resource or ()), None):
+                place = origin.at(number, "deny" if config.allow is None else "allow", "resource")
+                message = f"{wrong!r} has a segment . or .., and no such URI is served"
+                problems.append(place.problem(message, "write the URI without it"))
         if problems:
             raise ConfigError(problems)
         return cls(rules)
@@ -339,10 +309,15 @@ class Policy:
         names = {name for rule in self.rules for name in rule.config.match.claims}
         return {name: sorted(claim_texts(principal.claims, name)) for name in sorted(names)}
 
-    @property
-    def is_personal(self) -> bool:
-        """Whether callers may see different tools."""
-        return any(rule.of_caller for rule in self.rules)
+    def rules_about(self, kind: Kind) -> list[Rule] | None:
+        """Return the rules that may decide about targets of a kind; `None` if these need no rule."""
+        if not self.covers(kind):
+            return None
+        return [rule for rule in self.rules if kind in rule.config.match.kinds]
+
+    def is_personal(self, kind: Kind) -> bool:
+        """Return whether callers may see different targets of a kind."""
+        return any(rule.of_caller for rule in self.rules_about(kind) or ())
 
     def for_tool(self, tool: Tool, name: str, backend: str, view: str) -> ToolRules | None:
         """Return the rules for a tool; `None` for the gateway's own tools, which need no rule.
@@ -355,30 +330,18 @@ class Policy:
         """
         if not backend:
             return None
-        rules = [rule for rule in self.rules if not rule.tool_mismatches(tool, name, backend, view)]
-        return ToolRules(name, rules)
+        return ToolRules(name, self.matching(Target("tool", name, backend, view, tool)))
+
+    def matching(self, target: Target) -> list[Rule]:
+        """Return the rules that match a target, in order."""
+        return [rule for rule in self.rules if not rule.mismatches(target)]
+
+    def covers(self, kind: Kind) -> bool:
+        """Return whether targets of a kind need a rule. Prompts and resources need one if any rule
+        names them."""
+        return kind == "tool" or any(getattr(rule.config.match, kind) for rule in self.rules)
 
     def callers_key(self, principal: Principal) -> tuple[bool, ...]:
         """Return a key that two callers share if the same rules apply to them."""
         caller = Caller(principal)
         return tuple(rule.is_for(caller) for rule in self.rules)
-
-
-def unused_texts(
-    policy: Policy, tools: Collection[str], backends: Collection[str], views: Collection[str]
-) -> Iterator[tuple[int, str, str]]:
-    """Yield the number of each rule with a member and a text that no tool, back end or view matches.
-
-    Args:
-        policy: the rules.
-        tools: the whole names of all tools; empty if some may be missing.
-        backends: the names of all back ends.
-        views: the names of all views, with "" for the endpoint of all tools.
-    """
-    for number, rule in enumerate(policy.rules):
-        match = rule.config.match
-        known = {"tool": (match.tool, tools), "backend": (match.backend, backends)}
-        for member, (texts, names) in {**known, "view": (match.view, views)}.items():
-            for text in texts or ():
-                if names and not any(Texts([text]).match(name) for name in names):
-                    yield number, member, text

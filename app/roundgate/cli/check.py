@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from roundgate import config
 from roundgate.backends import Catalog, Fallback, ServedTool, Snapshot, Tool, kind_of
@@ -22,6 +22,9 @@ from roundgate.runtime.startup import EXTRA_MISSING, require_one_host, shows_err
 from roundgate.settings import AuthorizerConfig, Settings
 from roundgate.settings import process as settings
 from roundgate.tokens import keys
+
+if TYPE_CHECKING:  # loaded only if there is a policy
+    from roundgate.backends.rules import Rule
 
 _MAX_NAMED: Final = 5
 """The limit on the tools that one remark names."""
@@ -75,6 +78,7 @@ def _print_served(file: ConfigFile, snapshot: Snapshot, fetched: dict[str, bytes
         print(f"left out ({len(served.left_out)})", *lines, sep="\n")
     remarks = [
         *_unasked_scopes(file, served),
+        *_uncovered(file, served),
         *_optional_arguments(file, served),
         *_unknown_arguments(file, served),
         *_backend_remarks(file, fetched),
@@ -100,11 +104,11 @@ def _print_servers(snapshot: Snapshot) -> None:
 
 
 def _print_policy(served: Catalog) -> None:
-    """Print each rule with its effect, its calls, and the number of tools that it concerns."""
+    """Print each rule with its effect, its calls, and the number of targets that it concerns."""
     if served.policy is None:
         return
     print(f"policy ({len(served.policy.rules)})")
-    tools = [tool.rules.rules for tool in served.tools.values() if tool.rules is not None]
+    targets = _rules_of_targets(served)
     lines = []
     for rule in served.policy.rules:
         match = rule.config.match
@@ -114,11 +118,42 @@ def _print_policy(served: Catalog) -> None:
         }
         texts = [f"{name} {'|'.join(values)}" for name, values in members.items()]
         texts += ["arguments"] if match.arguments is not None else []
-        count = sum(rule in rules for rules in tools)
+        counts = {kind: sum(rule in rules for rules in targets[kind]) for kind in targets}
+        concerned = [
+            f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in counts.items() if count
+        ]
         effect = "allow" if rule.allows else "deny"
-        tools_of_rule = f"{count} {'tool' if count == 1 else 'tools'}"
-        lines.append((rule.name, effect, ", ".join(texts) or "all calls", tools_of_rule))
+        lines.append(
+            (rule.name, effect, ", ".join(texts) or "all calls", ", ".join(concerned) or "nothing")
+        )
     show_table(lines, indent="  ")
+
+
+def _rules_of_targets(served: Catalog) -> Mapping[str, Sequence[Sequence[Rule]]]:
+    """Return the rules that match each tool, prompt, resource and template, by kind."""
+    targets: dict[str, list[Sequence[Rule]]] = {"tool": [], "prompt": [], "resource": []}
+    targets["tool"] += (
+        tool.rules.rules for tool in served.tools.values() if tool.rules is not None
+    )
+    for kind, name, item in served.items():
+        if served.item_rules is not None:
+            targets[kind].append(served.item_rules.rules_of(kind, name, item.backend))
+    return targets
+
+
+def _uncovered(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
+    """Yield a remark if no rule allows calls, and for prompts and resources that no rule concerns."""
+    if served.policy is not None and not any(rule.allows for rule in served.policy.rules):
+        yield file.origin.at("policy").problem(
+            "no rule has an allow, so all calls are refused",
+            "add `- allow: {}` at the end to allow the calls that no other rule matches",
+        )
+    for kind in loading.uncovered_kinds(served):
+        yield file.origin.at("policy").problem(
+            f"no rule names a {kind}, so every caller may use all {kind}s, "
+            "whatever the other rules deny",
+            f'add `- allow: {{{kind}: "*"}}` at the end; all rules then apply to {kind}s, too',
+        )
 
 
 def _print_catalog(served: Catalog) -> None:

@@ -342,10 +342,12 @@ def _add_policy(commands: Commands) -> None:
         actions, "explain", None, about,
         "roundgate policy explain ann refund",
         "roundgate policy explain '{\"sub\": \"ann\", \"groups\": \"ops\"}' refund --arguments '{\"amount\": 70}'",
+        "roundgate policy explain ann file:///secret/plan.md",
     )  # fmt: skip
     about = "subject of the caller, or the claims of its token as JSON"
     explain.add_argument("principal", metavar="PRINCIPAL", help=about)
-    explain.add_argument("tool", metavar="TOOL", help="name of the tool, as `check` prints it")
+    about = "tool, prompt, or URI of a resource or skill, as `check` prints it"
+    explain.add_argument("name", metavar="NAME", help=about)
     about = "arguments of the call as JSON (default: unknown)"
     explain.add_argument("--arguments", metavar="JSON", help=about)
     explain.add_argument("--view", metavar="NAME", help="view that is called (default: none)")

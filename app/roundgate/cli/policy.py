@@ -10,13 +10,18 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 from roundgate import config
+from roundgate.audit.trail import MAX_NAME
 from roundgate.audit.verifying import files_of, lines_of
 from roundgate.auth.principal import LOCAL, Principal
 from roundgate.backends import Catalog, ServedTool
-from roundgate.backends.rules import Caller, Policy, Rule, decision
+from roundgate.backends.catalog import skill_backend
+from roundgate.backends.item_rules import deciding_rule
+from roundgate.backends.rule_texts import UriReadings
+from roundgate.backends.rules import NO_RULE, Caller, Policy, Rule, Target, decision
 from roundgate.cli.arguments import configuration_file
 from roundgate.cli.output import say, show_table
 from roundgate.clock import Clock, Deadline
@@ -27,10 +32,14 @@ from roundgate.protocol import ClientCapabilities, Meta
 from roundgate.replay import Call, Context, Failed, Journal, Run, engine
 from roundgate.runtime import loading
 from roundgate.runtime.audit_log import audit_directory
-from roundgate.settings import AuthorizerConfig
+from roundgate.settings import AuthorizerConfig, Kind
 
 RECORDED: Final = frozenset({"subject", "client"})
 """The members of rules about facts that a record of the audit log has."""
+RECORDED_KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
+    {"tools/call": "tool", "prompts/get": "prompt", "resources/read": "resource"}
+)
+"""The methods of recorded calls, with the kinds of their targets."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,33 +62,91 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _explain(arguments: argparse.Namespace, file: ConfigFile, catalog: Catalog) -> int:
-    view = arguments.view or ""
+    view, name = arguments.view or "", arguments.name
     if view and view not in catalog.views:
         raise UsageError(f"--view: there is no view {view!r}")
-    served = catalog.of_view(view).tools.get(arguments.tool)
-    if served is None:
-        raise UsageError(f"there is no tool {arguments.tool!r}; `roundgate check` lists them")
-    if served.rules is None or catalog.policy is None:
-        say(f"allowed: {served.name} is a tool of the gateway, which needs no rule")
-        return 0
+    served = catalog.of_view(view)
     principal = _principal(arguments.principal, file)
-    missing = served.tool.scopes - principal.scopes if file.config.auth != "none" else None
-    if missing:
-        say(f"refused: the tool needs the scope {' '.join(sorted(missing))}")
+    if (tool := served.tools.get(name)) is None:
+        return _explain_item(name, served, principal, view, file)
+    if name in served.prompts:
+        say(f"the prompt {name}:")
+        _explain_item(name, served, principal, view, file)
+        say(f"the tool {name}:")
+    if tool.rules is None or catalog.policy is None:
+        say(f"allowed: {name} is a tool of the gateway, which needs no rule")
+        return 0
+    if _lacks_scopes("tool", tool.tool.scopes, principal, file):
         return 1
     sent = None
     if arguments.arguments is not None:
-        sent = _sent(served, principal, _object(arguments.arguments, "--arguments"))
-    place = (served.tool, served.whole_name, served.backend, view)
-    show_table(list(_rows(catalog.policy, place, Caller(principal), sent, file)))
-    rules = served.rules.deciding(Caller(principal))
+        sent = _sent(tool, principal, _object(arguments.arguments, "--arguments"))
+    target = Target("tool", tool.whole_name, tool.backend, view, tool.tool)
+    show_table(list(_rows(catalog.policy, target, Caller(principal), sent, file)))
+    rules = tool.rules.deciding(Caller(principal))
     if sent is None and any(rule.arguments for rule in rules):
         if any(rule.allows for rule in rules):
             say("depends on the arguments: give them with --arguments")
             return 0
         say("refused, whatever the arguments")
         return 1
-    rule = decision(rules, lambda: sent or {})
+    return _say_decision(decision(rules, lambda: sent or {}), file)
+
+
+def _explain_item(
+    name: str, served: Catalog, principal: Principal, view: str, file: ConfigFile
+) -> int:
+    """Explain the decision about a prompt, or about the URI of a resource, skill or directory."""
+    rules, caller = served.item_rules, Caller(principal)
+    assert rules is not None, "there is a policy"
+    kind: Kind = "prompt" if name in served.prompts else "resource"
+    item = served.prompts.get(name) or served.find_resource(name)
+    backend, scopes = ("", frozenset[str]()) if item is None else (item.backend, item.scopes)
+    if item is None and (source := served.skill_source(name)) is not None:
+        backend, scopes = skill_backend(name), source.scopes
+    elif item is None:
+        raise UsageError(
+            f"there is no tool, prompt or resource {name!r}; `roundgate check` lists them. "
+            "In place of a template, give one of its URIs"
+        )
+    if _lacks_scopes(kind, scopes, principal, file):
+        return 1
+    if kind == "prompt":
+        target = Target(kind, name, backend, view)
+        refusal = rules.prompt_refusal(name, backend, caller)
+    else:
+        target = Target(kind, name, backend, view, uri=UriReadings.of(name))
+        refusal = rules.resource_refusal(name, backend, caller)
+    is_page = kind == "resource" and bool(rules.tools_with_page(name))
+    if is_page:
+        say(
+            f"{name} is the page of a tool: callers of the tool may read it, unless a rule denies it"
+        )
+    elif not rules.policy.covers(kind):
+        say(f"allowed: no rule names a {kind}, so {kind}s need no rule")
+        return 0
+    elif target.uri is not None and target.uri.is_ambiguous:
+        say("refused: a URI with a segment . or .. is not served")
+        return 1
+    show_table(list(_rows(rules.policy, target, caller, None, file)))
+    if is_page:
+        why = "no call of the tool is allowed" if refusal == NO_RULE else f"by {refusal}"
+        say("allowed, as the tool" if refusal is None else f"refused: {why}")
+        return 0 if refusal is None else 1
+    return _say_decision(deciding_rule(rules.policy.matching(target), caller), file)
+
+
+def _lacks_scopes(
+    kind: str, scopes: frozenset[str], principal: Principal, file: ConfigFile
+) -> bool:
+    """Print the scopes that a caller lacks; return whether there are any."""
+    missing = scopes - principal.scopes if file.config.auth != "none" else None
+    if missing:
+        say(f"refused: the {kind} needs the scope {' '.join(sorted(missing))}")
+    return bool(missing)
+
+
+def _say_decision(rule: Rule | None, file: ConfigFile) -> int:
     if rule is None:
         say("refused: no rule matches")
     else:
@@ -89,7 +156,7 @@ def _explain(arguments: argparse.Namespace, file: ConfigFile, catalog: Catalog) 
 
 def _rows(
     policy: Policy,
-    place: tuple[Any, str, str, str],
+    target: Target,
     caller: Caller,
     sent: Mapping[str, Any] | None,
     file: ConfigFile,
@@ -97,7 +164,7 @@ def _rows(
     """Yield a row for each rule: its place, name and effect, and whether it matches."""
     is_decided = False
     for rule in policy.rules:
-        wrong = [*rule.tool_mismatches(*place), *rule.caller_mismatches(caller)]
+        wrong = [*rule.mismatches(target), *rule.caller_mismatches(caller)]
         if is_decided:
             found = "not reached"
         elif wrong:
@@ -201,7 +268,7 @@ def _directory(file: ConfigFile) -> Path:
 
 
 def _replay(paths: Sequence[Path], catalog: Catalog) -> int:
-    """Print the decisions about the recorded calls, counted by tool."""
+    """Print the decisions about the recorded calls, counted by tool, prompt or resource."""
     counts: Counter[tuple[str, str, str, str]] = Counter()
     for line in lines_of(files_of(paths)):
         try:
@@ -230,25 +297,46 @@ def _is_call(record: Mapping[str, Any]) -> bool:
     is_first = record.get("event") == "refused" or (
         record.get("event") == "called" and record.get("round") == 1
     )
-    return is_first and record.get("method") == "tools/call" and isinstance(record.get("who"), dict)
+    return (
+        is_first and record.get("method") in RECORDED_KINDS and isinstance(record.get("who"), dict)
+    )
+
+
+def _rules_of(kind: Kind, name: str, served: Catalog) -> Sequence[Rule] | str:
+    """Return the rules that match a target, or the verdict if there are no rules for it."""
+    if kind == "tool":
+        tool = served.tools.get(name)
+        if tool is None:
+            return "no such tool"
+        return "allowed: needs no rule" if tool.rules is None else tool.rules.rules
+    item = served.prompts.get(name) if kind == "prompt" else served.find_resource(name)
+    rules = served.item_rules
+    if kind == "resource" and len(name) == MAX_NAME:
+        return "unknown: the record has only the beginning of the URI"
+    if item is None or rules is None:
+        return f"no such {kind}"
+    if kind == "resource" and rules.tools_with_page(name):
+        return "as the tools of the page"
+    if not rules.policy.covers(kind):
+        return "allowed: needs no rule"
+    return (rules.prompt_rules if kind == "prompt" else rules.resource_rules)(name, item.backend)
 
 
 def _verdict(record: Mapping[str, Any], name: str, view: str, catalog: Catalog) -> str:
     """Return the decision about a recorded call as a text."""
-    served = None
-    if not view or view in catalog.views:
-        served = catalog.of_view(view).tools.get(name)
-    if served is None:
-        return "no such tool"
-    if served.rules is None:
-        return "allowed: needs no rule"
+    kind = RECORDED_KINDS[record["method"]]
+    if view and view not in catalog.views:
+        return f"no such {kind}"
+    rules = _rules_of(kind, name, catalog.of_view(view))
+    if isinstance(rules, str):
+        return rules
     who = record["who"]
     issuer, subject, client = (
         str(who.get(member, "")) for member in ("issuer", "subject", "client")
     )
     caller, possible = Caller(Principal(issuer, subject, client)), list[Rule | None]()
     unknown: dict[str, None] = {}
-    for rule in served.rules.rules:
+    for rule in rules:
         if not RECORDED.isdisjoint(rule.caller_mismatches(caller)):
             continue
         possible.append(rule)

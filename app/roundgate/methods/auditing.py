@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from roundgate.audit import Trail
 from roundgate.audit.trail import MAX_NAME, who
-from roundgate.errors import CallRefused
+from roundgate.errors import InvalidParams
 from roundgate.methods.rounds import Reply, RequestContext, Response
 from roundgate.tasks import refusal_reason
 
@@ -41,10 +41,9 @@ class Recorder:
             self._end(context, "cancelled", None)
             raise
         except Exception as error:
-            if isinstance(error, CallRefused):
-                self._end(context, "error", refusal_reason(error))
-            else:
-                self._end(context, "error", type(error).__name__)
+            rule = error.rule if isinstance(error, InvalidParams) else None
+            reason = type(error).__name__ if rule is None else refusal_reason(rule)
+            self._end(context, "error", reason)
             if self._trail.is_durable:
                 await self._trail.settled()
             raise

@@ -85,7 +85,7 @@ class TaskMethods:
 
     def __init__(self, kit: Kit) -> None:
         self._tasks = kit.parts.tasks
-        self._scopes = kit.scopes
+        self._access = kit.access
         self._acknowledged = kit.results.acknowledged
         self._rest = kit.results.rest()
 
@@ -119,8 +119,8 @@ class TaskMethods:
         principal = context.principal
         task = self._tasks.find(principal, task_id)
         context.correlation.task = self._tasks.name_in_log(principal, task_id)
-        if self._scopes.any_task:
-            self._scopes.check(await task.tool(), principal)
+        if self._access.any_task:
+            self._access.check(await task.tool(), principal)
         return task
 
 

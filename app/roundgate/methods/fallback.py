@@ -83,7 +83,7 @@ class FallbackTools:
         parts, config = kit.parts, kit.config
         self._tools = tools
         self._fallback = fallback
-        self._scopes = kit.scopes
+        self._access = kit.access
         self._tasks = parts.tasks
         self._results = kit.results
         self._in_words = InWords(
@@ -97,7 +97,7 @@ class FallbackTools:
             max_rounds=config.state.max_rounds,
         )
         self._own = {name: own for own, name in fallback.names.items()}
-        self._task_tools = TaskTools(fallback, parts.tasks, kit.scopes, self._waiting, kit.results)
+        self._task_tools = TaskTools(fallback, parts.tasks, kit.access, self._waiting, kit.results)
         hint = config.caching.tools.model_copy(update={"scope": "private"})
         self._list = Listing("tools", hint, kit.results)
         self._views: dict[tuple[int, bool, bool], tuple[Pages, Pages]] = {}
@@ -107,7 +107,7 @@ class FallbackTools:
         capabilities = context.inbound.meta.capabilities
         in_words = bool(self._fallback.in_words) and not capabilities.has_declared(CAN_BE_WORDS)
         handles = bool(self._fallback.with_handles) and not capabilities.has_declared(REQUIRED)
-        pages = self._scopes.tool_pages(context.principal)
+        pages = self._access.tool_pages(context.principal)
         return self._list.reply(self._view(pages, in_words, handles), params.cursor)
 
     def _view(self, pages: Pages, in_words: bool, handles: bool) -> Pages:
@@ -214,7 +214,7 @@ class FallbackTools:
         task = self._tasks.find(context.principal, task_id)
         context.correlation.tool = params.name
         context.correlation.task = self._tasks.name_in_log(context.principal, task_id)
-        self._scopes.check(params.name, context.principal)
+        self._access.check(params.name, context.principal)
         if params.input_responses:
             await task.update(params.input_responses)
         view = await self._waiting.until_settled(task, deadline)

@@ -1,5 +1,5 @@
-"""The building blocks of methods: writers of results and lists, the scopes of callers, the parts of
-an endpoint, and `Methods`, which serves requests. `Extension` is the base class of extensions.
+"""The building blocks of methods: writers of results and lists, the parts of an endpoint, and
+`Methods`, which serves requests. `Extension` is the base class of extensions.
 
 Handlers return facts; `resultType`, `serverInfo` and caching hints belong to the revision
 (`protocol.revision.ResultFormat`).
@@ -17,17 +17,12 @@ from roundgate.auth import Principal
 from roundgate.backends import Catalog
 from roundgate.clock import Clock
 from roundgate.config import GatewayConfig
-from roundgate.errors import (
-    ArgumentsRefused,
-    CallRefused,
-    InsufficientScope,
-    InternalError,
-    Unavailable,
-)
+from roundgate.errors import InternalError
 from roundgate.json import encode
+from roundgate.methods.access import Access
 from roundgate.methods.changes import Changes
 from roundgate.methods.once import Once
-from roundgate.methods.rates import Rates
+from roundgate.methods.rates import Limits, Rates
 from roundgate.methods.rounds import (
     Calls,
     InputRequired,
@@ -36,7 +31,6 @@ from roundgate.methods.rounds import (
     Response,
     Stream,
 )
-from roundgate.observability.metrics import Metrics
 from roundgate.protocol import (
     CacheHint,
     CallToolParams,
@@ -51,7 +45,7 @@ from roundgate.protocol import (
 from roundgate.protocol.params import validate
 from roundgate.settings import CacheHint as ListHint
 from roundgate.storage import RowsOf
-from roundgate.tasks import NamedTasks, Watch, log_failure, tell_refused
+from roundgate.tasks import NamedTasks, Watch, log_failure
 from roundgate.tokens import StateSealer
 
 if TYPE_CHECKING:  # loaded only if there is an audit log
@@ -159,114 +153,6 @@ class Listing:
         return reply
 
 
-class Scopes:
-    """The scopes that the tools of a catalog, and the tasks of their calls, need, and the rules of
-    `policy` that concern the caller.
-
-    They are checked at each use, against the token of that request.
-
-    Args:
-        catalog: the catalog.
-        metrics: counts calls that rules refuse.
-        are_checked: whether callers are authenticated; otherwise no scope is needed.
-    """
-
-    def __init__(self, catalog: Catalog, metrics: Metrics, *, are_checked: bool) -> None:
-        self._catalog = catalog
-        self._metrics = metrics
-        self._are_checked = are_checked
-        self._has_policy = catalog.policy is not None
-        tools = [served.tool for served in catalog.tools.values()] if are_checked else []
-        scoped = [tool for tool in tools if tool.scopes]
-        self.any_tool = bool(scoped) or (catalog.policy is not None and catalog.policy.is_personal)
-        """Whether callers may see different tools."""
-        self.any_prompt = are_checked and any(item.scopes for item in catalog.prompts.values())
-        """Whether callers may see different prompts."""
-        resources = (
-            *catalog.resources.values(),
-            *(item.resource for item in catalog.templates),
-            *catalog.unlisted.values(),
-        )
-        self.any_resource = are_checked and any(item.scopes for item in resources)
-        """Whether callers may see different resources."""
-        self.any_task = (
-            self._has_policy
-            or any(tool.task != "forbidden" or catalog.task_sources for tool in scoped)
-            or bool(are_checked and catalog.missing)
-        )
-        """Whether any task belongs, or may belong, to a tool that needs scopes or a rule."""
-
-    def check(self, tool: str, principal: Principal) -> None:
-        """Raise an error unless the caller may use a tool and read its tasks.
-
-        Owners keep the tasks of a tool that is no longer served. But while a back end is missing,
-        the tool may belong to it, and its scopes and rules are unknown.
-
-        Raises:
-            InsufficientScope: the tool needs scopes that the token lacks.
-            CallRefused: the rules of `policy` allow the caller no call of the tool.
-            Unavailable: the scopes and rules of the tool are not known now.
-        """
-        if not (self._are_checked or self._has_policy):
-            return
-        served = self._catalog.tools.get(tool)
-        if served is None and self._catalog.missing:
-            names = ", ".join(sorted(self._catalog.missing))
-            raise Unavailable(
-                f"The scopes and rules of {tool} are unknown while {names} is not served; try later"
-            )
-        if served is None:
-            return
-        if self._are_checked and not served.tool.scopes <= principal.scopes:
-            raise InsufficientScope(f"tool {tool}", sorted(served.tool.scopes))
-        if served.rules is not None:
-            try:
-                served.rules.check(principal)
-            except CallRefused as error:
-                self.tell_refused(error, principal)
-                raise
-
-    def tell_refused(self, error: CallRefused | ArgumentsRefused, principal: Principal) -> None:
-        """Count and log a call that a rule of `policy` refuses."""
-        tell_refused(error, principal, self._metrics)
-
-    def require(self, name: str, scopes: frozenset[str], principal: Principal) -> None:
-        """Raise InsufficientScope unless the caller has the scopes of a prompt or resource."""
-        if self._are_checked and not scopes <= principal.scopes:
-            raise InsufficientScope(name, sorted(scopes))
-
-    def prompt_pages(self, principal: Principal) -> Pages:
-        """Return the list of the prompts that the caller may get."""
-        if self.any_prompt:
-            return self._catalog.prompt_pages_for(principal.scopes)
-        return self._catalog.prompt_pages
-
-    def resource_pages(self, principal: Principal) -> Pages:
-        """Return the list of the resources that the caller may read."""
-        if self.any_resource:
-            return self._catalog.resource_pages_for(principal.scopes)
-        return self._catalog.resource_pages
-
-    def template_pages(self, principal: Principal) -> Pages:
-        """Return the list of the resource templates that the caller may use."""
-        if self.any_resource:
-            return self._catalog.template_pages_for(principal.scopes)
-        return self._catalog.template_pages
-
-    def may_subscribe(self, uri: str, principal: Principal, view: str) -> bool:
-        """Return whether the caller may learn of changes at a URI. Only a view refuses a URI without
-        a resource; outside of views, such a resource may appear later."""
-        if not view and not self.any_resource:
-            return True
-        if not self._catalog.has_resource(uri):
-            return not view
-        return not self._are_checked or self._catalog.resource(uri)[0].scopes <= principal.scopes
-
-    def tool_pages(self, principal: Principal) -> Pages:
-        """Return the list of the tools that the caller may use."""
-        return self._catalog.tool_pages_for(principal, checks_scopes=self._are_checked)
-
-
 @dataclass(frozen=True, slots=True)
 class Method(Generic[P]):
     """A row of the table of methods."""
@@ -324,8 +210,10 @@ class Kit:
     features: frozenset[str]
     """The features that are served."""
     results: Results
-    scopes: Scopes
+    access: Access
     calls: Calls
+    limits: Limits | None
+    """The limits on the calls of each caller, if there are any."""
 
 
 class Methods:
@@ -337,7 +225,7 @@ class Methods:
         self._table = table
         self._catalog = kit.catalog
         self._hub = kit.parts.changes.hub
-        self._scopes = kit.scopes
+        self._access = kit.access
         self._view = kit.parts.view
         self._recorder: Recorder | None = None
         self._audited = frozenset[str]()
@@ -366,12 +254,12 @@ class Methods:
 
     def may_subscribe(self, uri: str, principal: Principal) -> bool:
         """Return whether the caller may learn of changes at a URI."""
-        return self._scopes.may_subscribe(uri, principal, self._view)
+        return self._access.may_subscribe(uri, principal, self._view)
 
     def may_learn(self, uri: str, principal: Principal) -> bool:
         """Return whether the caller may still learn of changes at a URI of its stream; the resource
         or its scopes may be newer than the stream."""
-        return self._scopes.may_subscribe(uri, principal, view="")
+        return self._access.may_subscribe(uri, principal, view="")
 
     def knows(self, method: str, name: str) -> bool:
         """Return whether a tool or prompt that a request names is served."""

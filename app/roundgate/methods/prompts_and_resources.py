@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from roundgate.backends.base import Resource
 from roundgate.errors import MAX_URI, InternalError, InvalidParams
 from roundgate.methods.parts import Kit, Listing, list_hint
 from roundgate.methods.rounds import InputRequired, Reply, RequestContext, Target
@@ -32,18 +33,18 @@ class PromptMethods:
         self._catalog = kit.catalog
         self._calls = kit.calls
         self._results = kit.results
-        self._scopes = kit.scopes
-        hint = list_hint(kit.config.caching.prompts, kit.catalog, is_personal=kit.scopes.any_prompt)
+        self._access = kit.access
+        hint = list_hint(kit.config.caching.prompts, kit.catalog, is_personal=kit.access.any_prompt)
         self._list = Listing("prompts", hint, kit.results)
 
     async def list(self, context: RequestContext, params: ListParams) -> Reply:
         """Serve prompts/list."""
-        return self._list.reply(self._scopes.prompt_pages(context.principal), params.cursor)
+        return self._list.reply(self._access.pages("prompts", context.principal), params.cursor)
 
     async def get(self, context: RequestContext, params: GetPromptParams) -> Reply:
         """Serve prompts/get."""
         prompt = self._catalog.prompt(params.name)
-        self._scopes.require(f"prompt {params.name}", prompt.scopes, context.principal)
+        self._access.check_prompt(params.name, prompt, context.principal)
         _check_arguments(prompt.definition.get("arguments", ()), params.arguments)
         round_ = self._calls.begin(
             Target("prompts/get", params.name, params.arguments), params, context
@@ -69,12 +70,14 @@ class ResourceMethods:
         self._calls = kit.calls
         self._results = kit.results
         caching = kit.config.caching
+        self._access = kit.access
         self._cache = caching.read
-        self._scopes = kit.scopes
+        if kit.access.any_resource:
+            self._cache = caching.read.model_copy(update={"scope": "private"})
         self._list, self._templates = (
             Listing(
                 name,
-                list_hint(hint, kit.catalog, is_personal=kit.scopes.any_resource),
+                list_hint(hint, kit.catalog, is_personal=kit.access.any_resource),
                 kit.results,
             )
             for name, hint in (
@@ -85,18 +88,17 @@ class ResourceMethods:
 
     async def list(self, context: RequestContext, params: ListParams) -> Reply:
         """Serve resources/list."""
-        return self._list.reply(self._scopes.resource_pages(context.principal), params.cursor)
+        return self._list.reply(self._access.pages("resources", context.principal), params.cursor)
 
     async def list_templates(self, context: RequestContext, params: ListParams) -> Reply:
         """Serve resources/templates/list."""
-        pages = self._scopes.template_pages(context.principal)
+        pages = self._access.pages("templates", context.principal)
         return self._templates.reply(pages, params.cursor)
 
     async def read(self, context: RequestContext, params: ReadResourceParams) -> Reply:
         """Serve resources/read."""
         resource, values = self._catalog.resource(params.uri)
-        named = f"resource {params.uri[:MAX_URI]}"
-        self._scopes.require(named, resource.scopes, context.principal)
+        self._access.check_resource(params.uri, resource, context.principal)
         round_ = self._calls.begin(Target("resources/read", params.uri), params, context)
         call = self._calls.call(context, round_)
         outcome = await self._calls.run(
@@ -104,7 +106,7 @@ class ResourceMethods:
         )
         if isinstance(outcome, InputRequired):
             return self._results.input_required(outcome)
-        value = self._calls.value(outcome, named)
+        value = self._calls.value(outcome, f"resource {params.uri[:MAX_URI]}")
         # "requests carrying inputResponses or requestState MUST NOT be cached"
         # (server/utilities/caching)
         cache = _UNCACHED if params.input_responses is not None or round_.opened else self._cache
@@ -124,14 +126,14 @@ class CompletionMethods:
         self._catalog = kit.catalog
         self._calls = kit.calls
         self._results = kit.results
-        self._scopes = kit.scopes
+        self._access = kit.access
         self._clock = kit.parts.clock
 
     async def complete(self, context: RequestContext, params: CompleteParams) -> Reply:
         """Serve completion/complete. Raise InternalError if the completion asks a question."""
         name = params.ref.name if isinstance(params.ref, PromptReference) else params.ref.uri
         item = self._catalog.completed(params.ref.type, name)
-        self._scopes.require(name[:MAX_URI], item.scopes, context.principal)
+        self._access.check_completion(name, item, context.principal)
         completer = item.complete.get(params.argument.name)
         if completer is None:
             return self._results.reply({"completion": {"values": []}})
@@ -145,7 +147,13 @@ class CompletionMethods:
             raise InternalError(
                 log_failure(subject, RuntimeError("the completion asked a question"), self._clock)
             )
-        return self._results.reply({"completion": self._calls.value(outcome, subject).to_wire()})
+        completion = self._calls.value(outcome, subject)
+        if isinstance(item, Resource):
+            completion = self._access.allowed_values(
+                *(completion, item, params.argument.name, params.context.arguments),
+                context.principal,
+            )
+        return self._results.reply({"completion": completion.to_wire()})
 
 
 def _stricter(cache: CacheHint, result: ForwardedRead) -> CacheHint:

@@ -322,17 +322,15 @@ class LimitedTools:
 
 def limited_tools(tools: Tools, kit: Kit) -> Tools:
     """Return the tools, with calls that count if the configuration limits any."""
-    limits = kit.parts.rates.limits(kit.config.rate)
-    return tools if limits is None else LimitedTools(tools, limits, kit.catalog)
+    return tools if kit.limits is None else LimitedTools(tools, kit.limits, kit.catalog)
 
 
 def limited_methods(table: Mapping[str, Method[Any]], kit: Kit) -> Mapping[str, Method[Any]]:
     """Return the table of methods, with requests that count if the configuration limits any."""
-    limits = kit.parts.rates.limits(kit.config.rate)
-    if limits is None:
+    if kit.limits is None:
         return table
     limited = {
-        name: replace(method, serve=partial(_serve, limits, method.serve))
+        name: replace(method, serve=partial(_serve, kit.limits, method.serve))
         for name, method in table.items()
         if method.counts
     }

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from roundgate.backends import Catalog
 from roundgate.backends.base import SkillSource
-from roundgate.errors import InternalError, InvalidParams
+from roundgate.errors import InternalError, InvalidParams, ResourceNotFound
 from roundgate.methods.parts import Extension, Kit, Listing, Method, list_hint
 from roundgate.methods.rounds import Reply, RequestContext
 from roundgate.protocol import ListParams, Params, Route, Uri, skills, without_none
@@ -76,19 +76,14 @@ class SkillMethods:
         self._calls = kit.calls
         self._results = kit.results
         self._clock = kit.parts.clock
-        self._scopes = kit.scopes
-        sources = kit.catalog.skill_sources.values()
-        is_personal = kit.config.auth != "none" and any(source.scopes for source in sources)
-        self._cache = list_hint(kit.config.caching.resources, kit.catalog, is_personal=is_personal)
-        self._is_personal = is_personal
+        self._access = kit.access
+        hint, is_personal = kit.config.caching.resources, kit.access.any_skill
+        self._cache = list_hint(hint, kit.catalog, is_personal=is_personal)
         self._list = Listing("skills", self._cache, kit.results)
 
     async def list(self, context: RequestContext, params: ListParams) -> Reply:
         """Serve skills/list."""
-        pages = self._catalog.skill_pages
-        if self._is_personal:
-            pages = self._catalog.skill_pages_for(context.principal.scopes)
-        return self._list.reply(pages, params.cursor)
+        return self._list.reply(self._access.pages("skills", context.principal), params.cursor)
 
     async def get(self, context: RequestContext, params: GetSkillParams) -> Reply:
         """Serve skills/get.
@@ -117,7 +112,7 @@ class SkillMethods:
                 f"{uri[:_SHOWN]} is not a directory resource; URIs of directories have no slash at "
                 "the end, and a cursor comes from the last page"
             )
-        children = [dict(child) for child in page.children]
+        children = self._access.readable_children(uri, page.children, context.principal)
         members = {"resources": children, **without_none(nextCursor=page.next_cursor)}
         return self._results.reply(members)
 
@@ -136,8 +131,11 @@ class SkillMethods:
         source = self._catalog.skill_source(uri)
         if source is None:
             return None
+        try:
+            self._access.check_skill(uri, source.scopes, context.principal)
+        except ResourceNotFound:
+            return None
         subject = f"skill {uri[:_SHOWN]}"
-        self._scopes.require(subject, source.scopes, context.principal)
         call = self._calls.call(context)
         outcome = await engine.run_handler(lambda: ask(source), Run(call, Journal()))
         if isinstance(outcome, (Suspended, Restarted)):  # a source has no context to ask with

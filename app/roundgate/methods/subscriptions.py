@@ -10,8 +10,9 @@ from typing import Final
 
 from roundgate.auth import Principal
 from roundgate.errors import CallRefused, InsufficientScope, TaskNotFound
+from roundgate.methods.access import Access
 from roundgate.methods.changes import Subscription
-from roundgate.methods.parts import Kit, Scopes
+from roundgate.methods.parts import Kit
 from roundgate.methods.rounds import RequestContext, Stream
 from roundgate.protocol import (
     REQUIRED,
@@ -27,12 +28,12 @@ MAX_STREAM_S: Final = 30 * 86_400
 
 
 def served_filter(
-    view: str, scopes: Scopes, principal: Principal, params: ListenParams
+    view: str, access: Access, principal: Principal, params: ListenParams
 ) -> SubscriptionFilter:
     """Return the client's filter, limited to the resources of the view that the caller may read."""
     requested = params.notifications
     uris = requested.resource_subscriptions
-    own = [uri for uri in uris if scopes.may_subscribe(uri, principal, view)]
+    own = [uri for uri in uris if access.may_subscribe(uri, principal, view)]
     return (
         requested if own == uris else requested.model_copy(update={"resource_subscriptions": own})
     )
@@ -48,7 +49,7 @@ class SubscriptionMethods:
         self._features = kit.features
         self._tasks = kit.parts.tasks
         self._watch = kit.parts.watch
-        self._scopes = kit.scopes
+        self._access = kit.access
         self._results = kit.results
         self._clock = kit.parts.clock
 
@@ -60,7 +61,7 @@ class SubscriptionMethods:
             MissingCapability: the client listens to tasks without the tasks extension.
         """
         inbound, principal = context.inbound, context.principal
-        requested = served_filter(self._view, self._scopes, principal, params)
+        requested = served_filter(self._view, self._access, principal, params)
         closing = self._results.write({"_meta": {notifications.SUBSCRIPTION_ID: inbound.id}})
         known = await self._known(context, requested.task_ids)
         task_ids = [task.id for task, _ in known]
@@ -101,7 +102,7 @@ class SubscriptionMethods:
         for task_id in dict.fromkeys(task_ids):
             with suppress(TaskNotFound, InsufficientScope, CallRefused):
                 task = self._tasks.find(context.principal, task_id)
-                self._scopes.check(await task.tool(), context.principal)
+                self._access.check(await task.tool(), context.principal)
                 known.append((task, None if task.backend else await task.look()))
         return known
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from roundgate.backends import Catalog, Fallback
 from roundgate.config import GatewayConfig
+from roundgate.methods.access import Access
 from roundgate.methods.extensions import EXTENSIONS
-from roundgate.methods.parts import Kit, Method, Methods, Parts, Results, Scopes, Tools
+from roundgate.methods.parts import Kit, Method, Methods, Parts, Results, Tools
 from roundgate.methods.prompts_and_resources import (
     CompletionMethods,
     PromptMethods,
@@ -46,7 +47,7 @@ def make_methods(
         parts,
         catalog_features(catalog, streams=parts.streams),
         Results(result_format, parts.clock),
-        Scopes(catalog, parts.rates.metrics, are_checked=config.auth != "none"),
+        Access(catalog, parts.rates.metrics, checks_scopes=config.auth != "none"),
         Calls(
             parts.sealer,
             parts.clock,
@@ -60,6 +61,7 @@ def make_methods(
             shows_errors=parts.shows_errors,
             trail=parts.trail,
         ),
+        parts.rates.limits(config.rate),
     )
     return Methods(_table(kit), kit)
 

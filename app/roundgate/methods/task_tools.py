@@ -30,7 +30,8 @@ from roundgate import json
 from roundgate.backends import Fallback, OwnTool, is_approval
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import StateRefused, TaskNotFound, ToolError, Unavailable
-from roundgate.methods.parts import Results, Scopes
+from roundgate.methods.access import Access
+from roundgate.methods.parts import Results
 from roundgate.methods.rounds import InputRequired, Reply, RequestContext
 from roundgate.methods.tools import argument_problems
 from roundgate.protocol import CallToolParams, Schema, Status, TaskView, ToolResult, merged
@@ -279,14 +280,14 @@ class TaskTools:
         self,
         fallback: Fallback,
         tasks: NamedTasks,
-        scopes: Scopes,
+        access: Access,
         waiting: Waiting,
         results: Results,
     ) -> None:
         self._fallback = fallback
         self._names = fallback.names
         self._tasks = tasks
-        self._scopes = scopes
+        self._access = access
         self._waiting = waiting
         self._results = results
         self._arguments = {own: Schema.compile(schema) for own, schema in _SCHEMAS.items()}
@@ -326,7 +327,7 @@ class TaskTools:
             task = self._tasks.find(context.principal, task_id)
             context.correlation.task = self._tasks.name_in_log(context.principal, task_id)
             tool = await task.tool()
-            self._scopes.check(tool, context.principal)
+            self._access.check(tool, context.principal)
             match own:
                 case OwnTool.RESULT:
                     return await self._result(task, tool, params, context, deadline)

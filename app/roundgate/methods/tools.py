@@ -51,7 +51,7 @@ class ToolMethods:
     def __init__(self, kit: Kit) -> None:
         parts, config = kit.parts, kit.config
         self._catalog = kit.catalog
-        self._scopes = kit.scopes
+        self._access = kit.access
         self._calls = kit.calls
         self._once = parts.once
         self._tasks = parts.tasks.own
@@ -61,19 +61,19 @@ class ToolMethods:
         self._trail = parts.trail
         self._max_result_bytes = config.tasks.max_result_bytes
         self._shows_errors = parts.shows_errors
-        hint = list_hint(config.caching.tools, kit.catalog, is_personal=kit.scopes.any_tool)
+        hint = list_hint(config.caching.tools, kit.catalog, is_personal=kit.access.any_tool)
         self._list = Listing("tools", hint, kit.results)
 
     async def list(self, context: RequestContext, params: ListParams) -> Reply:
         """Serve tools/list."""
-        return self._list.reply(self._scopes.tool_pages(context.principal), params.cursor)
+        return self._list.reply(self._access.tool_pages(context.principal), params.cursor)
 
     def call(self, context: RequestContext, params: CallToolParams) -> Awaitable[Reply]:
         """Serve tools/call."""
         inbound = context.inbound
         served = self._catalog.tool(params.name)
         context.correlation.tool = served.name
-        self._scopes.check(served.name, context.principal)
+        self._access.check(served.name, context.principal)
         if inbound.headers is not None:
             for mirrored in served.mirrored:
                 mirrored.check(params.arguments, inbound.headers)
@@ -153,7 +153,7 @@ class ToolMethods:
             case Failed(MissingCapability() as error):
                 raise error
             case Failed(ArgumentsRefused() as refusal):
-                self._scopes.tell_refused(refusal, call.principal)
+                self._access.tell_refused(refusal.rule, call.principal)
                 return self._result(outcome, served)
             case Completed(TaskView() as view) if call.meta.capabilities.has(REQUIRED):
                 return self._hand_over(served, view, call)

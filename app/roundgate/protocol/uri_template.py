@@ -44,19 +44,19 @@ _DOT_SEGMENT: Final = re.compile(r"(?:\A|[/\\:?#])\.\.?(?:[/\\?#]|\Z)")
 def has_dot_segments(uri: str) -> bool:
     """Return whether a URI has a segment `.` or `..`, encoded or not. A server may read such a URI
     as another one, so its text does not say which resource it names."""
-    texts = (_IGNORED.sub("", text) for text in _decodings(uri))
+    texts = (_IGNORED.sub("", text) for text in decodings_of(uri))
     return any(_DOT_SEGMENT.search(text) is not None for text in texts)
 
 
 def readings_of(uri: str) -> set[str]:
     """Return the texts as which a server may read a URI: itself, decoded up to `_MAX_DECODINGS`
     times, and each of these as URL parsers normalize it."""
-    texts = _decodings(uri)
+    texts = decodings_of(uri)
     normalized = [normalized_uri(text) for text in texts]
     return {*texts, *normalized, *map(unquote, normalized)}
 
 
-def _decodings(uri: str) -> list[str]:
+def decodings_of(uri: str) -> list[str]:
     """Return a URI, and its text after each of up to `_MAX_DECODINGS` decodings."""
     texts = [uri]
     while len(texts) <= _MAX_DECODINGS and (decoded := unquote(texts[-1])) != texts[-1]:

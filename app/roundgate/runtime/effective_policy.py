@@ -7,16 +7,17 @@ decorators and OpenAPI documents alike. `losses` lists the protection that a new
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from roundgate.backends import BackendConfig, Catalog, Selector, ServedTool, ToolOverride
 from roundgate.backends.http.secrets import SECRET_NAME
 from roundgate.backends.shaping import HINTS
 from roundgate.config import ConfigFile
-from roundgate.settings import CallLimits, RateConfig, RuleConfig
+from roundgate.settings import KINDS, CallLimits, CallMatch, Kind, RateConfig, RuleConfig
 
 if TYPE_CHECKING:  # few configurations have MCP servers
     from roundgate.backends.mcp.config import PartConfig
@@ -26,6 +27,8 @@ _APPROVE: Final = ("never", "destructive", "always")
 _CHANGES: Final = ("take", "announce", "quarantine")
 """The values of an MCP server's `changes`, from weakest to strongest."""
 _PARTS: Final = ("prompts", "resources")
+_Effects: TypeAlias = tuple[CallMatch | None, CallMatch | None]
+"""The `allow` and the `deny` of a rule."""
 _NO_OVERRIDE: Final = ToolOverride.model_construct(_fields_set=set())
 
 
@@ -47,6 +50,17 @@ class ToolPolicy:
     """The limits of the tool: `timeout_s` and `max_result`."""
     rules: Sequence[RuleConfig] = ()
     """The rules of `policy` for its calls, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemPolicy:
+    """The protection of one prompt, resource or template at one endpoint."""
+
+    name: str
+    """Its kind, and its name or URI: `prompt greet`."""
+    scopes: frozenset[str]
+    rules: Sequence[RuleConfig]
+    """The rules of `policy` for it, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +96,8 @@ class EffectivePolicy:
     """The back ends that could not be served; their tools are unknown."""
     rate: RateConfig = field(default_factory=RateConfig.model_construct)
     """The limits on the calls of a caller."""
-    scopes: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """The scopes of prompts and resources, by kind and name or URI, such as `prompt greet`."""
+    items: Mapping[tuple[str, str, str], ItemPolicy] = field(default_factory=dict)
+    """The prompts, resources and templates by view, back end, and name or URI in that back end."""
     rules: Sequence[RuleConfig] | None = None
     """The section `policy`; `None` without it."""
 
@@ -110,14 +124,7 @@ def effective_policy(file: ConfigFile, catalog: Catalog) -> EffectivePolicy:
         missing=frozenset(catalog.missing),
         rate=config.rate,
         rules=config.policy,
-        scopes={
-            **{f"prompt {name}": prompt.scopes for name, prompt in catalog.prompts.items()},
-            **{f"resource {uri}": item.scopes for uri, item in catalog.resources.items()},
-            **{
-                f"resource {item.resource.definition['uriTemplate']}": item.resource.scopes
-                for item in catalog.templates
-            },
-        },
+        items=dict(_items(file, catalog)),
     )
 
 
@@ -144,20 +151,22 @@ def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
         if (was := before.backends.get(renamed.get(name, name))) is not None:
             all_losses += _backend_losses(f"back end {name}", was, backend)
     named = {(view, tool.name): tool for (view, *_), tool in before.tools.items()}
+    kept = _kept_rules(before.rules, after.rules)
     for (view, name, own_name), tool in after.tools.items():
         place, earlier = _place(view, tool.name), renamed.get(name, name)
         earlier_tool = before.tools.get((view, earlier, own_name)) or named.get((view, tool.name))
         if earlier_tool is not None:
             all_losses += (f"{place} {loss}" for loss in _tool_losses(earlier_tool, tool))
-            kept = _kept_rules(before.rules, after.rules)
             all_losses += (f"{place} {loss}" for loss in _losses_by_name(earlier_tool, tool, kept))
         elif _is_selected(view, earlier, before):
             all_losses.append(
                 f"{place} is served; include or exclude left it out before, or it is new"
             )
-    for name in sorted(before.scopes.keys() & after.scopes.keys()):
-        lost = sorted(before.scopes[name] - after.scopes[name])
-        all_losses += (f"{name} no longer needs the scope {scope}" for scope in lost)
+    for (view, name, own_name), item in after.items.items():
+        earlier_item = before.items.get((view, renamed.get(name, name), own_name))
+        if earlier_item is not None:
+            place = f"{item.name} of view {view}" if view else item.name
+            all_losses += (f"{place} {loss}" for loss in _item_losses(earlier_item, item, kept))
     return all_losses
 
 
@@ -211,6 +220,24 @@ def _tools(file: ConfigFile, catalog: Catalog) -> Iterator[tuple[tuple[str, str,
                 of_view = view.override.get(whole, _NO_OVERRIDE)
                 policy = _tool_policy(name, served, override, of_view)
                 yield (view.name, served.backend, own_name), policy
+
+
+def _items(file: ConfigFile, catalog: Catalog) -> Iterator[tuple[tuple[str, str, str], ItemPolicy]]:
+    prefixes = {backend.name: backend.effective_prefix for backend in file.backends}
+    for view in ("", *catalog.views):
+        served = catalog.of_view(view)
+        for kind, name, item in served.items():
+            backend = item.backend
+            if kind == "prompt":
+                own_name = name.removeprefix(prefixes.get(backend, ""))
+            else:  # without the name that `uris: named` puts in front
+                own_name = re.sub(rf"(?<=[:/]){re.escape(backend)}/", "", name, count=1)
+            of_item = served.item_rules
+            rules = () if of_item is None else of_item.rules_of(kind, name, backend)
+            yield (
+                (view, backend, f"{kind} {own_name}"),
+                ItemPolicy(f"{kind} {name}", item.scopes, [rule.config for rule in rules]),
+            )
 
 
 def override_of(backend: BackendConfig, name: str) -> tuple[str, ToolOverride]:
@@ -339,21 +366,47 @@ def _rule_losses(
     if after is None:
         yield "policy: calls no longer need a rule"
         return
-    was, now = ([(rule.allow, rule.deny) for rule in rules] for rules in (before, after))
+    yield from dict.fromkeys(
+        loss for kind in KINDS for loss in _losses_of_kind(kind, before, after)
+    )
+
+
+def _losses_of_kind(
+    kind: Kind, rules_before: Sequence[RuleConfig], rules_after: Sequence[RuleConfig]
+) -> Iterator[str]:
+    before, after = _rules_about(kind, rules_before), _rules_about(kind, rules_after)
+    if before is None:
+        return
+    if after is None:
+        yield f"policy: {kind}s no longer need a rule, because none names a {kind}"
+        return
+    was, now = ([*rules.values()] for rules in (before, after))
     changed = [
-        f"policy: {_rule_name(before, number)} no longer denies calls"
-        for number, rule in enumerate(was)
+        f"policy: {name} no longer denies calls"
+        for name, rule in before.items()
         if rule[1] is not None and rule not in now
     ]
     changed += (
-        f"policy: {_rule_name(after, number)} allows calls; it is new or has changed"
-        for number, rule in enumerate(now)
+        f"policy: {name} allows calls; it is new or has changed"
+        for name, rule in after.items()
         if rule[0] is not None and rule not in was
     )
     kept = [rule for rule in was if rule[1] is not None or rule in now]
     if not changed and kept != [rule for rule in now if rule[0] is not None or rule in was]:
         changed.append("policy: the rules have another order")
     yield from changed
+
+
+def _rules_about(kind: Kind, rules: Sequence[RuleConfig]) -> dict[str, _Effects] | None:
+    """Return the effects of the rules that concern a kind of target, by their names; `None` if such
+    targets need no rule."""
+    if kind != "tool" and not any(getattr(rule.match, kind) for rule in rules):
+        return None
+    return {
+        f"{_rule_name(rules, number)}": (rule.allow, rule.deny)
+        for number, rule in enumerate(rules)
+        if kind in rule.match.kinds
+    }
 
 
 def _kept_rules(
@@ -369,17 +422,26 @@ def _kept_rules(
 
 
 def _losses_by_name(
-    before: ToolPolicy, after: ToolPolicy, kept: Mapping[str, RuleConfig]
+    before: ToolPolicy | ItemPolicy, after: ToolPolicy | ItemPolicy, kept: Mapping[str, RuleConfig]
 ) -> Iterator[str]:
-    """Yield the kept rules that deny calls of the tool no longer, or allow them now, because the
-    tool has another name or other hints."""
-    was, now = ([(rule.allow, rule.deny) for rule in tool.rules] for tool in (before, after))
+    """Yield the kept rules that deny calls of the target no longer, or allow them now, because it has
+    another name, URI or other hints."""
+    was, now = ([(rule.allow, rule.deny) for rule in target.rules] for target in (before, after))
     for name, rule in kept.items():
         matched, matches = ((rule.allow, rule.deny) in rules for rules in (was, now))
         if rule.deny is not None and matched and not matches:
             yield f"is no longer denied by {name}"
         elif rule.allow is not None and matches and not matched:
             yield f"is now allowed by {name}"
+
+
+def _item_losses(
+    before: ItemPolicy, after: ItemPolicy, kept: Mapping[str, RuleConfig]
+) -> Iterator[str]:
+    for scope in sorted(before.scopes - after.scopes):
+        yield f"no longer needs the scope {scope}"
+    if before.name != after.name:
+        yield from _losses_by_name(before, after, kept)
 
 
 def _rule_name(rules: Sequence[RuleConfig], number: int) -> str:

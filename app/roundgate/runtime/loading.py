@@ -24,7 +24,7 @@ from roundgate.backends.serving import Snapshot, core_of
 from roundgate.backends.shaping import ConfiguredBackend
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem
-from roundgate.settings import Origin
+from roundgate.settings import Kind, Origin
 
 if TYPE_CHECKING:  # loaded only if there is a policy
     from roundgate.backends.rules import Policy
@@ -110,6 +110,25 @@ def tell_missing(catalog: Catalog) -> None:
         problems = [str(problem) for problem in missing.problems]
         fields = {"backend": name, "problems": problems}
         log.error("cannot serve a back end; the others are served", extra={"fields": fields})
+
+
+def uncovered_kinds(catalog: Catalog) -> list[Kind]:
+    """Return the kinds of prompts and resources that are served, and that no rule of `policy` names,
+    so that every caller may use them."""
+    served: dict[Kind, bool] = {
+        "prompt": bool(catalog.prompts),
+        "resource": bool(catalog.resources or catalog.templates or catalog.skill_sources),
+    }
+    policy = catalog.policy
+    return [kind for kind in served if served[kind] and policy and not policy.covers(kind)]
+
+
+def tell_uncovered(catalog: Catalog) -> None:
+    """Log the kinds of prompts and resources about which the policy has no rule."""
+    if kinds := uncovered_kinds(catalog):
+        log.warning(
+            "the policy has no rule for prompts or resources", extra={"fields": {"kinds": kinds}}
+        )
 
 
 @dataclass(slots=True)
@@ -272,18 +291,18 @@ def _unused_limits(served: Catalog, file: ConfigFile) -> Iterator[Problem]:
 
 
 def _unused_rules(served: Catalog, policy: Policy, file: ConfigFile) -> Iterator[Problem]:
-    """Yield a problem for each text of a rule without a tool, back end or view. Tools that may be
-    missing now count as known."""
-    from roundgate.backends.rules import unused_texts
+    """Yield a problem for each text of a rule that matches nothing."""
+    from roundgate.backends.unused_rules import unused_texts
 
     views = {"", *(view.name for view in file.config.views)}
-    names = {tool.whole_name for tool in served.tools.values() if tool.backend}
-    if served.missing or served.is_tolerant:
-        names.clear()
     backends = {entry.name for entry in file.backends}
-    for number, member, text in unused_texts(policy, names, backends, views):
+    for number, member, text in unused_texts(policy, served, backends, views):
         effect = "allow" if policy.rules[number].allows else "deny"
         place = file.origin.at("policy", number, effect, member)
+        if member == "resource":
+            remedy = "correct the URI; `roundgate check` lists them, with their schemes"
+            yield place.problem(f"no resource can have the URI {text!r}", remedy)
+            continue
         kind = {"backend": "back end"}.get(member, member)
         remedy = "correct the name; `roundgate check` lists them"
         yield place.problem(f"no {kind} is called {text!r}", remedy)

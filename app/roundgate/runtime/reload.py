@@ -223,6 +223,7 @@ class Reloader:
 
     def _note_missing(self, snapshot: Snapshot) -> None:
         loading.tell_missing(snapshot.catalog)
+        loading.tell_uncovered(snapshot.catalog)
         Metrics().missing(len(snapshot.catalog.missing))
 
     def _follow_servers(self) -> None:

@@ -256,6 +256,7 @@ def build_core(
     snapshot = loading.load(file, modules, may_be_missing=names, is_cold=using.on_lambda)
     serving = Serving(snapshot)
     loading.tell_missing(serving.catalog)
+    loading.tell_uncovered(serving.catalog)
     Metrics().missing(len(serving.catalog.missing))
     most_stored = file.config.limits.max_stored_bytes
     stores = stores or make_stores(using, clock, file.config.tasks.shards, most_stored, trail)

@@ -18,7 +18,6 @@ from roundgate.clock import Clock
 from roundgate.errors import (
     ArgumentsRefused,
     BackendError,
-    CallRefused,
     CallTimeout,
     GatewayError,
     ProtocolError,
@@ -83,23 +82,21 @@ def failure_reason(outcome: Completed[Returned] | Failed) -> str | None:
         case Failed(BackendError(reason=str() as reason)) if reason:
             return reason
         case Failed(ArgumentsRefused() as error):
-            return refusal_reason(error)
+            return refusal_reason(error.rule)
         case Failed(error):
             return type(error).__name__
     return None
 
 
-def refusal_reason(error: CallRefused | ArgumentsRefused) -> str:
-    """Return the reason of a refusal by `policy`, for the log and the audit log."""
-    return f"refused by {error.rule}"
+def refusal_reason(rule: str) -> str:
+    """Return the reason of a refusal by a rule of `policy`, for the log and the audit log."""
+    return f"refused by {rule}"
 
 
-def tell_refused(
-    error: CallRefused | ArgumentsRefused, principal: Principal, metrics: Metrics
-) -> None:
-    """Count and log a call that a rule of `policy` refuses."""
-    metrics.refused(error.rule)
-    fields = {"rule": error.rule, **principal.names}
+def tell_refused(rule: str, principal: Principal, metrics: Metrics) -> None:
+    """Count and log a request that a rule of `policy` refuses."""
+    metrics.refused(rule)
+    fields = {"rule": rule, **principal.names}
     log.info("the policy refuses a call", extra={"fields": fields})
 
 

@@ -356,7 +356,9 @@ class Worker:
             task_id=task_call.continues or record.ref.id,
             texts=None if self._texts is None else self._texts(task_call.view),
             rows_of=None if self._rows_of is None else self._rows_of(task_call.view),
-            read=None if offered is None else offered.read_resource,
+            read=None
+            if offered is None
+            else partial(offered.read_resource, kept_claims=task_call.claims or {}),
             external=None if self._external is None or cleanup else self._external(record),
             authorize=None
             if served is None or served.rules is None
@@ -390,7 +392,7 @@ class Worker:
             span.end("tool_error" if isinstance(outcome, Failed) else "ok")
         match outcome:
             case Failed(ArgumentsRefused() as refusal):
-                tell_refused(refusal, task_call.principal, self._metrics)
+                tell_refused(refusal.rule, task_call.principal, self._metrics)
         if isinstance(outcome, Completed | Failed):
             self._reasons[running.carrier.ref] = failure_reason(outcome)
         return outcome

@@ -13,7 +13,7 @@ import pytest
 from roundgate.auth import Principal
 from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.cli import main
-from roundgate.methods.parts import Scopes
+from roundgate.methods.access import Access
 from roundgate.observability.metrics import Metrics
 from roundgate.runtime import loading
 from roundgate.settings import Settings
@@ -335,10 +335,10 @@ async def test_skills_need_the_scopes_of_the_resources_of_their_server() -> None
                 read = await mcp.post("resources/directory/read", directory, **who)
                 assert read.status_code == status
         snapshot = await asyncio.to_thread(loading.load, file)
-        scopes = Scopes(snapshot.catalog, Metrics(), are_checked=True)
+        access = Access(snapshot.catalog, Metrics(), checks_scopes=True)
         for granted in (frozenset[str](), frozenset({"read"})):
             caller = Principal("issuer", "subject", scopes=granted)
-            assert scopes.may_subscribe(uri, caller, "") is bool(granted)
+            assert access.may_subscribe(uri, caller, "") is bool(granted)
 
 
 async def test_a_change_at_the_server_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,154 @@
+"""The rules of `policy` for prompts and resources, which include the files and directories of skills.
+
+Prompts need a rule as soon as any rule names a prompt, and resources as soon as any rule names a
+resource. The page of a tool (`ui://`) belongs to the tool: it needs no rule, a caller that may not
+call the tool cannot read it, and a rule that names the page may refuse it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from roundgate.auth import Principal
+from roundgate.backends.definitions import meta_of
+from roundgate.backends.rule_texts import UriReadings, template_pattern
+from roundgate.backends.rules import NO_RULE, Caller, Policy, Rule, Target, ToolRules
+from roundgate.protocol.apps import page_uris
+from roundgate.settings import Kind
+
+if TYPE_CHECKING:
+    from roundgate.backends.catalog import ListName, ServedTool
+
+
+class ItemRules:
+    """The rules for the prompts and resources of one endpoint.
+
+    Args:
+        policy: all rules.
+        view: the name of the endpoint's view; empty for the endpoint of all tools.
+        tools: the tools of the endpoint, with their rules.
+    """
+
+    def __init__(self, policy: Policy, view: str, tools: Mapping[str, ServedTool]) -> None:
+        self.policy = policy
+        self._view = view
+        self._covers = {kind: policy.covers(kind) for kind in ("prompt", "resource")}
+        self._tools_of_page: dict[str, list[ToolRules | None]] = {}
+        for served in tools.values():
+            for uri in page_uris(meta_of(served.tool.definition)):
+                for text in UriReadings.of(uri).normal:
+                    self._tools_of_page.setdefault(text, []).append(served.rules)
+
+    def covers(self, kind: Kind) -> bool:
+        """Return whether prompts or resources are checked."""
+        return self._covers[kind] or (kind == "resource" and bool(self._tools_of_page))
+
+    def is_personal(self, kind: Kind) -> bool:
+        """Return whether callers may see different prompts or resources."""
+        has_pages = kind == "resource" and bool(self._tools_of_page)
+        return self.policy.is_personal(kind) or (has_pages and self.policy.is_personal("tool"))
+
+    def caller(
+        self, principal: Principal, kept: Mapping[str, Sequence[str]] | None = None
+    ) -> Caller:
+        """Return a caller for the other methods; `kept` is as for `Caller`."""
+        return Caller(principal, kept)
+
+    def allows(self, list_name: ListName, key: str, backend: str, caller: Caller) -> bool:
+        """Return whether a caller may use an entry of a list, by its name, URI or template."""
+        if list_name == "prompts":
+            return self.prompt_refusal(key, backend, caller) is None
+        if list_name == "templates":
+            return self.may_match(key, {}, backend, caller)
+        return self.resource_refusal(key, backend, caller) is None
+
+    def prompt_refusal(self, name: str, backend: str, caller: Caller) -> str | None:
+        """Return the name of the rule that refuses a prompt; `None` if it is allowed."""
+        if not self._covers["prompt"]:
+            return None
+        return _refusal(deciding_rule(self.prompt_rules(name, backend), caller))
+
+    def prompt_rules(self, name: str, backend: str) -> Sequence[Rule]:
+        """Return the rules that match a prompt, in order."""
+        return self.policy.matching(Target("prompt", name, backend, self._view))
+
+    def resource_refusal(self, uri: str, backend: str, caller: Caller) -> str | None:
+        """Return the name of the rule that refuses a resource; `None` if it is allowed."""
+        if not self.covers("resource"):
+            return None
+        if tools := self.tools_with_page(uri):
+            return self._page_refusal(self.resource_rules(uri, backend), tools, caller)
+        if not self._covers["resource"]:
+            return None
+        return _refusal(deciding_rule(self.resource_rules(uri, backend), caller))
+
+    def resource_rules(self, uri: str, backend: str) -> Sequence[Rule]:
+        """Return the rules that match a resource, in order. None match a URI with dot segments."""
+        readings = UriReadings.of(uri)
+        if readings.is_ambiguous:
+            return ()
+        return self.policy.matching(Target("resource", uri, backend, self._view, uri=readings))
+
+    def tools_with_page(self, uri: str) -> list[ToolRules | None]:
+        """Return the rules of each tool whose page a server may read at a URI."""
+        if not self._tools_of_page:
+            return []
+        texts = {*UriReadings.of(uri).all()} & self._tools_of_page.keys()
+        return [rules for text in texts for rules in self._tools_of_page[text]]
+
+    def _page_refusal(
+        self, rules_of_page: Sequence[Rule], tools: Collection[ToolRules | None], caller: Caller
+    ) -> str | None:
+        rule = deciding_rule([rule for rule in rules_of_page if rule.uris is not None], caller)
+        if rule is not None and not rule.allows:
+            return rule.name
+        is_allowed = any(
+            rules is None or any(rule.allows for rule in rules.deciding(caller)) for rules in tools
+        )
+        return None if is_allowed else NO_RULE
+
+    def may_match(
+        self, template: str, values: Mapping[str, str], backend: str, caller: Caller
+    ) -> bool:
+        """Return whether a caller may be allowed to read some URI of a template. `values` has texts of
+        variables."""
+        if not self._covers["resource"]:
+            return True
+        pattern = template_pattern(template, values)
+        if "*" not in pattern:
+            return self.resource_refusal(pattern, backend, caller) is None
+        uris = UriReadings.of(pattern)
+        for rule in self.template_rules(pattern, backend):
+            if rule.is_for(caller):
+                if rule.allows:
+                    return True
+                if rule.uris is None or rule.uris.covers(uris):
+                    return False
+        return False
+
+    def rules_of(self, kind: Kind, name: str, backend: str) -> Sequence[Rule]:
+        """Return the rules that match a prompt, a resource or some URI of a template, in order; none
+        if it needs no rule."""
+        if not self._covers[kind]:
+            return ()
+        if kind == "prompt":
+            return self.prompt_rules(name, backend)
+        return (self.template_rules if "{" in name else self.resource_rules)(name, backend)
+
+    def template_rules(self, template: str, backend: str) -> Sequence[Rule]:
+        """Return the rules that match some URI of a template, in order."""
+        uris = UriReadings.of(template_pattern(template, {}))
+        rules = self.policy.matching(Target("resource", template, backend, self._view))
+        return [rule for rule in rules if rule.uris is None or rule.uris.overlaps(uris)]
+
+
+def deciding_rule(rules: Sequence[Rule], caller: Caller) -> Rule | None:
+    """Return the first of the rules that applies to a caller, or `None`."""
+    return next((rule for rule in rules if rule.is_for(caller)), None)
+
+
+def _refusal(rule: Rule | None) -> str | None:
+    if rule is None:
+        return NO_RULE
+    return None if rule.allows else rule.name
