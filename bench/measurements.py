@@ -396,18 +396,6 @@ MEASUREMENTS = (
         leaves_out=frozenset({"sdk", "fastmcp", "typescript", "fastapi", "starlette", "asgi"}),
     ),
     Measurement(
-        "wake",
-        "wake-up of sleeping tasks by sweeps",
-        (
-            Column("woken_per_s", "tasks/s"),
-            Column("woken_s", "s in all", 1),
-            Column("cpu_us", "CPU µs/task"),
-        ),
-        is_more_better=True,
-        sample=functools.partial(program, module="bench.wake"),
-        leaves_out=frozenset({"sdk", "fastmcp", "typescript", "fastapi", "starlette", "asgi"}),
-    ),
-    Measurement(
         "cold",
         "cold start on AWS Lambda",
         (Column("start_ms", "ms"), Column("import_ms", "ms", 1)),
