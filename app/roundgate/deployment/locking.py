@@ -255,9 +255,15 @@ def of_roundgate(source: Path) -> Lock:
     Raises:
         ConfigError: a package has no wheel for the functions, or requirements conflict.
     """
-    requirements = Requirements(source / "pyproject.toml", (f"{source}[lambda]",))
     dropped = _NOT_IN_FUNCTIONS | machine.PROVIDED.keys()
-    return Lock(machine.LOCK, _made(requirements, (), machine.architecture(), source, dropped))
+    return Lock(machine.LOCK, pins_for(source, (f"{source}[lambda]",), dropped))
+
+
+def pins_for(source: Path, lines: tuple[str, ...], dropped: frozenset[str]) -> tuple[Pin, ...]:
+    """Return the newest versions that requirements of a source folder allow, without the `dropped`
+    packages. Raise ConfigError as `of_roundgate` does."""
+    requirements = Requirements(source / "pyproject.toml", lines)
+    return _made(requirements, (), machine.architecture(), source, dropped)
 
 
 def wheels(lock: Lock, arch: str) -> dict[str, Path]:
