@@ -6,13 +6,9 @@ reports processor time, memory and open files of the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final
 
 from roundgate.errors import Problem
-
-Render: TypeAlias = Callable[[str], tuple[bytes, str]]
-"""A function that returns the metrics and their media type, for a value of the Accept header."""
 
 EXTRA_MISSING: Final = Problem(
     "gateway.yaml",
