@@ -1,8 +1,8 @@
 """The packages for the functions: exact versions with the hashes of their wheels, for both
 architectures.
 
-    roundgate's own lock ─┐ requirements ─────────┴─▶ pip, for the runtime ──▶ wheels (a cache) ──▶
-    lambda.lock beside gateway.yaml
+    roundgate's own lock ─┐
+    requirements ─────────┴─▶ pip, for the runtime ──▶ wheels (a cache) ──▶ lambda.lock
 
 The first of these files that exists beside gateway.yaml has the requirements of the repository:
 
