@@ -32,10 +32,8 @@ def make(environments: Iterable[Environment]) -> None:
         EnvironmentMissingError: an environment cannot be made; the message has pip's output.
     """
     for environment in dict.fromkeys(environments):
-        if environment.requirements:
+        if environment.requirements or environment.packages:
             _make(environment)
-        elif environment.packages:
-            _make_with_npm(environment)
         elif not environment.python.exists():
             raise EnvironmentMissingError(
                 f"no {environment.folder.name} yet: run scripts/setup first"
@@ -43,29 +41,27 @@ def make(environments: Iterable[Environment]) -> None:
 
 
 def _make(environment: Environment) -> None:
-    stamp = environment.folder / _STAMP
-    expected = "\n".join([*environment.requirements, sys.version, str(environment.folder)])
-    if stamp.exists() and stamp.read_text() == expected:
-        return
-    print(f"making the environment {environment.folder.name} …", file=sys.stderr, flush=True)
-    shutil.rmtree(environment.folder, ignore_errors=True)
-    _run([sys.executable, "-m", "venv", str(environment.folder)])
-    _run([str(environment.python), "-m", "pip", "install", "--quiet", *environment.requirements])
-    stamp.write_text(expected)
-
-
-def _make_with_npm(environment: Environment) -> None:
-    program = ROOT / "bench" / "apps" / "typescript.mjs"
-    stamp = environment.folder / _STAMP
-    expected = "\n".join([*environment.packages, str(environment.folder)])
-    if not stamp.exists() or stamp.read_text() != expected:
-        print(f"making the environment {environment.folder.name} …", file=sys.stderr, flush=True)
-        shutil.rmtree(environment.folder, ignore_errors=True)
-        environment.folder.mkdir(parents=True)
+    folder, packages = environment.folder, environment.packages
+    if packages:
         npm = [str(ROOT / "scripts" / "tools"), "node", "--npm", "install", "--silent"]
-        _run([*npm, "--prefix", str(environment.folder), *environment.packages])
+        commands = [[*npm, "--prefix", str(folder), *packages]]
+    else:
+        pip = [str(environment.python), "-m", "pip", "install", "--quiet"]
+        commands = [
+            [sys.executable, "-m", "venv", str(folder)],
+            [*pip, *environment.requirements],
+        ]
+    stamp = folder / _STAMP
+    expected = "\n".join([*packages, *environment.requirements, sys.version, str(folder)])
+    if not stamp.exists() or stamp.read_text() != expected:
+        print(f"making the environment {folder.name} …", file=sys.stderr, flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for command in commands:
+            _run(command)
         stamp.write_text(expected)
-    shutil.copy(program, environment.folder / "server.mjs")  # imports resolve next to the packages
+    if packages:  # imports resolve next to the packages
+        shutil.copy(ROOT / "bench" / "apps" / "typescript.mjs", folder / "server.mjs")
 
 
 def _run(command: list[str]) -> None:

@@ -22,7 +22,7 @@ from bench import instructions as counting
 from bench.circumstances import served
 from bench.load import Order, Outcome
 from bench.servers import Cores, Server, running, service
-from bench.subjects import GENERATOR, ROOT, Subject
+from bench.subjects import GENERATOR, ROOT, SUBJECTS, Subject
 
 T = TypeVar("T")
 
@@ -95,7 +95,8 @@ class Measurement:
     columns: tuple[Column, ...]
     is_more_better: bool
     sample: Callable[[Settings, Sequence[Subject]], Iterator[Sample]]
-    leaves_out: frozenset[str] = frozenset()
+    subjects: tuple[str, ...] = tuple(subject.name for subject in SUBJECTS)
+    """The names of the subjects that are measured."""
 
 
 def load(
@@ -335,7 +336,7 @@ MEASUREMENTS = (
         sample=functools.partial(
             load, serves="one_tool", workload="call_add", connections=(16,), is_logged=True
         ),
-        leaves_out=frozenset({"typescript"}),
+        subjects=("gateway", "sdk", "fastmcp", "fastapi", "starlette", "asgi"),
     ),
     Measurement(
         "instructions",
@@ -343,7 +344,7 @@ MEASUREMENTS = (
         (Column("instructions", "instructions"),),
         is_more_better=False,
         sample=instructions,
-        leaves_out=frozenset({"sdk", "fastmcp", "typescript", "starlette"}),
+        subjects=("gateway", "fastapi", "asgi"),
     ),
     Measurement(
         "proxy",
@@ -351,7 +352,7 @@ MEASUREMENTS = (
         _LOAD_COLUMNS,
         is_more_better=True,
         sample=proxied,
-        leaves_out=frozenset({"sdk", "fastmcp", "typescript", "starlette", "asgi"}),
+        subjects=("gateway", "fastapi"),
     ),
     Measurement(
         "circumstances",
@@ -359,7 +360,7 @@ MEASUREMENTS = (
         _LOAD_COLUMNS,
         is_more_better=True,
         sample=circumstances,
-        leaves_out=frozenset({"sdk", "fastmcp", "typescript", "fastapi", "starlette", "asgi"}),
+        subjects=("gateway",),
     ),
     Measurement(
         "list",
@@ -369,7 +370,7 @@ MEASUREMENTS = (
         sample=functools.partial(
             load, serves="hundred_tools", workload="list_hundred", connections=(16,)
         ),
-        leaves_out=frozenset({"typescript"}),
+        subjects=("gateway", "sdk", "fastmcp", "fastapi", "starlette", "asgi"),
     ),
     Measurement(
         "start",
@@ -377,7 +378,7 @@ MEASUREMENTS = (
         (Column("start_ms", "ms"),),
         is_more_better=False,
         sample=start,
-        leaves_out=frozenset({"starlette", "asgi"}),
+        subjects=("gateway", "sdk", "fastmcp", "typescript", "fastapi"),
     ),
     Measurement(
         "inside",
@@ -385,7 +386,7 @@ MEASUREMENTS = (
         (Column("us", "µs", 1),),
         is_more_better=False,
         sample=inside,
-        leaves_out=frozenset({"sdk", "fastmcp", "typescript", "fastapi", "starlette", "asgi"}),
+        subjects=("gateway",),
     ),
     Measurement(
         "tasks",
@@ -393,19 +394,7 @@ MEASUREMENTS = (
         _TASK_COLUMNS,
         is_more_better=True,
         sample=functools.partial(program, module="bench.tasks"),
-        leaves_out=frozenset({"sdk", "fastmcp", "typescript", "fastapi", "starlette", "asgi"}),
-    ),
-    Measurement(
-        "wake",
-        "wake-up of sleeping tasks by sweeps",
-        (
-            Column("woken_per_s", "tasks/s"),
-            Column("woken_s", "s in all", 1),
-            Column("cpu_us", "CPU µs/task"),
-        ),
-        is_more_better=True,
-        sample=functools.partial(program, module="bench.wake"),
-        leaves_out=frozenset({"sdk", "fastmcp", "typescript", "fastapi", "starlette", "asgi"}),
+        subjects=("gateway",),
     ),
     Measurement(
         "cold",
@@ -413,7 +402,7 @@ MEASUREMENTS = (
         (Column("start_ms", "ms"), Column("import_ms", "ms", 1)),
         is_more_better=False,
         sample=functools.partial(program, module="bench.cold"),
-        leaves_out=frozenset({"sdk", "fastmcp", "typescript", "fastapi", "starlette", "asgi"}),
+        subjects=("gateway",),
     ),
     Measurement(
         "lambda",
@@ -426,7 +415,7 @@ MEASUREMENTS = (
         ),
         is_more_better=False,
         sample=functools.partial(program, module="bench.lambda_warm"),
-        leaves_out=frozenset({"sdk", "fastmcp", "typescript", "fastapi", "starlette", "asgi"}),
+        subjects=("gateway",),
     ),
     Measurement(
         "memory", "memory of the process", _MEMORY_COLUMNS, is_more_better=False, sample=memory

@@ -79,7 +79,7 @@ def _with_progress(
 ) -> Iterator[Sample]:
     """Yield the samples. On a terminal, show the latest one on a status line."""
     is_shown = sys.stderr.isatty()
-    concerned = [subject for subject in subjects if subject.name not in measurement.leaves_out]
+    concerned = [subject for subject in subjects if subject.name in measurement.subjects]
     if not concerned:
         return
     # This process only waits, on the generator's core, so the server has its core to itself.

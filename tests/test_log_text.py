@@ -19,7 +19,7 @@ from roundgate import json
 from roundgate import observability as logs
 from roundgate.observability.correlation import Correlation
 from roundgate.observability.text import TextFormatter
-from roundgate.observability.tracing import NoTracing
+from roundgate.observability.tracing import Tracing
 from tests.support import root_logger
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -117,7 +117,7 @@ def test_the_line_of_a_failed_call_says_why() -> None:
 def test_a_trace_is_its_id_in_the_request_and_in_all_that_is_logged_meanwhile() -> None:
     trace_id = PARENT.split("-")[1]
     assert f"trace={trace_id}" in written("request", outcome="ok", trace=PARENT)
-    with NoTracing().turn({"traceparent": PARENT}, Correlation("refund"), 1):
+    with Tracing().turn({"traceparent": PARENT}, Correlation("refund"), 1):
         assert f"trace={trace_id}" in written("hello")
         assert f'"trace":"{PARENT}"' in logs.JsonFormatter().format(
             logging.LogRecord("x", logging.INFO, "", 1, "hello", (), None)

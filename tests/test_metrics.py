@@ -112,4 +112,4 @@ def test_without_an_sdk_nothing_is_imported_or_measured() -> None:
         "timing.timed(store, 'tasks') is store, 'opentelemetry' in sys.modules)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == ["None", "NoTracing", "True", "False"]
+    assert ran.stdout.split() == ["None", "Tracing", "True", "False"]

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from roundgate import Context, tool
 from roundgate.observability import tracing
 from roundgate.observability.correlation import Correlation
-from roundgate.observability.tracing import NoTracing, OpenTelemetry, context_of
+from roundgate.observability.tracing import OpenTelemetry, Tracing, context_of
 from roundgate.protocol.tasks import EXTENSION
 from roundgate.settings.process import Settings
 from tests.support import wire
@@ -129,7 +129,7 @@ def test_spans_are_made_where_an_sdk_is_set_up(exporter: InMemorySpanExporter) -
 
 
 def test_without_an_sdk_the_context_is_passed_on() -> None:
-    with NoTracing().turn({"traceparent": PARENT}, Correlation("greet"), 1) as span:
+    with Tracing().turn({"traceparent": PARENT}, Correlation("greet"), 1) as span:
         span.link({"traceparent": PARENT})
         span.end("ok")
         assert span.carrier() == {"traceparent": PARENT}

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from roundgate.backends import catalog as catalogs
 from roundgate.backends.base import Offering, Prompt, Resource, Tool
 from roundgate.backends.catalog import Catalog
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound
 from roundgate.protocol.content import Completion
 from roundgate.protocol.pages import Pages
+from tests.support.catalogs import built
 
 
 async def nothing(*_: Any) -> Any:
@@ -62,7 +62,7 @@ def entries(pages: Pages) -> list[dict[str, Any]]:
 
 
 def build(backends: Sequence[Fake], page_size: int) -> Catalog:
-    return asyncio.run(catalogs.build(backends, page_size))
+    return asyncio.run(built(backends, page_size))
 
 
 def problems(*backends: Fake) -> list[Problem]:

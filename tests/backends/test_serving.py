@@ -7,9 +7,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from roundgate.backends import catalog
 from roundgate.backends.base import Offering, Prompt, Resource, Tool
 from roundgate.backends.serving import Serving, Snapshot
+from tests.support.catalogs import built
 
 
 async def nothing(*_: object) -> None:
@@ -40,7 +40,7 @@ def tool(name: str, **more: object) -> Tool:
 
 
 async def snapshot(*backends: Closing) -> Snapshot:
-    return Snapshot(await catalog.build(backends, 100), backends)
+    return Snapshot(await built(backends), backends)
 
 
 async def test_a_call_keeps_what_it_began_with_open_to_its_end() -> None:
@@ -118,7 +118,7 @@ async def test_back_ends_are_asked_all_at_once_and_may_be_asked_again() -> None:
 
     backends = [Waiting(name, tool(name)) for name in ("a", "b", "c")]
     for _ in range(2):
-        assert list((await catalog.build(backends, 100)).tools) == ["a", "b", "c"]
+        assert list((await built(backends)).tools) == ["a", "b", "c"]
 
 
 async def differing(before: Sequence[object], after: Sequence[object]) -> set[str]:
@@ -136,7 +136,7 @@ async def differing(before: Sequence[object], after: Sequence[object]) -> set[st
             ]
             return Offering(*kinds)  # type: ignore[arg-type]
 
-    one, other = [await catalog.build([Offering_(offered)], 100) for offered in (before, after)]
+    one, other = [await built([Offering_(offered)]) for offered in (before, after)]
     assert one.lists_that_differ(other) == other.lists_that_differ(one)
     return set(one.lists_that_differ(other))
 

@@ -37,7 +37,7 @@ class Place(BaseModel):
 
 
 def schema(function: Callable[..., Any]) -> dict[str, Any]:
-    return describe(function).input_schema()
+    return describe(function).input_schema
 
 
 def properties(function: Callable[..., Any]) -> dict[str, Any]:
@@ -464,7 +464,7 @@ def test_each_call_has_a_default_of_its_own() -> None:
     assert collect(**signature.bind({"word": "a"})) == ["a"]
     assert collect(**signature.bind({"word": "b"})) == ["b"]
     assert collect(**signature.bind({"word": "c", "into": ["x"]})) == ["x", "c"]
-    assert signature.input_schema()["properties"]["into"]["default"] == []
+    assert signature.input_schema["properties"]["into"]["default"] == []
 
 
 def test_a_default_that_cannot_be_copied_is_given_as_it_is() -> None:

@@ -107,7 +107,7 @@ def test_other_options_and_parameters_are_passed_on(open_config: Path) -> None:
     (command,) = deploy.commands(one, UP, BUILT)
     assert passed(command) == {"Architecture": "arm64", "LogLevel": "debug", "StageName": "prod"}
     assert " --region us-east-1 --profile mine " in " ".join(command)
-    assert one.of_session == {"--region": "us-east-1", "--profile": "mine"}
+    assert one.session == {"--region": "us-east-1", "--profile": "mine"}
 
 
 def test_a_new_stacks_table_is_protected_when_the_stack_has_been_made(open_config: Path) -> None:

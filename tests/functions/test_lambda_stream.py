@@ -195,8 +195,8 @@ async def test_an_app_that_fails_before_its_head_is_an_error_of_the_function(
         for _ in range(2):  # the loop goes on
             with pytest.raises(InvocationFailed) as failed:
                 await whole(invoked(api, event()))
-            assert failed.value.said["errorType"] == kind
-            assert "hunter2" not in json.dumps(failed.value.said)
+            assert failed.value.report["errorType"] == kind
+            assert "hunter2" not in json.dumps(failed.value.report)
 
 
 @pytest.mark.parametrize("raises", [True, False], ids=["an error", "no end"])
@@ -215,8 +215,8 @@ async def test_an_app_that_fails_after_its_head_breaks_the_stream_off(raises: bo
             assert (rest or await anext(chunks)) == b"one"
             with pytest.raises(InvocationFailed) as failed:
                 await anext(chunks)
-            assert failed.value.said["errorType"] == ("ValueError" if raises else "RuntimeError")
-            assert "hunter2" not in json.dumps(failed.value.said)
+            assert failed.value.report["errorType"] == ("ValueError" if raises else "RuntimeError")
+            assert "hunter2" not in json.dumps(failed.value.report)
 
 
 async def test_an_event_of_another_kind_is_an_error_of_the_function() -> None:

@@ -64,7 +64,7 @@ def test_stack_region_and_parameters_are_those_of_the_file(
         "WorkerConcurrency": "50",
         "AllowAnonymous": "true",
     }
-    assert asked.of_session == {"--region": "eu-central-1"}
+    assert asked.session == {"--region": "eu-central-1"}
     assert f"{folder / 'samconfig.toml'} [default] LogLevel=debug" in capsys.readouterr().err
     (command,) = deploying.commands(asked, {"Architecture": "arm64"}, Path("t.yaml"))
     at = command.index("--config-file")
@@ -77,13 +77,13 @@ def test_the_command_line_goes_first(folder: Path) -> None:
     asked = completed(
         folder, "--region", "us-east-1", "--parameter-overrides", "LogLevel=error", stack="other"
     )
-    assert (asked.stack, asked.of_session) == ("other", {"--region": "us-east-1"})
+    assert (asked.stack, asked.session) == ("other", {"--region": "us-east-1"})
     assert (asked.overrides["LogLevel"], asked.overrides["WorkerConcurrency"]) == ("error", "50")
 
 
 def test_an_option_and_its_value_may_be_one_word(folder: Path) -> None:
     asked = completed(folder, "--region=us-east-1", "--parameter-overrides=LogLevel=error")
-    assert asked.of_session == {"--region": "us-east-1"}
+    assert asked.session == {"--region": "us-east-1"}
     assert asked.overrides["LogLevel"] == "error"
 
 
@@ -91,7 +91,7 @@ def test_an_option_and_its_value_may_be_one_word(folder: Path) -> None:
 def test_another_environment_is_another_stack(folder: Path, said: tuple[str, ...]) -> None:
     asked = completed(folder, *said)
     assert asked.stack == "shop-staging"
-    assert asked.of_session == {"--profile": "tests"}
+    assert asked.session == {"--profile": "tests"}
     assert asked.overrides == {"LogLevel": "info", "StageName": "s", "EnvMotto": "two words"}
     assert len(deploying.commands(asked, {}, Path("t.yaml"))) == 1  # nothing is executed
     assert asked.options.count("--config-env") == 1
@@ -107,7 +107,7 @@ def test_yaml_is_read_as_well_and_the_file_may_be_named(tmp_path: Path, name: st
         "EnvMotto": "two words",
     }
     if name in options.FILES:
-        assert completed(tmp_path) == asked
+        assert completed(tmp_path).options == asked.options
 
 
 def test_without_a_file_everything_is_on_the_command_line(tmp_path: Path) -> None:

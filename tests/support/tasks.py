@@ -17,7 +17,6 @@ from roundgate import json
 from roundgate.aio.threads import in_thread
 from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL, Principal
-from roundgate.backends import catalog
 from roundgate.backends.base import Offering, Tool
 from roundgate.backends.catalog import Catalog
 from roundgate.clock import Clock, Deadline
@@ -44,6 +43,7 @@ from roundgate.tasks.sweep import Sweep
 from roundgate.tasks.turn import Turn
 from roundgate.tasks.worker import Worker
 from roundgate.tokens import EventTokens, Key, KeyRing
+from tests.support.catalogs import built
 from tests.support.rounds import CAPABILITIES
 
 PUBLIC_URL = "https://mcp.example.com"
@@ -70,7 +70,7 @@ class Functions:
 
 def catalog_of(**handlers: Handler | None) -> Catalog:
     """A catalog of these handlers under their names."""
-    return loading.apart(catalog.build([Functions(handlers)], page_size=100))
+    return loading.apart(built([Functions(handlers)]))
 
 
 def _tool(name: str, handler: Handler | None) -> Tool:

@@ -15,7 +15,6 @@ import pytest
 
 from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
-from roundgate.backends import catalog
 from roundgate.backends.base import Offering
 from roundgate.backends.catalog import Catalog
 from roundgate.backends.config import JobConfig
@@ -34,6 +33,7 @@ from roundgate.tasks import running
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.turn import CLEANUP_PAUSES_S, Turn
+from tests.support.catalogs import built
 from tests.support.clocks import FixedClock
 from tests.support.crashes import Crash, How, Life, Plan, When, bury
 from tests.support.dynamodb import Emulator
@@ -232,7 +232,7 @@ class House:
 
 
 def served(run: Any) -> Catalog:
-    return loading.apart(catalog.build([Jobs({"run": run})], page_size=100))
+    return loading.apart(built([Jobs({"run": run})]))
 
 
 @pytest.fixture
@@ -344,7 +344,7 @@ async def test_a_task_that_is_given_up_cancels_its_job(
     house.config = TasksConfig(unserved_s=60)
     await started(house)
     elsewhere = Workshop(
-        loading.apart(catalog.build([Jobs({"other": None})], page_size=100)),
+        loading.apart(built([Jobs({"other": None})])),
         *(house.store, house.queue, house.clock, house.config),
     )
     for _ in range(100):
@@ -402,7 +402,7 @@ async def test_a_service_that_never_takes_it_is_given_up_after_eight_hours(
 async def test_a_worker_that_does_not_serve_the_tool_leaves_it_to_another(house: House) -> None:
     shop = await started(house)
     await shop.cancel(REF)
-    other = loading.apart(catalog.build([Jobs({"other": None})], page_size=100))
+    other = loading.apart(built([Jobs({"other": None})]))
     elsewhere = Workshop(other, house.store, house.queue, house.clock, house.config)
     assert Turn.TO_CLEAN_UP in await elsewhere.turns()
     assert (await house.work(shop))[-1] is Turn.CLEANED_UP

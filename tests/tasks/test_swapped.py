@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from roundgate.backends import catalog
 from roundgate.backends.serving import Serving, Snapshot
 from roundgate.replay.context import Context
 from roundgate.tasks.turn import Turn
 from roundgate.tasks.worker import Worker
+from tests.support.catalogs import built
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name
 from tests.support.rounds import accept
@@ -29,7 +29,7 @@ class Closing(Functions):
 
 async def snapshot(handler: Handler, is_closed: asyncio.Event) -> Snapshot:
     backends = [Closing({"tool": handler}, is_closed=is_closed)]
-    return Snapshot(await catalog.build(backends, 100), backends)
+    return Snapshot(await built(backends), backends)
 
 
 async def test_a_turn_ends_on_what_it_began_with_and_the_next_has_the_new_version(
@@ -77,7 +77,7 @@ async def test_a_tool_that_was_taken_away_is_declined_and_one_that_came_back_goe
     shop = shared.workshop(tool=tool)
     shop.worker = Worker(serving, shop.store, shop.clock, shop.config, nobody_listens)
     ref = await shop.begin("tool")
-    serving.swap(Snapshot(await catalog.build([], 100), []))
+    serving.swap(Snapshot(await built([]), []))
     assert await shop.turns() == [Turn.DECLINED]
     serving.swap(await snapshot(tool, asyncio.Event()))
     clock.skip(60)

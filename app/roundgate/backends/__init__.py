@@ -15,7 +15,6 @@ from roundgate.backends.base import Tool as Tool
 from roundgate.backends.bounded import KeptTexts as KeptTexts
 from roundgate.backends.catalog import Catalog as Catalog
 from roundgate.backends.catalog import ServedTool as ServedTool
-from roundgate.backends.catalog import build as build
 from roundgate.backends.config import BackendConfig as BackendConfig
 from roundgate.backends.config import SearchConfig as SearchConfig
 from roundgate.backends.config import Selector as Selector

@@ -3,8 +3,7 @@ tools that provide the substitutes.
 
     a client lacks           setting           it gets
     questions                `ask_in_words`    the question as text, and a tool that takes the answers
-    the tasks extension      `without_tasks`   the result, after a wait; or a handle, and tools for
-    the handle
+    the tasks extension      `without_tasks`   the result, after a wait; or a handle, and tools for it
 
 Both settings are off by default. They are set for all tools (`fallback`) or for one (`override`).
 """

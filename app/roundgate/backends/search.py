@@ -50,28 +50,23 @@ _SAY_NOTHING: Final = """
     what when where whether which who will with you your
 """
 _STOP: Final = frozenset(_SAY_NOTHING.split())
+_SPELLINGS: Final = (
+    "repo repos repository repositories",
+    "org orgs organization organizations organisation organisations",
+    "configuration config configs",
+    "information info",
+    "email mail",
+    "license licence",
+    "authentication auth",
+    "administrator admin",
+    "database db",
+    "document docs",
+    "identifier id ids",
+)
+"""The spellings of a word, the preferred one first."""
 _SPELLED: Final = {
-    "repository": "repo",
-    "repositories": "repo",
-    "repos": "repo",
-    "organization": "org",
-    "organizations": "org",
-    "organisation": "org",
-    "organisations": "org",
-    "orgs": "org",
-    "config": "configuration",
-    "configs": "configuration",
-    "info": "information",
-    "mail": "email",
-    "licence": "license",
-    "auth": "authentication",
-    "admin": "administrator",
-    "db": "database",
-    "docs": "document",
-    "id": "identifier",
-    "ids": "identifier",
+    other: preferred for preferred, *others in map(str.split, _SPELLINGS) for other in others
 }
-"""The preferred spelling of each word that has several."""
 _GROUPS: Final = (
     "create add make new open register insert",
     "delete remove drop erase destroy discard",

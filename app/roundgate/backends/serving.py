@@ -18,7 +18,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from roundgate.backends.base import Backend, LiveBackend, NamedBackend, ServerState
-from roundgate.backends.catalog import Catalog, Offers
+from roundgate.backends.catalog import Catalog
+from roundgate.backends.offers import Offers
 
 log = logging.getLogger("roundgate.backends")
 

@@ -9,7 +9,6 @@ The user approves the call as it will be made, with fixed and hidden arguments.
 
 from __future__ import annotations
 
-import json as standard_json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -368,19 +367,15 @@ def _projection(override: ToolOverride) -> _Project | None:
     """
     if override.result is None and not override.fields:
         return None
-    import jmespath  # imported only if something is projected
+    if override.result is None:
+        return lambda value: (
+            [_chosen(item, override.fields) for item in value]
+            if isinstance(value, list)
+            else _chosen(value, override.fields)
+        )
+    import jmespath  # imported only if an expression is configured
 
     expression = override.result
-    if expression is None:
-        members = ", ".join(
-            f"{standard_json.dumps(name)}: {standard_json.dumps(name)}" for name in override.fields
-        )
-        chosen = jmespath.compile(f"{{{members}}}")
-        return lambda value: (
-            [chosen.search(item) if isinstance(item, dict) else item for item in value]
-            if isinstance(value, list)
-            else (chosen.search(value) if isinstance(value, dict) else value)
-        )
     try:
         compiled = jmespath.compile(expression)
     except jmespath.exceptions.JMESPathError as error:
@@ -397,6 +392,11 @@ def _projection(override: ToolOverride) -> _Project | None:
             ) from None
 
     return project
+
+
+def _chosen(item: Any, fields: Sequence[str]) -> Any:
+    """Return these members of an object, null if it lacks one; any other value unchanged."""
+    return {name: item.get(name) for name in fields} if isinstance(item, dict) else item
 
 
 def _calling(

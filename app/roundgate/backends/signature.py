@@ -109,16 +109,10 @@ class Signature:
     """Mutable defaults by the function's own names. Each call gets a copy, so that calls cannot
     change the defaults of later calls."""
 
-    def input_schema(self) -> dict[str, Any]:
-        """Return the JSON Schema 2020-12 of the arguments, an object.
-
-        Raises:
-            TypeError: a parameter's type has no JSON Schema.
-        """
-        return self._schema
-
     @cached_property
-    def _schema(self) -> dict[str, Any]:
+    def input_schema(self) -> dict[str, Any]:
+        """The JSON Schema 2020-12 of the arguments, an object. Raises TypeError if a parameter's
+        type has none."""
         try:
             schema = self._adapter.json_schema(schema_generator=WithoutTitles)
         except PydanticInvalidForJsonSchema as error:

@@ -2,8 +2,8 @@
 
     from roundgate.cassettes import Player, Recorder
 
-    async with Client(url, transport=Recorder("refund.yaml", url)) as client: ...   # records async
-    with Client(url, transport=Player("refund.yaml")) as client: ...          # needs no server
+    async with Client(url, transport=Recorder("refund.yaml", url)) as client: ...  # records
+    async with Client(url, transport=Player("refund.yaml")) as client: ...  # needs no server
 
 Names that this package does not export may change with any release.
 """

@@ -4,8 +4,8 @@ A request is matched by its method, name, arguments, answers and state (and thus
 any order. A repeated call is replayed once no unplayed interaction matches it. A request that was
 not recorded gets an error that names the nearest recorded request.
 
-    client ─ tools/call ──▶ 2 matched, its question goes out, event 3 waits (after: 3) client ─ the
-    answer ──▶ 3 matched ─────────────────────────▶ the result follows on the stream of 2
+    client ─ tools/call ──▶ 2 matched: its question goes out, its result waits (after: 3)
+    client ─ the answer ──▶ 3 matched: the result follows on the stream of 2
 """
 
 from __future__ import annotations

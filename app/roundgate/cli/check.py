@@ -201,12 +201,12 @@ def _optional_arguments(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
                 continue
             own = tool.tool.definition["inputSchema"]
             members = own.get("properties") or {}
-            given = {
+            with_default = {
                 member
                 for member, about in members.items()
                 if isinstance(about, dict) and "default" in about
             }
-            if omitted := sorted(names - given - set(own.get("required") or ())):
+            if omitted := sorted(names - with_default - set(own.get("required") or ())):
                 place = file.origin.at("policy", number, "allow", "arguments")
                 message = f"also matches calls of {name} without {', '.join(omitted)}"
                 yield place.problem(message, f"add `required: [{', '.join(omitted)}]`")

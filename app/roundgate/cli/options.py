@@ -92,8 +92,7 @@ def _add_local_commands(commands: Commands) -> None:
         "roundgate serve --reload", "roundgate serve gateway.yaml --port 0 --log-level debug",
         "roundgate serve --host 0.0.0.0 --workers 4",
     )  # fmt: skip
-    about = "gateway.yaml (default: GATEWAY_CONFIG, or the nearest, here or in a directory above)"
-    serve.add_argument("config", nargs="?", type=Path, help=about)
+    _add_config(serve)
     about = "address to bind to (default: %(default)s)"
     serve.add_argument("--host", default="127.0.0.1", help=about)
     about = "port to bind to, 0 for any free port (default: %(default)s)"
@@ -164,10 +163,8 @@ def _add_config(command: argparse.ArgumentParser) -> None:
 
 
 def _add_log(command: argparse.ArgumentParser) -> None:
-    levels, about = (
-        ("debug", "info", "warning", "error"),
-        "log level (default: GATEWAY_LOG_LEVEL, or info)",
-    )
+    about = "log level (default: GATEWAY_LOG_LEVEL, or info)"
+    levels = ("debug", "info", "warning", "error")
     command.add_argument("--log-level", choices=levels, help=about)
     about = "log format (default: GATEWAY_LOG_FORMAT, or auto: text on a terminal, otherwise JSON)"
     command.add_argument("--log-format", choices=("auto", "text", "json"), help=about)

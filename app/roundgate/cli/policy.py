@@ -166,16 +166,16 @@ def _rows(
     for rule in policy.rules:
         wrong = [*rule.mismatches(target), *rule.caller_mismatches(caller)]
         if is_decided:
-            found = "not reached"
+            verdict = "not reached"
         elif wrong:
-            found = f"does not match: {', '.join(wrong)}"
+            verdict = f"does not match: {', '.join(wrong)}"
         elif rule.arguments is not None and sent is None:
-            found = "depends on the arguments"
+            verdict = "depends on the arguments"
         elif rule.fits(sent or {}):
-            found, is_decided = "matches", True
+            verdict, is_decided = "matches", True
         else:
-            found = "does not match: arguments"
-        yield (_place(rule, file), rule.name, _effect(rule), found)
+            verdict = "does not match: arguments"
+        yield (_place(rule, file), rule.name, _effect(rule), verdict)
 
 
 def _place(rule: Rule, file: ConfigFile) -> str:

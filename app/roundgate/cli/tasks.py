@@ -184,6 +184,11 @@ def _wanted(arguments: argparse.Namespace, now_ms: int) -> Wanted:
     )
 
 
+def _has_filters(arguments: argparse.Namespace) -> bool:
+    filters = (arguments.owner, arguments.tool, arguments.status, arguments.outcome)
+    return any(value is not None for value in (*filters, arguments.older_than))
+
+
 async def _show(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
     record = await stores.tasks.read(arguments.task, 0)  # time 0: include expired tasks
     if record is None:
@@ -287,9 +292,7 @@ async def _retry_from(arguments: argparse.Namespace, stores: Stores, clock: Cloc
     """Continue a parked or failed task from a chosen step, after showing the parts that are
     repeated. Return the exit status: 1 if the task cannot continue or the operator did not confirm,
     2 if the arguments name no single task."""
-    filters = (arguments.owner, arguments.tool, arguments.status, arguments.outcome)
-    is_narrowed = any(value is not None for value in (*filters, arguments.older_than))
-    if len(arguments.task) != 1 or is_narrowed:
+    if len(arguments.task) != 1 or _has_filters(arguments):
         say("--from needs exactly one task: name it, without filters", to=sys.stderr)
         return 2
     (ref,), step, now_ms = arguments.task, arguments.from_step, clock.now_ms()
@@ -429,9 +432,7 @@ def _step_state(step: StepDone) -> str:
 async def _act(action: Action, arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
     """Act on the named or selected tasks. Return 1 if a named task could not be changed or the
     operator did not confirm, and 2 if the arguments have both names and filters, or neither."""
-    filters = (arguments.owner, arguments.tool, arguments.status, arguments.outcome)
-    is_narrowed = any(value is not None for value in (*filters, arguments.older_than))
-    if bool(arguments.task) == is_narrowed:
+    if bool(arguments.task) == _has_filters(arguments):
         say(
             "name tasks, or select them with --owner, --tool, --status, --outcome or --older-than,"
             " but not both",

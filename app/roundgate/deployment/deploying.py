@@ -216,6 +216,7 @@ def _sam(sam: str, template: Path, options: DeployOptions, passed: Mapping[str, 
         *(sam, "deploy", "--template", str(template), "--stack-name", options.stack),
         *("--capabilities", "CAPABILITY_IAM", "--resolve-s3", "--no-fail-on-empty-changeset"),
         *options.options,
+        *(word for option in options.session.items() for word in option),
         *(OVERRIDES, *(f"{name}={_quoted(value)}" for name, value in passed.items())),
     ]
 
@@ -517,4 +518,4 @@ def _session(options: DeployOptions) -> Any:
     import boto3
 
     names = {"--region": "region_name", "--profile": "profile_name"}
-    return boto3.Session(**{names[name]: value for name, value in options.of_session.items()})
+    return boto3.Session(**{names[name]: value for name, value in options.session.items()})

@@ -1,8 +1,8 @@
 """The packages for the functions: exact versions with the hashes of their wheels, for both
 architectures.
 
-    roundgate's own lock ─┐ requirements ─────────┴─▶ pip, for the runtime ──▶ wheels (a cache) ──▶
-    lambda.lock beside gateway.yaml
+    roundgate's own lock ─┐
+    requirements ─────────┴─▶ pip, for the runtime ──▶ wheels (a cache) ──▶ lambda.lock
 
 The first of these files that exists beside gateway.yaml has the requirements of the repository:
 
@@ -255,9 +255,15 @@ def of_roundgate(source: Path) -> Lock:
     Raises:
         ConfigError: a package has no wheel for the functions, or requirements conflict.
     """
-    requirements = Requirements(source / "pyproject.toml", (f"{source}[lambda]",))
     dropped = _NOT_IN_FUNCTIONS | machine.PROVIDED.keys()
-    return Lock(machine.LOCK, _made(requirements, (), machine.architecture(), source, dropped))
+    return Lock(machine.LOCK, pins_for(source, (f"{source}[lambda]",), dropped))
+
+
+def pins_for(source: Path, lines: tuple[str, ...], dropped: frozenset[str]) -> tuple[Pin, ...]:
+    """Return the newest versions that requirements of a source folder allow, without the `dropped`
+    packages. Raise ConfigError as `of_roundgate` does."""
+    requirements = Requirements(source / "pyproject.toml", lines)
+    return _made(requirements, (), machine.architecture(), source, dropped)
 
 
 def wheels(lock: Lock, arch: str) -> dict[str, Path]:

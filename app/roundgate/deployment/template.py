@@ -2,9 +2,8 @@
 
 `env` of gateway.yaml becomes parameters of the stack:
 
-    env: {SHOP_URL: https://…}                parameter EnvShopUrl, the variable SHOP_URL of both
-        functions env: {SHOP_KEY: "${secret:shop/key}"}     the same with a reference, which the
-        functions read when they start
+    env: {SHOP_URL: https://…}              parameter EnvShopUrl, the variable SHOP_URL of both functions
+    env: {SHOP_KEY: "${secret:shop/key}"}   the same; the functions read the secret when they start
 """
 
 from __future__ import annotations

@@ -6,14 +6,9 @@ reports processor time, memory and open files of the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from roundgate.errors import Problem
-
-Render: TypeAlias = Callable[[str], tuple[bytes, str]]
-"""A function that returns the metrics and their media type, for a value of the Accept header."""
 
 EXTRA_MISSING: Final = Problem(
     "gateway.yaml",
@@ -30,19 +25,13 @@ PROVIDER_SET: Final = Problem(
 )
 
 
-@dataclass(slots=True)
-class _Exposed:
-    """Whether this process has made its meter provider."""
-
-    is_set: bool = False
-
-
-_exposed: Final = _Exposed()
+_is_set_up = False
 
 
 def set_up() -> Problem | None:
     """Collect the metrics of this process for `render`. Return the problem that prevents it."""
-    if _exposed.is_set:
+    global _is_set_up
+    if _is_set_up:
         return None
     try:
         from opentelemetry import metrics
@@ -53,7 +42,7 @@ def set_up() -> Problem | None:
     if isinstance(metrics.get_meter_provider(), MeterProvider):
         return PROVIDER_SET
     metrics.set_meter_provider(MeterProvider([PrometheusMetricReader()]))
-    _exposed.is_set = True
+    _is_set_up = True
     return None
 
 

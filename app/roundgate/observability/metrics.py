@@ -28,8 +28,6 @@ than a millisecond."""
 TASKS_S: Final = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3_600, 14_400, 86_400)
 """The bucket boundaries of the durations of tasks in seconds: a task may wait for a person."""
 
-Attributes = Mapping[str, str | int]
-
 log = logging.getLogger("roundgate.metrics")
 # at any log level: CloudWatch makes its metrics of these lines
 log.setLevel("INFO")

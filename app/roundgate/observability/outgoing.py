@@ -230,7 +230,7 @@ def _client(
     if session is not None:
         attributes["mcp.session.id"] = digest(session)  # some servers let it authenticate
     name = f"{method} {target}" if is_named else method
-    with spans.outgoing(name, attributes) as span:
+    with spans.span("CLIENT", name, attributes) as span:
         _add_context(message)
         request = OutgoingRequest(span, shared)
         with request.timed("mcp.client.operation.duration", peer):
@@ -287,7 +287,7 @@ def _http(
     if template:
         attributes["url.template"] = shared["url.template"] = template
     name = f"{method} {template}" if template else method
-    with spans.outgoing(name, attributes) as span:
+    with spans.span("CLIENT", name, attributes) as span:
         carrier = current_carrier()
         # a client's baggage is not for services that do not know the client
         headers.update({key: carrier[key] for key in KEYS[:2] if key in carrier})
@@ -327,7 +327,7 @@ def _function(
     }
     if region is not None:
         attributes |= {"faas.invoked_region": region, "cloud.region": region}
-    with spans.outgoing(f"Lambda.{operation}", attributes) as span:
+    with spans.span("CLIENT", f"Lambda.{operation}", attributes) as span:
         request = OutgoingRequest(span, {})
         with request.timed(None):
             yield request

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from roundgate.observability.conventions import (
     INTERNAL,
@@ -95,22 +95,29 @@ class Message:
     version: str = ""
 
 
-class Span(Protocol):
-    """The span of one request or turn."""
+@dataclass(frozen=True, slots=True)
+class PassedOn:
+    """A substitute for a span, which passes on the context `trace`."""
+
+    trace: Mapping[str, str]
 
     def carrier(self) -> Mapping[str, str]:
         """Return the context of this request, which is sealed for later rounds."""
+        return self.trace
 
     def link(self, origin: Mapping[str, str]) -> None:
-        """Link this request to the request in which its call began."""
+        """Do nothing: there is no span."""
 
     def end(self, outcome: str, code: int | None = None, message: str | None = None) -> None:
-        """Record the outcome, as in the log, and the code and text of a JSON-RPC error, if there
-        was one. The first outcome counts."""
+        """Do nothing: there is no span."""
 
 
-class Tracing(Protocol):
-    """A factory of spans."""
+_NO_TRACE: Final = nullcontext(PassedOn({}))
+"""The shared substitute for requests without a trace context, which most requests lack."""
+
+
+class Tracing:
+    """A factory of spans. Without an SDK, it makes substitutes."""
 
     def request(
         self,
@@ -133,52 +140,13 @@ class Tracing(Protocol):
                 name may become part of names and metrics.
             session: the id of the session; `None` without one.
         """
+        return _passed_on(trace) if trace else _NO_TRACE
 
     def turn(
         self, origin: Mapping[str, str], correlation: Correlation, attempt: int
     ) -> AbstractContextManager[Span]:
         """Return the span of one turn of a worker at a task. The span links to `origin`, the
         request in which the call began."""
-
-
-@dataclass(frozen=True, slots=True)
-class PassedOn:
-    """A substitute for a span, which passes on the context `trace`."""
-
-    trace: Mapping[str, str]
-
-    def carrier(self) -> Mapping[str, str]:
-        return self.trace
-
-    def link(self, origin: Mapping[str, str]) -> None:
-        """Do nothing: there is no span."""
-
-    def end(self, outcome: str, code: int | None = None, message: str | None = None) -> None:
-        """Do nothing: there is no span."""
-
-
-_NO_TRACE: Final = nullcontext(PassedOn({}))
-"""The shared substitute for requests without a trace context, which most requests lack."""
-
-
-class NoTracing:
-    """Tracing without an SDK, which makes no spans."""
-
-    def request(
-        self,
-        operation: Operation,
-        trace: Mapping[str, str],
-        transport: Transport,
-        correlation: Correlation,
-        *,
-        knows: Callable[[str, str], bool],
-        session: str | None = None,
-    ) -> AbstractContextManager[Span]:
-        return _passed_on(trace) if trace else _NO_TRACE
-
-    def turn(
-        self, origin: Mapping[str, str], correlation: Correlation, attempt: int
-    ) -> AbstractContextManager[Span]:
         return _passed_on(origin) if origin else _NO_TRACE
 
 
@@ -198,10 +166,10 @@ def _named_in_the_log(carrier: Mapping[str, str]) -> Iterator[None]:
         TRACE.reset(token)
 
 
-_NO_TRACING: Final = NoTracing()
+_NO_TRACING: Final = Tracing()
 
 
-class OpenTelemetry:
+class OpenTelemetry(Tracing):
     """Tracing with an SDK."""
 
     def __init__(self) -> None:
@@ -209,18 +177,23 @@ class OpenTelemetry:
 
         self._tracer = trace.get_tracer("roundgate")
 
-    def outgoing(
-        self, name: str, attributes: Mapping[str, str | int]
+    def span(
+        self,
+        kind: Literal["CLIENT", "CONSUMER", "SERVER"],
+        name: str,
+        attributes: Mapping[str, str | int],
+        **more: Any,
     ) -> AbstractContextManager[Any]:
-        """Return a span of kind CLIENT."""
+        """Return a span of OpenTelemetry."""
         from opentelemetry.trace import SpanKind
 
         span: AbstractContextManager[Any] = self._tracer.start_as_current_span(
             name,
-            kind=SpanKind.CLIENT,
+            kind=SpanKind[kind],
             attributes=attributes,
             record_exception=False,
             set_status_on_exception=False,
+            **more,
         )
         return span
 
@@ -281,7 +254,7 @@ class OpenTelemetry:
         request. Without the former, the latter is the parent."""
         from opentelemetry import context
         from opentelemetry.propagate import extract
-        from opentelemetry.trace import Link, SpanKind, get_current_span
+        from opentelemetry.trace import Link, get_current_span
 
         around = context.get_current()
         if not get_current_span(around).get_span_context().is_valid:
@@ -292,14 +265,8 @@ class OpenTelemetry:
         is_other = http_context != get_current_span(parent).get_span_context()
         token = context.attach(parent)  # with the baggage, which requests to servers pass on
         try:
-            with self._tracer.start_as_current_span(
-                name,
-                kind=SpanKind.SERVER,
-                attributes=attributes,
-                links=[Link(http_context)] if is_other and http_context.is_valid else [],
-                record_exception=False,
-                set_status_on_exception=False,
-            ) as span:
+            links = [Link(http_context)] if is_other and http_context.is_valid else []
+            with self.span("SERVER", name, attributes, links=links) as span:
                 yield span
         finally:
             context.detach(token)
@@ -308,20 +275,12 @@ class OpenTelemetry:
     def turn(
         self, origin: Mapping[str, str], correlation: Correlation, attempt: int
     ) -> Iterator[Span]:
-        from opentelemetry.trace import SpanKind
-
         attributes: dict[str, str | int] = {
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": str(correlation.tool),
             "roundgate.attempt": attempt,
         }
-        with self._tracer.start_as_current_span(
-            f"task {correlation.tool}",
-            kind=SpanKind.CONSUMER,
-            attributes=attributes,
-            record_exception=False,
-            set_status_on_exception=False,
-        ) as span:
+        with self.span("CONSUMER", f"task {correlation.tool}", attributes) as span:
             turn_span = _TurnSpan(span, correlation)
             turn_span.link(origin)
             with turn_span.timed(), _named_in_the_log(turn_span.carrier()):
@@ -339,6 +298,7 @@ class _ServerSpan:
         return current_carrier()
 
     def link(self, origin: Mapping[str, str]) -> None:
+        """Link this request to the request in which its call began."""
         from opentelemetry.propagate import extract
         from opentelemetry.trace import get_current_span
 
@@ -347,6 +307,8 @@ class _ServerSpan:
             self.span.add_link(context)
 
     def end(self, outcome: str, code: int | None = None, message: str | None = None) -> None:
+        """Record the outcome, as in the log, and the code and text of a JSON-RPC error, if there
+        was one. The first outcome counts."""
         if self.has_ended:
             return
         self.has_ended = True
@@ -411,6 +373,10 @@ class _TurnSpan(_ServerSpan):
         self.span.set_attribute("roundgate.outcome", outcome)
 
 
+Span: TypeAlias = PassedOn | _ServerSpan
+"""The span of one request or turn."""
+
+
 def _outcome_attributes(outcome: str, code: int | None) -> dict[str, str]:
     if code is not None:
         attributes = {"rpc.response.status_code": known_code(code)}
@@ -458,7 +424,7 @@ def _in_headers(transport: Transport) -> dict[str, str]:
 _made: tuple[Any, OpenTelemetry] | None = None
 
 
-def set_up() -> NoTracing | OpenTelemetry:
+def set_up() -> Tracing:
     """Return tracing with spans if the process has set up an SDK; otherwise import nothing."""
     global _made
     if not _has_sdk():

@@ -14,10 +14,11 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from roundgate.aio import Threads
-from roundgate.backends import BackendConfig, catalog
+from roundgate.backends import BackendConfig
 from roundgate.backends.base import Backend, LiveBackend, MakeBackend, NamedBackend, Shared
-from roundgate.backends.catalog import Catalog, Missing, Offers, missing_for
+from roundgate.backends.catalog import Catalog, Missing, with_reading, with_rules
 from roundgate.backends.fallback import check_names
+from roundgate.backends.offers import Offers, ask, merge, missing_for
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.registry import kind_of, report_failures
 from roundgate.backends.serving import Snapshot, core_of
@@ -208,9 +209,7 @@ async def _offered(parts: _Made, file: ConfigFile, may_be_missing: Collection[st
     try:
         tolerated = parts.live & frozenset(may_be_missing)
         problems = list(parts.problems)
-        offers = await catalog.ask(
-            parts.backends, problems, parts.missing, may_be_missing, tolerated
-        )
+        offers = await ask(parts.backends, problems, parts.missing, may_be_missing, tolerated)
         absent = offers.missing.values()
         heals = any(missing.heals_itself for missing in absent)
         if len(absent) == len(file.backends) and not heals:
@@ -236,7 +235,7 @@ def _arranged(
     """
     page_size = file.config.limits.page_size or ONE_PAGE
     checks_scopes = file.config.auth != "none"
-    served = catalog.merge(offers, page_size, earlier_problems, origins)
+    served = merge(offers, page_size, earlier_problems, origins)
     served = replace(served, checks_scopes=checks_scopes)
     problems: list[Problem] = []
     if file.config.policy is not None:
@@ -244,7 +243,7 @@ def _arranged(
 
         with _collected(problems):
             policy = Policy.of(file.config.policy, file.origin.at("policy"))
-            served = catalog.with_rules(served, policy)
+            served = with_rules(served, policy)
     if file.config.views:
         from roundgate.backends.views import with_views
 
@@ -257,7 +256,7 @@ def _arranged(
                 checks_scopes=checks_scopes,
             )
     with _collected(problems):
-        served = catalog.with_reading(served, file.origin.at("backends"))
+        served = with_reading(served, file.origin.at("backends"))
     if file.config.search is not None:
         from roundgate.backends.search import with_search  # imported only if it is configured
 

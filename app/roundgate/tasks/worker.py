@@ -49,7 +49,7 @@ from roundgate.errors import (
 )
 from roundgate.observability.correlation import Correlation, correlated
 from roundgate.observability.metrics import Metrics
-from roundgate.observability.tracing import NoTracing, Tracing
+from roundgate.observability.tracing import Tracing
 from roundgate.protocol import Status
 from roundgate.replay import (
     JOURNAL_VERSION,
@@ -150,7 +150,7 @@ class Worker:
         self._lease_ms = int(config.lease_s * 1000)
         self._skew_ms = config.skew_ms(skew_s)
         self._publish = publish
-        self._tracing = tracing or NoTracing()
+        self._tracing = tracing or Tracing()
         self._metrics = metrics or Metrics()
         self._trust = trust or ClockTrust(clock, self._lease_ms, self._skew_ms)
         self._means = Means(store, clock, config, self._skew_ms, self._trust, shows_errors)

@@ -65,7 +65,7 @@ from roundgate.backends.exchange import (
     follow,
 )
 from roundgate.backends.http.bodies import Template
-from roundgate.backends.http.endpoint import PATH_VARIABLE, Endpoint
+from roundgate.backends.http.endpoint import Endpoint
 from roundgate.backends.http.messages import Answer, result_from_answer
 from roundgate.backends.http.secrets import Redactor
 from roundgate.errors import BackendError, FunctionAway, FunctionFailed, ParseError, ToolError
@@ -304,7 +304,7 @@ def _envelope(answer: Answer) -> Any:
 
 def check_job(job: LambdaJobConfig, arguments: Collection[str]) -> None:
     """Raise ValueError if a payload of a job has a variable without a value."""
-    named = {name for template in (job.poll, job.fetch) for name in _variables(template)}
+    named = Template(job.poll).names | Template(job.fetch or {}).names
     if unknown := sorted(named - job.variables.keys()):
         raise ValueError(f"job needs {', '.join(unknown)}, which job.variables does not have")
     known = {*job.variables, *arguments}
@@ -312,29 +312,6 @@ def check_job(job: LambdaJobConfig, arguments: Collection[str]) -> None:
         raise ValueError(
             f"job.cancel needs {', '.join(unknown)}, which neither job.variables nor input_schema has"
         )
-
-
-def _variables(template: Any) -> set[str]:
-    match template:
-        case str():
-            return set(PATH_VARIABLE.findall(template))
-        case Mapping():
-            return set().union(*map(_variables, template.values()))
-        case list():
-            return set().union(*map(_variables, template))
-    return set()
-
-
-def _filled(template: Any, values: Mapping[str, str]) -> Any:
-    """Return a payload with its variables replaced; a variable without a value stays."""
-    match template:
-        case str():
-            return PATH_VARIABLE.sub(lambda match: values.get(match[1], match[0]), template)
-        case Mapping():
-            return {name: _filled(inner, values) for name, inner in template.items()}
-        case list():
-            return [_filled(inner, values) for inner in template]
-    return template
 
 
 def _job(call: OneCall, config: LambdaJobConfig) -> AnsweredJob:
@@ -345,12 +322,11 @@ def _job(call: OneCall, config: LambdaJobConfig) -> AnsweredJob:
     if config.function is not None:
         where = target(config.function, None, calling.backend.region)
 
-    async def ask(template: Any, values: Mapping[str, str]) -> Answer:
-        return await call.look(where, _filled(template, values))
+    async def ask(payload: Mapping[str, Any], values: Mapping[str, str]) -> Answer:
+        return await call.look(where, Template(payload).filled(values))
 
     async def cancel(values: Mapping[str, str]) -> Answer:
-        payload = Template(config.cancel or {}).filled({**call.arguments, **values})
-        return await call.look(where, payload)
+        return await ask(config.cancel or {}, {**call.arguments, **values})
 
     return AnsweredJob(
         config,

@@ -161,6 +161,13 @@ class LambdaCallConfig(Model):
         return self
 
 
+def _check_qualifier(function: str | None, qualifier: str | None) -> None:
+    if qualifier is not None and function is not None and is_qualified(function):
+        raise ValueError(
+            "function already ends in a qualifier; remove it from the name, or remove `qualifier`"
+        )
+
+
 class LambdaToolConfig(LambdaCallConfig):
     """A tool that invokes a function."""
 
@@ -215,10 +222,7 @@ class LambdaToolConfig(LambdaCallConfig):
             raise ValueError("http cannot be combined with payload or interactive; choose one")
         if self.asynchronous and self.output_schema is not None:
             raise ValueError("an asynchronous call has no result; remove `output_schema`")
-        if self.qualifier is not None and self.function is not None and is_qualified(self.function):
-            raise ValueError(
-                "function already ends in a qualifier; remove it from the name, or remove `qualifier`"
-            )
+        _check_qualifier(self.function, self.qualifier)
         return self
 
 
@@ -285,8 +289,5 @@ class LambdaBackendConfig(BackendConfig):
             raise ValueError(
                 f"{', '.join(without)}: no function; set `function` for the tool, or for the back end"
             )
-        if self.qualifier is not None and self.function is not None and is_qualified(self.function):
-            raise ValueError(
-                "function already ends in a qualifier; remove it from the name, or remove `qualifier`"
-            )
+        _check_qualifier(self.function, self.qualifier)
         return self

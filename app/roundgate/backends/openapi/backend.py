@@ -59,8 +59,7 @@ class OpenApiBackend:
 
         Raises:
             ConfigError: neither the index nor the document is available, a security scheme is not
-            filled,
-                or a certificate or a secret is unavailable.
+                filled, or a certificate or a secret is unavailable.
         """
         if problems := await self._accesses.problems(self._certificates):
             raise ConfigError(problems)

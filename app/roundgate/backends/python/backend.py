@@ -246,7 +246,7 @@ def _tool(callee: Callee, options: Mapping[str, Any]) -> Tool:
     returns = ToolReturn.of(signature.returns, verbatim)
     definition = {
         **_described(callee, options),
-        "inputSchema": signature.input_schema() if schema is None else dict(schema),
+        "inputSchema": signature.input_schema if schema is None else dict(schema),
         **without_none(
             outputSchema=returns.schema,
             annotations=without_none(

@@ -110,10 +110,7 @@ class Front:
         path = (
             request.url.path if self._stage == "$default" else f"/{self._stage}{request.url.path}"
         )
-        try:
-            text, is_base64 = body.decode(), False
-        except UnicodeDecodeError:
-            text, is_base64 = base64.b64encode(body).decode(), True
+        text, is_base64 = as_text(body)
         source = request.client.host if request.client else "127.0.0.1"
         return {
             "version": "2.0",
@@ -167,6 +164,14 @@ def _headers(items: Iterable[tuple[str, str]]) -> dict[str, str]:
         if key not in NOT_PASSED:
             joined[key] = f"{joined[key]},{value}" if key in joined else value
     return joined
+
+
+def as_text(body: bytes) -> tuple[str, bool]:
+    """Return the body of an event, and whether it is in base64 because it is not UTF-8."""
+    try:
+        return body.decode(), False
+    except UnicodeDecodeError:
+        return base64.b64encode(body).decode(), True
 
 
 def _message(status: int, text: str) -> Response:

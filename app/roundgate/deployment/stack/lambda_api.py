@@ -110,7 +110,7 @@ class LambdaApi:
             )
         except InvocationFailed as error:
             headers = {"x-amz-function-error": "Unhandled"} | identified()
-            return JSONResponse(dict(error.said), 200, headers)
+            return JSONResponse(dict(error.report), 200, headers)
 
     async def _later(self, pool: Pool, event: Any) -> None:
         for _ in range(ASYNCHRONOUS_TRIES):

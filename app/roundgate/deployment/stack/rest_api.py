@@ -11,7 +11,6 @@ the path, as behind a domain.
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 import uuid
@@ -29,6 +28,7 @@ from roundgate.deployment.stack.events import (
     MAX_REQUEST_BYTES,
     NOT_PASSED,
     REMAPPED,
+    as_text,
     matches,
 )
 from roundgate.deployment.stack.functions import PayloadTooLarge, Pool, Throttled
@@ -171,10 +171,7 @@ class RestFront:
         queries: dict[str, list[str]] = {}
         for name, value in request.query_params.multi_items():
             queries.setdefault(name, []).append(value)
-        try:
-            text, is_base64 = body.decode(), False
-        except UnicodeDecodeError:
-            text, is_base64 = base64.b64encode(body).decode(), True
+        text, is_base64 = as_text(body)
         return {
             "resource": method.path,
             "path": url.path,
@@ -234,10 +231,10 @@ def _generality(method: Method) -> tuple[bool | int, ...]:
 
 def _parameters(pattern: Sequence[str], path: Sequence[str]) -> dict[str, str] | None:
     """Return the variables of a path, such as `{"path": "mcp"}`."""
-    found = {}
+    variables = {}
     for place, part in enumerate(pattern):
         if part.endswith("+}"):
-            found[part[1:-2]] = "/".join(path[place:])
+            variables[part[1:-2]] = "/".join(path[place:])
         elif part.startswith("{"):
-            found[part[1:-1]] = path[place]
-    return found or None
+            variables[part[1:-1]] = path[place]
+    return variables or None

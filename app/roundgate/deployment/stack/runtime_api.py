@@ -37,12 +37,12 @@ MAX_HEAD_BYTES: Final = 16_384
 
 
 class InvocationFailed(Inside):
-    """A function of the local stack raised an error, timed out, or its environment died. `said` is
-    AWS's response to the invoker."""
+    """A function of the local stack raised an error, timed out, or its environment died. `report`
+    is AWS's response to the invoker."""
 
     def __init__(self, message: str, error: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
-        self.said = error or {"errorType": "Runtime.ExitError", "errorMessage": message}
+        self.report = error or {"errorType": "Runtime.ExitError", "errorMessage": message}
 
 
 @dataclass
@@ -68,10 +68,10 @@ class Streamed:
                 raise item
             yield item
 
-    def fail(self, said: Mapping[str, Any]) -> None:
+    def fail(self, report: Mapping[str, Any]) -> None:
         """End the response with the function's report of an error."""
-        message = f"{said.get('errorType')}: {said.get('errorMessage')}"
-        self.end(InvocationFailed(message, said))
+        message = f"{report.get('errorType')}: {report.get('errorMessage')}"
+        self.end(InvocationFailed(message, report))
 
     def leave(self) -> None:
         """Close the function's connection, as if Lambda no longer took the response."""
