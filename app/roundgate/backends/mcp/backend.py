@@ -133,10 +133,11 @@ class McpBackend:
         self._server = self._make_server(_CAPABILITIES if self._held else {})
         self._quiet = self._make_server({}) if self._held else self._server
         self._uris = Uris(config.name, is_named=config.uris == "named")
-        self._requests = Requests(self._server, self._limits, self._wake)
-        self._older_requests = Requests(self._quiet, self._limits, self._wake)
-        self._listening = Listening(self._server, self._uris, self._clock)
         self._pins = Pins(config, origin, self._clock, self._poll_to_compare)
+        accept = self._pins.require_accepted_page
+        self._requests = Requests(self._server, self._limits, self._wake, accept)
+        self._older_requests = Requests(self._quiet, self._limits, self._wake, accept)
+        self._listening = Listening(self._server, self._uris, self._clock)
         self._other_counts = 0, 0
         """The numbers of served prompts and resources."""
         self._other_left_out: dict[str, str] = {}
@@ -200,11 +201,14 @@ class McpBackend:
         prompts = [
             prompt for prompt in prompts if prompt.definition["name"] not in quarantined["prompts"]
         ]
-        templates = {self._uris.ours(template) for template in quarantined["templates"]}
+        unaccepted_uris = {
+            self._uris.ours(uri) for kind in ("templates", "resources") for uri in quarantined[kind]
+        }
         resources = [
             resource
             for resource in resources
-            if resource.definition.get("uriTemplate") not in templates
+            if resource.definition.get("uriTemplate") not in unaccepted_uris
+            and resource.definition.get("uri") not in unaccepted_uris
             and self._may_read(resource.definition.get("uri", ""), skills)
         ]
         refused = {
@@ -277,7 +281,7 @@ class McpBackend:
         """Write the server's current definitions to the lock file; return a summary.
 
         Raises:
-            ConfigError: the server or one of its lists is unavailable, or the file cannot be
+            ConfigError: the server, a list or a page is unavailable, or the file cannot be
                 written.
         """
         if problems := await self._accesses.problems(self._certificates):
@@ -285,7 +289,7 @@ class McpBackend:
         await self._poll_once()
         if self._snapshot is None:
             raise ConfigError([self._missing_problem()])
-        return self._pins.write(self._snapshot)
+        return await self._pins.write(self._snapshot, self._server)
 
     async def _poll_to_compare(self) -> Snapshot:
         """Poll the server before a call. If its offer has changed, wake `follow`, which applies the

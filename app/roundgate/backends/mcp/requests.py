@@ -7,7 +7,7 @@ repeatable.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
@@ -58,6 +58,8 @@ class Requests:
     limits: Limits
     on_unknown: Callable[[], None]
     """Called when the server no longer knows a prompt or resource."""
+    require_accepted_page: Callable[[str, Sequence[Json]], None]
+    """Raises InvalidParams if the contents of a URI are a quarantined page."""
     held_calls: HeldCalls | None = None
     """Makes requests during which an older server may ask; otherwise `None`."""
 
