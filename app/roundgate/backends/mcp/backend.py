@@ -129,7 +129,8 @@ class McpBackend:
         may_ask = config.questions if config.questions is not None else config.url is not None
         self._held = self._make_held() if may_ask else None
         # some servers list less to clients without these capabilities, so the session that lists
-        # declares all of them; calls of clients without them use a session that declares none
+        # declares all of them; it makes no calls of tools, so no caller can change the lists of
+        # others. Jobs, which may not ask, use a session that declares none
         self._server = self._make_server(_CAPABILITIES if self._held else {})
         self._quiet = self._make_server({}) if self._held else self._server
         self._uris = Uris(config.name, is_named=config.uris == "named")
@@ -311,7 +312,7 @@ class McpBackend:
 
     async def _poll_once(self) -> None:
         """Poll the server through a temporary connection."""
-        server = self._make_server(_CAPABILITIES if self._held else {}, is_for_one_poll=True)
+        server = self._make_server(_CAPABILITIES if self._may_ask else {}, is_for_one_poll=True)
         limit_s = CHECK_S if self._shared.fetches else START_S
         if self._shared.is_cold:
             limit_s = COLD_S
@@ -319,7 +320,7 @@ class McpBackend:
             async with asyncio.timeout(limit_s):
                 self._snapshot = await self._poll(server)
                 if self._held is not None and not self._can_ask(server, self._snapshot):
-                    self._held = None
+                    self._held.may_ask = False
                     await server.aclose()
                     server = self._make_server({}, is_for_one_poll=True)
                     self._snapshot = await self._poll(server)
@@ -362,13 +363,18 @@ class McpBackend:
         return self._snapshot is not None and not self._snapshot.info.is_modern
 
     @property
+    def _may_ask(self) -> bool:
+        """Whether an older server may ask during calls."""
+        return self._held is not None and self._held.may_ask
+
+    @property
     def _listing(self) -> Server:
         """The connection for lists; see `_quiet` in `__init__`."""
-        return self._quiet if self._held is None else self._server
+        return self._server if self._may_ask else self._quiet
 
     @property
     def _calling(self) -> Server:
-        """The connection for calls that cannot be asked in an older server's session."""
+        """The connection for calls that are not in a session of their caller."""
         return self._quiet if self._is_older else self._server
 
     def _job_problems(self) -> dict[str, str]:
@@ -553,11 +559,18 @@ class McpBackend:
             config.name,
             self._asking_connection,
             lambda error: self._server.backend_error(error),
+            self._negotiate_again_after,
             self._clock,
             max_calls=config.max_held_calls,
             held_s=config.held_s,
             can_hold=not self._shared.is_cold,
         )
+
+    async def _negotiate_again_after(self, error: ClientError) -> None:
+        """Poll the server if an error in a caller's session may mean that it speaks another
+        revision."""
+        if await self._server.negotiate_again_after(error):
+            self._wake()
 
     async def _asking_connection(self, capabilities: Json) -> Connection:
         """Return a connection with its own session or process, which declares `capabilities`."""

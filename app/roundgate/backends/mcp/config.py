@@ -139,8 +139,8 @@ class McpBackendConfig(RemoteConfig):
 
     questions: bool | None = Field(
         None,
-        description="Whether a server before 2026-07-28 may ask the user: each caller then has sessions, or processes,"
-        " of its own. Unset: a server with a url may.",
+        description="Whether a server before 2026-07-28 may ask the user. Each caller then has sessions or processes of"
+        " its own; otherwise all callers share one. Unset: a server with a url may.",
     )
     max_held_calls: int = Field(
         100,
