@@ -193,3 +193,18 @@ async def test_a_caller_changes_the_lists_of_no_caller(
             view = Client(mcp.http, "/view/mcp")
             assert "whoami" in await listed(view, caller)
             assert "mailbox" not in await listed(view, caller)
+
+
+@pytest.mark.parametrize("kind", ["url", "command"])
+async def test_calls_of_callers_at_once_never_meet(kind: str, tmp_path: Path) -> None:
+    async with served(kind, tmp_path) as mcp:
+
+        async def calls(caller: str, capabilities: Any) -> set[str]:
+            names = {await call(mcp, caller, "login", capabilities, user=caller)}
+            return names | {await call(mcp, caller, "whoami", capabilities) for _ in range(5)}
+
+        callers = [(caller, each) for caller in (ANN, BOB, "cy") for each in CAPABILITIES]
+        seen = await asyncio.gather(*(calls(*one) for one in callers))
+        for (caller, _), names in zip(callers, seen, strict=True):
+            assert caller in names
+            assert names <= {caller, "nobody"}

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roundgate import config
 from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.backends.mcp import pins as mcp_pins
 from roundgate.backends.mcp.apps import page_definition
 from roundgate.backends.mcp.lock import definition_digest
 from roundgate.runtime import loading
 from roundgate.runtime.effective_policy import effective_policy, losses
+from roundgate.settings import Settings
 from tests.backends.mcp.test_mcp_lock import compiled, file_of, write
 from tests.backends.mcp.test_mcp_prompts_and_resources import Shelf, template, uris
 from tests.support.asgi import Client, built, client, stoppable
@@ -154,6 +157,25 @@ async def test_no_uri_leads_to_a_page_that_was_not_accepted(tmp_path: Path) -> N
             return (await health(mcp)).get("changed")
 
         await until(["late", others[0]], differing)
+
+
+async def test_a_running_gateway_shows_a_page_once_it_is_accepted(tmp_path: Path) -> None:
+    server = Clock()
+    async with scripted(server) as at:
+        path = write(tmp_path, at, changes="quarantine")
+        assert await compiled(path) == 0
+        file = config.load(path)
+        app = await asyncio.to_thread(partial(built, file, Settings(reload=True)))
+        async with stoppable(app), client(app) as mcp:
+            server.pages[PAGE] = page("<p>new</p>")
+            assert "has changed" in await html_of(mcp)
+            assert await compiled(path) == 0
+
+            async def shown() -> str:
+                return await html_of(mcp)
+
+            await until("<p>new</p>", shown)
+            assert "changed" not in await health(mcp)
 
 
 async def test_a_changed_page_stays_named_while_the_lists_change(tmp_path: Path) -> None:
