@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,13 +24,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate.deployment.machine import reserved_port
 from tests.support.asgi import built, config_of
+from tests.support.chromium import CHROMIUM
 from tests.support.upstreams import until
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 CACHE = ROOT / ".cache/apps"
 NODE = ROOT / ".cache/node/node"
-BROWSER_S = 120
+BROWSER_S = 240
+"""Longer than the host waits for a page, its button and its call."""
 HTML = "text/html;profile=mcp-app"
 
 
@@ -105,11 +106,8 @@ async def _answer(send: Send, body: bytes, media_type: bytes) -> None:
 
 def main(names: Sequence[str]) -> int:
     chosen = [one for one in SUBJECTS if not names or any(name in one.name for name in names)]
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        print("skipped: there is no Chromium here (apt-get install chromium)")
-        return 0
-    outcomes = asyncio.run(examined(chosen, browser, _script()))
+    assert CHROMIUM is not None, "scripts/apps checks that there is one"
+    outcomes = asyncio.run(examined(chosen, CHROMIUM, _script()))
     for name, outcome in outcomes.items():
         print(f"{name:10} {outcome}")
     return 0 if chosen and all(one == "yes" for one in outcomes.values()) else 1
@@ -167,7 +165,8 @@ async def _missing(url: str) -> Any:
 
 async def _browse(browser: str, url: str, subject: Subject) -> None:
     """Show the host until it has reported; leave a screenshot."""
-    query = urlencode({"path": f"/{subject.name}/mcp", "button": subject.button})
+    expected = {"shows": subject.shows, "button": subject.button, "calls": subject.calls}
+    query = urlencode({"path": f"/{subject.name}/mcp", **expected})
     picture = CACHE / f"{subject.name}.png"
     with tempfile.TemporaryDirectory() as profile:
         process = await asyncio.create_subprocess_exec(

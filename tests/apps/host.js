@@ -2,10 +2,16 @@
 import { Client, StreamableHTTPClientTransport } from "@modelcontextprotocol/client";
 import { AppBridge, PostMessageTransport } from "@modelcontextprotocol/ext-apps/app-bridge";
 
-const SETTLED_MS = 1500;
+const LIMIT_MS = 60_000;
 const query = new URLSearchParams(location.search);
-const pause = () => new Promise((done) => setTimeout(done, SETTLED_MS));
 const calls = [];
+
+// Waits until `isTrue`, at most for LIMIT_MS; the report shows what is missing then.
+async function until(isTrue) {
+  for (const end = Date.now() + LIMIT_MS; !isTrue() && Date.now() < end; ) {
+    await new Promise((done) => setTimeout(done, 50));
+  }
+}
 
 async function outcome() {
   const client = new Client(
@@ -32,11 +38,13 @@ async function outcome() {
   await initialized;
   await bridge.sendToolInput({ arguments: {} });
   await bridge.sendToolResult(await client.callTool({ name: tool.name, arguments: {} }));
-  await pause();
+  const button = () => frame.contentDocument.querySelector(query.get("button"));
   if (query.get("button")) {
-    frame.contentDocument.querySelector(query.get("button")).click();
-    await pause();
+    await until(button);
+    button().click();
   }
+  await until(() => !query.get("calls") || calls.includes(query.get("calls")));
+  await until(() => frame.contentDocument.body.innerText.includes(query.get("shows")));
   return { uri: page.uri, mimeType: page.mimeType, text: frame.contentDocument.body.innerText, calls };
 }
 

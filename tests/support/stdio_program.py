@@ -10,6 +10,7 @@ child        start a process that outlives this one, and write its id to the fil
 apart        start that process in a group of its own
 deaf         read nothing after the list of tools
 once FILE    end at the first call, and note it in the file; answer later ones
+remembers    have the tools login, whoami and gone, one more after a login, and one with the number of the list
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ HOW = sys.argv[1:]
 TOOLS = [
     {"name": name, "inputSchema": {"type": "object"}}
     for name in ("echo", "env", "crash", "slow", "count", "complain", "pid", "ask", "flood")
+]
+ACCOUNT = [
+    {"name": name, "inputSchema": {"type": "object"}} for name in ("login", "whoami", "gone")
 ]
 cancelled: dict[Any, threading.Event] = {}
 
@@ -49,9 +53,12 @@ def answer(request: dict[str, Any]) -> dict[str, Any] | None:
     if method == "initialize" and "modern" not in HOW:
         version = params["protocolVersion"]
         info = {"name": "program", "version": "1"}
-        return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+        changes = {"tools": {"listChanged": "remembers" in HOW}}
+        return {"protocolVersion": version, "capabilities": changes, "serverInfo": info}
     if method == "tools/list":
-        return {"tools": TOOLS}
+        lists.append(request["id"])
+        numbered = {**ACCOUNT[0], "name": f"list-{len(lists)}"}
+        return {"tools": [*TOOLS, *ACCOUNT, numbered] if "remembers" in HOW else TOOLS}
     if method != "tools/call":
         raise LookupError(method)
     return call(request, params["name"], params.get("arguments", {}), params.get("_meta", {}))
@@ -72,6 +79,15 @@ def call(
             return text(json.dumps(dict(os.environ)))
         case "pid":
             return text(str(os.getpid()))
+        case "whoami":
+            return text(account[-1])
+        case "login":
+            account.append(arguments["user"])
+            ACCOUNT.append({"name": "mailbox", "inputSchema": {"type": "object"}})
+            send({"method": "notifications/tools/list_changed"})
+            return text(account[-1])
+        case "gone":
+            raise LookupError(name)
         case "crash":
             os._exit(7)
         case "flood":
@@ -119,6 +135,8 @@ def take(message: dict[str, Any]) -> None:
 
 
 asking: list[Any] = []
+account = ["nobody"]
+lists: list[Any] = []
 
 
 def main() -> None:

@@ -75,6 +75,8 @@ class BackendPolicy:
     bounds: Mapping[str, float] = field(default_factory=dict)
     changes: str = "take"
     """The treatment of definitions of an MCP server that differ from its lock file."""
+    dynamic_pages: frozenset[str] = frozenset()
+    """The pages of an MCP server that are not compared with its lock file."""
     parts: Mapping[str, PartConfig] = field(default_factory=dict)
     """The selection and scopes of an MCP server's prompts and resources."""
 
@@ -115,6 +117,7 @@ def effective_policy(file: ConfigFile, catalog: Catalog) -> EffectivePolicy:
                 _trusted(backend),
                 _backend_bounds(backend),
                 getattr(backend, "changes", "take") if backend.kind == "mcp" else "take",
+                frozenset(getattr(backend, "dynamic_pages", ())),
                 {part: getattr(backend, part) for part in _PARTS} if backend.kind == "mcp" else {},
             )
             for backend in file.backends
@@ -314,6 +317,9 @@ def _backend_losses(place: str, before: BackendPolicy, after: BackendPolicy) -> 
         yield f"{place}: approve is {after.approve}; it was {before.approve}"
     if _CHANGES.index(after.changes) < _CHANGES.index(before.changes):
         yield f"{place}: changes is {after.changes}; it was {before.changes}"
+    if before.changes != "take":
+        for pages in sorted(after.dynamic_pages - before.dynamic_pages):
+            yield f"{place}: pages {pages} are no longer pinned"
     for origin in sorted(after.trusted - before.trusted if before.trusted else ()):
         yield f"{place}: its credentials may go to {origin}"
     for part, was in before.parts.items():

@@ -364,7 +364,7 @@ def older(asked: Asked, value: Any) -> bytes:
 
 async def test_a_forgotten_session_is_opened_again_once_for_all_calls() -> None:
     upstream = Upstream(session="s1")
-    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+    async with scripted(upstream) as server, gateway_of(entry(server, questions=False)) as mcp:
         assert await mcp.text("up__t") == "done"
         before = server.methods().count("initialize")
         upstream.session = "s2"
@@ -437,20 +437,24 @@ async def test_an_older_server_that_asks_all_the_same_is_told_why_not() -> None:
         assert "elicitation/create is not supported" in said(await mcp.call("up__t"))
 
 
-async def test_a_server_that_becomes_another_revision_is_negotiated_anew() -> None:
+@pytest.mark.parametrize("capabilities", [{}, {"elicitation": {"form": {}}}], ids=str)
+async def test_a_server_that_becomes_another_revision_is_negotiated_anew(
+    capabilities: Any,
+) -> None:
     upstream = Upstream(session="s1")
     async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
-        assert await mcp.text("up__t") == "done"
+        assert not (await mcp.call("up__t", clientCapabilities=capabilities)).get("isError")
         upstream.session = None
         upstream.call = lambda asked: (
             result(asked, text("modern"))
             if "mcp-method" in asked.headers
             else error(asked, -32022, "Unsupported protocol version")
         )
-        await mcp.call("up__t")
+        await mcp.call("up__t", clientCapabilities=capabilities)
 
         async def answer() -> str:
-            return str((await mcp.call("up__t"))["content"][0]["text"])
+            answered = await mcp.call("up__t", clientCapabilities=capabilities)
+            return str(answered["content"][0]["text"])
 
         await until("modern", answer)
 

@@ -73,7 +73,10 @@ async def test_what_differs_is_quarantined_until_it_is_accepted(
     async with scripted(server) as at:
         path = write(tmp_path, at, changes="quarantine")
         assert await compiled(path) == 0
-        assert "2 tools, 1 prompts, 1 templates, 0 skills pinned" in capsys.readouterr().out
+        assert (
+            "2 tools, 1 prompts, 1 templates, 0 skills, 0 resources, 0 pages pinned"
+            in capsys.readouterr().out
+        )
         app = await asyncio.to_thread(built, file_of(path))
         async with stoppable(app), client(app) as mcp:
             assert await names(mcp) == ["up__a", "up__b"]

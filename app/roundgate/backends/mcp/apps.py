@@ -1,13 +1,14 @@
-"""MCP Apps of a server: the references to its pages in `_meta`, and the declarations of the
-extension. Everything else is forwarded unchanged, including the origins and permissions that a page
-requests."""
+"""MCP Apps of a server: the references to its pages in `_meta`, the declarations of the extension,
+and the definitions of pages in a lock file. Everything else is forwarded unchanged, including the
+origins and permissions that a page requests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from roundgate.backends.mcp.tools import UsableTool
+from roundgate.backends.mcp.tools import UsableTool, without_hop
 from roundgate.client import ServerInfo
 from roundgate.client.types import Json
 from roundgate.protocol.apps import EXTENSION, FLAT_KEYS, SCHEME, page_uris
@@ -45,3 +46,23 @@ def has_pages(server: ServerInfo, tools: Iterable[UsableTool]) -> bool:
     extensions = server.capabilities.get("extensions")
     is_declared = isinstance(extensions, dict) and EXTENSION in extensions
     return is_declared or any(any(page_uris(tool.definition.get("_meta") or {})) for tool in tools)
+
+
+def is_page(uri: Any) -> bool:
+    """Return whether a value is the URI of a page, in any spelling of its scheme."""
+    return isinstance(uri, str) and uri[: len(SCHEME)].lower() == SCHEME
+
+
+def page_definition(uri: str, contents: Sequence[Json]) -> Json:
+    """Return the definition of a page for a lock file: the contents that the server sent for its
+    URI, including origins and permissions. A digest replaces each text, which may have megabytes."""
+    return {"uri": uri, "contents": [_with_digests(without_hop(item)) for item in contents]}
+
+
+def _with_digests(item: Json) -> Json:
+    texts = {name: item[name] for name in ("text", "blob") if isinstance(item.get(name), str)}
+    digests = {
+        name: hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        for name, text in texts.items()
+    }
+    return {**item, **digests}

@@ -129,14 +129,16 @@ class McpBackend:
         may_ask = config.questions if config.questions is not None else config.url is not None
         self._held = self._make_held() if may_ask else None
         # some servers list less to clients without these capabilities, so the session that lists
-        # declares all of them; calls of clients without them use a session that declares none
+        # declares all of them; it makes no calls of tools, so no caller can change the lists of
+        # others. Jobs, which may not ask, use a session that declares none
         self._server = self._make_server(_CAPABILITIES if self._held else {})
         self._quiet = self._make_server({}) if self._held else self._server
         self._uris = Uris(config.name, is_named=config.uris == "named")
-        self._requests = Requests(self._server, self._limits, self._wake)
-        self._older_requests = Requests(self._quiet, self._limits, self._wake)
-        self._listening = Listening(self._server, self._uris, self._clock)
         self._pins = Pins(config, origin, self._clock, self._poll_to_compare)
+        accept = self._pins.require_accepted_page
+        self._requests = Requests(self._server, self._limits, self._wake, accept)
+        self._older_requests = Requests(self._quiet, self._limits, self._wake, accept)
+        self._listening = Listening(self._server, self._uris, self._clock)
         self._other_counts = 0, 0
         """The numbers of served prompts and resources."""
         self._other_left_out: dict[str, str] = {}
@@ -200,11 +202,14 @@ class McpBackend:
         prompts = [
             prompt for prompt in prompts if prompt.definition["name"] not in quarantined["prompts"]
         ]
-        templates = {self._uris.ours(template) for template in quarantined["templates"]}
+        unaccepted_uris = {
+            self._uris.ours(uri) for kind in ("templates", "resources") for uri in quarantined[kind]
+        }
         resources = [
             resource
             for resource in resources
-            if resource.definition.get("uriTemplate") not in templates
+            if resource.definition.get("uriTemplate") not in unaccepted_uris
+            and resource.definition.get("uri") not in unaccepted_uris
             and self._may_read(resource.definition.get("uri", ""), skills)
         ]
         refused = {
@@ -277,7 +282,7 @@ class McpBackend:
         """Write the server's current definitions to the lock file; return a summary.
 
         Raises:
-            ConfigError: the server or one of its lists is unavailable, or the file cannot be
+            ConfigError: the server, a list or a page is unavailable, or the file cannot be
                 written.
         """
         if problems := await self._accesses.problems(self._certificates):
@@ -285,7 +290,7 @@ class McpBackend:
         await self._poll_once()
         if self._snapshot is None:
             raise ConfigError([self._missing_problem()])
-        return self._pins.write(self._snapshot)
+        return await self._pins.write(self._snapshot, self._server)
 
     async def _poll_to_compare(self) -> Snapshot:
         """Poll the server before a call. If its offer has changed, wake `follow`, which applies the
@@ -307,7 +312,7 @@ class McpBackend:
 
     async def _poll_once(self) -> None:
         """Poll the server through a temporary connection."""
-        server = self._make_server(_CAPABILITIES if self._held else {}, is_for_one_poll=True)
+        server = self._make_server(_CAPABILITIES if self._may_ask else {}, is_for_one_poll=True)
         limit_s = CHECK_S if self._shared.fetches else START_S
         if self._shared.is_cold:
             limit_s = COLD_S
@@ -315,7 +320,7 @@ class McpBackend:
             async with asyncio.timeout(limit_s):
                 self._snapshot = await self._poll(server)
                 if self._held is not None and not self._can_ask(server, self._snapshot):
-                    self._held = None
+                    self._held.may_ask = False
                     await server.aclose()
                     server = self._make_server({}, is_for_one_poll=True)
                     self._snapshot = await self._poll(server)
@@ -358,13 +363,18 @@ class McpBackend:
         return self._snapshot is not None and not self._snapshot.info.is_modern
 
     @property
+    def _may_ask(self) -> bool:
+        """Whether an older server may ask during calls."""
+        return self._held is not None and self._held.may_ask
+
+    @property
     def _listing(self) -> Server:
         """The connection for lists; see `_quiet` in `__init__`."""
-        return self._quiet if self._held is None else self._server
+        return self._server if self._may_ask else self._quiet
 
     @property
     def _calling(self) -> Server:
-        """The connection for calls that cannot be asked in an older server's session."""
+        """The connection for calls that are not in a session of their caller."""
         return self._quiet if self._is_older else self._server
 
     def _job_problems(self) -> dict[str, str]:
@@ -549,11 +559,18 @@ class McpBackend:
             config.name,
             self._asking_connection,
             lambda error: self._server.backend_error(error),
+            self._negotiate_again_after,
             self._clock,
             max_calls=config.max_held_calls,
             held_s=config.held_s,
             can_hold=not self._shared.is_cold,
         )
+
+    async def _negotiate_again_after(self, error: ClientError) -> None:
+        """Poll the server if an error in a caller's session may mean that it speaks another
+        revision."""
+        if await self._server.negotiate_again_after(error):
+            self._wake()
 
     async def _asking_connection(self, capabilities: Json) -> Connection:
         """Return a connection with its own session or process, which declares `capabilities`."""

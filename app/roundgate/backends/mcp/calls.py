@@ -70,7 +70,8 @@ class ToolCalls:
     require_accepted: Callable[[str], Awaitable[None]]
     """Raises `BackendError` if the server's definition of the tool is quarantined."""
     held_calls: HeldCalls | None = None
-    """Makes the calls of an older server that may ask questions; otherwise `None`."""
+    """Makes the calls of an older server in sessions of their callers, in which it may ask;
+    otherwise `None`."""
 
     async def __call__(self, context: Context, arguments: dict[str, Any]) -> Returned:
         await context.continue_as_task()
@@ -116,7 +117,7 @@ class ToolCalls:
                 REQUIRED if self._may_be_task(context) else {},
             )
             full_params = with_meta(params, context)
-            if (held_calls := self._calls_with_questions(context, listener)) is not None:
+            if (held_calls := self.held_calls) is not None and can_hold(context):
                 outcome = await self.server.limited(
                     lambda: held_calls.begin(context, "tools/call", full_params, listener),
                     context.deadline,
@@ -145,11 +146,6 @@ class ToolCalls:
                 raise
 
         return reporting_unknown
-
-    def _calls_with_questions(self, context: Context, listener: Listener) -> HeldCalls | None:
-        """Return the object that makes a call during which an older server may ask. Return `None`
-        if the client cannot answer questions, or answers cannot reach this process."""
-        return self.held_calls if may_be_asked(context, listener) else None
 
     def _answer(
         self, context: Context, questions: Json, answering: Json
@@ -253,11 +249,6 @@ def with_meta(params: Json, context: Context) -> Json:
     forwarded = {key: value for key, value in own_meta(raw).items() if key not in _OWN_MEMBERS}
     meta = {**forwarded, **tracing.outgoing(raw)}
     return {**params, "_meta": meta} if meta else params
-
-
-def may_be_asked(context: Context, listener: Listener) -> bool:
-    """Return whether the client can answer questions, and answers can reach other processes."""
-    return not CARRIED.keys().isdisjoint(listener.capabilities or {}) and can_hold(context)
 
 
 def carried_capabilities(context: Context) -> Json:

@@ -139,8 +139,8 @@ class McpBackendConfig(RemoteConfig):
 
     questions: bool | None = Field(
         None,
-        description="Whether a server before 2026-07-28 may ask the user: each caller then has sessions, or processes,"
-        " of its own. Unset: a server with a url may.",
+        description="Whether a server before 2026-07-28 may ask the user. Each caller then has sessions or processes of"
+        " its own; otherwise all callers share one. Unset: a server with a url may.",
     )
     max_held_calls: int = Field(
         100,
@@ -161,17 +161,27 @@ class McpBackendConfig(RemoteConfig):
 
     changes: Literal["take", "announce", "quarantine"] = Field(
         "take",
-        description="The treatment of a tool, prompt, template or skill that differs from the lock file.",
+        description="The treatment of a tool, prompt, template, skill or page that differs from the lock file.",
     )
     lock: str | None = Field(
         None,
         description="The file that `roundgate compile` writes, relative to gateway.yaml. Unset: NAME.lock.",
+    )
+    dynamic_pages: list[str] = Field(
+        [],
+        description='Pages that the server makes anew for each read, such as "ui://report/*"; they are not compared'
+        " with the lock file.",
     )
 
     @property
     def lock_file(self) -> str:
         """The path of the lock file, relative to gateway.yaml."""
         return self.lock or f"{self.name}.lock"
+
+    def pins_page(self, uri: str) -> bool:
+        """Return whether a page, by the server's URI, is served and compared with the lock file."""
+        is_dynamic = any(fnmatchcase(uri, each) for each in self.dynamic_pages)
+        return not is_dynamic and not self.resources.excludes(uri)
 
     @property
     def packed_files(self) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""Calls of older servers during which the server asks the user; any replica can take the answers.
+"""Calls of older servers in sessions of their callers, during which the server may ask the user; any
+replica can take the answers.
 
 A server of a revision before 2026-07-28 asks on the stream of the call, and sends the result on the
 same stream. If the server keeps the events of its streams, the process that made the call leaves
@@ -24,9 +25,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any, Final
 
 from roundgate import json
@@ -84,12 +85,14 @@ def can_hold(context: Context) -> bool:
 
 
 class HeldCalls:
-    """The calls of one older server that may ask questions, with this process as their holder.
+    """The calls of one older server in sessions of their callers, with this process as the holder of
+    calls with questions.
 
     Args:
         server: the server's name for error texts.
         make_connection: makes a connection.
         convert_error: returns an error of the client library as a `BackendError`.
+        on_refused: is called with the error of a call that the server refused.
         max_calls: the maximum number of calls that wait for answers at once, with open streams.
         held_s: the seconds for which a call waits for answers.
         clock: the clock of the process.
@@ -101,6 +104,7 @@ class HeldCalls:
         server: str,
         make_connection: MakeConnection,
         convert_error: Callable[[ClientError], BackendError],
+        on_refused: Callable[[ClientError], Awaitable[None]],
         clock: Clock,
         *,
         max_calls: int,
@@ -110,8 +114,11 @@ class HeldCalls:
         self.server = server
         self.can_hold = can_hold
         self.convert_error = convert_error
+        self._on_refused = on_refused
         self.clock = clock
         self.held_s = held_s
+        self.may_ask = True
+        """Whether sessions declare the capabilities of the client, so that the server may ask."""
         self._make_connection = make_connection
         self._max_calls = max_calls
         self._held: dict[str, HeldCall] = {}
@@ -134,7 +141,9 @@ class HeldCalls:
         call = run_of(context).call
         assert call.rows_of is not None, "callers check `can_hold`"
         owner = task_owner(call.principal)
-        connection = await self._sessions.take(owner, listener.capabilities or {})
+        capabilities = (listener.capabilities or {}) if self.may_ask else {}
+        listener = replace(listener, capabilities=capabilities)
+        connection = await self._sessions.take(owner, capabilities)
         try:
             await _set_log_level(connection, (listener.meta or {}).get(f"{META}logLevel"))
         except BaseException:
@@ -153,6 +162,9 @@ class HeldCalls:
         self._start(held_call)
         try:
             return await held_call.first_outcome()
+        except ClientError as error:
+            await self._on_refused(error)
+            raise
         finally:
             held_call.attach(None)
 

@@ -1,11 +1,12 @@
 """The lock file of a server: digests of the definitions that an operator has accepted.
 
 `roundgate compile` writes the file beside gateway.yaml, and the gateway compares later definitions
-with it, so a server cannot change the text that a model reads unnoticed. Tools, prompts, resource
-templates and skills are pinned; the entry of a skill has the digests of its files. Single resources
-are not, because their list is data.
+with it, so a server cannot change the text that a model reads, or the page that a host shows,
+unnoticed. Tools, prompts, resource templates, skills and pages are pinned; the entry of a skill has
+the digests of its files. Other resources are not, because their list is data.
 
-    {"version": 1, "tools": {"search": "9f86…"}, "prompts": {}, "templates": {}, "skills": {}}
+    {"version": 1, "tools": {"search": "9f86…"}, "prompts": {}, "templates": {}, "skills": {},
+     "resources": {}, "pages": {"ui://search/app.html": "60ab…"}}
 """
 
 from __future__ import annotations
@@ -28,10 +29,15 @@ KINDS: Final[Mapping[str, str]] = {
     "prompts": "name",
     "templates": "uriTemplate",
     "skills": "uri",
+    "resources": "uri",
+    "pages": "uri",
 }
-"""The member that identifies a definition, by kind."""
-MAX_BYTES: Final = 16_000_000
-"""The maximum size of a lock file, in bytes: enough for four lists of the longest names."""
+"""The member that identifies a definition, by kind. "resources" are the entries of pages in the list
+of resources; "pages" are their contents."""
+_ADDED_KINDS: Final = ("skills", "resources", "pages")
+"""The kinds that lock files of earlier releases lack."""
+MAX_BYTES: Final = 32_000_000
+"""The maximum size of a lock file, in bytes: enough for lists of the longest names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +73,7 @@ class Lock:
         value: Any = json.loads(path.read_bytes())
         if not isinstance(value, dict) or value.get("version") != VERSION:
             raise ValueError(f"is not a lock file of version {VERSION}")
-        # files of earlier releases have no skills
-        digests = {kind: value.get(kind, {} if kind == "skills" else None) for kind in KINDS}
+        digests = {kind: value.get(kind, {} if kind in _ADDED_KINDS else None) for kind in KINDS}
         if not all(isinstance(names, dict) for names in digests.values()):
             raise ValueError(f"must have an object for each of {', '.join(KINDS)}")
         return cls(digests)  # type: ignore[arg-type]  # checked above; digests are only compared

@@ -1,6 +1,7 @@
 """The comparison of a server's definitions with the lock file, as `changes` configures it.
 
 offer          a definition that differs is announced, or quarantined, which leaves it out
+page read      its contents are compared, because only a read shows them
 before a call  the server's current definition of the tool is compared again, in quarantine only:
                a server could list one tool and run another
 """
@@ -14,18 +15,27 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from roundgate.backends.mcp.apps import is_page, page_definition
 from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.lock import KINDS, Lock
+from roundgate.backends.mcp.server import Server
 from roundgate.backends.mcp.snapshot import Snapshot
 from roundgate.backends.mcp.tools import MAX_NAME
+from roundgate.client.messages import Listener
+from roundgate.client.types import Json, is_object_list
 from roundgate.clock import Clock
-from roundgate.errors import BackendError, ConfigError
+from roundgate.errors import BackendError, ConfigError, InvalidParams
 from roundgate.protocol import without_none
+from roundgate.protocol.apps import DECLARED
 from roundgate.settings import Origin
 
 COMPARED_S: Final = 10.0
 """Seconds for which calls reuse a comparison with the lock file: a list costs the server more than
 most calls do."""
+PAGE_S: Final = 20.0
+"""Seconds within which a server must return a page for the lock file."""
+MAX_PAGES: Final = 500
+"""The maximum number of pages in a lock file: `roundgate compile` reads each of them."""
 MAX_LOGGED_NAMES: Final = 20
 """The maximum number of names in one log record."""
 
@@ -58,8 +68,15 @@ class Pins:
         """The last snapshot with which a call was compared."""
         self._comparison_ms = 0.0
         self._comparing = asyncio.Lock()
-        self.differing: Sequence[str] = ()
+        self._differing: Sequence[str] = ()
+        """The names of the listed definitions that differ from the lock file."""
+        self._differing_pages: set[str] = set()
+        """The URIs of pages in the lock file whose last read differed from it."""
+
+    @property
+    def differing(self) -> Sequence[str]:
         """The names of definitions that differ from the lock file."""
+        return sorted({*self._differing, *(uri[:MAX_NAME] for uri in self._differing_pages)})
 
     @property
     def quarantines(self) -> bool:
@@ -84,6 +101,7 @@ class Pins:
         """
         if self._config.changes == "take":
             return
+        before = self._lock
         try:
             self._lock = Lock.read(self.path)
         except (OSError, ValueError) as error:
@@ -91,6 +109,8 @@ class Pins:
             remedy = "run `roundgate compile`, review the pinned definitions, and commit the file"
             problem = self._place.problem(f"the lock file {self.path}: {reason}", remedy)
             raise ConfigError([problem]) from None
+        if self._lock != before:
+            self._differing_pages.clear()
 
     def quarantined(self, snapshot: Snapshot) -> Mapping[str, Mapping[str, str]]:
         """Compare a snapshot with the lock file, and log new differences. Return the reasons for
@@ -102,16 +122,42 @@ class Pins:
             kind: self._lock.differences(kind, definitions)
             for kind, definitions in snapshot.pinned.items()
         }
+        differences["pages"] = {
+            uri: "it is not in the lock file"
+            for uri in snapshot.pages
+            if self._config.pins_page(uri) and uri not in self._lock.digests["pages"]
+        }
         names = sorted({name[:MAX_NAME] for reasons in differences.values() for name in reasons})
-        quarantines = self.quarantines
-        if names and names != self.differing:
-            fields = {"backend": self._config.name, "n": len(names)}
-            fields |= {"names": names[:MAX_LOGGED_NAMES], "are_served": not quarantines}
-            log.warning(
-                "definitions of a server differ from its lock file", extra={"fields": fields}
+        if names and names != self._differing:
+            self._log(names)
+        self._differing = names
+        return differences if self.quarantines else none
+
+    def _log(self, names: Sequence[str]) -> None:
+        fields = {"backend": self._config.name, "n": len(names)}
+        fields |= {"names": names[:MAX_LOGGED_NAMES], "are_served": not self.quarantines}
+        log.warning("definitions of a server differ from its lock file", extra={"fields": fields})
+
+    def require_accepted_page(self, uri: str, contents: Sequence[Json]) -> None:
+        """Compare the contents that the server sent for a URI with the lock file, if it is the URI
+        of a page. Report a page that has changed.
+
+        Raises:
+            InvalidParams: the page is quarantined.
+        """
+        if self._lock is None or not is_page(uri) or not self._config.pins_page(uri):
+            return
+        if not self._lock.differences("pages", [page_definition(uri, contents)]):
+            self._differing_pages.discard(uri)
+            return
+        if uri in self._lock.digests["pages"] and uri not in self._differing_pages:
+            self._differing_pages.add(uri)
+            self._log([uri[:MAX_NAME]])
+        if self.quarantines:
+            raise InvalidParams(
+                f"{self._config.name} has changed the page {uri[:MAX_NAME]}, or added it; the gateway "
+                "does not serve the page until an operator accepts it with `roundgate compile`"
             )
-        self.differing = names
-        return differences if quarantines else none
 
     def accepts_skill(self, definition: Mapping[str, Any]) -> bool:
         """Return whether the lock file has a skill as the server describes it now."""
@@ -140,11 +186,11 @@ class Pins:
                 reason="quarantined",
             )
 
-    def write(self, snapshot: Snapshot) -> str:
-        """Write the definitions of a snapshot to the lock file; return a summary.
+    async def write(self, snapshot: Snapshot, server: Server) -> str:
+        """Write the definitions of a snapshot and its pages to the lock file; return a summary.
 
         Raises:
-            ConfigError: a list could not be read, or the file cannot be written.
+            ConfigError: a list or page could not be read, or the file cannot be written.
         """
         faults = {**snapshot.lists.faults, **without_none(**{"skills/list": snapshot.skills.fault})}
         if faults:
@@ -153,7 +199,8 @@ class Pins:
                 "correct it at the server; definitions that are not pinned would be quarantined"
             )
             raise ConfigError([self._origin.problem(f"{method}: {reason}", remedy)])
-        lock = Lock.from_definitions(snapshot.pinned)
+        pages = await self._read_pages(snapshot, server)
+        lock = Lock.from_definitions({**snapshot.pinned, "pages": pages})
         before: Lock | None = None
         with suppress(OSError, ValueError):
             before = Lock.read(self.path)
@@ -166,6 +213,33 @@ class Pins:
         counts = ", ".join(f"{len(names)} {kind}" for kind, names in lock.digests.items())
         lines = [] if before is None else before.changes_to(lock)
         return "\n".join([*lines, f"{self._config.name}: {counts} pinned: {self.path}"])
+
+    async def _read_pages(self, snapshot: Snapshot, server: Server) -> Sequence[Json]:
+        """Return the definitions of a server's pages. Raise ConfigError if a page cannot be read."""
+        uris = [uri for uri in snapshot.pages if self._config.pins_page(uri)]
+        if len(uris) > MAX_PAGES:
+            remedy = "name pages in resources.exclude, or in dynamic_pages if they need no pin"
+            text = f"the server has {len(uris)} pages; {MAX_PAGES} can be pinned"
+            raise ConfigError([self._origin.problem(text, remedy)])
+        return [await self._read_page(uri, server) for uri in uris]
+
+    async def _read_page(self, uri: str, server: Server) -> Json:
+        listener, deadline = (
+            Listener(capabilities=dict(DECLARED)),
+            self._clock.deadline(PAGE_S * 1000),
+        )
+        try:
+            answer = await server.request(
+                "resources/read", {"uri": uri}, listener, deadline, is_repeatable=True
+            )
+            contents = answer.get("contents")
+            if is_object_list(contents):
+                return page_definition(uri, contents or ())
+            reason = f"{self._config.name} answered without contents"
+        except BackendError as error:
+            reason = str(error)
+        remedy = "correct it at the server, or name the page in resources.exclude or dynamic_pages"
+        raise ConfigError([self._origin.problem(f"page {uri[:MAX_NAME]}: {reason}", remedy)])
 
     @property
     def _place(self) -> Origin:

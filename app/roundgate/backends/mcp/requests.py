@@ -7,7 +7,7 @@ repeatable.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
@@ -18,12 +18,11 @@ from roundgate.backends.mcp.calls import (
     MAX_EXCHANGES,
     Relay,
     answers_to,
-    may_be_asked,
     questions_from_wire,
     refuse_for_lack,
     with_meta,
 )
-from roundgate.backends.mcp.held import HeldCalls
+from roundgate.backends.mcp.held import HeldCalls, can_hold
 from roundgate.backends.mcp.server import CHANGED, Server, answers_questions
 from roundgate.client import Limits
 from roundgate.client.flows import read_input_required
@@ -58,8 +57,10 @@ class Requests:
     limits: Limits
     on_unknown: Callable[[], None]
     """Called when the server no longer knows a prompt or resource."""
+    require_accepted_page: Callable[[str, Sequence[Json]], None]
+    """Raises InvalidParams if the contents of a URI are a quarantined page."""
     held_calls: HeldCalls | None = None
-    """Makes requests during which an older server may ask; otherwise `None`."""
+    """Makes requests to an older server in sessions of their callers; otherwise `None`."""
 
     async def send(self, context: Context, step: str, method: str, params: Json) -> Json:
         """Return the result of prompts/get or resources/read, after its rounds.
@@ -111,9 +112,9 @@ class Requests:
                 return {"refusal": CHANGED.format(server=self.server.name), "reason": ""}
             listener = Relay(context, self.server.name).listener((), {})
             full_params = with_meta(params, context)
-            held_calls = self.held_calls if may_be_asked(context, listener) else None
+            held_calls = self.held_calls
             try:
-                if held_calls is not None:
+                if held_calls is not None and can_hold(context):
                     outcome = await self.server.limited(
                         lambda: held_calls.begin(context, method, full_params, listener),
                         context.deadline,

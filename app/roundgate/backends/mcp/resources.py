@@ -111,12 +111,18 @@ def _completed(
 async def _read(
     requests: Requests, uris: Uris, context: Context, uri: str, values: Mapping[str, Any]
 ) -> ForwardedRead:
-    """Read a resource by the gateway's URI; return its contents. Raise UnexpectedAnswer if the
-    answer has none."""
-    raw = await requests.send(context, "read", "resources/read", {"uri": uris.theirs(uri)})
+    """Read a resource by the gateway's URI; return its contents.
+
+    Raises:
+        UnexpectedAnswer: the answer has no contents.
+        InvalidParams: the resource is a quarantined page.
+    """
+    server_uri = uris.theirs(uri)
+    raw = await requests.send(context, "read", "resources/read", {"uri": server_uri})
     items = raw.get("contents")
     if not is_object_list(items):
         raise UnexpectedAnswer(f"{requests.server.name} answered without contents")
+    requests.require_accepted_page(server_uri, items or ())
     contents = [_contents(item, uris, requests.server.name) for item in items or ()]
     own = ("contents", "resultType", "ttlMs", "cacheScope")
     others = {key: value for key, value in without_hop(raw).items() if key not in own}

@@ -260,10 +260,20 @@ class Server:
         try:
             return await connection.exchange(method, params, listener, may_repeat=False)
         except (HttpRefused, RpcError) as error:
-            is_process = isinstance(connection.link, StdioLink)
-            if not is_process and _may_speak_other_revision(error, server):
-                await connection.negotiate_again(server)
+            await self.negotiate_again_after(error)
             raise
+
+    async def negotiate_again_after(self, error: ClientError) -> bool:
+        """Negotiate the revision anew before the next request if an error may mean that the server
+        no longer speaks it. Return whether it may."""
+        connection = self._connection
+        server = None if connection is None else connection.server
+        if connection is None or server is None or isinstance(connection.link, StdioLink):
+            return False
+        if not _may_speak_other_revision(error, server):
+            return False
+        await connection.negotiate_again(server)
+        return True
 
     async def limited(
         self, exchange: Callable[[], Awaitable[Json]], deadline: Deadline, *, is_repeatable: bool
@@ -434,8 +444,9 @@ async def _close(connection: Connection) -> None:
             await link.transport.close()
 
 
-def _may_speak_other_revision(error: HttpRefused | RpcError, server: ServerInfo) -> bool:
+def _may_speak_other_revision(error: ClientError, server: ServerInfo) -> bool:
     """Return whether an error may mean that a server no longer speaks the negotiated revision."""
     if isinstance(error, HttpRefused):
         return error.status in _HANDSHAKE_STATUSES
-    return error.code in (_OLDER_ERRORS if server.is_modern else _MODERN_ERRORS)
+    codes = _OLDER_ERRORS if server.is_modern else _MODERN_ERRORS
+    return isinstance(error, RpcError) and error.code in codes

@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from roundgate.backends.mcp.apps import is_page
 from roundgate.backends.mcp.lists import Lists, read_lists
 from roundgate.backends.mcp.server import Server
 from roundgate.backends.mcp.skills import SkillList, read_skill_list
 from roundgate.backends.mcp.tools import LeftOut, UsableTool, usable_tools
+from roundgate.backends.mcp.uris import MAX_URI
 from roundgate.client import ServerInfo
 from roundgate.client.types import Json
+from roundgate.protocol.apps import page_uris
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +46,25 @@ class Snapshot:
 
     @property
     def pinned(self) -> Mapping[str, Sequence[Json]]:
-        """The definitions that a lock file pins, by kind."""
+        """The definitions in the lists that a lock file pins, by kind."""
         return {
             "tools": self.definitions,
             "prompts": self.lists.get("prompts/list"),
             "templates": self.lists.get("resources/templates/list"),
             "skills": self.skills.entries,
+            "resources": self._listed_pages,
         }
+
+    @property
+    def pages(self) -> Sequence[str]:
+        """The URIs of the pages that tools name, or that the server lists."""
+        named = [uri for tool in self.usable for uri in page_uris(tool.definition.get("_meta", {}))]
+        uris = dict.fromkeys([*named, *(raw["uri"] for raw in self._listed_pages)])
+        return [uri for uri in uris if len(uri) <= MAX_URI]
+
+    @property
+    def _listed_pages(self) -> Sequence[Json]:
+        return [raw for raw in self.lists.get("resources/list") if is_page(raw.get("uri"))]
 
     def offers_the_same_as(self, other: Snapshot | None) -> bool:
         """Return whether the server offers the same as in another snapshot."""
