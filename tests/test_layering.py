@@ -29,23 +29,23 @@ LAYERS = [
     {"http", "deployment"},
     {"console"},
     {"main"},
-    {"cli", "lambda_http", "lambda_worker", "testing"},
-    {"lambda_stream"},
+    {"api_gateway"},
+    {"cli", "lambda_http", "lambda_stream", "lambda_worker", "testing"},
 ]
 """Bottom first. A module imports from its own package and from layers below it, never from beside or above."""
 
 HOMES = {
-    "fastapi": {"console", "http.events", "http.routes", "main", "lambda_http", "lambda_stream"},
-    "starlette": {"console", "http", "main", "lambda_http", "lambda_stream", "deployment.stack"},
-    "mangum": {"lambda_http", "lambda_stream"},
-    "h11": {"lambda_stream", "deployment.stack"},
+    "fastapi": {"console", "http.events", "http.routes", "main", "api_gateway"},
+    "starlette": {"console", "http", "main", "api_gateway", "lambda_stream", "deployment.stack"},
+    "mangum": {"api_gateway", "lambda_http", "lambda_stream"},
+    "h11": {"deployment.stack"},
     "jinja2": {"console.frame"},
     "uvicorn": {"cli.serve", "http.connections", "net.serving"},
     "httpx": {
         *("backends.http", "backends.openapi.documents", "net.http"),
         *("client.session", "client.transport", "deployment.stack"),
     },
-    "httpcore": {"net.http", "net.pool", "net.streams"},
+    "httpcore": {"net.http", "net.pool", "net.streams", "lambda_stream"},
     "aiohappyeyeballs": {"net.streams"},
     "yaml": {
         *(

@@ -6,7 +6,10 @@ begins in the init phase, and one event loop serves all invocations:
 
     GET  invocation/next            wait for an event of a REST API, or of its authorizer
     POST invocation/ID/response     the head as JSON, 8 NUL bytes, and the body as the app sends it
-    POST invocation/ID/error        the app failed before its head; later, trailers of the response
+    POST invocation/ID/error        the app failed before its head
+
+If the app fails later, the loop closes the connection of the response. Lambda counts that as an
+error of the function (`Runtime.TruncatedResponse`), and the client's stream breaks off.
 
 https://docs.aws.amazon.com/lambda/latest/dg/runtimes-custom.html#runtimes-custom-response-streaming
 https://docs.aws.amazon.com/apigateway/latest/developerguide/response-transfer-mode-lambda.html
@@ -20,108 +23,37 @@ from roundgate.garbage import kept
 
 with kept():
     import asyncio
-    import base64
     import json
     import logging
     import os
     import signal
     import time
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
     from contextlib import AsyncExitStack, suppress
     from dataclasses import dataclass
-    from typing import TypeAlias
 
-    import h11
-    from fastapi import FastAPI
+    import httpcore
     from mangum import Mangum
-    from starlette.types import Message, Scope
+    from starlette.responses import JSONResponse
+    from starlette.types import Message
 
-    from roundgate.auth import Verifier
-    from roundgate.errors import AuthError, GatewayError, Inside
-    from roundgate.lambda_http import Hosted, bad_request, check, make_hosted
+    from roundgate.api_gateway import BAD_REQUEST, Hosted, check, decide, make_hosted
+    from roundgate.errors import Inside
 
-Fields: TypeAlias = Sequence[tuple[str, str]]
-
-VERSION: Final = "/2018-06-01/runtime"
-ERROR_TYPE: Final = "Lambda-Runtime-Function-Error-Type"
-ERROR_BODY: Final = "Lambda-Runtime-Function-Error-Body"
-STREAMING: Final[Fields] = (
+STREAMING: Final = (
     ("Content-Type", "application/vnd.awslambda.http-integration-response"),
     ("Lambda-Runtime-Function-Response-Mode", "streaming"),
-    ("Transfer-Encoding", "chunked"),
-    ("Trailer", f"{ERROR_TYPE}, {ERROR_BODY}"),
 )
 DELIMITER: Final = bytes(8)
 """The end of the head (API Gateway, "Lambda proxy integration format for response streaming")."""
-READ_BYTES: Final = 65_536
-END_S: Final = 2.0
-"""Seconds for ending a failed response, whose receiver may have stopped reading."""
+END_S: Final = 30.0
+"""Seconds in which Lambda must read the rest of a complete response, as `http.send_timeout_s`."""
 
 log: Final = logging.getLogger("roundgate.lambda")
 
 
 class RuntimeApiError(Inside):
-    """The Runtime API refused a request. The process ends, and Lambda starts another one."""
-
-
-class Exchange:
-    """One request to the Runtime API, on a connection of its own: a connection that outlived a
-    freeze may be dead."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self._http = h11.Connection(h11.CLIENT)
-
-    @classmethod
-    async def begin(
-        cls, address: str, method: str, path: str, headers: Iterable[tuple[str, str]] = ()
-    ) -> Exchange:
-        """Send the head of a request. Raise OSError if the Runtime API is unreachable."""
-        host, _, port = address.rpartition(":")
-        exchange = cls(*await asyncio.open_connection(host, int(port)))
-        target = f"{VERSION}/{path}"
-        await exchange._write(
-            h11.Request(method=method, target=target, headers=[("Host", address), *headers])
-        )
-        return exchange
-
-    async def send(self, data: bytes) -> None:
-        """Send a part of the body. Raise OSError if the Runtime API has closed the connection."""
-        await self._write(h11.Data(data=data))
-
-    async def end(self, trailers: Fields = ()) -> tuple[dict[str, str], bytes]:
-        """End the request; return the headers and the body of the response.
-
-        Raises:
-            OSError: the connection has ended.
-            RuntimeApiError: the response has an error status.
-        """
-        try:
-            await self._write(h11.EndOfMessage(headers=[*trailers]))
-            head = await self._event()
-            body = b""
-            while isinstance(part := await self._event(), h11.Data):
-                body += part.data
-        except h11.RemoteProtocolError as error:
-            raise ConnectionResetError(str(error)) from error
-        finally:
-            self.close()
-        if not isinstance(head, h11.Response) or head.status_code >= 300:
-            raise RuntimeApiError(f"the Runtime API answered {head!r:.200}")
-        return {name.decode(): value.decode() for name, value in head.headers}, body
-
-    def close(self) -> None:
-        """Close the connection at once; a request that has not ended is broken off."""
-        self._writer.transport.abort()
-
-    async def _write(self, event: h11.Event) -> None:
-        self._writer.write(self._http.send(event) or b"")
-        await self._writer.drain()
-
-    async def _event(self) -> Any:
-        while (event := self._http.next_event()) is h11.NEED_DATA:
-            self._http.receive_data(await self._reader.read(READ_BYTES))
-        return event
+    """The Runtime API refused a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,75 +69,102 @@ class Invocation:
         return max(0, self.deadline_ms - int(time.time() * 1000))
 
 
-class Answer:
-    """ASGI's `receive` and `send` of one invocation. A chunk has left when `send` returns."""
+class RuntimeApi:
+    """A client of the Runtime API at an address, such as `127.0.0.1:9001`."""
 
-    def __init__(self, api: str, invocation_id: str) -> None:
-        self._api = api
-        self._path = f"invocation/{invocation_id}"
-        self._exchange: Exchange | None = None
-        self._left = asyncio.Event()
+    def __init__(self, address: str) -> None:
+        self._url = f"http://{address}/2018-06-01/runtime"
+        # each request has its own connection: one that outlived a freeze may be dead
+        self._pool = httpcore.AsyncConnectionPool(max_keepalive_connections=0)
+
+    async def next(self) -> Invocation:
+        """Wait for the next event and return its invocation."""
+        response = await self.request("GET", "invocation/next")
+        headers = {name.decode().lower(): value.decode() for name, value in response.headers}
+        os.environ["_X_AMZN_TRACE_ID"] = headers.get("lambda-runtime-trace-id", "")
+        return Invocation(
+            json.loads(response.content),
+            headers["lambda-runtime-aws-request-id"],
+            int(headers["lambda-runtime-deadline-ms"]),
+        )
+
+    async def report(self, path: str, error: Exception) -> None:
+        """Report the kind of an error. Its text may hold secrets, so only the log has it."""
+        kind = type(error).__name__
+        content = {"errorType": kind, "errorMessage": "see the log of the function"}
+        header = ("Lambda-Runtime-Function-Error-Type", kind)
+        await self.request("POST", path, json.dumps(content).encode(), header)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        content: bytes | AsyncIterator[bytes] = b"",
+        *headers: tuple[str, str],
+    ) -> httpcore.Response:
+        """Send a request; a body that is a stream leaves as it is produced. Return the response."""
+        url = f"{self._url}/{path}"
+        response = await self._pool.request(method, url, headers=[*headers], content=content)
+        if response.status >= 300:
+            raise RuntimeApiError(f"the Runtime API answered {response.status} to {method} {path}")
+        return response
+
+
+class Response:
+    """ASGI's `receive` and `send` of one invocation. `send` waits while Lambda reads slowly: one
+    chunk may be on its way, and one may wait."""
+
+    def __init__(self) -> None:
+        self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(1)
+        self._sending = asyncio.Lock()
         self.body: bytes | None = b""
         """The body of the request, until `receive` has returned it."""
-        self.is_complete = False
+        self.begun = asyncio.Event()
+        """Set once the app has sent its head."""
+        self.over = asyncio.Event()
+        """Set once the response is complete, or Lambda no longer reads it."""
 
     async def receive(self) -> Message:
-        """Return the request, and later `http.disconnect` once the response is complete or cannot be
-        sent."""
+        """Return the request, and later `http.disconnect` once the response is over."""
         if (body := self.body) is not None:
             self.body = None
             return {"type": "http.request", "body": body, "more_body": False}
-        await self._left.wait()
+        await self.over.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Send a part of the response. If Lambda no longer takes it, drop it: the app reads that as
-        a client that hung up."""
-        if self.is_complete:
-            return
+        """Send a part of the response. Drop it if the response is over."""
+        async with self._sending:
+            if self.over.is_set():
+                return
+            if message["type"] == "http.response.start":
+                await self._chunks.put(head(message["status"], message.get("headers", ())))
+                self.begun.set()
+                return
+            if message.get("body"):
+                await self._chunks.put(message["body"])
+            if not message.get("more_body", False):
+                await self._chunks.put(None)
+                self.over.set()
+
+    async def stream(self, api: RuntimeApi, path: str) -> None:
+        """Send the response to Lambda once it has begun, until it is complete or Lambda hangs up."""
+        await self.begun.wait()
         try:
-            await self._send(message)
-        except OSError:
-            self.is_complete = True
-            if self._exchange is not None:
-                self._exchange.close()
+            await api.request("POST", path, self._parts(), *STREAMING)
+        except (httpcore.NetworkError, httpcore.ProtocolError):
+            pass  # to the app, a client that hung up
         finally:
-            if self.is_complete:
-                self._left.set()
+            self.over.set()
+            if self._chunks.full():  # let a waiting `send` go on
+                self._chunks.get_nowait()
 
-    async def _send(self, message: Message) -> None:
-        if self._exchange is None:
-            path = f"{self._path}/response"
-            self._exchange = await Exchange.begin(self._api, "POST", path, STREAMING)
-            await self._exchange.send(head(message["status"], message.get("headers", ())))
-            return
-        if message.get("body"):
-            await self._exchange.send(message["body"])
-        if not message.get("more_body", False):
-            self.is_complete = True
-            await self._exchange.end()
-
-    async def whole(self, value: Any) -> None:
-        """Send a JSON value as the response, unstreamed."""
-        self.is_complete = True
-        await post(self._api, f"{self._path}/response", (), json.dumps(value).encode())
-
-    async def fail(self, kind: str) -> None:
-        """Report that the app failed, by the kind of its error: the client gets a 502, or a stream
-        that breaks off."""
-        if self.is_complete:
-            return
-        self.is_complete = True
-        if self._exchange is None:
-            await report(self._api, f"{self._path}/error", kind)
-            return
-        details = base64.b64encode(described(kind)).decode()
-        with suppress(OSError):  # a TimeoutError is one
-            async with asyncio.timeout(END_S):
-                await self._exchange.end(((ERROR_TYPE, kind), (ERROR_BODY, details)))
+    async def _parts(self) -> AsyncIterator[bytes]:
+        while (chunk := await self._chunks.get()) is not None:
+            yield chunk
 
 
-def head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+def head(status: int, headers: Iterable[Sequence[bytes]]) -> bytes:
     """Return the head of a response as the first bytes of the stream:
 
     {"statusCode": 200, "headers": {"content-type": "text/event-stream"}, "cookies": []}
@@ -222,132 +181,78 @@ def head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     return json.dumps(metadata).encode() + DELIMITER
 
 
-def described(kind: str) -> bytes:
-    """Return an error as Lambda takes it. Its text may hold secrets, so only the log has it."""
-    return json.dumps({"errorType": kind, "errorMessage": "see the log of the function"}).encode()
+async def run(app: Hosted, adapter: Mangum, invocation: Invocation, response: Response) -> None:
+    """Run the app for an event. Raise RuntimeError if it ends before its response."""
+    try:
+        handler = adapter.infer(invocation.event, invocation)  # type: ignore[arg-type]
+        scope, response.body = handler.scope, handler.body
+    except ValueError:  # Mangum cannot read the head
+        refusal = JSONResponse(BAD_REQUEST, 400)
+        await refusal({"type": "http"}, response.receive, response.send)
+    else:
+        await app(scope, response.receive, response.send)
+    if not response.over.is_set():
+        raise RuntimeError("the app ended before its response")
 
 
-async def report(api: str, path: str, kind: str) -> None:
-    """Report an error of the function to the Runtime API."""
-    await post(api, path, ((ERROR_TYPE, kind),), described(kind))
-
-
-async def post(api: str, path: str, headers: Fields, body: bytes) -> None:
-    """Send a request with a body of known length."""
-    fields = (*headers, ("Content-Length", str(len(body))))
-    exchange = await Exchange.begin(api, "POST", path, fields)
-    await exchange.send(body)
-    await exchange.end()
-
-
-async def next_invocation(api: str) -> Invocation:
-    """Wait for the next event and return its invocation."""
-    headers, event = await (await Exchange.begin(api, "GET", "invocation/next")).end()
-    os.environ["_X_AMZN_TRACE_ID"] = headers.get("lambda-runtime-trace-id", "")
-    return Invocation(
-        json.loads(event),
-        headers["lambda-runtime-aws-request-id"],
-        int(headers["lambda-runtime-deadline-ms"]),
-    )
-
-
-async def decide(app: FastAPI, event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return whether API Gateway lets a token pass, as the policy of a Lambda authorizer. API
-    Gateway refuses with the challenge of the template, because it renames the challenge of a
-    function. The gateway verifies each request itself, for its endpoint and its scopes.
-    """
-    headers = {name.lower(): value for name, value in (event.get("headers") or {}).items()}
-    authorization = str(headers.get("authorization", "")).encode("utf-8", "replace")
-    verifiers = app.state.verifiers.values()
-    effect = "Allow" if await _is_accepted(authorization, verifiers) else "Deny"
-    api, stage, *_ = event["methodArn"].split("/")
-    statement = {
-        "Action": "execute-api:Invoke",
-        "Effect": effect,
-        "Resource": f"{api}/{stage}/*",  # API Gateway keeps the policy for the token at all paths
-    }
-    policy = {"Version": "2012-10-17", "Statement": [statement]}
-    return {"principalId": "caller", "policyDocument": policy}
-
-
-async def _is_accepted(authorization: bytes, verifiers: Iterable[Verifier]) -> bool:
-    """Return False if no endpoint takes the token. If that is unknown, the gateway answers."""
-    for verifier in verifiers:
-        try:
-            await verifier.principal(authorization, None)
-        except AuthError as error:
-            if error.status != 401:
-                return True
-        except GatewayError:  # the keys of the issuer are unavailable
-            return True
-        else:
-            return True
-    return False
-
-
-async def respond(api: str, app: Hosted, adapter: Mangum, invocation: Invocation) -> None:
-    """Run the app for an event, and stream its response."""
-    answer = Answer(api, invocation.aws_request_id)
+async def respond(api: RuntimeApi, app: Hosted, adapter: Mangum, invocation: Invocation) -> None:
+    """Answer an event: as the API's authorizer, or with the streamed response of the app."""
+    path = f"invocation/{invocation.aws_request_id}"
+    response = Response()
     try:
         check(invocation.event)
         if invocation.event.get("type") == "REQUEST":
-            await answer.whole(await decide(app.app, invocation.event))
+            decision = await decide(app.app, invocation.event)
+            await api.request("POST", f"{path}/response", json.dumps(decision).encode())
             return
+        running = asyncio.create_task(run(app, adapter, invocation, response))
+        streaming = asyncio.create_task(response.stream(api, f"{path}/response"))
         try:
-            scope, answer.body = _request(adapter, invocation)
-        except ValueError:  # Mangum cannot read the head
-            await _send_whole(answer, bad_request())
-        else:
-            await app(scope, answer.receive, answer.send)
-        if not answer.is_complete:
-            raise RuntimeError("the app ended before its response")
-    except BaseException as error:
+            await asyncio.wait([running])
+            if response.over.is_set():
+                await asyncio.wait([streaming], timeout=END_S)
+        finally:
+            running.cancel()
+            streaming.cancel()  # closes the connection of an incomplete response
+            await asyncio.wait([running, streaming])
+        if running.cancelled():
+            raise RuntimeError("the app cancelled its own task")
+        running.result()
+        if not streaming.cancelled():
+            streaming.result()
+    except Exception as error:
         log.error("the function failed", exc_info=error)
-        await answer.fail(type(error).__name__)
-        if not isinstance(error, Exception):
-            raise
+        if not response.begun.is_set():
+            await api.report(f"{path}/error", error)
 
 
-def _request(adapter: Mangum, invocation: Invocation) -> tuple[Scope, bytes]:
-    """Return an event as ASGI's scope and body; raise ValueError if its head is malformed."""
-    handler = adapter.infer(invocation.event, invocation)  # type: ignore[arg-type]
-    return handler.scope, handler.body
-
-
-async def _send_whole(answer: Answer, response: Mapping[str, Any]) -> None:
-    headers = [(name.encode(), value.encode()) for name, value in response["headers"].items()]
-    status, body = response["statusCode"], response["body"].encode()
-    await answer.send({"type": "http.response.start", "status": status, "headers": headers})
-    await answer.send({"type": "http.response.body", "body": body})
-
-
-async def serve(api: str, app: Hosted) -> None:
+async def serve(address: str, app: Hosted) -> None:
     """Serve invocations, one after another, until cancelled."""
-    adapter = Mangum(app, lifespan="off")
+    api, adapter = RuntimeApi(address), Mangum(app, lifespan="off")
     while True:
-        await respond(api, app, adapter, await next_invocation(api))
+        await respond(api, app, adapter, await api.next())
 
 
-async def run(environ: Mapping[str, str]) -> None:
+async def start(environ: Mapping[str, str]) -> None:
     """Start the app that an environment describes, and serve.
 
     Raises:
         Exception: the app cannot start. Lambda gets the kind of the error, and the log its text.
     """
-    api = environ["AWS_LAMBDA_RUNTIME_API"]
+    address = environ["AWS_LAMBDA_RUNTIME_API"]
     async with AsyncExitStack() as stack:
         try:
             hosted = make_hosted(environ)
             await stack.enter_async_context(hosted.app.router.lifespan_context(hosted.app))
         except Exception as error:
-            await report(api, "init/error", type(error).__name__)
+            await RuntimeApi(address).report("init/error", error)
             raise
-        await serve(api, hosted)
+        await serve(address, hosted)
 
 
 async def main() -> None:
     """Run until SIGTERM, which ends the lifespan and the process."""
-    running = asyncio.create_task(run(os.environ))
+    running = asyncio.create_task(start(os.environ))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
     with suppress(asyncio.CancelledError):
         await running

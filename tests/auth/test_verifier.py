@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.auth.jwks import KeySet
-from roundgate.auth.principal import LOCAL, LocalVerifier, Principal
+from roundgate.auth.principal import LOCAL, LocalVerifier, Principal, task_owner
 from roundgate.auth.verifier import JwtVerifier
 from roundgate.errors import InsufficientScope, Unauthenticated
 from roundgate.settings import JwtAuthConfig
@@ -375,3 +375,8 @@ async def test_without_authentication_everybody_is_the_one_local_subject(
     given: bytes | None,
 ) -> None:
     assert await LocalVerifier().principal(given) == LOCAL == Principal("local", "local")
+
+
+@given(st.text(), st.text(), st.text())
+def test_no_owner_is_an_option_of_the_command_line(subject: str, client_id: str, view: str) -> None:
+    assert task_owner(Principal(ISSUER, subject, client_id), view)[0].isalpha()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,7 +185,11 @@ def test_every_problem_is_told_at_once() -> None:
             "/nowhere",
             "names a file that cannot be read: No such file or directory",
         ),
-        ("GATEWAY_STATE_KEYS_FILE", "/dev/null", "names a file that is empty"),
+        (
+            "GATEWAY_STATE_KEYS_FILE",
+            "/dev/zero",
+            "names a file that cannot be read: it is not a regular file",
+        ),
         ("GATEWAY_STORE", "sqlite:///", "is not a supported store"),
         ("GATEWAY_STORE", "dynamodb://a", "is not a supported store"),
         ("GATEWAY_QUEUE", "sqs://", "is not a supported queue"),
@@ -393,3 +398,19 @@ def test_a_file_without_a_secret_is_a_problem_that_does_not_show_it(
 ) -> None:
     (tmp_path / "keys").write_bytes(content)
     assert problems(GATEWAY_STATE_KEYS_FILE=str(tmp_path / "keys")) == ["GATEWAY_STATE_KEYS_FILE"]
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a directory"])
+def test_a_file_of_another_kind_is_a_problem(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "keys"
+    if kind == "a FIFO":
+        os.mkfifo(path)  # which would wait for a writer
+    else:
+        path.mkdir()
+    assert problems(GATEWAY_STATE_KEYS_FILE=str(path)) == ["GATEWAY_STATE_KEYS_FILE"]
+
+
+def test_a_problem_with_the_text_of_a_file_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "store"
+    file.write_text("postgresql://user:s3cr3t@host")
+    assert problems(GATEWAY_STORE_FILE=str(file)) == [f"GATEWAY_STORE_FILE={file}"]

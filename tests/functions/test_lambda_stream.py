@@ -10,13 +10,14 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from roundgate import lambda_http, lambda_stream
+from roundgate import lambda_stream
+from roundgate.api_gateway import Hosted, make_hosted
 from roundgate.clock import Clock
 from roundgate.deployment.stack.runtime_api import (
     Head,
@@ -25,7 +26,6 @@ from roundgate.deployment.stack.runtime_api import (
     Streamed,
     parted,
 )
-from roundgate.lambda_http import Hosted
 from tests.functions.conftest import asking, recorded
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
@@ -183,10 +183,26 @@ async def sends_nothing(scope: Any, receive: Any, send: Any) -> None:
     pass
 
 
+async def cancels_itself(scope: Any, receive: Any, send: Any) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(60)
+
+
+async def raises_cancelled_error(scope: Any, receive: Any, send: Any) -> None:
+    raise asyncio.CancelledError
+
+
 @pytest.mark.parametrize(
     ("app", "kind"),
-    [(fails_before_its_head, "KeyError"), (sends_nothing, "RuntimeError")],
-    ids=["an error", "no response"],
+    [
+        (fails_before_its_head, "KeyError"),
+        (sends_nothing, "RuntimeError"),
+        (cancels_itself, "RuntimeError"),
+        (raises_cancelled_error, "RuntimeError"),
+    ],
+    ids=["an error", "no response", "cancels itself", "CancelledError"],
 )
 async def test_an_app_that_fails_before_its_head_is_an_error_of_the_function(
     app: App, kind: str
@@ -199,13 +215,19 @@ async def test_an_app_that_fails_before_its_head_is_an_error_of_the_function(
             assert "hunter2" not in json.dumps(failed.value.report)
 
 
-@pytest.mark.parametrize("raises", [True, False], ids=["an error", "no end"])
-async def test_an_app_that_fails_after_its_head_breaks_the_stream_off(raises: bool) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("password=hunter2"), asyncio.CancelledError(), None],
+    ids=["an error", "CancelledError", "no end"],
+)
+async def test_an_app_that_fails_after_its_head_breaks_the_stream_off(
+    error: BaseException | None,
+) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send(start())
         await send(part(b"one", more=True))
-        if raises:
-            raise ValueError("password=hunter2")
+        if error is not None:
+            raise error
 
     async with serving(app) as api:
         for _ in range(2):
@@ -215,8 +237,19 @@ async def test_an_app_that_fails_after_its_head_breaks_the_stream_off(raises: bo
             assert (rest or await anext(chunks)) == b"one"
             with pytest.raises(InvocationFailed) as failed:
                 await anext(chunks)
-            assert failed.value.report["errorType"] == ("ValueError" if raises else "RuntimeError")
-            assert "hunter2" not in json.dumps(failed.value.report)
+            assert failed.value.report["errorType"] == "Runtime.TruncatedResponse"
+
+
+async def test_an_app_that_fails_after_its_response_leaves_it_whole() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(start(500))
+        await send(part(b"x" * 1_000_000))
+        raise ValueError  # as Starlette does after its page for an error
+
+    async with serving(app) as api:
+        for _ in range(2):
+            head, body = await whole(invoked(api, event()))
+            assert (head.status, len(body)) == (500, 1_000_000)
 
 
 async def test_an_event_of_another_kind_is_an_error_of_the_function() -> None:
@@ -263,30 +296,36 @@ async def test_an_app_that_reads_on_after_its_response_gets_a_disconnect() -> No
             assert (await whole(invoked(api, event())))[1].startswith(b"/mcp ")
 
 
-async def test_a_failed_response_that_lambda_does_not_read_is_broken_off(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("completes", [True, False], ids=["complete", "failed"])
+async def test_a_response_that_lambda_does_not_read_is_broken_off(
+    monkeypatch: pytest.MonkeyPatch, completes: bool
 ) -> None:
-    monkeypatch.setattr(lambda_stream, "END_S", 0.1)
-    may_read, ended = asyncio.Event(), asyncio.Event()
+    if completes:  # a failed response has nothing to wait for
+        monkeypatch.setattr(lambda_stream, "END_S", 0.1)
 
-    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await may_read.wait()
-        with suppress(ConnectionResetError):
-            while await reader.read(65_536):
-                pass
-        ended.set()
-        writer.close()
+    runs: list[Any] = []
+    goes_on = asyncio.Event()
 
-    async with await asyncio.start_server(converse, "127.0.0.1", 0) as server:
-        answer = lambda_stream.Answer(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "1")
-        await answer.send(start())
-        with pytest.raises(TimeoutError):  # as the app limits its sends
-            async with asyncio.timeout(0.1):
-                await answer.send(part(bytes(50_000_000), more=True))
-        async with asyncio.timeout(5):
-            await answer.fail("RuntimeError")
-            may_read.set()
-            await ended.wait()
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        runs.append(scope)
+        if len(runs) > 1:
+            goes_on.set()
+            return
+        await send(start())
+        await send(part(bytes(50_000_000), more=True))
+        if completes:
+            await send(part(b""))
+
+    async with serving(app) as api:
+        streamed = Streamed(json.dumps(event()).encode(), 30)
+        streamed.is_read.clear()
+        api.invoke(streamed)
+        invoked(api, event())
+        await goes_on.wait()
+        streamed.is_read.set()
+        with pytest.raises(InvocationFailed) as failed:
+            await whole(streamed)
+        assert failed.value.said["errorType"] == "Runtime.TruncatedResponse"
 
 
 async def test_the_app_knows_how_long_the_invocation_may_take() -> None:
@@ -342,7 +381,7 @@ async def test_the_authorizer_refuses_what_no_endpoint_would_take(
     file.write_text(json.dumps({**json.loads(file.read_text()), "auth": AUTH}))  # noqa: ASYNC240
     del environ["GATEWAY_ALLOW_ANONYMOUS"]
     environ["GATEWAY_PUBLIC_URL"] = "https://mcp.example.com"
-    hosted = lambda_http.make_hosted(environ)
+    hosted = make_hosted(environ)
     api = RuntimeApi()
     loop = asyncio.create_task(lambda_stream.serve(await api.start(), hosted))
     asked = event(type="REQUEST", methodArn=ARN, headers={"authorization": authorization})
@@ -351,6 +390,7 @@ async def test_the_authorizer_refuses_what_no_endpoint_would_take(
         answer = b"".join([chunk async for chunk in invoked(api, asked).chunks()])
     finally:
         loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
         api.close()
     (statement,) = json.loads(answer)["policyDocument"]["Statement"]
     assert statement == {

@@ -1,10 +1,12 @@
-"""The workflow that builds the image: valid, pinned, and pushing to ghcr.io on tags only."""
+"""The workflow that builds the image: valid, and pushing to ghcr.io on tags only. All are pinned."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.hosting.schemas import fits
@@ -30,9 +32,10 @@ def test_it_fits_the_schema_of_workflows() -> None:
     assert ran.returncode == 0, ran.stdout
 
 
-def test_each_action_is_pinned_to_a_commit_with_its_release() -> None:
-    uses = re.findall(r"uses: (.*)", TEXT)
-    assert len(uses) == len(steps())
+@pytest.mark.parametrize("file", sorted(FILE.parent.iterdir()), ids=lambda file: file.name)
+def test_each_action_is_pinned_to_a_commit_with_its_release(file: Path) -> None:
+    uses = re.findall(r"uses: (.*)", file.read_text())
+    assert uses
     for action in uses:
         assert re.fullmatch(r"[a-z-]+/[a-z-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action), action
 

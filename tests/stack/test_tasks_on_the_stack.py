@@ -24,6 +24,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 WITHIN_S = 90
 
 
+def workers_log(stack: Deployed) -> str:
+    """The log of all workers; one that has not started yet has none."""
+    logs = [one.log for one in stack.stack.workers.environments]
+    return "".join(log.read_text() for log in logs if log.exists())
+
+
 def kill_all(stack: Deployed) -> None:
     """Every function of both kinds."""
     for one in stack.stack.environments:
@@ -93,11 +99,7 @@ async def test_the_sweep_tells_what_the_alarms_look_at_and_they_keep_quiet(
     while min(map(len, told.values())) < known["OverdueTasksAlarm"].periods:
         assert time.monotonic() < end, told
         await asyncio.sleep(0.5)
-        lines = [
-            line
-            for one in stack.stack.workers.environments
-            for line in one.log.read_text().splitlines()
-        ]
+        lines = workers_log(stack).splitlines()
         swept = [json.loads(line) for line in lines if '"_aws"' in line]
         for name, values in told.items():
             (metric,) = known[name].metrics
@@ -136,7 +138,7 @@ async def test_a_message_that_is_no_task_fails_alone_and_ends_in_the_dead_letter
     assert stack.stack.poller.counts["failed messages"] == failed + 5, (
         "as often as the template has it"
     )
-    log = "".join(one.log.read_text() for one in stack.stack.workers.environments)
+    log = workers_log(stack)
     assert "a message failed" in log
     assert letter["MessageId"] in log
 

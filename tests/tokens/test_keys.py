@@ -4,6 +4,7 @@ of a key that is none."""
 from __future__ import annotations
 
 import base64
+import os
 import stat
 import subprocess
 import sys
@@ -99,12 +100,24 @@ def test_a_key_file_that_holds_no_key_is_named_and_left_alone(
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("place", ["a directory", "below a file"])
+def test_a_wrong_key_in_a_file_names_the_variable_and_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"{GOOD},nonsense")
+    with pytest.raises(ConfigError) as caught:
+        gateway(add, using=from_environment({"GATEWAY_STATE_KEYS_FILE": str(path)}))
+    (problem,) = caught.value.problems
+    assert problem.path == f"GATEWAY_STATE_KEYS_FILE={path}"
+    assert problem.message.startswith("key 2:")
+
+
+@pytest.mark.parametrize("place", ["a directory", "below a file", "a FIFO"])
 def test_a_key_file_that_cannot_be_made_is_a_problem_with_a_remedy(
     tmp_path: Path, place: str
 ) -> None:
     (tmp_path / "file").write_text("")
-    path = tmp_path if place == "a directory" else tmp_path / "file" / "gateway.key"
+    os.mkfifo(tmp_path / "fifo")
+    paths = {"a directory": tmp_path, "below a file": tmp_path / "file/gateway.key"}
+    path = paths.get(place, tmp_path / "fifo")
     with pytest.raises(ConfigError, match="set GATEWAY_STATE_KEYS instead"):
         keys.from_file(path)
 

@@ -354,7 +354,7 @@ def _check_keys(using: Settings) -> None:
     """Raise ConfigError if the keys are invalid or missing. Do not read keys at AWS, or create
     keys."""
     if using.state_keys is not None:
-        keys.parse(using.state_keys, "GATEWAY_STATE_KEYS")
+        keys.parse(using.state_keys, using.state_keys_source)
     elif using.state_keys_secret is None and using.state_keys_kms is None:
         require_one_host(using)
         file = using.sqlite_path.with_suffix(".key")

@@ -472,7 +472,7 @@ def make_ring(config: GatewayConfig, using: Settings, clock: Clock) -> KeyRing:
 
 def _state_keys(using: Settings, clock: Clock) -> Sequence[Key]:
     if using.state_keys is not None:
-        return keys.parse(using.state_keys, "GATEWAY_STATE_KEYS")
+        return keys.parse(using.state_keys, using.state_keys_source)
     secret, encrypted = using.state_keys_secret, using.state_keys_kms
     if secret is not None:
         return _kept_at_aws(lambda: keys.from_secrets_manager(secret, aws.client), using, clock)

@@ -1,7 +1,8 @@
-"""Detection of changes to files, and opening of private files."""
+"""Detection of changes to files, and opening of private and regular files."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -40,3 +41,21 @@ def open_private(file: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def read_regular(file: Path, encoding: str = "utf-8") -> str:
+    """Return the text of a regular file or of a link to one.
+
+    Raises:
+        OSError: the file cannot be read, or is not a regular file: a FIFO would wait for a writer,
+            and a device may never end.
+        UnicodeDecodeError: the file is not text.
+    """
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        with open(descriptor, encoding=encoding, closefd=False) as opened:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "it is not a regular file")
+            return opened.read()
+    finally:
+        os.close(descriptor)

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 from roundgate.errors import ConfigError, Problem
+from roundgate.settings.files import read_regular
 
 Mode: TypeAlias = Literal["auto", "on", "off"]
 LogFormat: TypeAlias = Literal["auto", "text", "json"]
@@ -82,6 +83,8 @@ class Settings:
     state_keys: str | None = field(default=None, repr=False)
     """GATEWAY_STATE_KEYS: 32-byte keys for requestState, in base64, separated by commas. The first
     key seals; all open."""
+    state_keys_file: str | None = None
+    """GATEWAY_STATE_KEYS_FILE: a file with the text of GATEWAY_STATE_KEYS, which takes precedence."""
     state_keys_secret: str | None = None
     """GATEWAY_STATE_KEYS_SECRET: a secret of AWS Secrets Manager with the text of
     GATEWAY_STATE_KEYS."""
@@ -115,6 +118,12 @@ class Settings:
     on_demand: bool = False
     """Whether a caller waits while this process starts: on AWS Lambda without provisioned
     concurrency or a snapshot."""
+
+    @property
+    def state_keys_source(self) -> str:
+        """The name of `state_keys` in an error: its variable, with the path if it is in a file."""
+        file = self.state_keys_file
+        return "GATEWAY_STATE_KEYS" if file is None else f"GATEWAY_STATE_KEYS_FILE={file}"
 
     @property
     def sqlite_path(self) -> Path:
@@ -180,16 +189,20 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
         for setting in fields(Settings)
         if (value := environ.get(_variable(setting.name)))
     }
+    sources = {name: _variable(name) for name in values}
     problems = []
     for name in _SECRETS:
-        path = environ.get(_variable(f"{name}_file"))
-        if path:
+        variable = _variable(f"{name}_file")
+        if path := environ.get(variable):
+            sources[name] = f"{variable}={path}"
             try:
                 values[name] = _text_of(path)
             except ValueError as error:
-                variable, remedy = _variable(f"{name}_file"), _FILE_REMEDY
-                problems.append(Problem("environment", variable, str(error), remedy))
-    problems += [problem for name, value in values.items() if (problem := _problem(name, value))]
+                values.pop(name, None)
+                problems.append(Problem("environment", variable, str(error), _FILE_REMEDY))
+    for name, value in values.items():
+        if problem := _problem(name, value, sources[name]):
+            problems.append(problem)
     if problems:
         raise ConfigError(problems)
     values |= {
@@ -216,7 +229,7 @@ def _text_of(path: str) -> str:
         ValueError: the file cannot be read, or is empty.
     """
     try:
-        text = Path(path).read_text().strip()
+        text = read_regular(Path(path)).strip()
     except OSError as error:
         raise ValueError(f"names a file that cannot be read: {error.strerror}") from None
     except ValueError:
@@ -226,8 +239,8 @@ def _text_of(path: str) -> str:
     return text
 
 
-def _problem(name: str, value: str) -> Problem | None:
-    """Return the problem with a field's text, or `None`."""
+def _problem(name: str, value: str, source: str) -> Problem | None:
+    """Return the problem with a field's text from `source`, or `None`."""
     if name in _CHOICES and value not in _CHOICES[name]:
         message, remedy = f"does not accept {value!r}", f"use one of {', '.join(_CHOICES[name])}"
     elif name in _PATTERNS and not re.fullmatch(_PATTERNS[name][0], value):
@@ -237,7 +250,7 @@ def _problem(name: str, value: str) -> Problem | None:
         remedy = "give the URL that clients use, such as https://mcp.example.com"
     else:
         return None
-    return Problem("environment", _variable(name), message, remedy)
+    return Problem("environment", source, message, remedy)
 
 
 def _is_origin(url: str) -> bool:

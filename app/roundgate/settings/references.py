@@ -25,6 +25,7 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from roundgate import aws, json
 from roundgate.errors import ConfigError, ParseError, Problem, UnresolvedReference
+from roundgate.settings.files import read_regular
 from roundgate.settings.yaml_file import Loc, Origin
 
 Kept: TypeAlias = Literal["secret", "ssm", "file"]
@@ -421,7 +422,7 @@ def read_file(file: Path, name: str) -> str:
         UnresolvedReference: the file cannot be read. The message calls it `name`.
     """
     try:
-        return file.read_text("utf-8").rstrip("\r\n")
+        return read_regular(file).rstrip("\r\n")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "is not text"
         remedy = "mount the file, or correct the path"

@@ -21,6 +21,7 @@ from typing import Any, Final, TypeAlias, TypeVar, overload
 
 from roundgate.clock import Clock
 from roundgate.errors import ConfigError, Problem, Unavailable
+from roundgate.settings.files import read_regular
 from roundgate.tokens.sealed import KEY_BYTES, Key
 
 T = TypeVar("T")
@@ -89,7 +90,7 @@ def from_file(
     try:
         if not path.exists():
             _make_file(path)
-        return parse(path.read_text("latin-1"), str(path))
+        return parse(read_regular(path, "latin-1"), str(path))
     except OSError as error:
         message = f"{what} cannot be used: {error.strerror or 'unknown error'}"
         raise _unusable(str(path), message, remedy) from None

@@ -1,7 +1,7 @@
 """Lambda's Runtime API for one execution environment, with responses that stream. AWS's emulator
 hands a streamed response on only when it is complete.
 
-    invoke ──▶ GET next ──▶ POST response ── chunk ── chunk ── end, or trailers with an error
+    invoke ──▶ GET next ──▶ POST response ── chunk ── chunk ── end, or a truncated request
                        └──▶ POST error
 
 https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html
@@ -10,7 +10,6 @@ https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import math
 import time
@@ -59,7 +58,12 @@ class Streamed:
     error: Exception | None = None
     """The error with which the response has ended."""
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
+    is_read: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while Lambda reads the response."""
     _writer: asyncio.StreamWriter | None = None
+
+    def __post_init__(self) -> None:
+        self.is_read.set()
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the chunks of the response as they arrive. Raise InvocationFailed if it fails."""
@@ -173,14 +177,10 @@ class RuntimeApi:
         try:
             while isinstance(part := await connection.event(), h11.Data):
                 streamed._arrived.put_nowait(bytes(part.data))
-        except h11.RemoteProtocolError:  # the environment died
-            streamed.fail({"errorType": "Runtime.ExitError", "errorMessage": "cut off"})
+                await streamed.is_read.wait()
+        except (OSError, h11.RemoteProtocolError):  # the app failed, or the environment died
+            streamed.fail({"errorType": "Runtime.TruncatedResponse", "errorMessage": "cut off"})
             raise
-        assert isinstance(part, h11.EndOfMessage)
-        trailers = {key.decode(): value.decode() for key, value in part.headers}
-        if "lambda-runtime-function-error-type" in trailers:
-            body = trailers["lambda-runtime-function-error-body"]
-            streamed.fail(json.loads(base64.b64decode(body)))
         streamed.end(None)
         await connection.answer(202)
 
