@@ -64,7 +64,6 @@ Prepares: TypeAlias = Sequence[Callable[[], None]]
 class Stores:
     """The stores that cooperating processes share."""
 
-    once: OnceStore
     tasks: StoredTasks
     queue: TaskQueue
     sessions: SessionStore
@@ -85,6 +84,11 @@ class Stores:
 
     accounts: Accounts | None = None
     """Counts the stored bytes of each caller; `None` without a limit."""
+
+    @property
+    def once(self) -> OnceStore:
+        """Return the records of `once` tools."""
+        return OnceStore(self.sessions)
 
     def prepare(self) -> None:
         """Make the AWS clients now, without connecting.
@@ -219,7 +223,6 @@ class Core:
         await self.stores.queue.aclose()
         await self.stores.sessions.aclose()
         await self.stores.tasks.aclose()
-        await self.stores.once.aclose()
         if self.trail is not None:
             await self.trail.aclose()
 
@@ -356,7 +359,6 @@ def make_stores(
     task_queue = timed(stores.queue, "queue")
     stores = replace(
         stores,
-        once=timed(stores.once, "once"),
         queue=task_queue,
         sessions=timed(stores.sessions, "sessions"),
         tasks=StoredTasks(timed(stores.tasks.store, "tasks"), task_queue, counts),
@@ -381,7 +383,6 @@ def _in_dynamodb(
 ) -> Stores:
     from roundgate.storage.dynamodb import (
         CONFIG,
-        DynamoDbOnce,
         DynamoDbSessions,
         DynamoDbTasks,
         Table,
@@ -390,7 +391,6 @@ def _in_dynamodb(
     table = Table(str(using.dynamodb_table), lambda: aws.client("dynamodb", **CONFIG), clock)
     queue = queue or _local_queue(using, clock)
     return Stores(
-        DynamoDbOnce(table),
         StoredTasks(DynamoDbTasks(table, shards), queue, counts),
         queue,
         DynamoDbSessions(table, clock),
@@ -410,7 +410,6 @@ def _in_postgresql(
     database = postgres.Database(url, connections)
     queue = queue or postgres.PostgresQueue(database, clock)
     return Stores(
-        postgres.PostgresOnce(database, clock),
         StoredTasks(postgres.PostgresTasks(database), queue, counts),
         queue,
         postgres.PostgresSessions(database, clock),
@@ -430,7 +429,6 @@ def _local_queue(using: Settings, clock: Clock) -> TaskQueue:
 def _in_sqlite(using: Settings, clock: Clock, queue: TaskQueue | None, counts: Metrics) -> Stores:
     from roundgate.storage.sqlite import (
         Database,
-        SqliteOnce,
         SqliteQueue,
         SqliteSessions,
         SqliteTasks,
@@ -442,7 +440,6 @@ def _in_sqlite(using: Settings, clock: Clock, queue: TaskQueue | None, counts: M
     database = Database(using.sqlite_path)
     queue = queue or SqliteQueue(database, clock)
     return Stores(
-        SqliteOnce(database, clock),
         StoredTasks(SqliteTasks(database), queue, counts),
         queue,
         SqliteSessions(database, clock),

@@ -1,6 +1,6 @@
 """The ports of storage, for data that outlives a request.
 
-The ports are in `once`, `queue`, `sessions` and `tasks`; `sqlite`, `postgres`, `dynamodb` and `sqs`
+The ports are in `queue`, `sessions` and `tasks`; `sqlite`, `postgres`, `dynamodb` and `sqs`
 implement them. Import an implementation from its own package, so that only configured stores are
 loaded.
 """

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from roundgate.clock import Clock
 from roundgate.storage.sessions import SessionRow
-from roundgate.storage.sqlite.database import SWEEP_EVERY_MS, Database, expired_rows
+from roundgate.storage.sqlite.database import Database, expired_rows
 
 if TYPE_CHECKING:
     import sqlite3
+
+
+SWEEP_EVERY_MS: Final = 60_000
 
 
 class SqliteSessions:
