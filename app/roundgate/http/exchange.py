@@ -22,7 +22,6 @@ from typing import Any, Final
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from roundgate.aio import Limit, timers
 from roundgate.auth import Principal
 from roundgate.errors import GatewayError, TransportError, Unavailable
 from roundgate.observability import REQUESTS
@@ -34,8 +33,7 @@ GRACE_S: Final = 5.0
 """Seconds that a call waits for a slow client beyond `http.send_timeout_s`, so that `roundgate
 serve` closes the connection first."""
 WATCH_AFTER_S: Final = 0.02
-"""Seconds before a call is watched for a client that hangs up. Most calls end earlier, and
-cancelling a coarse timer costs a thirtieth of a task that reads `receive`."""
+"""Seconds before a call is watched for a client that hangs up. Most calls end earlier."""
 _TYPED: Final = (b"content-type", JSON)
 _STREAM_HEADERS: Final = (
     (b"content-type", sse.CONTENT_TYPE),
@@ -117,7 +115,7 @@ class Responder:
     async def raw(self, events: bytes) -> None:
         """Send encoded events; raise ClientDisconnect as `event` does."""
         try:
-            with Limit(self._send_s):
+            async with asyncio.timeout(self._send_s):
                 if self.state is State.NOTHING_SENT:
                     await self._start_stream()
                     # set after the send: the call can be cancelled while the client is slow
@@ -224,12 +222,12 @@ class DisconnectWatch:
         self._receive = receive
         self._watched = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
-        self._timer = timers.of_this_loop()
+        self._timer: asyncio.TimerHandle | None = None
         self._is_cancelled = False
         self.disconnected = False
 
     def __enter__(self) -> DisconnectWatch:
-        self._timer.set(self, WATCH_AFTER_S, self._start)
+        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._start)
         return self
 
     def __exit__(
@@ -238,7 +236,8 @@ class DisconnectWatch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        self._timer.cancel(self)
+        if self._timer is not None:
+            self._timer.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
         if not self._is_cancelled or self._watched is None:

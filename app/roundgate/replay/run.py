@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeAlias
 
-from roundgate.aio import Threads, of_this_loop
+from roundgate.aio import Threads
 from roundgate.auth import Principal
 from roundgate.clock import Deadline
 from roundgate.errors import Suspend
@@ -316,6 +316,8 @@ class Run:
     """The task in which the handler runs; `None` before and afterwards."""
     is_enforced = False
     """Whether the run cancelled the handler because it continued after the end."""
+    _enforcing: asyncio.TimerHandle | None = None
+    """The timer that cancels the handler if it continues after the end."""
     stop_requested = False
     """Whether to suspend at the next step, because the process is about to stop."""
     decides_by_state = False
@@ -605,7 +607,7 @@ class Run:
                 now_ms = self.clock.now_ms()
                 ends += [now_ms + max(0, round(left_s * 1000)) for left_s in self._timeouts_s()]
             self.wake_ms = None if self._must_go_on() else min(ends, default=None)
-            of_this_loop().set(self, STOP_GRACE_S, self._enforce)
+            self._enforce_later()
             wake(self.ended)
         self.quiescence.unpark(Suspend)
         if self.order is not None:
@@ -620,8 +622,8 @@ class Run:
         """Record that the handler has ended. Branches that it left running can begin nothing."""
         if self.stopped is None:
             self.stopped, self._stopped_at_ms = Stop.OVER, self.clock.monotonic_ms()
-        else:
-            of_this_loop().cancel(self)
+        if self._enforcing is not None:
+            self._enforcing.cancel()
         self.root_task = self.owner.run = None
         if self._quiescence is not None:
             self._quiescence.close()
@@ -674,9 +676,13 @@ class Run:
             ends_ms.append(parked.until_ms)
         return (min(ends_ms) - self.clock.now_ms()) / 1000 if ends_ms else math.inf
 
+    def _enforce_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._enforcing = loop.call_later(STOP_GRACE_S, self._enforce)
+
     def _enforce(self) -> None:
         if self.is_beginning:
-            of_this_loop().set(self, STOP_GRACE_S, self._enforce)
+            self._enforce_later()
         elif self.root_task is not None:
             self.is_enforced = True
             self.root_task.cancel()

@@ -13,7 +13,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final
 
-from roundgate.aio import timers
 from roundgate.errors import CallCancelled, LeaseLost, Unavailable
 
 FIRST_LOOK_S: Final = 1.0
@@ -29,11 +28,11 @@ class CancelWatch:
         self._look = look
         self._watched = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
-        self._timer = timers.of_this_loop()
+        self._timer: asyncio.TimerHandle | None = None
         self._reason: CallCancelled | LeaseLost | None = None
 
     def __enter__(self) -> None:
-        self._timer.set(self, FIRST_LOOK_S, self._start)
+        self._timer = asyncio.get_running_loop().call_later(FIRST_LOOK_S, self._start)
 
     def __exit__(
         self,
@@ -41,7 +40,8 @@ class CancelWatch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._timer.cancel(self)
+        if self._timer is not None:
+            self._timer.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
         if self._reason is None or self._watched is None:
