@@ -110,7 +110,7 @@ class SessionSealer:
             claims = json.decode(self.ring.open(token, owner))
             purpose, *_, issued_ms, expires_ms = claims
             early_ms, late_ms = issued_ms - self.clock.now_ms(), self.clock.now_ms() - expires_ms
-            facts = SessionFacts(*claims[1:-2], expires_ms)
+            facts = SessionFacts(*[*claims[1:-2], expires_ms])
         except (ParseError, ValueError, TypeError):
             raise SealBroken("no session, or sealed by an incompatible version") from None
         if purpose != _SESSION:

@@ -29,10 +29,10 @@ from roundgate.errors import (
 )
 from roundgate.http.older.asking import check_askable, read_answers
 from roundgate.http.older.caller import Caller
-from roundgate.http.older.cancelling import LAST_LOOK_S, CancelWatch
 from roundgate.http.older.following import Followers
 from roundgate.http.older.open_calls import CallState, OpenCalls, Position, call_bytes, decode_call
 from roundgate.http.older.stream import SessionStream
+from roundgate.http.older.watching import LAST_LOOK_S, CancelWatch
 from roundgate.methods.once import kept_error, kept_reply
 from roundgate.methods.parts import CurrentMethods
 from roundgate.methods.rounds import Reply, RequestContext, Stream
