@@ -163,5 +163,5 @@ async def _stored(console: Console, task: str) -> StoredTask | None:
     record = await store.read(ref, 0)
     if record is None:
         return None
-    work = await store.read_work(ref)
+    _, work = await store.read_work(ref)
     return StoredTask(record, None if work is None else steps_done(record, work))

@@ -15,6 +15,7 @@ from roundgate.storage.queue import Message as Message
 from roundgate.storage.queue import TaskQueue as TaskQueue
 from roundgate.storage.sessions import SessionRow as SessionRow
 from roundgate.storage.sessions import SessionStore as SessionStore
+from roundgate.storage.sessions import write_row as write_row
 from roundgate.storage.tasks import ANY as ANY
 from roundgate.storage.tasks import ENDING_OF as ENDING_OF
 from roundgate.storage.tasks import HIDDEN as HIDDEN

@@ -72,3 +72,13 @@ class SessionStore(Protocol):
 
     async def aclose(self) -> None:
         """Close the connections."""
+
+
+async def write_row(
+    rows: SessionStore, key: str, value: bytes, read: SessionRow | None, forget_ms: int
+) -> bool:
+    """Store a value if the row is still as it was read; `None` for no row. Return whether the value
+    was stored."""
+    if read is None:
+        return await rows.put_new(key, value, forget_ms)
+    return await rows.replace(key, value, read.version, forget_ms)

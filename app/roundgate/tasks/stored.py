@@ -697,16 +697,11 @@ class StoredTasks:
         """Search tasks, as `TaskStore.find` does."""
         return await self.store.find(wanted, limit, cursor)
 
-    async def read_whole(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
-        """Return a task and its work, as `read_work` does, as of one moment."""
+    async def read_work(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
+        """Return a task and its work, expired or not, as of one moment; `None` for an unknown task,
+        and for work that the store has deleted. The store keeps the work of open tasks and of tasks
+        that a failed step ended."""
         return await self.store.read_work(ref)
-
-    async def read_work(self, ref: TaskRef) -> Work | None:
-        """Return the work of a task, expired or not. Return `None` if there is no such task, or if
-        the store keeps only its end. The store keeps the work of open tasks and of tasks that a
-        failed step ended."""
-        _, work = await self.store.read_work(ref)
-        return work
 
     async def note_retry(self, ref: TaskRef, as_id: str) -> bool:
         """Record the id of the task that continues this one (`events.NoteRetry`). Return `False` if

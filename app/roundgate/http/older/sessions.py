@@ -36,7 +36,7 @@ from roundgate.http.older.caller import Caller
 from roundgate.http.older.patient import Patience
 from roundgate.methods.parts import CurrentMethods
 from roundgate.protocol import LOG_LEVELS, Params, Request, Uri, validate
-from roundgate.storage import RowsOf, SessionRow, SessionStore
+from roundgate.storage import RowsOf, write_row
 from roundgate.tokens.ids import SessionFacts
 
 BUCKETS: Final = 64
@@ -162,19 +162,11 @@ class Sessions:
                 raise SessionNotFound
             bucket.change(session, change(before), self._clock.now_ms())
             value, forget_ms = bucket.written(), bucket.forget_ms
-            if await self._patiently(partial(_write, rows, key, value, row, forget_ms)):
+            if await self._patiently(partial(write_row, rows, key, value, row, forget_ms)):
                 return
         raise Unavailable(
             "Too many sessions of this caller are being changed at once; try again soon"
         )
-
-
-async def _write(
-    rows: SessionStore, key: str, value: bytes, row: SessionRow | None, forget_ms: int
-) -> bool:
-    if row is None:
-        return await rows.put_new(key, value, forget_ms)
-    return await rows.replace(key, value, row.version, forget_ms)
 
 
 def _key(session: SessionFacts, owner: Principal) -> str:
