@@ -211,7 +211,11 @@ def _make_console(
     from roundgate.console import starting
 
     return starting.make_console(
-        *(file, using, clock, replica.core, next(iter(verifiers.values()))),
+        file,
+        using,
+        clock,
+        replica.core,
+        next(iter(verifiers.values())),
         config=lambda: replica.config,
         health=lambda: _read_health(replica),
         uses=replica.rates.uses,

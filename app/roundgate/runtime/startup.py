@@ -275,7 +275,13 @@ def build_core(
     )
     tokens = cache(lambda: EventTokens(make_ring(file.config, using, clock)))
     return Core(
-        *(serving, modules, changes, stores, tokens, accounts, shows),
+        serving,
+        modules,
+        changes,
+        stores,
+        event_tokens=tokens,
+        accounts=accounts,
+        shows_errors=shows,
         public_url=using.public_url,
         has_shared_keys=using.sqs_url is None or using.names_state_keys,
         trail=trail,
@@ -349,9 +355,7 @@ def make_stores(
     queue = None if using.sqs_url is None else _at_sqs(using.sqs_url)
     counts = Metrics(using.on_function, clock)
     if using.postgresql_url is not None:
-        stores = _in_postgresql(
-            *(using.postgresql_url, using.store_connections, clock, queue, counts)
-        )
+        stores = _in_postgresql(using.postgresql_url, using, clock, queue, counts)
     elif using.dynamodb_table is not None:
         stores = _in_dynamodb(using, clock, shards, queue, counts)
     else:
@@ -401,13 +405,13 @@ def _in_dynamodb(
 
 
 def _in_postgresql(
-    url: str, connections: int, clock: Clock, queue: TaskQueue | None, counts: Metrics
+    url: str, using: Settings, clock: Clock, queue: TaskQueue | None, counts: Metrics
 ) -> Stores:
     try:
         from roundgate.storage import postgres
     except ModuleNotFoundError:
         raise ConfigError([EXTRA_MISSING]) from None
-    database = postgres.Database(url, connections)
+    database = postgres.Database(url, using.store_connections)
     queue = queue or postgres.PostgresQueue(database, clock)
     return Stores(
         StoredTasks(postgres.PostgresTasks(database), queue, counts),

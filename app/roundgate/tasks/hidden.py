@@ -401,7 +401,10 @@ class Holding:
         await self._tasks.patiently(
             lambda: self._store.finish(
                 self.claimed.lease,
-                *(status, outcome, None, now_ms),
+                status,
+                outcome,
+                status_message=None,
+                now_ms=now_ms,
                 ending=ending,
                 expires_ms=now_ms + KEEP_MS,
             )

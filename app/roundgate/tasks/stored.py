@@ -498,8 +498,20 @@ class StoredTasks:
         ready_ms: int = 0,
     ) -> None:
         """Release a task that continues later (`events.Release`)."""
-        rest = (wake_ms, due_ms, attempts, declined_ms, keeps_blame, awaits, ready_ms, early_ms)
-        await self._under_lease(lease, events.Release(lease.fence, added, 0, *rest), now_ms)
+        event = events.Release(
+            lease.fence,
+            added,
+            number=0,
+            wake_ms=wake_ms,
+            due_ms=due_ms,
+            attempts=attempts,
+            declined_ms=declined_ms,
+            keeps_blame=keeps_blame,
+            awaits=awaits,
+            ready_ms=ready_ms,
+            early_ms=early_ms,
+        )
+        await self._under_lease(lease, event, now_ms)
 
     async def restart(
         self,
@@ -535,8 +547,14 @@ class StoredTasks:
     ) -> None:
         """Make a task terminal (`events.Finish`)."""
         event = events.Finish(
-            *(lease.fence, status, outcome, status_message, cleanup_due_ms, ending, failed_steps),
-            expires_ms,
+            lease.fence,
+            status,
+            outcome,
+            status_message,
+            cleanup_due_ms=cleanup_due_ms,
+            ending=ending,
+            failed_steps=failed_steps,
+            expires_ms=expires_ms,
         )
         await self._under_lease(lease, event, now_ms)
 

@@ -333,7 +333,10 @@ class Worker:
             raise NotServedHere("can read its journal") from error
         give_up_ms = record.created_ms + int(config.task_timeout_s * 1000)
         return Running(
-            *(carrier, task_call.tool, self._clock, self._trust),
+            carrier,
+            task_call.tool,
+            self._clock,
+            self._trust,
             lease_s=config.lease_s,
             give_up_ms=give_up_ms,
         )

@@ -297,7 +297,13 @@ class Rounds:
         if principal.scopes != call.scopes:
             principal = replace(principal, scopes=call.scopes)
         context = RequestContext(
-            *(inbound, principal, call.notify, call.span, ids, left_ms, page_done),
+            inbound,
+            principal,
+            call.notify,
+            call.span,
+            correlation=ids,
+            remaining_ms=left_ms,
+            page_done=page_done,
             address=caller.address,
             is_counted=call.state is None,
         )
