@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from enum import StrEnum
@@ -85,7 +85,7 @@ class Responder:
         self._send_s = send_s
         self.give_up: Callable[[], None] | None = None
         """A function that ends the call of a client that does not read."""
-        self._lock: asyncio.Lock | None = None
+        self._lock = asyncio.Lock()
         self.state = State.NOTHING_SENT
         self.status = 0
         self.bytes_sent = 0
@@ -93,8 +93,6 @@ class Responder:
     async def notify(self, method: str, params: dict[str, Any]) -> None:
         """Send a notification, unless the response was sent. The first notification opens the
         stream."""
-        if self._lock is None:
-            self._lock = asyncio.Lock()
         async with self._lock:
             if self.state is State.DONE:
                 return
@@ -125,11 +123,9 @@ class Responder:
             self.state = State.DONE
             raise ClientDisconnect from None
 
-    def result(
-        self, request_id: RequestId, result: bytes, as_event: bool = False
-    ) -> Awaitable[None]:
+    async def result(self, request_id: RequestId, result: bytes, as_event: bool = False) -> None:
         """Send a serialised result, as an event if the client accepts only streams, and finish."""
-        return self.answer(200, jsonrpc.result_response(request_id, result), as_event=as_event)
+        await self.answer(200, jsonrpc.result_response(request_id, result), as_event=as_event)
 
     async def error(
         self, error: GatewayError, request_id: RequestId | None, revision: Revision
@@ -139,13 +135,13 @@ class Responder:
         status, body = revision.render(error, request_id)
         await self.answer(status, body, error_headers(error))
 
-    def answer(
+    async def answer(
         self,
         status: int,
         body: bytes,
         headers: Sequence[tuple[bytes, bytes]] = (),
         as_event: bool = False,
-    ) -> Awaitable[None]:
+    ) -> None:
         """Send a response, after notifications that are being sent, and finish.
 
         Args:
@@ -154,9 +150,19 @@ class Responder:
             headers: further headers.
             as_event: whether the body becomes the one event of a stream.
         """
-        if self._lock is None:
-            return self._end(status, body, headers, as_event)
-        return self._end_after(self._lock, status, body, headers, as_event)
+        async with self._lock:
+            streaming, self.state = self.state is State.STREAMING, State.DONE
+            if as_event and not streaming:
+                streaming = True
+                await self._start_stream()
+            if streaming:
+                await self._body(sse.event(body), more=False)
+                return
+            self.status, self.bytes_sent = status, len(body)
+            length = (b"content-length", b"%d" % len(body))
+            typed = [_TYPED, *headers, length] if body else [*headers, length]
+            await self._send({"type": "http.response.start", "status": status, "headers": typed})
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def end(self) -> None:
         """Finish without a response, because another process continues the call or the call was
@@ -167,41 +173,14 @@ class Responder:
         else:
             await self.answer(202, b"")
 
-    async def _end_after(
-        self,
-        lock: asyncio.Lock,
-        status: int,
-        body: bytes,
-        headers: Sequence[tuple[bytes, bytes]],
-        as_event: bool,
-    ) -> None:
-        async with lock:
-            await self._end(status, body, headers, as_event)
-
-    async def _end(
-        self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]], as_event: bool
-    ) -> None:
-        streaming, self.state = self.state is State.STREAMING, State.DONE
-        if as_event and not streaming:
-            streaming = True
-            await self._start_stream()
-        if streaming:
-            await self._body(sse.event(body), more=False)
-        else:
-            self.status, self.bytes_sent = status, len(body)
-            length = (b"content-length", b"%d" % len(body))
-            typed = [_TYPED, *headers, length] if body else [*headers, length]
-            await self._send({"type": "http.response.start", "status": status, "headers": typed})
-            await self._send({"type": "http.response.body", "body": body, "more_body": False})
-
-    def _start_stream(self) -> Awaitable[None]:
+    async def _start_stream(self) -> None:
         self.status = 200
         headers = list(_STREAM_HEADERS)
-        return self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    def _body(self, body: bytes, more: bool) -> Awaitable[None]:
+    async def _body(self, body: bytes, more: bool) -> None:
         self.bytes_sent += len(body)
-        return self._send({"type": "http.response.body", "body": body, "more_body": more})
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 def error_headers(error: GatewayError) -> Sequence[tuple[bytes, bytes]]:

@@ -66,7 +66,7 @@ class SessionStream:
         """The task of the call, while this process runs a round of it."""
         self.last_event_id = last_event_id
         """The id of the last event that the client has."""
-        self._writing: asyncio.Lock | None = None
+        self._writing = asyncio.Lock()
 
     @property
     def is_finite(self) -> bool:
@@ -128,8 +128,6 @@ class SessionStream:
         await self.responder.end()
 
     async def _write(self, event: bytes) -> None:
-        if self._writing is None:  # most calls send nothing before the response
-            self._writing = asyncio.Lock()
         async with self._writing:
             if self.is_over:
                 return
