@@ -213,23 +213,19 @@ class CountedRows:
         return is_stored
 
     async def put(self, key: str, value: bytes, forget_ms: int) -> int:
-        """Store a value, as `SessionStore.put` does."""
         await self._accounts.reserve(self._owner, ROW + len(value), forget_ms)
         return await self._rows.put(key, value, forget_ms)
 
     async def read(self, key: str) -> SessionRow | None:
-        """Return a row, as `SessionStore.read` does."""
         row = await self._rows.read(key)
         if row is not None:
             self._read[key] = row
         return row
 
     async def read_values(self, keys: Sequence[str]) -> Mapping[str, bytes]:
-        """Return values, as `SessionStore.read_values` does."""
         return await self._rows.read_values(keys)
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._rows.aclose()
 
 

@@ -126,7 +126,6 @@ class LocalBuckets:
         """The time when all forgotten buckets are full, in milliseconds on the monotonic clock."""
 
     async def take(self, caller: Caller) -> int:
-        """Take a token, as `Buckets.take` does."""
         quota, now_ms = self.quota, int(self._now_ms())
         bucket = self._known.get(caller)
         if bucket is None:
@@ -144,12 +143,10 @@ class LocalBuckets:
         return 0
 
     def give_back(self, caller: Caller) -> None:
-        """Return a token, as `Buckets.give_back` does."""
         if (bucket := self._known.get(caller)) is not None:
             bucket.parts = min(self.quota.capacity, bucket.parts + TOKEN)
 
     def left(self, most: int) -> dict[Caller, int]:
-        """Return the tokens of the latest callers, as `Buckets.left` does."""
         now_ms = int(self._now_ms())
         return {
             caller: self.quota.gained(bucket.parts, now_ms - bucket.at_ms) // TOKEN
@@ -221,7 +218,6 @@ class SharedBuckets:
                 held.empty_until_ms = 0
 
     async def take(self, caller: Caller) -> int:
-        """Take a token, as `Buckets.take` does."""
         held = self._held(caller)
         if (wait_ms := await self._take_here(caller, held)) is not None:
             return wait_ms
@@ -235,7 +231,6 @@ class SharedBuckets:
             return wait_ms
 
     def give_back(self, caller: Caller) -> None:
-        """Return a token, as `Buckets.give_back` does."""
         self._held(caller).left += 1
 
     def left(self, most: int) -> dict[Caller, int]:

@@ -664,11 +664,9 @@ class StoredTasks:
         return [shard for shard, first in zip(shards, firsts, strict=True) if first]
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
-        """Lease a shard to one sweeper, as `TaskStore.take_shard` does."""
         return await self.store.take_shard(shard, sweeper, now_ms, until_ms)
 
     async def tell_time(self, report: bytes) -> bytes | None:
-        """Exchange clock reports, as `TaskStore.tell_time` does."""
         return await self.store.tell_time(report)
 
     async def go_on(self, refs: Sequence[TaskRef], now_ms: int, due_ms: int) -> int:
@@ -699,7 +697,6 @@ class StoredTasks:
         return _happened(await self._apply_many([(ref, event) for ref in refs], now_ms))
 
     async def forget(self, now_ms: int) -> int:
-        """Delete old tasks, as `TaskStore.forget` does."""
         return await self.store.forget(now_ms)
 
     # for the operator
@@ -712,7 +709,6 @@ class StoredTasks:
     async def find(
         self, wanted: Wanted = ANY, limit: int = 100, cursor: str | None = None
     ) -> Found:
-        """Search tasks, as `TaskStore.find` does."""
         return await self.store.find(wanted, limit, cursor)
 
     async def read_work(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
@@ -758,7 +754,6 @@ class StoredTasks:
         return await self._happens(record.ref, event, now_ms)
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self.store.aclose()
 
 

@@ -447,7 +447,6 @@ class Table:
         raise Unavailable(_THROTTLED)
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._aws.aclose()
 
 

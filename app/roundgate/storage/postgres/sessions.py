@@ -51,7 +51,6 @@ class PostgresSessions:
         return dict(await self._database.fetch(select, list(keys), now_ms))
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._database.aclose()
 
     async def _sweep(self) -> None:

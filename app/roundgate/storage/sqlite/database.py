@@ -231,7 +231,6 @@ class Database:
             raise _unavailable(error) from error
 
     async def aclose(self) -> None:
-        """Close the connections."""
         self._writer = None
         _close(self._idle, self._threads)
         self._opened = []
