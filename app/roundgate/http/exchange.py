@@ -17,7 +17,7 @@ from copy import copy
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
@@ -193,21 +193,54 @@ def error_headers(error: GatewayError) -> Sequence[tuple[bytes, bytes]]:
     return ()
 
 
-class DisconnectWatch:
-    """A context manager that cancels the current task when the client hangs up. The block then ends
-    without an error, and `disconnected` is True."""
+class TaskWatch:
+    """A context manager that runs `_watch` beside its block after `after_s` seconds, and may cancel
+    the block."""
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
+    def __init__(self, after_s: float) -> None:
+        self._after_s = after_s
         self._watched = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_cancelled = False
-        self.disconnected = False
 
-    def __enter__(self) -> DisconnectWatch:
-        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._start)
+    def __enter__(self) -> Self:
+        self._timer = asyncio.get_running_loop().call_later(self._after_s, self._start)
         return self
+
+    def cancel(self) -> None:
+        """Cancel the block."""
+        if self._watched is not None and not self._is_cancelled:
+            self._is_cancelled = True
+            self._watched.cancel()
+
+    def _start(self) -> None:
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        raise NotImplementedError
+
+    def _end(self, kind: type[BaseException] | None) -> bool:
+        """Stop watching. Return whether `cancel` alone ended the block; another cancellation stays
+        in effect."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if not self._is_cancelled or self._watched is None:
+            return False
+        is_ours = self._watched.uncancel() == 0
+        return is_ours and kind is not None and issubclass(kind, asyncio.CancelledError)
+
+
+class DisconnectWatch(TaskWatch):
+    """A context manager that cancels the current task when the client hangs up. The block then ends
+    without an error, and `disconnected` is True."""
+
+    def __init__(self, receive: Receive) -> None:
+        super().__init__(WATCH_AFTER_S)
+        self._receive = receive
+        self.disconnected = False
 
     def __exit__(
         self,
@@ -215,28 +248,12 @@ class DisconnectWatch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()
-        if not self._is_cancelled or self._watched is None:
-            return False
-        # undo our own cancellation only; another cancellation stays in effect
-        return (
-            self._watched.uncancel() == 0
-            and kind is not None
-            and issubclass(kind, asyncio.CancelledError)
-        )
+        return self._end(kind)
 
     def cancel(self) -> None:
         """End the block as if the client had hung up."""
         self.disconnected = True
-        if self._watched is not None and not self._is_cancelled:
-            self._is_cancelled = True
-            self._watched.cancel()
-
-    def _start(self) -> None:
-        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        super().cancel()
 
     def hang_up(self) -> None:
         """Handle a client that hung up, or does not read its response."""

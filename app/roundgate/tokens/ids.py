@@ -28,10 +28,6 @@ MAX_SESSION_CHARS: Final = 4_096
 """The limit on the characters of a session id to open. The gateway's own ids have a few hundred."""
 
 
-MAX_OPENED: Final = 1_000
-"""The limit on the opened sessions that a process caches. Beyond it, the oldest is dropped."""
-
-
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
     """The facts of a session, which never change."""
@@ -57,8 +53,6 @@ class SessionSealer:
     lifetime_s: float
     leeway_s: float = field(default=5)
     """The allowed difference between the clocks of two replicas, in seconds."""
-    _opened: dict[tuple[str, tuple[str, str, str]], SessionFacts] = field(default_factory=dict)
-    """The sessions opened in this process, by token and owner. Invalid tokens are never cached."""
     refusals: Refusals = field(default_factory=lambda: Refusals(of_sessions=True))
 
     def seal(
@@ -101,9 +95,6 @@ class SessionSealer:
         return SessionNotFound()
 
     def _open(self, token: str, owner: Principal) -> SessionFacts:
-        known = self._opened.get((token, owner.identity))
-        if known is not None and self.clock.now_ms() <= known.expires_ms:
-            return known
         if len(token) > MAX_SESSION_CHARS:
             raise SealBroken("too long")
         try:
@@ -119,9 +110,6 @@ class SessionSealer:
             raise SealBroken("expired")
         if early_ms > self.leeway_s * 1000:
             raise SealBroken("not yet valid: the clock of the replica that sealed it is ahead")
-        self._opened[token, owner.identity] = facts
-        if len(self._opened) > MAX_OPENED:
-            self._opened.pop(next(iter(self._opened)), None)
         return facts
 
 

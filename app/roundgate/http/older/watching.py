@@ -23,7 +23,7 @@ from typing import Final
 from starlette.types import Receive
 
 from roundgate.errors import CallCancelled, LeaseLost, Unavailable
-from roundgate.http.exchange import DisconnectWatch
+from roundgate.http.exchange import DisconnectWatch, TaskWatch
 
 
 class UnheardWatch(DisconnectWatch):
@@ -102,20 +102,15 @@ FIRST_LOOK_S: Final = 1.0
 LAST_LOOK_S: Final = 5.0
 
 
-class CancelWatch:
+class CancelWatch(TaskWatch):
     """A context manager that cancels the current task once `look` raises `CallCancelled` or
     `LeaseLost`, and raises that error. `look` returns the maximum pause before the next look, in
     seconds."""
 
     def __init__(self, look: Callable[[], Awaitable[float]]) -> None:
+        super().__init__(FIRST_LOOK_S)
         self._look = look
-        self._watched = asyncio.current_task()
-        self._watcher: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._reason: CallCancelled | LeaseLost | None = None
-
-    def __enter__(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(FIRST_LOOK_S, self._start)
 
     def __exit__(
         self,
@@ -123,19 +118,8 @@ class CancelWatch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()
-        if self._reason is None or self._watched is None:
-            return
-        # another cancellation of the task stays in effect
-        is_ours = self._watched.uncancel() == 0
-        if is_ours and kind is not None and issubclass(kind, asyncio.CancelledError):
+        if self._end(kind) and self._reason is not None:
             raise self._reason from error
-
-    def _start(self) -> None:
-        self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     async def _watch(self) -> None:
         pause_s, longest_s = FIRST_LOOK_S, LAST_LOOK_S
@@ -147,5 +131,4 @@ class CancelWatch:
                 pause_s = min(LAST_LOOK_S, pause_s * 1.5)
         except (CallCancelled, LeaseLost) as error:
             self._reason = error
-            if self._watched is not None:
-                self._watched.cancel()
+            self.cancel()
