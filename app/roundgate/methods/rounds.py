@@ -55,12 +55,12 @@ from roundgate.replay import (
     Publish,
     Read,
     Restarted,
-    RowsOf,
     Run,
     Suspended,
     Texts,
     engine,
 )
+from roundgate.storage import RowsOf
 from roundgate.tasks import log_failure, said_by
 from roundgate.tokens import Binding, FixedTask, Opened, StateSealer
 

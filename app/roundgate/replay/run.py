@@ -47,6 +47,7 @@ from roundgate.replay.journal import (
     WireNames,
 )
 from roundgate.replay.scheduling import Order, Parked, Quiescence, wake
+from roundgate.storage import RowsOf
 
 if TYPE_CHECKING:  # loaded only if there is an audit log
     from roundgate.audit import Trail
@@ -141,43 +142,6 @@ class Texts(Protocol):
             ToolError: newer texts of the owner have replaced the text.
             Unavailable: the store cannot be reached.
         """
-
-
-class Row(Protocol):
-    """A stored value with its version."""
-
-    @property
-    def value(self) -> bytes: ...
-
-    @property
-    def version(self) -> int: ...
-
-    @property
-    def forget_ms(self) -> int: ...
-
-
-class Rows(Protocol):
-    """Expiring values of one caller that any process can read; `roundgate.storage.SessionStore`
-    has their contract."""
-
-    async def put_new(self, key: str, value: bytes, forget_ms: int) -> bool:
-        """Store a value if the key has none; return whether it was stored."""
-
-    async def replace(self, key: str, value: bytes, version: int, forget_ms: int) -> bool:
-        """Replace the value if its version is still `version`; return whether it was replaced."""
-
-    async def put(self, key: str, value: bytes, forget_ms: int) -> int:
-        """Store a value and return its version."""
-
-    async def read(self, key: str) -> Row | None:
-        """Return the row of a key, or `None` if there is none."""
-
-    async def read_values(self, keys: Sequence[str]) -> Mapping[str, bytes]:
-        """Return the values of the keys that have one."""
-
-
-RowsOf: TypeAlias = Callable[[Principal], Rows]
-"""Returns the rows of a caller."""
 
 
 class ExternalEvents(Protocol):

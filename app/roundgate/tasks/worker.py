@@ -60,14 +60,13 @@ from roundgate.replay import (
     ExternalEvents,
     Failed,
     Publish,
-    RowsOf,
     Run,
     Suspended,
     Texts,
     engine,
 )
 from roundgate.settings import TasksConfig
-from roundgate.storage import OpenTask, TaskRecord, TaskRef
+from roundgate.storage import OpenTask, RowsOf, TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall, make_journal
 from roundgate.tasks.events import NotClaimed, Sending
 from roundgate.tasks.lease import ClockTrust
