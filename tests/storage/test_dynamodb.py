@@ -534,9 +534,9 @@ async def test_a_sweeper_sees_every_shard_that_may_have_tasks(
     for ref in refs:
         await many.create(new(ref))
     await StoredTasks(DynamoDbTasks(dynamodb.open(table))).create(new())
-    found = [await many.due(END, 100, shard) for shard in range(many.shards)]
+    found = [await many.due(END, 100, shard) for shard in range(many.store.shards)]
     assert sorted(task.ref for tasks in found for task in tasks) == sorted([*refs, REF])
-    assert many.shards == max(8, shards)
+    assert many.store.shards == max(8, shards)
     assert len([tasks for tasks in found if tasks]) > min(shards, 10) // 2
 
 

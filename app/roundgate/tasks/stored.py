@@ -647,11 +647,6 @@ class StoredTasks:
 
     # for the sweep
 
-    @property
-    def shards(self) -> int:
-        """Return the number of parts of the index of due tasks."""
-        return self.store.shards
-
     async def due(self, now_ms: int, limit: int, shard: int | None = None) -> Sequence[OpenTask]:
         """Return tasks whose `due_ms` has passed, of one shard or of all, the longest overdue
         first: open tasks and tasks to be cleaned up. Eventually consistent."""
