@@ -21,7 +21,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from roundgate.errors import CallTimeout, GatewayError, MissingCapability, Suspend
 from roundgate.protocol import merged
-from roundgate.replay.branches import here
+from roundgate.replay.branches import inside
 from roundgate.replay.driving import Driven, InOwnContext, awaiting, number_tasks, spawn
 from roundgate.replay.journal import Journal
 from roundgate.replay.run import Run, Stop
@@ -87,28 +87,27 @@ async def run_handler(handler: Callable[[], Awaitable[T]], run: Run) -> Outcome[
     remaining_ms = run.call.deadline.remaining_ms()
     limit_s = None if remaining_ms is None else remaining_ms / 1000
     limit = asyncio.timeout(limit_s)
-    token = here.set(run.root)  # `inside` would cost half a microsecond
     outcome: Outcome[T]
     try:
-        try:
-            async with limit:
-                value = await (
-                    _driven(handler, run)
-                    if run.call.task_id is None
-                    else _in_its_own_task(handler, run)
-                )
-            # a handler that swallows the suspension must not return a result that skipped a
-            # question
-            outcome = Completed(value) if run.stopped is None else _suspended(run)
-        except BaseException as error:
-            late_s = limit_s if limit.expired() else None
-            outcome = _ended_by(error, run, late_s)
-        WATCH.get().run_ended(run)
-        if _shows_what_is_gone(run, outcome):
-            _warn_of_unasked(run)
-        return outcome
+        with inside(run.root):
+            try:
+                async with limit:
+                    value = await (
+                        _driven(handler, run)
+                        if run.call.task_id is None
+                        else _in_its_own_task(handler, run)
+                    )
+                # a handler that swallows the suspension must not return a result that skipped a
+                # question
+                outcome = Completed(value) if run.stopped is None else _suspended(run)
+            except BaseException as error:
+                late_s = limit_s if limit.expired() else None
+                outcome = _ended_by(error, run, late_s)
+            WATCH.get().run_ended(run)
+            if _shows_what_is_gone(run, outcome):
+                _warn_of_unasked(run)
+            return outcome
     finally:
-        here.reset(token)
         run.close()
 
 
