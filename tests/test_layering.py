@@ -219,7 +219,6 @@ def is_of_a_revision(name: str) -> bool:
 def test_only_the_table_of_revisions_knows_their_packages(name: str) -> None:
     is_of_sessions = name.startswith(f"{OF_SESSIONS}.")
     if not (is_of_a_revision(name) or is_of_sessions) and name not in {
-        "protocol.revisions_with_sessions",
         "protocol.revisions",
         "client.messages",
         "client.types",

@@ -18,7 +18,7 @@ from roundgate.settings import Settings
 def test_stores_for_another_event_loop_have_as_many_shards() -> None:
     stores = make_stores(Settings(store="dynamodb://tasks"), Clock(), shards=20)
     assert stores.again is not None
-    assert (stores.tasks.shards, stores.again().shards) == (20, 20)
+    assert (stores.tasks.store.shards, stores.again().store.shards) == (20, 20)
 
 
 def test_a_table_and_a_local_queue_have_nothing_in_common_on_lambda(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ POSTGRESQL = Settings(store="postgresql://gateway:s3cr3t@db.invalid/gateway")
 def test_a_store_in_postgresql_is_made_without_connecting() -> None:
     stores = make_stores(POSTGRESQL, Clock())
     assert stores.again is not None
-    assert (stores.tasks.shards, stores.again().shards) == (8, 8)
+    assert (stores.tasks.store.shards, stores.again().store.shards) == (8, 8)
     assert (stores.id(), stores.trouble(), len(stores.prepares)) == (None, None, 0)
 
 

@@ -211,7 +211,11 @@ def _make_console(
     from roundgate.console.routes import make_console
 
     return make_console(
-        *(file, using, clock, replica, next(iter(verifiers.values()))),
+        file,
+        using,
+        clock,
+        replica,
+        next(iter(verifiers.values())),
         health=lambda: _read_health(replica),
         serves_as=serves_as,
     )

@@ -31,6 +31,7 @@ from roundgate import json
 from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
+from roundgate.protocol import detailed
 from roundgate.protocol.tasks import Status
 from roundgate.replay.journal import Journal
 from roundgate.runtime import startup
@@ -382,7 +383,7 @@ async def _ends(
                 and record.status is Status.INPUT_REQUIRED
             )
             if record is not None and (record.status in SETTLED or asks):
-                ended.append((tool, facts, json.decode(tasks.shown(record))))
+                ended.append((tool, facts, json.decode(detailed(record.view(), 1_000))))
                 del left[ref]
             await asyncio.sleep(0)
         await asyncio.sleep(0.5)

@@ -325,7 +325,7 @@ async def test_a_response_that_lambda_does_not_read_is_broken_off(
         streamed.is_read.set()
         with pytest.raises(InvocationFailed) as failed:
             await whole(streamed)
-        assert failed.value.said["errorType"] == "Runtime.TruncatedResponse"
+        assert failed.value.report["errorType"] == "Runtime.TruncatedResponse"
 
 
 async def test_the_app_knows_how_long_the_invocation_may_take() -> None:

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from roundgate import Context, resource, tool
-from roundgate.http.older import cancelling, changes
+from roundgate.http.older import changes, watching
 from roundgate.settings.process import Settings
 from tests.http.test_listen import listening, said
 from tests.support import wire
@@ -185,7 +185,7 @@ async def cancel(session: Session, app: FastAPI, request_id: Any) -> None:
 async def test_a_cancellation_at_another_replica_ends_a_handler_that_runs(
     three: list[FastAPI], monkeypatch: pytest.MonkeyPatch, ask: bool
 ) -> None:
-    monkeypatch.setattr(cancelling, "FIRST_LOOK_S", 0.05)
+    monkeypatch.setattr(watching, "FIRST_LOOK_S", 0.05)
     session = await opened(three[0])
     async with session.stream(three[0], calling("endless", 9, ask=ask)) as stream:
         if ask:
@@ -201,7 +201,7 @@ async def test_a_cancellation_at_another_replica_ends_a_handler_that_runs(
 async def test_a_cancellation_ends_one_call_of_a_batch_at_any_replica(
     three: list[FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cancelling, "FIRST_LOOK_S", 0.05)
+    monkeypatch.setattr(watching, "FIRST_LOOK_S", 0.05)
     session = await opened(three[0], "2025-03-26")
     batch = asyncio.create_task(
         session.send(three[0], [calling("endless", 1), calling("change", 2)])
@@ -216,7 +216,7 @@ async def test_a_cancellation_ends_one_call_of_a_batch_at_any_replica(
 async def test_a_call_that_is_over_soon_reads_nothing_about_its_cancellation(
     three: list[FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cancelling, "FIRST_LOOK_S", 600)  # "soon" on a slow machine, too
+    monkeypatch.setattr(watching, "FIRST_LOOK_S", 600)  # "soon" on a slow machine, too
     session, rows = await opened(three[0]), three[0].state.core.stores.sessions
     await session.result(three[0], "ping")
     read, real = [], rows.read

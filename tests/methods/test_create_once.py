@@ -130,7 +130,7 @@ class Doubtful:
 def doubting(directory: Path, **troubles: Any) -> tuple[Stores, Doubtful]:
     made = make_stores(task_settings(directory), Clock())
     doubtful = Doubtful(made.tasks, **troubles)
-    return Stores(made.once, as_stored(doubtful), made.queue, made.sessions), doubtful
+    return Stores(as_stored(doubtful), made.queue, made.sessions), doubtful
 
 
 def rows(directory: Path) -> int:
@@ -198,7 +198,7 @@ async def test_so_it_does_in_dynamodb(
         doubtful = Doubtful(
             StoredTasks(DynamoDbTasks(dynamodb.open(table)), made.queue), **troubles
         )
-        stores = Stores(made.once, as_stored(doubtful), made.queue, made.sessions)
+        stores = Stores(as_stored(doubtful), made.queue, made.sessions)
         params: dict[str, Any] = {"name": name, "arguments": {"what": "cake"}}
         async with tasked(tmp_path, *orders.tools(), stores=stores) as ann:
             created, doubts = await until_created(ann, params, **{KEY: "k"})

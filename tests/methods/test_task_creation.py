@@ -363,9 +363,7 @@ class Broken:
 def stores_with(directory: Path, clock: Clock, **broken: str) -> Stores:
     """Real stores of which these have a method that is down."""
     made = make_stores(task_settings(directory), clock)
-    parts: dict[str, Any] = {
-        name: getattr(made, name) for name in ("once", "tasks", "queue", "sessions")
-    }
+    parts: dict[str, Any] = {name: getattr(made, name) for name in ("tasks", "queue", "sessions")}
     if "queue" in broken:
         parts["queue"] = Broken(parts["queue"], broken.pop("queue"))
         parts["tasks"] = StoredTasks(made.tasks.store, parts["queue"])
@@ -469,7 +467,7 @@ class Recorder:
         queue = _Told(self._made.queue, self)
         store: Any = _Told(self._made.tasks.store, self)
         tasks = StoredTasks(store, queue)
-        self.stores = Stores(self._made.once, tasks, queue, self._made.sessions)
+        self.stores = Stores(tasks, queue, self._made.sessions)
 
 
 @dataclass

@@ -263,7 +263,7 @@ class Counting:
         self.glances: Counter[str] = Counter()
         self.down = False
         self._inner: Any = made.tasks
-        self.stores = Stores(made.once, as_stored(self), made.queue, made.sessions)
+        self.stores = Stores(as_stored(self), made.queue, made.sessions)
 
     async def read(self, ref: Any, now_ms: int) -> Any:
         self.reads[ref.id] += 1

@@ -23,6 +23,7 @@ from typing import Any, Final
 from roundgate import json
 from roundgate.auth.principal import LOCAL
 from roundgate.errors import Unavailable
+from roundgate.protocol import detailed
 from roundgate.protocol.tasks import OPEN, Status
 from roundgate.replay.journal import Journal
 from roundgate.settings import TasksConfig
@@ -295,7 +296,7 @@ class _Story:
 
     async def _look(self, client: Process, plan: Plan) -> bool:
         record = await _insist(lambda: client.tasks.record(LOCAL, plan.id))
-        shown = json.decode(client.tasks.shown(record))
+        shown = json.decode(detailed(record.view(), 1_000))
         if shown["status"] == Status.INPUT_REQUIRED:
             key, name = next(iter(shown["inputRequests"])), f"answer {len(plan.accepted)}"
             plan.accepted.append(name)

@@ -194,9 +194,7 @@ async def test_an_answer_that_came_before_counts_until_the_call_ends() -> None:
 
 def unasked(**responses: Any) -> Journal:
     """A first round that brings answers along, as clients do that know a tool from before."""
-    journal = Journal()
-    journal.receive_unasked(responses)
-    return journal
+    return Journal(unasked=responses)
 
 
 async def test_answers_without_any_state_are_taken_by_name() -> None:

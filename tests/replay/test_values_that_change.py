@@ -176,8 +176,7 @@ async def test_so_it_is_with_the_low_level_form() -> None:
 
 async def test_so_it_is_with_answers_that_nobody_had_asked_for() -> None:
     response = accept(name="Ada")
-    journal = Journal()
-    journal.receive_unasked({"who": response, "raw": response})
+    journal = Journal(unasked={"who": response, "raw": response})
 
     async def handler(ctx: Context) -> Any:
         found = await ctx.elicit("who", "Who?", FORM)

@@ -278,7 +278,9 @@ async def test_a_record_is_forgotten_once_its_token_has_expired(
     async with client(replica(store, later_s=3 * 86_400)) as mcp:
         await text(mcp, await confirmed(mcp, amount=9))
     with sqlite3.connect(store) as db:
-        assert db.execute("select count(*) from once").fetchone() == (1,)
+        assert db.execute("select count(*) from sessions where key like 'once.%'").fetchone() == (
+            1,
+        )
     db.close()
 
 

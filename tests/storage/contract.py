@@ -110,24 +110,24 @@ class OnceStoreContract:
         self, store: OnceStore, outcome: bytes
     ) -> None:
         await store.claim("id", "yes", 10, LATER)
-        await store.finish("id", outcome)
+        await store.finish("id", outcome, LATER)
         assert await store.read("id") == OnceRecord("yes", outcome, 10)
 
     async def test_a_claim_after_the_end_gets_the_outcome(self, store: OnceStore) -> None:
         await store.claim("id", "yes", 10, LATER)
-        await store.finish("id", b"done")
+        await store.finish("id", b"done", LATER)
         assert await store.claim("id", "yes", 99, LATER) == OnceRecord("yes", b"done", 10)
 
     async def test_a_finished_record_is_never_changed(self, store: OnceStore) -> None:
         await store.claim("id", "yes", 10, LATER)
-        await store.finish("id", b"first")
-        await store.finish("id", b"second")
+        await store.finish("id", b"first", LATER)
+        await store.finish("id", b"second", LATER)
         record = await store.read("id")
         assert record is not None
         assert record.outcome == b"first"
 
     async def test_what_was_never_claimed_cannot_be_finished(self, store: OnceStore) -> None:
-        await store.finish("unknown", b"done")
+        await store.finish("unknown", b"done", LATER)
         assert await store.read("unknown") is None
 
     async def test_a_claim_is_not_taken_over_however_late_it_is(
@@ -143,22 +143,16 @@ class OnceStoreContract:
         other = reopen()
         await store.claim("id", "yes", 10, LATER)
         assert await other.claim("id", "yes", 10, LATER) == OnceRecord("yes", None, 10)
-        await store.finish("id", b"done")
+        await store.finish("id", b"done", LATER)
         assert await other.read("id") == OnceRecord("yes", b"done", 10)
 
     async def test_everything_survives_a_restart(self, store: OnceStore, reopen: Reopen) -> None:
         await store.claim("finished", "yes", 10, LATER)
-        await store.finish("finished", b"done")
+        await store.finish("finished", b"done", LATER)
         await store.claim("claimed", "yes", 10, LATER)
-        await store.aclose()
         again = reopen()
         assert await again.read("finished") == OnceRecord("yes", b"done", 10)
         assert await again.read("claimed") == OnceRecord("yes", None, 10)
-
-    async def test_a_closed_store_may_be_closed_again(self, store: OnceStore) -> None:
-        await store.claim("id", "yes", 10, LATER)
-        await store.aclose()
-        await store.aclose()
 
     async def test_what_may_be_forgotten_is_swept_and_nothing_else(
         self, store: OnceStore, clock: FixedClock, swept: Swept

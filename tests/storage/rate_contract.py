@@ -22,8 +22,7 @@ MINUTE_S = 60
 
 async def take(buckets: Buckets, caller: Caller = ANN) -> int:
     """Take a token, if necessary from the store."""
-    wait_ms = buckets.take(caller)
-    return wait_ms if isinstance(wait_ms, int) else await wait_ms
+    return await buckets.take(caller)
 
 
 async def flood(processes: list[SharedBuckets], caller: Caller = ANN) -> int:

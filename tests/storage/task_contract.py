@@ -1236,7 +1236,7 @@ class TaskStoreContract:
         refs = [TaskRef(f"owner{n % 3}", f"{n}") for n in range(60)]
         for n, ref in enumerate(refs):
             await store.create(new(ref, due_ms=NOW + n))
-        parts = [await store.due(NOW + 49, 100, shard) for shard in range(store.shards)]
+        parts = [await store.due(NOW + 49, 100, shard) for shard in range(store.store.shards)]
         assert sorted(task.ref for part in parts for task in part) == sorted(refs[:50])
         assert sorted(await store.late_shards(NOW + 49)) == [
             shard for shard, part in enumerate(parts) if part
@@ -1245,7 +1245,7 @@ class TaskStoreContract:
         assert all(
             [task.due_ms for task in part] == sorted(task.due_ms for task in part) for part in parts
         )
-        assert len([part for part in parts if part]) > store.shards // 2
+        assert len([part for part in parts if part]) > store.store.shards // 2
         largest = max(parts, key=len)
         shard = parts.index(largest)
         assert await store.due(NOW + 49, 2, shard) == largest[:2]
@@ -1385,7 +1385,7 @@ class TaskStoreContract:
         lease = (await claim(store)).lease
         for n in range(3):
             await store.checkpoint(lease, Added([blob(2000 + n)]), NOW)
-        before = await store.read_work(REF)
+        _, before = await store.read_work(REF)
         await store.finish(
             *(lease, Status.COMPLETED, b"{}", None, NOW),
             ending=Ending.STEP_FAILED,
@@ -1393,7 +1393,7 @@ class TaskStoreContract:
         )
         entries = [blob(2000 + n) for n in range(3)]
         expected = Work(large["call"], entries, large["state"], {"a": blob(700)})
-        assert before == await store.read_work(REF) == expected
+        assert before == (await store.read_work(REF))[1] == expected
         assert await store.claim(REF, NOW, UNTIL) is NotClaimed.OVER
         assert await store.count_open("owner", 10) == 0
         assert await store.due(END, 10) == []
@@ -1530,7 +1530,7 @@ class TaskStoreContract:
         taken = await store.deliver(REF, "event:paid", b"7", "digest", NOW, SOON)
         assert taken is Delivered.KEPT, "a retry will find it"
         going_on = await retry(store, REF, NOW)
-        work = await store.read_work(going_on)
+        _, work = await store.read_work(going_on)
         assert work is not None
         paid = from_row(decode(work.journal[0]))
         assert isinstance(paid, Opened)

@@ -15,7 +15,8 @@ import pytest
 from roundgate.clock import Clock
 from roundgate.errors import LeaseLost, Unavailable
 from roundgate.protocol.tasks import Status
-from roundgate.storage.dynamodb.table import TABLE, DynamoDbOnce, Table
+from roundgate.storage.dynamodb.sessions import DynamoDbSessions
+from roundgate.storage.dynamodb.table import TABLE, Table
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.once import OnceRecord, OnceStore
 from roundgate.storage.tasks import TaskRef, Wanted
@@ -47,19 +48,21 @@ TWO_DAYS_S = 2 * 86_400
 _CLAIM = """
 import asyncio, sys
 from roundgate.clock import Clock
-from roundgate.storage.dynamodb.table import DynamoDbOnce
+from roundgate.storage.dynamodb.sessions import DynamoDbSessions
+from roundgate.storage.once import OnceStore
 from tests.support.dynamodb import Emulator
 
 url, table, token_id, claims, me = sys.argv[1:]
 
 async def main():
-    store = DynamoDbOnce(Emulator(url).open(table))
+    sessions = DynamoDbSessions(Emulator(url).open(table), Clock())
+    store = OnceStore(sessions)
     await store.read(token_id)  # connected
     print("ready", flush=True)
     sys.stdin.readline()  # all begin at once
     got = await asyncio.gather(*(store.claim(token_id, f"{me}/{n}", 1, 9_000_000_000_000) for n in range(int(claims))))
     print(*("won" if record is None else record.answers for record in got), sep="\\n")
-    await store.aclose()
+    await sessions.aclose()
 
 asyncio.run(main())
 """
@@ -96,12 +99,14 @@ class TestDynamoDbOnce(contract.OnceStoreContract):
     """The contract of `once`."""
 
     @pytest.fixture
-    async def reopen(self, dynamodb: Emulator, table: str) -> AsyncIterator[contract.Reopen]:
-        made: list[OnceStore] = []
+    async def reopen(
+        self, dynamodb: Emulator, table: str, clock: FixedClock
+    ) -> AsyncIterator[contract.Reopen]:
+        made: list[DynamoDbSessions] = []
 
         def open_one() -> OnceStore:
-            made.append(DynamoDbOnce(dynamodb.open(table)))
-            return made[-1]
+            made.append(DynamoDbSessions(dynamodb.open(table), clock))
+            return OnceStore(made[-1])
 
         yield open_one
         for store in made:
@@ -112,7 +117,8 @@ class TestDynamoDbOnce(contract.OnceStoreContract):
         """DynamoDB deletes what is past its `ttl`, within days."""
 
         async def is_due(token_id: str) -> bool:
-            (row,) = [item for item in dynamodb.items(table) if item["pk"]["S"] == f"O#{token_id}"]
+            pk = f"U#once.{token_id}"
+            (row,) = [item for item in dynamodb.items(table) if item["pk"]["S"] == pk]
             return int(row["ttl"]["N"]) * 1000 <= clock.now_ms()
 
         return is_due
@@ -127,24 +133,18 @@ class TestDynamoDbOnce(contract.OnceStoreContract):
 
     async def test_an_outcome_larger_than_a_row_is_read_back(self, store: OnceStore) -> None:
         await store.claim("id", "yes", 10, LATER)
-        await store.finish("id", blob(3_000_000))
+        await store.finish("id", blob(3_000_000), LATER)
         assert await store.read("id") == OnceRecord("yes", blob(3_000_000), 10)
         assert await store.claim("id", "no", 20, LATER) == OnceRecord("yes", blob(3_000_000), 10)
-        await store.finish("id", blob(4_000_000))
+        await store.finish("id", blob(4_000_000), LATER)
         assert await store.read("id") == OnceRecord("yes", blob(3_000_000), 10)
 
     async def test_rows_of_a_large_outcome_go_with_their_record(
         self, store: OnceStore, dynamodb: Emulator, table: str
     ) -> None:
         await store.claim("id", "yes", 10, 5001)
-        await store.finish("id", blob(1_000_000))
-        assert [item["ttl"]["N"] for item in dynamodb.items(table)] == ["6"] * 4
-
-    async def test_what_was_never_claimed_leaves_no_rows(
-        self, store: OnceStore, dynamodb: Emulator, table: str
-    ) -> None:
-        await store.finish("unknown", blob(1_000_000))
-        assert dynamodb.items(table) == []
+        await store.finish("id", blob(1_000_000), 5001)
+        assert [item["ttl"]["N"] for item in dynamodb.items(table)] == [f"{TWO_DAYS_S + 6}"] * 5
 
 
 # the table
@@ -293,7 +293,7 @@ class Counted:
         self.client = Client(dynamodb.client())
         self._table = Table(table, lambda: self.client, Clock())
         self.store = StoredTasks(DynamoDbTasks(self._table))
-        self.once = DynamoDbOnce(self._table)
+        self.once = OnceStore(DynamoDbSessions(self._table, Clock()))
 
     async def calls(self, work: Any) -> dict[str, int]:
         self.client.calls.clear()
@@ -534,9 +534,9 @@ async def test_a_sweeper_sees_every_shard_that_may_have_tasks(
     for ref in refs:
         await many.create(new(ref))
     await StoredTasks(DynamoDbTasks(dynamodb.open(table))).create(new())
-    found = [await many.due(END, 100, shard) for shard in range(many.shards)]
+    found = [await many.due(END, 100, shard) for shard in range(many.store.shards)]
     assert sorted(task.ref for tasks in found for task in tasks) == sorted([*refs, REF])
-    assert many.shards == max(8, shards)
+    assert many.store.shards == max(8, shards)
     assert len([tasks for tasks in found if tasks]) > min(shards, 10) // 2
 
 
@@ -756,7 +756,7 @@ async def test_what_passes_is_unavailable(tasks: Counted, error: Exception) -> N
         store.requeue(REF, NOW, SOON),
         store.expire([REF], END),
         tasks.once.claim("id", "yes", 10, LATER),
-        tasks.once.finish("id", b""),
+        tasks.once.finish("id", b"", LATER),
         tasks.once.read("id"),
     ):
         with pytest.raises(Unavailable) as caught:
@@ -899,12 +899,15 @@ async def test_a_write_that_was_sent_twice_happened_once(dynamodb: Emulator, tab
 
 
 async def test_a_claim_of_an_id_that_was_sent_twice_is_ours(dynamodb: Emulator, table: str) -> None:
-    once = DynamoDbOnce(dynamodb.open(table, lambda: SentTwice(dynamodb.client())))
+    sessions = DynamoDbSessions(
+        dynamodb.open(table, lambda: SentTwice(dynamodb.client())), FixedClock()
+    )
+    once = OnceStore(sessions)
     assert await once.claim("id", "yes", 10, LATER) is None
     assert await once.claim("id", "yes", 10, LATER) is not None
-    await once.finish("id", b"done")
+    await once.finish("id", b"done", LATER)
     assert (await once.read("id")) == OnceRecord("yes", b"done", 10)
-    await once.aclose()
+    await sessions.aclose()
 
 
 async def test_what_was_given_up_as_unavailable_and_happened_all_the_same_is_not_added_twice(

@@ -14,9 +14,9 @@ import pytest
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.protocol.tasks import Status
+from roundgate.storage.once import OnceStore
 from roundgate.storage.postgres import (
     Database,
-    PostgresOnce,
     PostgresQueue,
     PostgresSessions,
     PostgresTasks,
@@ -44,18 +44,20 @@ Connect = Callable[..., Database]
 _CLAIM = """
 import asyncio, sys
 from roundgate.clock import Clock
-from roundgate.storage.postgres import Database, PostgresOnce
+from roundgate.storage.once import OnceStore
+from roundgate.storage.postgres import Database, PostgresSessions
 
 url, token_id, claims, me = sys.argv[1:]
 
 async def main():
-    store = PostgresOnce(Database(url), Clock())
+    sessions = PostgresSessions(Database(url), Clock())
+    store = OnceStore(sessions)
     await store.read(token_id)  # connected
     print("ready", flush=True)
     sys.stdin.readline()  # all begin at once
     got = await asyncio.gather(*(store.claim(token_id, f"{me}/{n}", 1, 9_000_000_000_000) for n in range(int(claims))))
     print(*("won" if record is None else record.answers for record in got), sep="\\n")
-    await store.aclose()
+    await sessions.aclose()
 
 asyncio.run(main())
 """
@@ -163,7 +165,7 @@ class TestPostgresOnce(contract.OnceStoreContract):
 
     @pytest.fixture
     def reopen(self, connect: Connect, clock: FixedClock) -> contract.Reopen:
-        return lambda: PostgresOnce(connect(), clock)
+        return lambda: OnceStore(PostgresSessions(connect(), clock))
 
     @pytest.fixture
     def spawn_claims(self, postgresql: Server) -> contract.SpawnClaims:
@@ -440,12 +442,12 @@ class TestTables:
         self, connection: Any
     ) -> None:
         store = await migrate(connection)
-        await connection.execute("insert into roundgate.once values ('token', 'yes', null, 1, 1)")
-        later = (*MIGRATIONS, "alter table once add column owner text not null default ''")
+        await connection.execute("insert into roundgate.sessions values ('key', '', 1, 1)")
+        later = (*MIGRATIONS, "alter table sessions add column owner text not null default ''")
         assert await migrate(connection, later) == store
         assert await migrate(connection, later) == store
-        rows = await connection.fetch("select token_id, owner from roundgate.once")
-        assert [tuple(row) for row in rows] == [("token", "")]
+        rows = await connection.fetch("select key, owner from roundgate.sessions")
+        assert [tuple(row) for row in rows] == [("key", "")]
         with pytest.raises(
             Unavailable, match=r"version 2, this version uses 1\); use that version"
         ):
@@ -460,7 +462,7 @@ class TestTables:
         self, connection: Any
     ) -> None:
         await migrate(connection)
-        broken = (*MIGRATIONS, "alter table once add column owner text; select 1 / 0")
+        broken = (*MIGRATIONS, "alter table sessions add column owner text; select 1 / 0")
         with pytest.raises(asyncpg.DivisionByZeroError):
             await migrate(connection, broken)
         await migrate(connection)
@@ -524,8 +526,7 @@ class TestTables:
             await database.fetch("select 1")
         assert "permission denied" in str(refused.value.__cause__)
         await connection.execute("create schema roundgate authorization plain")
-        store = PostgresOnce(database, Clock())
-        assert await store.claim("id", "yes", 1, LATER) is None
+        assert await PostgresSessions(database, Clock()).put_new("key", b"", LATER)
 
 
 async def _role(connection: Any) -> bool:
@@ -759,15 +760,12 @@ async def test_every_statement_finds_its_rows_by_an_index(postgresql: Server) ->
     await queue.receive(10, 0)  # takes the message that was put back
     await queue.delete(messages)
     await queue.waiting([REF])
-    once, sessions = PostgresOnce(database, clock), PostgresSessions(database, clock)
-    await once.claim("token", "a", 1, 1)
-    await once.finish("token", b"")
-    await once.read("token")
+    sessions = PostgresSessions(database, clock)
     await sessions.put_new("key", b"", 1)
     await sessions.replace("key", b"", 1, 1)
     await sessions.put("key", b"", 1)
     await sessions.read_values(["key", "other"])
-    assert len(database.statements) > 40, "the story has become short"
+    assert len(database.statements) > 36, "the story has become short"
     connection = await asyncpg.connect(postgresql.url)
     await connection.execute(
         "set enable_seqscan = off"

@@ -21,10 +21,10 @@ from roundgate.storage.once import OnceStore
 from roundgate.storage.sqlite.database import (
     MIGRATIONS,
     Database,
-    SqliteOnce,
     migrate,
     other_version,
 )
+from roundgate.storage.sqlite.sessions import SqliteSessions
 from tests.storage.contract import LATER, OnceStoreContract, Reopen, SpawnClaims, claimed
 from tests.support.clocks import FixedClock
 
@@ -32,17 +32,19 @@ _CLAIM = """
 import asyncio, sys, time
 from pathlib import Path
 from roundgate.clock import Clock
-from roundgate.storage.sqlite.database import Database, SqliteOnce
+from roundgate.storage.once import OnceStore
+from roundgate.storage.sqlite import Database, SqliteSessions
 
 path, token_id, claims, me = sys.argv[1:]
 
 async def main():
-    store = SqliteOnce(Database(Path(path)), Clock())
+    sessions = SqliteSessions(Database(Path(path)), Clock())
+    store = OnceStore(sessions)
     print("ready", flush=True)
     sys.stdin.readline()  # all begin at once
     got = await asyncio.gather(*(store.claim(token_id, f"{me}/{n}", 1, 9_000_000_000_000) for n in range(int(claims))))
     print(*("won" if record is None else record.answers for record in got), sep="\\n")
-    await store.aclose()
+    await sessions.aclose()
 
 asyncio.run(main())
 """
@@ -50,7 +52,7 @@ asyncio.run(main())
 _INSERT = """
 import sqlite3, sys
 db = sqlite3.connect(sys.argv[1])
-db.execute("insert into once (token_id, answers, give_up_ms, forget_ms) values (?, '', 1, 1)", [sys.argv[2]])
+db.execute("insert into sessions (key, value, version, forget_ms) values (?, '', 1, 1)", [sys.argv[2]])
 db.commit()
 db.close()
 """
@@ -68,11 +70,11 @@ def clock() -> FixedClock:
 
 @pytest.fixture
 async def reopen(path: Path, clock: FixedClock) -> AsyncIterator[Reopen]:
-    made: list[OnceStore] = []
+    made: list[SqliteSessions] = []
 
     def open_one() -> OnceStore:
-        made.append(SqliteOnce(Database(path), clock))
-        return made[-1]
+        made.append(SqliteSessions(Database(path), clock))
+        return OnceStore(made[-1])
 
     yield open_one
     for store in made:
@@ -102,19 +104,19 @@ class TestSqliteOnce(OnceStoreContract):
         await store.claim("id", "yes", 10, LATER)
         with sqlite3.connect(path) as db:
             assert db.execute("pragma journal_mode").fetchone() == ("wal",)
-            assert db.execute("select answers from once").fetchall() == [("yes",)]
+            assert db.execute("select key from sessions").fetchall() == [("once.id",)]
         db.close()
 
     def test_making_a_store_touches_no_file(self, path: Path, clock: FixedClock) -> None:
-        SqliteOnce(Database(path), clock)
+        SqliteSessions(Database(path), clock)
         assert not path.parent.exists()
 
 
 async def test_the_file_and_its_folder_are_for_their_owner_alone(path: Path) -> None:
     before = os.umask(0)
     try:
-        once = SqliteOnce(Database(path), FixedClock())
-        await once.claim("t", "a", 1, LATER)
+        once = SqliteSessions(Database(path), FixedClock())
+        await once.put_new("t", b"", LATER)
         modes = {
             one.name: stat.S_IMODE(one.stat().st_mode)
             for one in (path.parent, *path.parent.iterdir())
@@ -138,9 +140,9 @@ async def test_a_connection_takes_no_locks_from_the_others_of_its_process(tmp_pa
         command = [sys.executable, "-c", _INSERT, str(path), str(number)]
         assert await asyncio.to_thread(subprocess.call, command) == 0
         assert path.with_name("store.sqlite3-wal").exists()
-        assert await first.read(lambda db: db.execute("select count(*) from once").fetchone()) == (
-            number + 1,
-        )
+        assert await first.read(
+            lambda db: db.execute("select count(*) from sessions").fetchone()
+        ) == (number + 1,)
     await first.aclose()
     await second.aclose()
 
@@ -150,9 +152,9 @@ async def test_a_full_disk_is_said_and_does_no_harm(path: Path) -> None:
     database = Database(path)
 
     def insert(db: sqlite3.Connection) -> None:
-        facts = ("token", "x" * 100_000, 1, LATER)
+        facts = ("key", b"x" * 100_000, 1, LATER)
         db.execute(
-            "insert into once (token_id, answers, give_up_ms, forget_ms) values (?, ?, ?, ?)",
+            "insert into sessions (key, value, version, forget_ms) values (?, ?, ?, ?)",
             facts,
         )
 
@@ -162,9 +164,9 @@ async def test_a_full_disk_is_said_and_does_no_harm(path: Path) -> None:
             await database.write(insert)
     await database.write(lambda db: _limit_pages(db, 1_000))
     await database.write(insert)
-    assert await database.read(lambda db: db.execute("select count(*) from once").fetchone()) == (
-        1,
-    )
+    assert await database.read(
+        lambda db: db.execute("select count(*) from sessions").fetchone()
+    ) == (1,)
     await database.aclose()
 
 
@@ -192,11 +194,11 @@ async def test_a_file_that_is_no_database_is_said_by_whoever_reads_or_writes(
 ) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("What was bought: " * 500)
-    store = SqliteOnce(Database(file), FixedClock())
+    store = SqliteSessions(Database(file), FixedClock())
     with pytest.raises(Unavailable, match="file is not a database"):
         await store.read("t")
     with pytest.raises(Unavailable, match="file is not a database"):
-        await store.claim("t", "a", LATER, LATER)
+        await store.put_new("t", b"", LATER)
     await store.aclose()
     assert file.read_text().startswith("What was bought"), "it is left as it is"
 
@@ -205,13 +207,13 @@ async def test_a_file_that_is_no_database_is_said_by_whoever_reads_or_writes(
 async def test_a_file_of_another_version_is_left_alone_and_says_so(
     path: Path, version: int
 ) -> None:
-    store = SqliteOnce(Database(path), FixedClock())
-    assert await store.claim("t", "a", LATER, LATER) is None
+    store = SqliteSessions(Database(path), FixedClock())
+    assert await store.put_new("t", b"", LATER)
     await store.aclose()
     db = sqlite3.connect(path)
     db.execute(f"pragma user_version = {version}")
     db.close()
-    store = SqliteOnce(Database(path), FixedClock())
+    store = SqliteSessions(Database(path), FixedClock())
     with pytest.raises(
         Unavailable, match=rf"written by another version .* \(file version {version}"
     ):
@@ -220,45 +222,45 @@ async def test_a_file_of_another_version_is_left_alone_and_says_so(
 
 
 async def test_a_file_with_other_tables_of_the_same_version_is_refused(path: Path) -> None:
-    store = SqliteOnce(Database(path), FixedClock())
-    assert await store.claim("t", "a", LATER, LATER) is None
+    store = SqliteSessions(Database(path), FixedClock())
+    assert await store.put_new("t", b"", LATER)
     await store.aclose()
     assert other_version(path) is None
     with closing(sqlite3.connect(path)) as db:
         db.execute("pragma application_id = 0")  # as files from before the tables were settled
     reason = r"written by another version of the gateway \(file version 1, with other tables\)"
     assert re.search(reason, other_version(path) or "")
-    store = SqliteOnce(Database(path), FixedClock())
+    store = SqliteSessions(Database(path), FixedClock())
     with pytest.raises(Unavailable, match=reason):
         await store.read("t")
     await store.aclose()
 
 
 async def test_a_file_of_an_earlier_version_is_migrated_and_keeps_its_rows(path: Path) -> None:
-    store = SqliteOnce(Database(path), FixedClock())
-    await store.claim("token", "yes", 1, LATER)
+    store = SqliteSessions(Database(path), FixedClock())
+    await store.put_new("token", b"", LATER)
     await store.aclose()
     later = (
         *MIGRATIONS,
-        "alter table once add column owner text not null default '?'; create table two (n)",
+        "alter table sessions add column owner text not null default '?'; create table two (n)",
     )
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         assert migrate(db, path, later) is False
         assert migrate(db, path, later) is False
-        rows = db.execute("select token_id, owner from once").fetchall()
+        rows = db.execute("select key, owner from sessions").fetchall()
         assert (rows, db.execute("select * from two").fetchall()) == ([("token", "?")], [])
     assert "file version 2, this version reads 1" in (other_version(path) or "")
 
 
 async def test_a_migration_that_fails_leaves_the_file_as_it_was(path: Path) -> None:
-    store = SqliteOnce(Database(path), FixedClock())
-    await store.claim("token", "yes", 1, LATER)
+    store = SqliteSessions(Database(path), FixedClock())
+    await store.put_new("token", b"", LATER)
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        broken = (*MIGRATIONS, "alter table once add column owner text; drop table none")
+        broken = (*MIGRATIONS, "alter table sessions add column owner text; drop table none")
         with pytest.raises(sqlite3.OperationalError, match="no such table: none"):
             migrate(db, path, broken)
     assert other_version(path) is None
-    assert await store.claim("token", "no", 1, LATER) is not None
+    assert not await store.put_new("token", b"", LATER)
     await store.aclose()
 
 
@@ -281,7 +283,7 @@ async def test_who_opens_a_new_file_waits_for_another_that_is_making_it(tmp_path
     other = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
     other.execute("create table x (y)")
     other.execute("begin exclusive")
-    store = SqliteOnce(Database(file), FixedClock())
+    store = SqliteSessions(Database(file), FixedClock())
     reading = asyncio.ensure_future(store.read("t"))
     await asyncio.sleep(0.2)
     assert not reading.done()

@@ -12,7 +12,7 @@ import pytest
 
 from roundgate.clock import Clock
 from roundgate.protocol import Status
-from roundgate.storage.sqlite.database import MIGRATIONS, Database, SqliteOnce
+from roundgate.storage.sqlite.database import MIGRATIONS, Database
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.storage.sqlite.tasks import SqliteTasks
@@ -58,7 +58,7 @@ async def database(tmp_path: Path) -> Any:
 
 async def test_each_statement_uses_an_index(database: Traced) -> None:
     await have_everything_done(database)
-    assert len(database.statements) > 60, "the story has become short"
+    assert len(database.statements) > 55, "the story has become short"
     told = [told for one in database.statements.values() for told in await trouble(database, one)]
     assert not told, "\n".join(told)
 
@@ -88,11 +88,7 @@ async def have_everything_done(database: Database) -> None:
     await queue.delete(messages)
     await queue.depth()
     await queue.waiting([REF])
-    once, sessions = SqliteOnce(database, clock), SqliteSessions(database, clock)
-    for _ in range(2):
-        await once.claim("token", "a", 1, clock.now_ms() + 1_000)
-    await once.finish("token", b"")
-    await once.read("token")
+    sessions = SqliteSessions(database, clock)
     await sessions.put_new("key", b"", clock.now_ms() + 1_000)
     await sessions.replace("key", b"", 1, clock.now_ms() + 1_000)
     await sessions.read("key")
@@ -208,7 +204,7 @@ def test_values_of_any_size_lie_beside_the_index() -> None:
         r"create table (\w+) \(\n(.*?)\n\)( without rowid)?;", "".join(MIGRATIONS), re.DOTALL
     )
     with_values = {name: (columns, kind) for name, columns, kind in tables if " blob" in columns}
-    assert with_values.keys() == {"once", "payloads", "sessions", "told"}
+    assert with_values.keys() == {"payloads", "sessions", "told"}
     for name, (columns, kind) in with_values.items():
         assert not kind, f"{name} would have its values inside the tree of its keys"
         assert " blob" in columns.strip().splitlines()[-1], f"{name}: a column behind the value"

@@ -16,7 +16,7 @@ import pytest
 from roundgate.errors import LeaseLost, Unavailable
 from roundgate.storage.sqlite.database import Database
 
-INSERT = "insert into once (token_id, answers, give_up_ms, forget_ms) values (?, ?, 1, 1)"
+INSERT = "insert into sessions (key, value, version, forget_ms) values (?, ?, 1, 1)"
 
 
 class Counting(Database):
@@ -57,7 +57,7 @@ def insert(name: str, size: int = 1) -> Callable[[sqlite3.Connection], str]:
 
 
 async def names(database: Database) -> list[str]:
-    select = "select token_id from once"
+    select = "select key from sessions"
     return sorted(name for (name,) in await database.read(lambda db: db.execute(select).fetchall()))
 
 

@@ -76,6 +76,7 @@ GATEWAY = (
     ACCOUNTS,
     "app/roundgate/methods/changes.py",
     "app/roundgate/methods/once.py",
+    "app/roundgate/storage/once.py",
     "app/roundgate/storage/rates.py",
     "app/roundgate/tasks/external.py",
     "app/roundgate/tasks/hidden.py",
@@ -209,8 +210,8 @@ def _uses(module: str) -> Iterator[tuple[str, str]]:
 def _methods(
     path: str, name: str, under: Mapping[str, set[Permission]]
 ) -> dict[str, set[Permission]]:
-    """What each method of a class does, itself, through `self`, or through the `_table`, `store` or
-    `_queue` under it."""
+    """What each method of a class does, itself, through `self`, or through the `_table`,
+    `_rows`, `store` or `_queue` under it."""
     (found,) = (
         node for node in _parsed(path).body if isinstance(node, ast.ClassDef) and node.name == name
     )
@@ -240,7 +241,9 @@ def _does(
                 name in bodies and name not in seen
             ):
                 found |= _does(name, bodies, under, seen | {name})
-            case ast.Attribute(attr=name, value=ast.Attribute(attr="_table" | "store" | "_queue")):
+            case ast.Attribute(
+                attr=name, value=ast.Attribute(attr="_table" | "_rows" | "store" | "_queue")
+            ):
                 found |= under.get(name, set())
     return {(action, index or resource) for action, resource in found}
 
@@ -255,13 +258,14 @@ def _parsed(path: str) -> ast.Module:
 
 _TABLE = _methods("app/roundgate/storage/dynamodb/table.py", "Table", {})
 _TASKS = _methods("app/roundgate/storage/dynamodb/tasks.py", "DynamoDbTasks", _TABLE)
+_ROWS = _methods("app/roundgate/storage/dynamodb/sessions.py", "DynamoDbSessions", _TABLE)
 _QUEUE = _methods("app/roundgate/storage/sqs.py", "SqsQueue", {})
 _SENDING = {name: _QUEUE[name] for name in ("send", "send_many")}
 TASKS = _methods("app/roundgate/tasks/stored.py", "StoredTasks", {**_TASKS, **_SENDING})
 STORES: Mapping[str, Mapping[str, set[Permission]]] = {
     "_store": TASKS,
-    "_once": _methods("app/roundgate/storage/dynamodb/table.py", "DynamoDbOnce", _TABLE),
+    "_once": _methods("app/roundgate/storage/once.py", "OnceStore", _ROWS),
     "_queue": _QUEUE,
-    "_rows": _methods("app/roundgate/storage/dynamodb/sessions.py", "DynamoDbSessions", _TABLE),
+    "_rows": _ROWS,
 }
 """What the methods of the stores do, by the attribute that has the store."""

@@ -20,6 +20,7 @@ from roundgate.auth.principal import LOCAL, Principal
 from roundgate.backends.base import Offering, Tool
 from roundgate.backends.catalog import Catalog
 from roundgate.clock import Clock, Deadline
+from roundgate.protocol import detailed
 from roundgate.protocol.content import TextContent, ToolResult
 from roundgate.replay.context import Context
 from roundgate.replay.journal import Journal
@@ -146,7 +147,7 @@ class Workshop:
         """What `tasks/get` answers."""
         record = await self.tasks.record(principal, ref.id)
         assert record is not None, "there is no such task"
-        body: dict[str, Any] = json.decode(self.tasks.shown(record))
+        body: dict[str, Any] = json.decode(detailed(record.view(), 1_000))
         return body
 
     async def value(self, ref: TaskRef) -> Any:

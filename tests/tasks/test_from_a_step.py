@@ -238,7 +238,7 @@ async def test_beside_each_other_what_was_recorded_before_is_kept_in_whatever_br
     ref = await shop.begin("sides")
     assert await shop.all_turns() == [Turn.STEP_FAILED]
     BROKEN.clear()
-    work = await shop.store.read_work(ref)
+    _, work = await shop.store.read_work(ref)
     assert work is not None
     again = repeated(work, step).steps
     assert again[0] == step

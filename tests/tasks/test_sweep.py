@@ -347,7 +347,7 @@ async def test_what_a_sweeper_left_that_died_is_seen_to_by_another(
     refs = [await shop.begin("quick") for _ in range(16)]
     await lose_messages(shop)
     clock.skip(60)
-    for shard in range(shop.store.shards):
+    for shard in range(shop.store.store.shards):
         assert await shop.store.take_shard(
             shard, "dead", clock.now_ms(), clock.now_ms() + sweep.SHARD_MS
         )

@@ -329,7 +329,7 @@ async def test_an_event_is_replayed_and_its_token_never_leaves(tmp_path: Path) -
         if is_delivered:
             await shop.deliver(ref, "event:paid", {"amount": 4711})
             await shop.all_turns()
-        work = await shop.store.read_work(ref)
+        _, work = await shop.store.read_work(ref)
         assert work is not None
         histories.append(history_from_record(await shop.record(ref), work, shop.clock.now_ms()))
     await shared.aclose()
@@ -369,7 +369,7 @@ async def test_no_handler_departs_from_its_own_history(tmp_path: Path, seed: int
         shown = await shop.shown(ref)
         if shown["status"] in ("completed", "failed"):
             break
-        work = await shop.store.read_work(ref)
+        _, work = await shop.store.read_work(ref)
         assert work is not None
         history = history_from_record(await shop.record(ref), work, clock.now_ms())
         for one in (history, make_outline(history)):

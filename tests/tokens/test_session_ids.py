@@ -7,7 +7,7 @@ import pytest
 
 from roundgate.auth.principal import Principal
 from roundgate.errors import SessionNotFound
-from roundgate.tokens.ids import MAX_OPENED, QuestionId, SessionSealer, StreamIds
+from roundgate.tokens.ids import QuestionId, SessionSealer, StreamIds
 from roundgate.tokens.sealed import Key, KeyRing
 from tests.support.clocks import FixedClock
 
@@ -88,12 +88,6 @@ def test_a_session_is_no_question_and_no_call(sealer: SessionSealer) -> None:
     session = sealer.open(token, ANN).id
     assert ids.open_question(token, session, ANN) is None
     assert ids.open_call(token, session, ANN) is None
-
-
-def test_what_is_remembered_of_sessions_is_bounded(sealer: SessionSealer) -> None:
-    for _ in range(MAX_OPENED + 50):
-        sealer.open(sealed(sealer), ANN)
-    assert len(sealer._opened) == MAX_OPENED
 
 
 def test_a_question_is_of_one_session_and_one_owner() -> None:

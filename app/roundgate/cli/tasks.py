@@ -193,7 +193,7 @@ async def _show(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> 
     record = await stores.tasks.read(arguments.task, 0)  # time 0: include expired tasks
     if record is None:
         return _unknown(arguments.task)
-    work = await stores.tasks.read_work(arguments.task)
+    _, work = await stores.tasks.read_work(arguments.task)
     steps = None if work is None else steps_done(record, work)
     if arguments.json:
         show_json(task_facts(record, clock.now_ms(), steps))
@@ -296,7 +296,7 @@ async def _retry_from(arguments: argparse.Namespace, stores: Stores, clock: Cloc
         say("--from needs exactly one task: name it, without filters", to=sys.stderr)
         return 2
     (ref,), step, now_ms = arguments.task, arguments.from_step, clock.now_ms()
-    record, work = await stores.tasks.store.read_work(ref)
+    record, work = await stores.tasks.read_work(ref)
     result: str | BaseException | None = None
     try:
         if record is None or work is None:

@@ -155,6 +155,6 @@ async def _timeline(console: Console, call: str) -> tuple[list[Moment], str | No
     record, steps = None, None
     with suppress(ValueError):  # another program's log line may name anything
         if task is not None:
-            record, work = await console.core.stores.tasks.read_whole(TaskRef.parse(task))
+            record, work = await console.core.stores.tasks.read_work(TaskRef.parse(task))
             steps = None if record is None or work is None else steps_done(record, work)
     return make_timeline(events, record, steps, console.clock.now_ms()), task

@@ -343,7 +343,7 @@ class _Pages:
         record = await self._store.read(_parse(task), 0)  # time 0: also expired tasks
         if record is None:
             raise PageError(404, f"There is no task {task[:200]}")
-        work = await self._store.read_work(record.ref)
+        _, work = await self._store.read_work(record.ref)
         return _Task(record, work, self._console.recent, self._console.clock.now_ms())
 
     def _acting(self, request: Request) -> Acting:

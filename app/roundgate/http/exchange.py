@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from roundgate.aio import Limit, timers
 from roundgate.auth import Principal
 from roundgate.errors import GatewayError, TransportError, Unavailable
 from roundgate.observability import REQUESTS
@@ -34,8 +33,7 @@ GRACE_S: Final = 5.0
 """Seconds that a call waits for a slow client beyond `http.send_timeout_s`, so that `roundgate
 serve` closes the connection first."""
 WATCH_AFTER_S: Final = 0.02
-"""Seconds before a call is watched for a client that hangs up. Most calls end earlier, and
-cancelling a coarse timer costs a thirtieth of a task that reads `receive`."""
+"""Seconds before a call is watched for a client that hangs up. Most calls end earlier."""
 _TYPED: Final = (b"content-type", JSON)
 _STREAM_HEADERS: Final = (
     (b"content-type", sse.CONTENT_TYPE),
@@ -87,7 +85,7 @@ class Responder:
         self._send_s = send_s
         self.give_up: Callable[[], None] | None = None
         """A function that ends the call of a client that does not read."""
-        self._lock: asyncio.Lock | None = None
+        self._lock = asyncio.Lock()
         self.state = State.NOTHING_SENT
         self.status = 0
         self.bytes_sent = 0
@@ -95,8 +93,6 @@ class Responder:
     async def notify(self, method: str, params: dict[str, Any]) -> None:
         """Send a notification, unless the response was sent. The first notification opens the
         stream."""
-        if self._lock is None:
-            self._lock = asyncio.Lock()
         async with self._lock:
             if self.state is State.DONE:
                 return
@@ -117,7 +113,7 @@ class Responder:
     async def raw(self, events: bytes) -> None:
         """Send encoded events; raise ClientDisconnect as `event` does."""
         try:
-            with Limit(self._send_s):
+            async with asyncio.timeout(self._send_s):
                 if self.state is State.NOTHING_SENT:
                     await self._start_stream()
                     # set after the send: the call can be cancelled while the client is slow
@@ -127,11 +123,9 @@ class Responder:
             self.state = State.DONE
             raise ClientDisconnect from None
 
-    def result(
-        self, request_id: RequestId, result: bytes, as_event: bool = False
-    ) -> Awaitable[None]:
+    async def result(self, request_id: RequestId, result: bytes, as_event: bool = False) -> None:
         """Send a serialised result, as an event if the client accepts only streams, and finish."""
-        return self.answer(200, jsonrpc.result_response(request_id, result), as_event=as_event)
+        await self.answer(200, jsonrpc.result_response(request_id, result), as_event=as_event)
 
     async def error(
         self, error: GatewayError, request_id: RequestId | None, revision: Revision
@@ -141,13 +135,13 @@ class Responder:
         status, body = revision.render(error, request_id)
         await self.answer(status, body, error_headers(error))
 
-    def answer(
+    async def answer(
         self,
         status: int,
         body: bytes,
         headers: Sequence[tuple[bytes, bytes]] = (),
         as_event: bool = False,
-    ) -> Awaitable[None]:
+    ) -> None:
         """Send a response, after notifications that are being sent, and finish.
 
         Args:
@@ -156,9 +150,19 @@ class Responder:
             headers: further headers.
             as_event: whether the body becomes the one event of a stream.
         """
-        if self._lock is None:
-            return self._end(status, body, headers, as_event)
-        return self._end_after(self._lock, status, body, headers, as_event)
+        async with self._lock:
+            streaming, self.state = self.state is State.STREAMING, State.DONE
+            if as_event and not streaming:
+                streaming = True
+                await self._start_stream()
+            if streaming:
+                await self._body(sse.event(body), more=False)
+                return
+            self.status, self.bytes_sent = status, len(body)
+            length = (b"content-length", b"%d" % len(body))
+            typed = [_TYPED, *headers, length] if body else [*headers, length]
+            await self._send({"type": "http.response.start", "status": status, "headers": typed})
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def end(self) -> None:
         """Finish without a response, because another process continues the call or the call was
@@ -169,41 +173,14 @@ class Responder:
         else:
             await self.answer(202, b"")
 
-    async def _end_after(
-        self,
-        lock: asyncio.Lock,
-        status: int,
-        body: bytes,
-        headers: Sequence[tuple[bytes, bytes]],
-        as_event: bool,
-    ) -> None:
-        async with lock:
-            await self._end(status, body, headers, as_event)
-
-    async def _end(
-        self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]], as_event: bool
-    ) -> None:
-        streaming, self.state = self.state is State.STREAMING, State.DONE
-        if as_event and not streaming:
-            streaming = True
-            await self._start_stream()
-        if streaming:
-            await self._body(sse.event(body), more=False)
-        else:
-            self.status, self.bytes_sent = status, len(body)
-            length = (b"content-length", b"%d" % len(body))
-            typed = [_TYPED, *headers, length] if body else [*headers, length]
-            await self._send({"type": "http.response.start", "status": status, "headers": typed})
-            await self._send({"type": "http.response.body", "body": body, "more_body": False})
-
-    def _start_stream(self) -> Awaitable[None]:
+    async def _start_stream(self) -> None:
         self.status = 200
         headers = list(_STREAM_HEADERS)
-        return self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    def _body(self, body: bytes, more: bool) -> Awaitable[None]:
+    async def _body(self, body: bytes, more: bool) -> None:
         self.bytes_sent += len(body)
-        return self._send({"type": "http.response.body", "body": body, "more_body": more})
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 def error_headers(error: GatewayError) -> Sequence[tuple[bytes, bytes]]:
@@ -216,21 +193,54 @@ def error_headers(error: GatewayError) -> Sequence[tuple[bytes, bytes]]:
     return ()
 
 
-class DisconnectWatch:
+class TaskWatch:
+    """A context manager that runs `_watch` beside its block after `after_s` seconds, and may cancel
+    the block."""
+
+    def __init__(self, after_s: float) -> None:
+        self._after_s = after_s
+        self._watched = asyncio.current_task()
+        self._watcher: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_cancelled = False
+
+    def __enter__(self) -> Self:
+        self._timer = asyncio.get_running_loop().call_later(self._after_s, self._start)
+        return self
+
+    def cancel(self) -> None:
+        """Cancel the block."""
+        if self._watched is not None and not self._is_cancelled:
+            self._is_cancelled = True
+            self._watched.cancel()
+
+    def _start(self) -> None:
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        raise NotImplementedError
+
+    def _end(self, kind: type[BaseException] | None) -> bool:
+        """Stop watching. Return whether `cancel` alone ended the block; another cancellation stays
+        in effect."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if not self._is_cancelled or self._watched is None:
+            return False
+        is_ours = self._watched.uncancel() == 0
+        return is_ours and kind is not None and issubclass(kind, asyncio.CancelledError)
+
+
+class DisconnectWatch(TaskWatch):
     """A context manager that cancels the current task when the client hangs up. The block then ends
     without an error, and `disconnected` is True."""
 
     def __init__(self, receive: Receive) -> None:
+        super().__init__(WATCH_AFTER_S)
         self._receive = receive
-        self._watched = asyncio.current_task()
-        self._watcher: asyncio.Task[None] | None = None
-        self._timer = timers.of_this_loop()
-        self._is_cancelled = False
         self.disconnected = False
-
-    def __enter__(self) -> DisconnectWatch:
-        self._timer.set(self, WATCH_AFTER_S, self._start)
-        return self
 
     def __exit__(
         self,
@@ -238,27 +248,12 @@ class DisconnectWatch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        self._timer.cancel(self)
-        if self._watcher is not None:
-            self._watcher.cancel()
-        if not self._is_cancelled or self._watched is None:
-            return False
-        # undo our own cancellation only; another cancellation stays in effect
-        return (
-            self._watched.uncancel() == 0
-            and kind is not None
-            and issubclass(kind, asyncio.CancelledError)
-        )
+        return self._end(kind)
 
     def cancel(self) -> None:
         """End the block as if the client had hung up."""
         self.disconnected = True
-        if self._watched is not None and not self._is_cancelled:
-            self._is_cancelled = True
-            self._watched.cancel()
-
-    def _start(self) -> None:
-        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        super().cancel()
 
     def hang_up(self) -> None:
         """Handle a client that hung up, or does not read its response."""

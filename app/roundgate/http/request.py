@@ -75,7 +75,6 @@ document or not."""
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 MAX_KEPT_BYTES: Final = 256
 """The maximum length of a header value that is cached or fully parsed, in bytes."""
-MAX_HOSTS_KEPT: Final = 100
 REFUSED: Final = -32600
 """The JSON-RPC code of a request that is refused with 401 or 403, in every revision."""
 _ONCE: Final = frozenset({b"host", b"origin"})
@@ -126,8 +125,6 @@ class Guard:
         # a name that only `*` allows may be an attacker's: do not trust its pages
         self._own_names = (self._hosts - {"*"}).union(LOOPBACK) if own_origin else frozenset[str]()
         self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
-        self._known_hosts: set[bytes] = set()
-        """The Host headers that were allowed, so that each is parsed only once."""
         self._loopback_only = loopback_only
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -155,14 +152,11 @@ class Guard:
         if not _ONCE.isdisjoint(headers.repeated):
             return "Host and Origin may each be sent only once"
         host, origin = headers.get(b"host", b""), headers.get(b"origin")
-        if host not in self._known_hosts:
-            if not host_allowed(host.decode("latin-1").strip().lower(), self._hosts):
-                return (
-                    f"Host {_shown(host)} is not allowed; add it to http.allowed_hosts, or set "
-                    "GATEWAY_PUBLIC_URL"
-                )
-            if len(self._known_hosts) < MAX_HOSTS_KEPT and len(host) <= MAX_KEPT_BYTES:
-                self._known_hosts.add(host)
+        if not host_allowed(host.decode("latin-1").strip().lower(), self._hosts):
+            return (
+                f"Host {_shown(host)} is not allowed; add it to http.allowed_hosts, or set "
+                "GATEWAY_PUBLIC_URL"
+            )
         if origin is not None and not self._is_allowed(
             origin.decode("latin-1").strip().lower(), host
         ):
@@ -433,7 +427,7 @@ def _check(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:
         raise TransportError(415, "Content-Type must be application/json")
     if accept is None:
         return _BOTH
-    accepted = (_known_media if len(accept) <= MAX_KEPT_BYTES else _media)(accept)
+    accepted = _media(accept)
     if not accepted:
         raise TransportError(
             406, "The Accept header must list application/json and text/event-stream"
@@ -448,7 +442,3 @@ def _media(accept: bytes) -> frozenset[bytes]:
     return frozenset(
         kind for kind in _BOTH if kind in ranges or kind.partition(b"/")[0] + b"/*" in ranges
     )
-
-
-_known_media: Final = lru_cache(maxsize=64)(_media)
-"""`_media` with a cache, because a client sends the same value with every request."""

@@ -30,7 +30,7 @@ from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.errors import ParseError, Unavailable
 from roundgate.protocol import RequestId, SubscriptionFilter, jsonrpc, notifications
-from roundgate.storage import SessionRow, SessionStore
+from roundgate.storage import SessionRow, SessionStore, write_row
 
 Topic: TypeAlias = tuple[str, str | None]
 """A method, with the URI for `notifications/resources/updated` and the id for `notifications/tasks`."""
@@ -467,10 +467,7 @@ class Changes:
         before = _opened(row) or _Latest(self._clock.new_id(), 0, ())
         after = before.with_more(more)
         value = json.encode([after.epoch, after.last, after.changes])
-        if row is None:
-            done = await self._rows.put_new(_KEY, value, forget_ms)
-        else:
-            done = await self._rows.replace(_KEY, value, row.version, forget_ms)
+        done = await write_row(self._rows, _KEY, value, row, forget_ms)
         if done:
             self._remember(range(before.last + 1, after.last + 1), after.epoch)
         return done

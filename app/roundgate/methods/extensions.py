@@ -19,7 +19,6 @@ from pydantic import Field
 from roundgate.backends import Catalog
 from roundgate.backends.definitions import meta_of
 from roundgate.errors import InvalidParams
-from roundgate.methods.apps import AppsExtension
 from roundgate.methods.parts import Extension, Kit, Method, Results, Tools
 from roundgate.methods.rounds import Reply, RequestContext
 from roundgate.methods.skills import SkillsExtension
@@ -32,8 +31,8 @@ from roundgate.protocol import (
     Params,
     Route,
     ToolResult,
+    apps,
 )
-from roundgate.protocol.apps import is_for_models
 from roundgate.tasks import NamedTask
 
 _ROUTE: Final = Route("tasks", named_by="taskId", needs_name_header=False)
@@ -171,7 +170,7 @@ class ThroughSearch:
         name = params.arguments["name"]
         try:
             named_tool = self._catalog.tool(name)
-            is_known = named_tool.name != self._call_tool and is_for_models(
+            is_known = named_tool.name != self._call_tool and apps.is_for_models(
                 meta_of(named_tool.tool.definition)
             )
         except InvalidParams:
@@ -184,6 +183,18 @@ class ThroughSearch:
         # headers mirror arguments by the schema of `call_tool`, not of the named tool
         inbound = replace(context.inbound, headers=None, name=name)
         return await self._tools.call(replace(context, inbound=inbound), named)
+
+
+class AppsExtension(Extension):
+    """MCP Apps (SEP-1865): the declaration that tools have pages. Pages are ordinary resources, and
+    calls of pages are ordinary calls; hosts do the rest."""
+
+    name = apps.EXTENSION
+    feature = "apps"
+
+    def is_served(self, catalog: Catalog) -> bool:
+        """Return whether the catalog has a page."""
+        return any(uri.startswith(apps.SCHEME) for uri in (*catalog.resources, *catalog.unlisted))
 
 
 EXTENSIONS: Final[tuple[Extension, ...]] = (

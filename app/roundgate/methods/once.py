@@ -157,7 +157,7 @@ class Once:
         if record is not None:
             return stored_reply(await self._earlier_outcome(once_id, record, answers, call))
         # if the client hangs up now, the round still runs to its end, for a retry
-        work = asyncio.ensure_future(self._serve_and_record(once_id, run, reserve))
+        work = asyncio.ensure_future(self._serve_and_record(once_id, run, reserve, forget_ms))
         self._working.add(work)
         work.add_done_callback(self._working.discard)
         context.continued = work
@@ -168,12 +168,14 @@ class Once:
         token_id: str,
         run: Callable[[], Awaitable[Reply]],
         reserve: Callable[[int], Awaitable[Reserved]],
+        forget_ms: int,
     ) -> bytes:
         try:
             outcome = kept_reply(await run())
         except Unavailable:  # the journal is lost, and the handler may have done something
             with suppress(Unavailable):
-                await self._once.finish(token_id, kept_error(ToolError(_UNKNOWN_OUTCOME)))
+                unknown = kept_error(ToolError(_UNKNOWN_OUTCOME))
+                await self._once.finish(token_id, unknown, forget_ms)
             raise
         except GatewayError as error:
             outcome = kept_error(error)
@@ -185,7 +187,7 @@ class Once:
                 stored = kept_error(ToolError(_NOT_KEPT))
             except Unavailable:
                 stored = kept_error(ToolError(_UNKNOWN_OUTCOME))
-        await self._once.finish(token_id, stored)
+        await self._once.finish(token_id, stored, forget_ms)
         return outcome
 
     async def _earlier_outcome(

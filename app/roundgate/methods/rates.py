@@ -258,10 +258,7 @@ class Limits:
                     entered.append(limit)
                 buckets = limit.retries if is_retry else limit.calls
                 if buckets is not None:
-                    wait_ms = buckets.take(caller)
-                    if not isinstance(wait_ms, int):
-                        wait_ms = await wait_ms
-                    if wait_ms:
+                    if wait_ms := await buckets.take(caller):
                         error = limit.too_many(buckets, wait_ms)
                         raise self._refused(error, limit, taken, context)
                     taken.append(buckets)

@@ -55,12 +55,12 @@ from roundgate.replay import (
     Publish,
     Read,
     Restarted,
-    RowsOf,
     Run,
     Suspended,
     Texts,
     engine,
 )
+from roundgate.storage import RowsOf
 from roundgate.tasks import log_failure, said_by
 from roundgate.tokens import Binding, FixedTask, Opened, StateSealer
 
@@ -286,9 +286,7 @@ class Calls:
         correlation.make_call_id = self._clock.new_id
         is_keyed = keyed_id is not None
         if params.request_state is None:
-            journal = Journal()
-            if responses:
-                journal.receive_unasked(responses)
+            journal = Journal(unasked=responses)
             make_id = self._clock.new_id if keyed_id is None else lambda: keyed_id
             origin = context.span.carrier()
             return Round(1, journal, target, None, origin, make_id, correlation, is_keyed)

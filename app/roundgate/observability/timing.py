@@ -22,7 +22,7 @@ def timed(port: T, store: str) -> T:
 
     Args:
         port: the store or queue.
-        store: its name in the metric: "tasks", "once", "sessions" or "queue".
+        store: its name in the metric: "tasks", "sessions" or "queue".
     """
     return port if instruments() is None else cast("T", _Timed(port, store))
 

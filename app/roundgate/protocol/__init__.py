@@ -7,7 +7,6 @@ No I/O, no clock, no logging, no FastAPI: everything here is a pure function or 
 from __future__ import annotations
 
 from roundgate.protocol import jsonrpc as jsonrpc
-from roundgate.protocol import messages as messages
 from roundgate.protocol import notifications as notifications
 from roundgate.protocol import params as params
 from roundgate.protocol import sse as sse
@@ -46,11 +45,11 @@ from roundgate.protocol.inbound import merged as merged
 from roundgate.protocol.jsonrpc import Notification as Notification
 from roundgate.protocol.jsonrpc import Request as Request
 from roundgate.protocol.jsonrpc import RequestId as RequestId
+from roundgate.protocol.jsonrpc import Response as Response
 from roundgate.protocol.legible import is_plain_host as is_plain_host
 from roundgate.protocol.legible import page_host as page_host
 from roundgate.protocol.legible import visible as visible
 from roundgate.protocol.legible import visible_json as visible_json
-from roundgate.protocol.messages import Response as Response
 from roundgate.protocol.notifications import RESOURCE_UPDATED as RESOURCE_UPDATED
 from roundgate.protocol.pages import Page as Page
 from roundgate.protocol.pages import Pages as Pages

@@ -39,6 +39,15 @@ class Notification:
     params: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A client's response to a question. Either `result` or `error` is set."""
+
+    id: RequestId
+    result: dict[str, Any] | None
+    error: dict[str, Any] | None
+
+
 def parse(body: bytes) -> Request | Notification:
     """Read one POST body as a message.
 
@@ -76,6 +85,40 @@ def message_from_json(message: Any) -> Request | Notification:
             "null"
         )
     return Request(request_id, method, params)
+
+
+def session_message_from_json(value: Any) -> Request | Notification | Response:
+    """Read one message of a session from a decoded body, or from an element of a batch. Clients with
+    sessions also send responses to questions.
+
+    Raises:
+        InvalidRequest: `value` is not a message; the error has the id if readable.
+    """
+    if (
+        isinstance(value, dict)
+        and "method" not in value
+        and ("result" in value or "error" in value)
+    ):
+        return _response(value)
+    if isinstance(value, list):
+        raise InvalidRequest("A message must be an object; a batch cannot contain batches")
+    return message_from_json(value)
+
+
+def _response(value: dict[str, Any]) -> Response:
+    if value.get("jsonrpc") != JSONRPC_VERSION:
+        raise InvalidRequest('"jsonrpc" must be the string "2.0"')
+    request_id = readable_id(value)
+    if request_id is None:
+        raise InvalidRequest(
+            'The "id" of a response must be the id of the question that it answers'
+        )
+    result, error = value.get("result"), value.get("error")
+    if isinstance(result, dict) and "error" not in value:
+        return Response(request_id, result, None)
+    if isinstance(error, dict) and "result" not in value:
+        return Response(request_id, None, error)
+    raise InvalidRequest('A response must have either "result" or "error", which must be an object')
 
 
 _NO_PARAMS: Final[dict[str, Any]] = {}

@@ -1,6 +1,6 @@
 """The table of the revisions without sessions that this server speaks.
 
-`roundgate.protocol.revisions_with_sessions` has the other revisions.
+`roundgate.protocol.v2025` has the other revisions.
 """
 
 from __future__ import annotations

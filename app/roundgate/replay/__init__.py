@@ -57,8 +57,6 @@ from roundgate.replay.run import Notify as Notify
 from roundgate.replay.run import PageDone as PageDone
 from roundgate.replay.run import Publish as Publish
 from roundgate.replay.run import Read as Read
-from roundgate.replay.run import Rows as Rows
-from roundgate.replay.run import RowsOf as RowsOf
 from roundgate.replay.run import Run as Run
 from roundgate.replay.run import Stop as Stop
 from roundgate.replay.run import TextPart as TextPart

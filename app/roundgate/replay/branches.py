@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -210,19 +211,14 @@ here: Final[ContextVar[Here]] = ContextVar("here", default=None)
 """The branch or step in which code runs; `None` outside of every run."""
 
 
-class inside:  # noqa: N801  # read as a phrase: `with inside(branch): …`
-    """A context manager that runs a block at a place; `None` is code outside of every handler."""
-
-    __slots__ = ("_place", "_token")
-
-    def __init__(self, place: Here) -> None:
-        self._place = place
-
-    def __enter__(self) -> None:
-        self._token = here.set(self._place)
-
-    def __exit__(self, *error: object) -> None:
-        here.reset(self._token)
+@contextmanager
+def inside(place: Here) -> Iterator[None]:
+    """Run a block at a place; `None` is code outside of every handler."""
+    token = here.set(place)
+    try:
+        yield
+    finally:
+        here.reset(token)
 
 
 class _End:

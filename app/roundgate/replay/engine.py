@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from roundgate.aio import Limit
 from roundgate.errors import CallTimeout, GatewayError, MissingCapability, Suspend
 from roundgate.protocol import merged
-from roundgate.replay.branches import here
+from roundgate.replay.branches import inside
 from roundgate.replay.driving import Driven, InOwnContext, awaiting, number_tasks, spawn
 from roundgate.replay.journal import Journal
 from roundgate.replay.run import Run, Stop
@@ -86,28 +85,29 @@ async def run_handler(handler: Callable[[], Awaitable[T]], run: Run) -> Outcome[
     """
     number_tasks(asyncio.get_running_loop())
     remaining_ms = run.call.deadline.remaining_ms()
-    limit = Limit(None if remaining_ms is None else remaining_ms / 1000)
-    token = here.set(run.root)  # `inside` would cost half a microsecond
+    limit_s = None if remaining_ms is None else remaining_ms / 1000
+    limit = asyncio.timeout(limit_s)
     outcome: Outcome[T]
     try:
-        try:
-            with limit:
-                value = await (
-                    _driven(handler, run)
-                    if run.call.task_id is None
-                    else _in_its_own_task(handler, run)
-                )
-            # a handler that swallows the suspension must not return a result that skipped a
-            # question
-            outcome = Completed(value) if run.stopped is None else _suspended(run)
-        except BaseException as error:
-            outcome = _ended_by(error, run, limit)
-        WATCH.get().run_ended(run)
-        if _shows_what_is_gone(run, outcome):
-            _warn_of_unasked(run)
-        return outcome
+        with inside(run.root):
+            try:
+                async with limit:
+                    value = await (
+                        _driven(handler, run)
+                        if run.call.task_id is None
+                        else _in_its_own_task(handler, run)
+                    )
+                # a handler that swallows the suspension must not return a result that skipped a
+                # question
+                outcome = Completed(value) if run.stopped is None else _suspended(run)
+            except BaseException as error:
+                late_s = limit_s if limit.expired() else None
+                outcome = _ended_by(error, run, late_s)
+            WATCH.get().run_ended(run)
+            if _shows_what_is_gone(run, outcome):
+                _warn_of_unasked(run)
+            return outcome
     finally:
-        here.reset(token)
         run.close()
 
 
@@ -136,8 +136,11 @@ def _warn_of_unasked(run: Run) -> None:
     )
 
 
-def _ended_by(error: BaseException, run: Run, limit: Limit) -> Suspended | Restarted | Failed:
-    """Return the outcome of a handler that raised an error.
+def _ended_by(
+    error: BaseException, run: Run, late_s: float | None
+) -> Suspended | Restarted | Failed:
+    """Return the outcome of a handler that raised an error. `late_s` is the time limit in seconds
+    that the handler exceeded, if any.
 
     Raises:
         BaseException: the error itself, if the call was cancelled or the process ends.
@@ -152,8 +155,8 @@ def _ended_by(error: BaseException, run: Run, limit: Limit) -> Suspended | Resta
             return _failed(_caused_by(error, message), run)
         case BaseExceptionGroup():
             return _failed(_cause_in(error), run)
-        case TimeoutError() if limit.expired:
-            return Failed(_call_timeout(limit.after_s or 0.0))
+        case TimeoutError() if late_s is not None:
+            return Failed(_call_timeout(late_s))
         case Exception():
             return _failed(error, run)
     raise error

@@ -325,10 +325,6 @@ class Journal:
             elif entry.name not in deliverable:
                 self.missed.add(entry.key)
 
-    def receive_unasked(self, responses: Mapping[str, Any]) -> None:
-        """Store responses that a client sends without any state."""
-        self.unasked = dict(responses)
-
     def response(self, wire: str) -> Any:
         """Return the last response under a wire key unchanged, or `None`."""
         for entry in self.questions.values():

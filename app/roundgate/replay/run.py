@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeAlias
 
-from roundgate.aio import Threads, of_this_loop
+from roundgate.aio import Threads
 from roundgate.auth import Principal
 from roundgate.clock import Deadline
 from roundgate.errors import Suspend
@@ -47,6 +47,7 @@ from roundgate.replay.journal import (
     WireNames,
 )
 from roundgate.replay.scheduling import Order, Parked, Quiescence, wake
+from roundgate.storage import RowsOf
 
 if TYPE_CHECKING:  # loaded only if there is an audit log
     from roundgate.audit import Trail
@@ -141,43 +142,6 @@ class Texts(Protocol):
             ToolError: newer texts of the owner have replaced the text.
             Unavailable: the store cannot be reached.
         """
-
-
-class Row(Protocol):
-    """A stored value with its version."""
-
-    @property
-    def value(self) -> bytes: ...
-
-    @property
-    def version(self) -> int: ...
-
-    @property
-    def forget_ms(self) -> int: ...
-
-
-class Rows(Protocol):
-    """Expiring values of one caller that any process can read; `roundgate.storage.SessionStore`
-    has their contract."""
-
-    async def put_new(self, key: str, value: bytes, forget_ms: int) -> bool:
-        """Store a value if the key has none; return whether it was stored."""
-
-    async def replace(self, key: str, value: bytes, version: int, forget_ms: int) -> bool:
-        """Replace the value if its version is still `version`; return whether it was replaced."""
-
-    async def put(self, key: str, value: bytes, forget_ms: int) -> int:
-        """Store a value and return its version."""
-
-    async def read(self, key: str) -> Row | None:
-        """Return the row of a key, or `None` if there is none."""
-
-    async def read_values(self, keys: Sequence[str]) -> Mapping[str, bytes]:
-        """Return the values of the keys that have one."""
-
-
-RowsOf: TypeAlias = Callable[[Principal], Rows]
-"""Returns the rows of a caller."""
 
 
 class ExternalEvents(Protocol):
@@ -316,6 +280,8 @@ class Run:
     """The task in which the handler runs; `None` before and afterwards."""
     is_enforced = False
     """Whether the run cancelled the handler because it continued after the end."""
+    _enforcing: asyncio.TimerHandle | None = None
+    """The timer that cancels the handler if it continues after the end."""
     stop_requested = False
     """Whether to suspend at the next step, because the process is about to stop."""
     decides_by_state = False
@@ -605,7 +571,7 @@ class Run:
                 now_ms = self.clock.now_ms()
                 ends += [now_ms + max(0, round(left_s * 1000)) for left_s in self._timeouts_s()]
             self.wake_ms = None if self._must_go_on() else min(ends, default=None)
-            of_this_loop().set(self, STOP_GRACE_S, self._enforce)
+            self._enforce_later()
             wake(self.ended)
         self.quiescence.unpark(Suspend)
         if self.order is not None:
@@ -620,8 +586,8 @@ class Run:
         """Record that the handler has ended. Branches that it left running can begin nothing."""
         if self.stopped is None:
             self.stopped, self._stopped_at_ms = Stop.OVER, self.clock.monotonic_ms()
-        else:
-            of_this_loop().cancel(self)
+        if self._enforcing is not None:
+            self._enforcing.cancel()
         self.root_task = self.owner.run = None
         if self._quiescence is not None:
             self._quiescence.close()
@@ -674,9 +640,13 @@ class Run:
             ends_ms.append(parked.until_ms)
         return (min(ends_ms) - self.clock.now_ms()) / 1000 if ends_ms else math.inf
 
+    def _enforce_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._enforcing = loop.call_later(STOP_GRACE_S, self._enforce)
+
     def _enforce(self) -> None:
         if self.is_beginning:
-            of_this_loop().set(self, STOP_GRACE_S, self._enforce)
+            self._enforce_later()
         elif self.root_task is not None:
             self.is_enforced = True
             self.root_task.cancel()

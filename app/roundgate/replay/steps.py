@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from roundgate.aio import Threads, of_this_loop
+from roundgate.aio import Threads
 from roundgate.clock import iso
 from roundgate.errors import (
     NondeterminismError,
@@ -290,22 +290,20 @@ async def _record(
 @contextmanager
 def _running(run: Run, key: str, attempt: int) -> Iterator[None]:
     """Count a running step, and log it if it takes longer than `SLOW_S`."""
-    # the callback runs in the context of the code that set the loop's first timer
-    correlation = CORRELATION.get()
 
     def warn() -> None:
+        correlation = CORRELATION.get()
         ids = {} if correlation is None else correlation.members()
         fields = {**ids, "step": key, "attempt": attempt, "seconds": SLOW_S}
         log.warning("a step takes long", extra={"fields": fields})
 
-    timer, handle = of_this_loop(), object()
-    timer.set(handle, SLOW_S, warn)
+    timer = asyncio.get_running_loop().call_later(SLOW_S, warn)
     run.running_steps.add(key)
     try:
         yield
     finally:
         run.running_steps.discard(key)
-        timer.cancel(handle)
+        timer.cancel()
 
 
 async def _attempt(

@@ -171,7 +171,9 @@ def _make(
                 backend = connected or make(entry, origin, shared)
             is_tolerant = bool(before) or entry.name in may_be_missing
             named = ConfiguredBackend(
-                *(backend, entry, origin),
+                backend,
+                entry,
+                origin,
                 is_tolerant=is_tolerant,
                 has_policy=file.config.policy is not None,
             )

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeAlias
 
 from roundgate import aws, config
 from roundgate import observability as logs
@@ -25,7 +25,7 @@ from roundgate.observability.timing import timed
 from roundgate.runtime import loading
 from roundgate.settings import Settings
 from roundgate.settings import process as settings
-from roundgate.storage import Accounts, OnceStore, SessionStore, TaskQueue
+from roundgate.storage import Accounts, OnceStore, SessionStore, TaskQueue, TaskStore
 from roundgate.storage.accounts import CountedRows
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tokens import EventTokens, Key, KeyRing, keys
@@ -64,7 +64,6 @@ Prepares: TypeAlias = Sequence[Callable[[], None]]
 class Stores:
     """The stores that cooperating processes share."""
 
-    once: OnceStore
     tasks: StoredTasks
     queue: TaskQueue
     sessions: SessionStore
@@ -85,6 +84,11 @@ class Stores:
 
     accounts: Accounts | None = None
     """Counts the stored bytes of each caller; `None` without a limit."""
+
+    @property
+    def once(self) -> OnceStore:
+        """Return the records of `once` tools."""
+        return OnceStore(self.sessions)
 
     def prepare(self) -> None:
         """Make the AWS clients now, without connecting.
@@ -219,7 +223,6 @@ class Core:
         await self.stores.queue.aclose()
         await self.stores.sessions.aclose()
         await self.stores.tasks.aclose()
-        await self.stores.once.aclose()
         if self.trail is not None:
             await self.trail.aclose()
 
@@ -273,7 +276,13 @@ def build_core(
     )
     tokens = cache(lambda: EventTokens(make_ring(file.config, using, clock)))
     return Core(
-        *(serving, modules, changes, stores, tokens, accounts, shows),
+        serving,
+        modules,
+        changes,
+        stores,
+        event_tokens=tokens,
+        accounts=accounts,
+        shows_errors=shows,
         public_url=using.public_url,
         has_shared_keys=using.sqs_url is None or using.names_state_keys,
         trail=trail,
@@ -345,29 +354,40 @@ def make_stores(
     """
     _check_queue(using)
     queue = None if using.sqs_url is None else _at_sqs(using.sqs_url)
-    counts = Metrics(using.on_function, clock)
     if using.postgresql_url is not None:
-        stores = _in_postgresql(
-            *(using.postgresql_url, using.store_connections, clock, queue, counts)
-        )
+        ports = _in_postgresql(using.postgresql_url, using, clock, queue)
     elif using.dynamodb_table is not None:
-        stores = _in_dynamodb(using, clock, shards, queue, counts)
+        ports = _in_dynamodb(using.dynamodb_table, using, clock, shards, queue)
     else:
-        stores = _in_sqlite(using, clock, queue, counts)
-    task_queue = timed(stores.queue, "queue")
-    stores = replace(
-        stores,
-        once=timed(stores.once, "once"),
-        queue=task_queue,
-        sessions=timed(stores.sessions, "sessions"),
-        tasks=StoredTasks(timed(stores.tasks.store, "tasks"), task_queue, counts),
+        ports = _in_sqlite(using, clock, queue)
+    sessions, task_queue = timed(ports.sessions, "sessions"), timed(ports.queue, "queue")
+    accounts = None if most_stored is None else Accounts(sessions, clock, most_stored)
+    metrics = Metrics(using.on_function, clock)
+    tasks = StoredTasks(timed(ports.tasks, "tasks"), task_queue, metrics, accounts, trail)
+    return Stores(
+        tasks,
+        task_queue,
+        sessions,
+        ports.prepares if queue is None else [*ports.prepares, queue.prepare],
+        again=lambda: make_stores(using, clock, shards).tasks,
+        metrics=metrics,
+        clock_skew_s=ports.clock_skew_s,
+        trouble=ports.trouble,
+        id=ports.id,
+        accounts=accounts,
     )
-    if most_stored is not None or trail is not None:
-        accounts = None if most_stored is None else Accounts(stores.sessions, clock, most_stored)
-        tasks = StoredTasks(stores.tasks.store, stores.queue, counts, accounts, trail)
-        stores = replace(stores, accounts=accounts, tasks=tasks)
-    prepares = stores.prepares if queue is None else [*stores.prepares, queue.prepare]
-    return replace(stores, prepares=prepares, again=lambda: make_stores(using, clock, shards).tasks)
+
+
+class _Ports(NamedTuple):
+    """The implementations of the stores, with the members of `Stores` of the same names."""
+
+    tasks: TaskStore
+    queue: TaskQueue
+    sessions: SessionStore
+    prepares: Prepares = ()
+    clock_skew_s: float = 5.0
+    trouble: Callable[[], str | None] = lambda: None
+    id: Callable[[], str | None] = lambda: None
 
 
 def _check_queue(using: Settings) -> None:
@@ -378,60 +398,43 @@ def _check_queue(using: Settings) -> None:
 
 
 def _in_dynamodb(
-    using: Settings, clock: Clock, shards: int, queue: TaskQueue | None, counts: Metrics
-) -> Stores:
-    from roundgate.storage.dynamodb import (
-        CONFIG,
-        DynamoDbOnce,
-        DynamoDbSessions,
-        DynamoDbTasks,
-        Table,
-    )
+    name: str, using: Settings, clock: Clock, shards: int, queue: TaskQueue | None
+) -> _Ports:
+    from roundgate.storage.dynamodb import CONFIG, DynamoDbSessions, DynamoDbTasks, Table
 
-    table = Table(str(using.dynamodb_table), lambda: aws.client("dynamodb", **CONFIG), clock)
-    queue = queue or _local_queue(using, clock)
-    return Stores(
-        DynamoDbOnce(table),
-        StoredTasks(DynamoDbTasks(table, shards), queue, counts),
+    table = Table(name, lambda: aws.client("dynamodb", **CONFIG), clock)
+    if queue is None:
+        from roundgate.storage.sqlite import Database, SqliteQueue
+
+        queue = SqliteQueue(Database(using.sqlite_path), clock)
+    return _Ports(
+        DynamoDbTasks(table, shards),
         queue,
         DynamoDbSessions(table, clock),
         [table.prepare],
-        metrics=counts,
         clock_skew_s=60.0,  # processes on different machines have different clocks
     )
 
 
-def _in_postgresql(
-    url: str, connections: int, clock: Clock, queue: TaskQueue | None, counts: Metrics
-) -> Stores:
+def _in_postgresql(url: str, using: Settings, clock: Clock, queue: TaskQueue | None) -> _Ports:
     try:
         from roundgate.storage import postgres
     except ModuleNotFoundError:
         raise ConfigError([EXTRA_MISSING]) from None
-    database = postgres.Database(url, connections)
-    queue = queue or postgres.PostgresQueue(database, clock)
-    return Stores(
-        postgres.PostgresOnce(database, clock),
-        StoredTasks(postgres.PostgresTasks(database), queue, counts),
-        queue,
+    database = postgres.Database(url, using.store_connections)
+    return _Ports(
+        postgres.PostgresTasks(database),
+        queue or postgres.PostgresQueue(database, clock),
         postgres.PostgresSessions(database, clock),
-        metrics=counts,
         clock_skew_s=60.0,  # processes on different machines have different clocks
         trouble=database.trouble,
         id=lambda: database.id,
     )
 
 
-def _local_queue(using: Settings, clock: Clock) -> TaskQueue:
-    from roundgate.storage.sqlite import Database, SqliteQueue
-
-    return SqliteQueue(Database(using.sqlite_path), clock)
-
-
-def _in_sqlite(using: Settings, clock: Clock, queue: TaskQueue | None, counts: Metrics) -> Stores:
+def _in_sqlite(using: Settings, clock: Clock, queue: TaskQueue | None) -> _Ports:
     from roundgate.storage.sqlite import (
         Database,
-        SqliteOnce,
         SqliteQueue,
         SqliteSessions,
         SqliteTasks,
@@ -441,13 +444,10 @@ def _in_sqlite(using: Settings, clock: Clock, queue: TaskQueue | None, counts: M
     if reason := other_version(using.sqlite_path):
         raise ConfigError([Problem("environment", "GATEWAY_STORE", reason, "name another file")])
     database = Database(using.sqlite_path)
-    queue = queue or SqliteQueue(database, clock)
-    return Stores(
-        SqliteOnce(database, clock),
-        StoredTasks(SqliteTasks(database), queue, counts),
-        queue,
+    return _Ports(
+        SqliteTasks(database),
+        queue or SqliteQueue(database, clock),
         SqliteSessions(database, clock),
-        metrics=counts,
         trouble=database.trouble,
         id=lambda: database.id,
     )

@@ -1,6 +1,6 @@
 """The ports of storage, for data that outlives a request.
 
-The ports are in `once`, `queue`, `sessions` and `tasks`; `sqlite`, `postgres`, `dynamodb` and `sqs`
+The ports are in `queue`, `sessions` and `tasks`; `sqlite`, `postgres`, `dynamodb` and `sqs`
 implement them. Import an implementation from its own package, so that only configured stores are
 loaded.
 """
@@ -15,6 +15,7 @@ from roundgate.storage.queue import Message as Message
 from roundgate.storage.queue import TaskQueue as TaskQueue
 from roundgate.storage.sessions import SessionRow as SessionRow
 from roundgate.storage.sessions import SessionStore as SessionStore
+from roundgate.storage.sessions import write_row as write_row
 from roundgate.storage.tasks import ANY as ANY
 from roundgate.storage.tasks import ENDING_OF as ENDING_OF
 from roundgate.storage.tasks import HIDDEN as HIDDEN

@@ -30,7 +30,7 @@ from roundgate import json
 from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.errors import QuotaExceeded, Unavailable
-from roundgate.storage.sessions import SessionRow, SessionStore
+from roundgate.storage.sessions import SessionRow, SessionStore, write_row
 
 ROW: Final = 1_024
 """The overhead of a row in bytes: its key, its times, its places in indexes."""
@@ -160,11 +160,7 @@ class Accounts:
         block = max(missing, min(ahead.block, free // PART))
         live[end_ms] = live.get(end_ms, 0) + block
         value, forget_ms = json.encode({str(end): live[end] for end in live}), max(live)
-        if row is None:
-            is_written = await self._rows.put_new(key, value, forget_ms)
-        else:
-            is_written = await self._rows.replace(key, value, row.version, forget_ms)
-        if is_written:
+        if await write_row(self._rows, key, value, row, forget_ms):
             ahead.block = min(2 * ahead.block, BLOCK)
             ahead.left = {end: unused for end, unused in ahead.left.items() if end > now_ms}
             ahead.left[end_ms] = ahead.left.get(end_ms, 0) + block
@@ -217,23 +213,19 @@ class CountedRows:
         return is_stored
 
     async def put(self, key: str, value: bytes, forget_ms: int) -> int:
-        """Store a value, as `SessionStore.put` does."""
         await self._accounts.reserve(self._owner, ROW + len(value), forget_ms)
         return await self._rows.put(key, value, forget_ms)
 
     async def read(self, key: str) -> SessionRow | None:
-        """Return a row, as `SessionStore.read` does."""
         row = await self._rows.read(key)
         if row is not None:
             self._read[key] = row
         return row
 
     async def read_values(self, keys: Sequence[str]) -> Mapping[str, bytes]:
-        """Return values, as `SessionStore.read_values` does."""
         return await self._rows.read_values(keys)
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._rows.aclose()
 
 

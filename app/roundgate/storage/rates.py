@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 from math import ceil
@@ -90,9 +90,8 @@ class Buckets(Protocol):
 
     quota: Quota
 
-    def take(self, caller: Caller) -> int | Awaitable[int]:
-        """Take a token; return 0, or without a token the milliseconds until there may be one. If
-        the store must be asked, return an awaitable of this number."""
+    async def take(self, caller: Caller) -> int:
+        """Take a token; return 0, or without a token the milliseconds until there may be one."""
 
     def give_back(self, caller: Caller) -> None:
         """Return the token that `take` took for a call that was refused elsewhere."""
@@ -126,8 +125,7 @@ class LocalBuckets:
         self._all_full_ms = 0
         """The time when all forgotten buckets are full, in milliseconds on the monotonic clock."""
 
-    def take(self, caller: Caller) -> int:
-        """Take a token, as `Buckets.take` does."""
+    async def take(self, caller: Caller) -> int:
         quota, now_ms = self.quota, int(self._now_ms())
         bucket = self._known.get(caller)
         if bucket is None:
@@ -145,12 +143,10 @@ class LocalBuckets:
         return 0
 
     def give_back(self, caller: Caller) -> None:
-        """Return a token, as `Buckets.give_back` does."""
         if (bucket := self._known.get(caller)) is not None:
             bucket.parts = min(self.quota.capacity, bucket.parts + TOKEN)
 
     def left(self, most: int) -> dict[Caller, int]:
-        """Return the tokens of the latest callers, as `Buckets.left` does."""
         now_ms = int(self._now_ms())
         return {
             caller: self.quota.gained(bucket.parts, now_ms - bucket.at_ms) // TOKEN
@@ -221,14 +217,20 @@ class SharedBuckets:
             for held in self._known.values():
                 held.empty_until_ms = 0
 
-    def take(self, caller: Caller) -> int | Awaitable[int]:
-        """Take a token, as `Buckets.take` does."""
+    async def take(self, caller: Caller) -> int:
         held = self._held(caller)
-        wait_ms = self._take_here(caller, held)
-        return self._take_of_store(caller, held) if wait_ms is None else wait_ms
+        if (wait_ms := await self._take_here(caller, held)) is not None:
+            return wait_ms
+        async with held.taking:
+            while (wait_ms := await self._take_here(caller, held)) is None:
+                try:
+                    await self._take_block(caller, held)
+                    self._is_away = False
+                except Unavailable as error:
+                    self._note_away(error)
+            return wait_ms
 
     def give_back(self, caller: Caller) -> None:
-        """Return a token, as `Buckets.give_back` does."""
         self._held(caller).left += 1
 
     def left(self, most: int) -> dict[Caller, int]:
@@ -245,7 +247,7 @@ class SharedBuckets:
             self._known.move_to_end(caller)
         return held
 
-    def _take_here(self, caller: Caller, held: _Held) -> int | None:
+    async def _take_here(self, caller: Caller, held: _Held) -> int | None:
         """Take a token as `take` does, or return `None` if the store must be asked."""
         if held.left:
             held.left -= 1
@@ -254,18 +256,8 @@ class SharedBuckets:
         if now_ms < held.empty_until_ms:
             return ceil(held.empty_until_ms - now_ms)
         if now_ms < self._away_until_ms:
-            return self._alone.take(caller)
+            return await self._alone.take(caller)
         return None
-
-    async def _take_of_store(self, caller: Caller, held: _Held) -> int:
-        async with held.taking:
-            while (wait_ms := self._take_here(caller, held)) is None:
-                try:
-                    await self._take_block(caller, held)
-                    self._is_away = False
-                except Unavailable as error:
-                    self._note_away(error)
-            return wait_ms
 
     async def _take_block(self, caller: Caller, held: _Held) -> None:
         """Take a block from the row, or note until when the row has no token.

@@ -1,8 +1,7 @@
-"""The port of the session store: small expiring rows for the sessions of older clients.
+"""The port of the session store: expiring rows that every process can read.
 
-The session itself is in its id (`roundgate.tokens.ids`). The store keeps later changes, and data
-for other processes: the answer to a question, a cancellation, the state of a call that is too long
-for a header.
+The rows are changes of the sessions of older clients, the records of `once` tools, the rest of long
+results, the accounts and token buckets of callers, and the latest changes of lists.
 
 **SessionStore** keeps values by key. `put_new` is a conditional insert: of any number of inserts,
 in any processes, exactly one returns `True`. `replace` is a conditional write on the version that
@@ -73,3 +72,13 @@ class SessionStore(Protocol):
 
     async def aclose(self) -> None:
         """Close the connections."""
+
+
+async def write_row(
+    rows: SessionStore, key: str, value: bytes, read: SessionRow | None, forget_ms: int
+) -> bool:
+    """Store a value if the row is still as it was read; `None` for no row. Return whether the value
+    was stored."""
+    if read is None:
+        return await rows.put_new(key, value, forget_ms)
+    return await rows.replace(key, value, read.version, forget_ms)

@@ -143,7 +143,6 @@ class SqsQueue:
         return messages
 
     async def delete(self, messages: Sequence[Message]) -> None:
-        """Delete messages, as `TaskQueue.delete` does."""
         await self._delete([message.receipt for message in messages])
 
     async def put_back(self, messages: Sequence[Message], delay_ms: int = 0) -> None:

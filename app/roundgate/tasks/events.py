@@ -212,8 +212,16 @@ class NewTask:
 
     def view(self) -> TaskView:
         """Return the part of the task that a client can see."""
-        facts = self.ref.id, self.status, self.status_message, self.created_ms, self.created_ms
-        return TaskView(*facts, self.expires_ms, {}, self.outcome)
+        return TaskView(
+            task_id=self.ref.id,
+            status=self.status,
+            status_message=self.status_message,
+            created_ms=self.created_ms,
+            updated_ms=self.created_ms,
+            expires_ms=self.expires_ms,
+            requests={},
+            outcome=self.outcome,
+        )
 
 
 @dataclass(frozen=True, slots=True)

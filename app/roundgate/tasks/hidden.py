@@ -250,7 +250,7 @@ class HiddenTasks:
         Raises:
             Unavailable: the store cannot be reached.
         """
-        return await self.patiently(lambda: self._store.read_whole(ref))
+        return await self.patiently(lambda: self._store.read_work(ref))
 
     async def answer(self, ref: TaskRef, question: str, answer: bytes, *, ends: bool) -> None:
         """Store an answer, unless the question has been answered.
@@ -401,7 +401,10 @@ class Holding:
         await self._tasks.patiently(
             lambda: self._store.finish(
                 self.claimed.lease,
-                *(status, outcome, None, now_ms),
+                status,
+                outcome,
+                status_message=None,
+                now_ms=now_ms,
                 ending=ending,
                 expires_ms=now_ms + KEEP_MS,
             )

@@ -129,7 +129,11 @@ def history_from_record(record: TaskRecord, work: Work, now_ms: int) -> History:
     entries = {_place(entry): entry for entry in journal.entries()}
     principal = call.principal
     return History(
-        *(record.ref.id, call.tool, call.view, call.generation, now_ms),
+        task=record.ref.id,
+        tool=call.tool,
+        view=call.view,
+        generation=call.generation,
+        exported_ms=now_ms,
         capabilities=call.capabilities,
         substituted=call.substituted,
         journal=[row(entries[place]) for place in places],

@@ -83,7 +83,7 @@ async def retry(
         successor = TaskRef(ref.owner, record.retried_as)
         await _hand_on(store, ref, successor, now_ms)  # an earlier retry may have died before this
         raise NotRetryable(f"was already retried as {successor}")
-    work = await store.read_work(ref)
+    _, work = await store.read_work(ref)
     if work is None:
         raise NotRetryable("is no longer stored completely; call the tool again")
     task = _going_on(record, work, now_ms, from_step)
@@ -99,7 +99,7 @@ async def retry(
 
 async def _hand_on(store: StoredTasks, ref: TaskRef, successor: TaskRef, now_ms: int) -> None:
     """Deliver the payloads of a task to its successor, if the successor waits for the events."""
-    record, work = await store.store.read_work(ref)
+    record, work = await store.read_work(ref)
     if record is None or work is None:
         return
     for mark in marks_from_record(record):
@@ -116,7 +116,7 @@ async def rewind(store: StoredTasks, ref: TaskRef, now_ms: int, from_step: str) 
         Unavailable: the store cannot be reached; repeat the call.
     """
     for _ in range(TRIES):
-        record, work = await store.store.read_work(ref)
+        record, work = await store.read_work(ref)
         if record is None or work is None or not machine.is_parked(record):
             break
         call, journal = _kept(record, work, from_step)

@@ -20,7 +20,7 @@ from roundgate.backends import decision_in, is_approval, log_decision
 from roundgate.clock import Clock
 from roundgate.errors import TaskNotFound, ToolError, Unavailable
 from roundgate.json import encode
-from roundgate.protocol import Status, TaskView, detailed, to_wire
+from roundgate.protocol import Status, TaskView, to_wire
 from roundgate.replay import JOURNAL_VERSION, Journal, plain, row
 from roundgate.settings import TasksConfig
 from roundgate.storage import TaskRecord, TaskRef
@@ -191,10 +191,6 @@ class Tasks:
         """Return the record of a task of the principal, or `None`."""
         ref = self._ref(principal, task_id)
         return None if ref is None else await self._store.read(ref, self._clock.now_ms())
-
-    def shown(self, record: TaskRecord) -> bytes:
-        """Return the `DetailedTask` of a record."""
-        return detailed(record.view(), self._config.poll_interval_ms)
 
     async def update(
         self, principal: Principal, task_id: str, responses: Mapping[str, Any]

@@ -498,8 +498,20 @@ class StoredTasks:
         ready_ms: int = 0,
     ) -> None:
         """Release a task that continues later (`events.Release`)."""
-        rest = (wake_ms, due_ms, attempts, declined_ms, keeps_blame, awaits, ready_ms, early_ms)
-        await self._under_lease(lease, events.Release(lease.fence, added, 0, *rest), now_ms)
+        event = events.Release(
+            lease.fence,
+            added,
+            number=0,
+            wake_ms=wake_ms,
+            due_ms=due_ms,
+            attempts=attempts,
+            declined_ms=declined_ms,
+            keeps_blame=keeps_blame,
+            awaits=awaits,
+            ready_ms=ready_ms,
+            early_ms=early_ms,
+        )
+        await self._under_lease(lease, event, now_ms)
 
     async def restart(
         self,
@@ -535,8 +547,14 @@ class StoredTasks:
     ) -> None:
         """Make a task terminal (`events.Finish`)."""
         event = events.Finish(
-            *(lease.fence, status, outcome, status_message, cleanup_due_ms, ending, failed_steps),
-            expires_ms,
+            lease.fence,
+            status,
+            outcome,
+            status_message,
+            cleanup_due_ms=cleanup_due_ms,
+            ending=ending,
+            failed_steps=failed_steps,
+            expires_ms=expires_ms,
         )
         await self._under_lease(lease, event, now_ms)
 
@@ -629,11 +647,6 @@ class StoredTasks:
 
     # for the sweep
 
-    @property
-    def shards(self) -> int:
-        """Return the number of parts of the index of due tasks."""
-        return self.store.shards
-
     async def due(self, now_ms: int, limit: int, shard: int | None = None) -> Sequence[OpenTask]:
         """Return tasks whose `due_ms` has passed, of one shard or of all, the longest overdue
         first: open tasks and tasks to be cleaned up. Eventually consistent."""
@@ -646,11 +659,9 @@ class StoredTasks:
         return [shard for shard, first in zip(shards, firsts, strict=True) if first]
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
-        """Lease a shard to one sweeper, as `TaskStore.take_shard` does."""
         return await self.store.take_shard(shard, sweeper, now_ms, until_ms)
 
     async def tell_time(self, report: bytes) -> bytes | None:
-        """Exchange clock reports, as `TaskStore.tell_time` does."""
         return await self.store.tell_time(report)
 
     async def go_on(self, refs: Sequence[TaskRef], now_ms: int, due_ms: int) -> int:
@@ -681,7 +692,6 @@ class StoredTasks:
         return _happened(await self._apply_many([(ref, event) for ref in refs], now_ms))
 
     async def forget(self, now_ms: int) -> int:
-        """Delete old tasks, as `TaskStore.forget` does."""
         return await self.store.forget(now_ms)
 
     # for the operator
@@ -694,19 +704,13 @@ class StoredTasks:
     async def find(
         self, wanted: Wanted = ANY, limit: int = 100, cursor: str | None = None
     ) -> Found:
-        """Search tasks, as `TaskStore.find` does."""
         return await self.store.find(wanted, limit, cursor)
 
-    async def read_whole(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
-        """Return a task and its work, as `read_work` does, as of one moment."""
+    async def read_work(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
+        """Return a task and its work, expired or not, as of one moment; `None` for an unknown task,
+        and for work that the store has deleted. The store keeps the work of open tasks and of tasks
+        that a failed step ended."""
         return await self.store.read_work(ref)
-
-    async def read_work(self, ref: TaskRef) -> Work | None:
-        """Return the work of a task, expired or not. Return `None` if there is no such task, or if
-        the store keeps only its end. The store keeps the work of open tasks and of tasks that a
-        failed step ended."""
-        _, work = await self.store.read_work(ref)
-        return work
 
     async def note_retry(self, ref: TaskRef, as_id: str) -> bool:
         """Record the id of the task that continues this one (`events.NoteRetry`). Return `False` if
@@ -745,7 +749,6 @@ class StoredTasks:
         return await self._happens(record.ref, event, now_ms)
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self.store.aclose()
 
 

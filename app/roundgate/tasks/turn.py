@@ -408,7 +408,10 @@ class Carrier:
 
         async def suspend(rest: Added) -> None:
             await self._store.suspend(
-                *(self.lease, rest, wire, self._clock.now_ms()),
+                self.lease,
+                rest,
+                wire,
+                now_ms=self._clock.now_ms(),
                 wake_ms=wake_ms,
                 awaits=awaits,
                 ready_ms=ready_ms,
@@ -423,7 +426,9 @@ class Carrier:
 
         async def release(rest: Added) -> None:
             await self._store.release(
-                *(self.lease, rest, self._clock.now_ms()),
+                self.lease,
+                rest,
+                now_ms=self._clock.now_ms(),
                 wake_ms=wake_ms,
                 due_ms=due_ms,
                 # a worker whose clock is slightly behind may claim the task when the message comes
@@ -456,7 +461,10 @@ class Carrier:
     async def _finish(self, end: Ended, *, is_early: bool) -> None:
         finish = partial(
             self._store.finish,
-            *(self.lease, end.status, end.outcome, end.status_message),
+            self.lease,
+            end.status,
+            end.outcome,
+            status_message=end.status_message,
             cleanup_due_ms=self._means.due_ms() if is_early and self.cleans_up else None,
             ending=end.ending,
             failed_steps=end.failed_steps,
@@ -558,7 +566,9 @@ class Carrier:
     ) -> None:
         """Release the task until `wake_ms` without counting the release as progress."""
         await self._store.release(
-            *(self.lease, added, self._clock.now_ms()),
+            self.lease,
+            added,
+            now_ms=self._clock.now_ms(),
             wake_ms=wake_ms,
             due_ms=self._means.due_ms(wake_ms),
             attempts=attempts,

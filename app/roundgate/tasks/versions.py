@@ -38,7 +38,7 @@ async def tasks_with_work(
         for start in range(0, len(records), READ_AT_ONCE):
             batch = records[start : start + READ_AT_ONCE]
             works = await asyncio.gather(*(store.read_work(record.ref) for record in batch))
-            for record, work in zip(batch, works, strict=True):
+            for record, (_, work) in zip(batch, works, strict=True):
                 yield record, work
         cursor, is_begun = page.cursor, True
 

@@ -60,14 +60,13 @@ from roundgate.replay import (
     ExternalEvents,
     Failed,
     Publish,
-    RowsOf,
     Run,
     Suspended,
     Texts,
     engine,
 )
 from roundgate.settings import TasksConfig
-from roundgate.storage import OpenTask, TaskRecord, TaskRef
+from roundgate.storage import OpenTask, RowsOf, TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall, make_journal
 from roundgate.tasks.events import NotClaimed, Sending
 from roundgate.tasks.lease import ClockTrust
@@ -333,7 +332,10 @@ class Worker:
             raise NotServedHere("can read its journal") from error
         give_up_ms = record.created_ms + int(config.task_timeout_s * 1000)
         return Running(
-            *(carrier, task_call.tool, self._clock, self._trust),
+            carrier,
+            task_call.tool,
+            self._clock,
+            self._trust,
             lease_s=config.lease_s,
             give_up_ms=give_up_ms,
         )

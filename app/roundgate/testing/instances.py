@@ -27,7 +27,6 @@ from roundgate.runtime.startup import Stores
 from roundgate.settings import Origin, yaml_file
 from roundgate.storage.sqlite import (
     Database,
-    SqliteOnce,
     SqliteQueue,
     SqliteSessions,
     SqliteTasks,
@@ -109,7 +108,6 @@ class Memory:
         database = _MemoryDatabase(self, life)
         queue = SqliteQueue(database, self._clock)
         return Stores(
-            SqliteOnce(database, self._clock),
             StoredTasks(SqliteTasks(database), queue),
             queue,
             SqliteSessions(database, self._clock),

@@ -28,10 +28,6 @@ MAX_SESSION_CHARS: Final = 4_096
 """The limit on the characters of a session id to open. The gateway's own ids have a few hundred."""
 
 
-MAX_OPENED: Final = 1_000
-"""The limit on the opened sessions that a process caches. Beyond it, the oldest is dropped."""
-
-
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
     """The facts of a session, which never change."""
@@ -57,8 +53,6 @@ class SessionSealer:
     lifetime_s: float
     leeway_s: float = field(default=5)
     """The allowed difference between the clocks of two replicas, in seconds."""
-    _opened: dict[tuple[str, tuple[str, str, str]], SessionFacts] = field(default_factory=dict)
-    """The sessions opened in this process, by token and owner. Invalid tokens are never cached."""
     refusals: Refusals = field(default_factory=lambda: Refusals(of_sessions=True))
 
     def seal(
@@ -101,24 +95,13 @@ class SessionSealer:
         return SessionNotFound()
 
     def _open(self, token: str, owner: Principal) -> SessionFacts:
-        known = self._opened.get((token, owner.identity))
-        if known is not None and self.clock.now_ms() <= known.expires_ms:
-            return known
         if len(token) > MAX_SESSION_CHARS:
             raise SealBroken("too long")
         try:
             claims = json.decode(self.ring.open(token, owner))
-            (
-                purpose,
-                session_id,
-                revision,
-                requested,
-                capabilities,
-                client_info,
-                issued_ms,
-                expires_ms,
-            ) = claims
+            purpose, *_, issued_ms, expires_ms = claims
             early_ms, late_ms = issued_ms - self.clock.now_ms(), self.clock.now_ms() - expires_ms
+            facts = SessionFacts(*[*claims[1:-2], expires_ms])
         except (ParseError, ValueError, TypeError):
             raise SealBroken("no session, or sealed by an incompatible version") from None
         if purpose != _SESSION:
@@ -127,18 +110,42 @@ class SessionSealer:
             raise SealBroken("expired")
         if early_ms > self.leeway_s * 1000:
             raise SealBroken("not yet valid: the clock of the replica that sealed it is ahead")
-        facts = SessionFacts(session_id, revision, requested, capabilities, client_info, expires_ms)
-        self._opened[token, owner.identity] = facts
-        if len(self._opened) > MAX_OPENED:
-            self._opened.pop(next(iter(self._opened)), None)
         return facts
 
 
-_QUESTION: Final = "question"
-_CALL: Final = "call"
 MAX_STREAM_CHARS: Final = 8_192
 """The limit on the characters of a question's or event's id to open. The gateway's own ids are
 shorter; some servers reject headers of this length."""
+MAX_TASK_CHARS: Final = 2_048
+"""The limit on the characters of a task id to open; the gateway's own ids are shorter."""
+MAX_EVENT_CHARS: Final = 2_048
+"""The limit on the characters of an event's token to open; the gateway's own tokens are shorter."""
+_SERVICES: Final = Principal("roundgate:events", "any service")
+"""The owner of all event tokens. The token is the only credential of a service that posts an
+event."""
+_BEARERS: Final = Principal("roundgate:bearers", "any bearer")
+"""The owner of all bearer tokens. The token is the only credential of its bearer."""
+
+
+def _seal(ring: KeyRing, owner: Principal, purpose: str, *claims: Any) -> str:
+    return ring.seal(json.encode([purpose, *claims]), owner)
+
+
+def _claims(ring: KeyRing, owner: Principal, purpose: str, token: Any, max_chars: int) -> list[Any]:
+    """Return the claims that were sealed for a purpose; none if the token is invalid.
+
+    Raises:
+        Unavailable: the keys cannot be read at the moment.
+    """
+    if not isinstance(token, str) or len(token) > max_chars:
+        return []
+    try:
+        match json.decode(ring.open(token, owner)):
+            case [str(sealed_for), *claims] if sealed_for == purpose:
+                return claims
+    except (SealBroken, ParseError):
+        pass
+    return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,42 +166,26 @@ class StreamIds:
 
     def seal_question(self, question: QuestionId, owner: Principal) -> str:
         """Return the JSON-RPC id of a question, about 140 characters."""
-        claims = [_QUESTION, question.session, question.task, question.name]
-        return self.ring.seal(json.encode(claims), owner)
+        return _seal(self.ring, owner, "question", question.session, question.task, question.name)
 
     def open_question(self, token: Any, session: str, owner: Principal) -> QuestionId | None:
         """Return the question that an id identifies, or `None` if this session was never asked
         it."""
-        match self._opened(token, owner):
-            case [str(purpose), str(asked), str(task), str(name)] if (
-                purpose == _QUESTION and asked == session
-            ):
+        match _claims(self.ring, owner, "question", token, MAX_STREAM_CHARS):
+            case [str(asked), str(task), str(name)] if asked == session:
                 return QuestionId(session, task, name)
         return None
 
     def seal_call(self, session: str, facts: Any, owner: Principal) -> str:
         """Return a token with the facts for continuing a call; `facts` is any JSON value."""
-        return self.ring.seal(json.encode([_CALL, session, facts]), owner)
+        return _seal(self.ring, owner, "call", session, facts)
 
     def open_call(self, token: Any, session: str, owner: Principal) -> Any:
         """Return the facts of a call of this session, or `None` if the token is invalid."""
-        match self._opened(token, owner):
-            case [str(purpose), str(of), facts] if purpose == _CALL and of == session:
+        match _claims(self.ring, owner, "call", token, MAX_STREAM_CHARS):
+            case [str(of), facts] if of == session:
                 return facts
         return None
-
-    def _opened(self, token: Any, owner: Principal) -> Any:
-        if not isinstance(token, str) or len(token) > MAX_STREAM_CHARS:
-            return None
-        try:
-            return json.decode(self.ring.open(token, owner))
-        except (SealBroken, ParseError):
-            return None
-
-
-_TASK: Final = "task"
-MAX_TASK_CHARS: Final = 2_048
-"""The limit on the characters of a task id to open; the gateway's own ids are shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,38 +200,22 @@ class TaskPlace:
     """The service's own id of the task."""
 
 
+@dataclass(frozen=True, slots=True)
 class TaskIds:
     """The sealer of task places."""
 
-    def __init__(self, ring: KeyRing) -> None:
-        self._ring = ring
+    ring: KeyRing
 
     def seal(self, place: TaskPlace, owner: Principal) -> str:
         """Return the id of a task for its owner. Two calls for the same place return different
         ids."""
-        return self._ring.seal(json.encode([_TASK, place.backend, place.tool, place.id]), owner)
+        return _seal(self.ring, owner, "task", place.backend, place.tool, place.id)
 
     def open(self, task_id: str, owner: Principal) -> TaskPlace | None:
-        """Return the place of a task, or `None` if the id was not sealed for this caller.
-
-        Raises:
-            Unavailable: the keys cannot be read at the moment.
-        """
-        if len(task_id) > MAX_TASK_CHARS:
-            return None
-        try:
-            purpose, backend, tool, source_id = json.decode(self._ring.open(task_id, owner))
-        except (SealBroken, ParseError, ValueError, TypeError):
-            return None
-        return TaskPlace(backend, tool, source_id) if purpose == _TASK else None
-
-
-_EVENT: Final = "event"
-_SERVICES: Final = Principal("roundgate:events", "any service")
-"""The owner of all event tokens. The token is the only credential of a service that posts an
-event."""
-MAX_EVENT_CHARS: Final = 2_048
-"""The limit on the characters of an event's token to open; the gateway's own tokens are shorter."""
+        """Return the place of a task, or `None` if the id was not sealed for this caller. Raise
+        Unavailable if the keys cannot be read at the moment."""
+        claims = _claims(self.ring, owner, "task", task_id, MAX_TASK_CHARS)
+        return TaskPlace(*claims) if len(claims) == 3 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,28 +236,13 @@ class EventTokens:
 
     def seal(self, place: EventPlace) -> str:
         """Return a token for an event. Two calls for the same event return different tokens."""
-        claims = [_EVENT, place.owner, place.task_id, place.name]
-        return self.ring.seal(json.encode(claims), _SERVICES)
+        return _seal(self.ring, _SERVICES, "event", place.owner, place.task_id, place.name)
 
     def open(self, token: str) -> EventPlace | None:
-        """Return the place of an event, or `None` if the token is invalid.
-
-        Raises:
-            Unavailable: the keys cannot be read at the moment.
-        """
-        if len(token) > MAX_EVENT_CHARS:
-            return None
-        try:
-            match json.decode(self.ring.open(token, _SERVICES)):
-                case [str(purpose), str(owner), str(task_id), str(name)] if purpose == _EVENT:
-                    return EventPlace(owner, task_id, name)
-        except (SealBroken, ParseError):
-            pass
-        return None
-
-
-_BEARERS: Final = Principal("roundgate:bearers", "any bearer")
-"""The owner of all bearer tokens. The token is the only credential of its bearer."""
+        """Return the place of an event, or `None` if the token is invalid. Raise Unavailable if the
+        keys cannot be read at the moment."""
+        claims = _claims(self.ring, _SERVICES, "event", token, MAX_EVENT_CHARS)
+        return EventPlace(*claims) if len(claims) == 3 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,20 +256,12 @@ class BearerTokens:
 
     def seal(self, claims: Mapping[str, Any]) -> str:
         """Return a token with these claims. Two calls return different tokens."""
-        return self.ring.seal(json.encode([self.purpose, dict(claims)]), _BEARERS)
+        return _seal(self.ring, _BEARERS, self.purpose, dict(claims))
 
     def open(self, token: str) -> Mapping[str, Any] | None:
-        """Return the claims of a token, or `None` if the token is invalid.
-
-        Raises:
-            Unavailable: the keys cannot be read at the moment.
-        """
-        if len(token) > self.max_chars:
-            return None
-        try:
-            match json.decode(self.ring.open(token, _BEARERS)):
-                case [str(purpose), dict(claims)] if purpose == self.purpose:
-                    return claims
-        except (SealBroken, ParseError):
-            pass
+        """Return the claims of a token, or `None` if the token is invalid. Raise Unavailable if the
+        keys cannot be read at the moment."""
+        match _claims(self.ring, _BEARERS, self.purpose, token, self.max_chars):
+            case [dict(claims)]:
+                return claims
         return None

@@ -15,7 +15,7 @@ from typing import Final
 from roundgate import json
 from roundgate.client.types import Json
 from roundgate.clock import Clock
-from roundgate.replay import Rows
+from roundgate.storage import SessionStore
 
 HEARTBEAT_S: Final = 2.0
 """Seconds between two heartbeats of a holder."""
@@ -37,7 +37,7 @@ TOO_LARGE: Final = (
 class CallRows:
     """The rows of one held call."""
 
-    rows: Rows
+    rows: SessionStore
     id: str
     clock: Clock
     keep_ms: int

@@ -40,7 +40,6 @@ from roundgate.http.older.asking import answer_bytes, question
 from roundgate.http.older.caller import Caller, Responded
 from roundgate.http.older.continued import ContinueTool
 from roundgate.http.older.following import Followers
-from roundgate.http.older.notices import Notices
 from roundgate.http.older.open_calls import (
     CallState,
     OpenCall,
@@ -50,7 +49,7 @@ from roundgate.http.older.open_calls import (
 from roundgate.http.older.open_calls import moved as event_id_at
 from roundgate.http.older.rounds import Call, Rounds, cancel_key, tool_error
 from roundgate.http.older.sessions import Sessions
-from roundgate.http.older.stream import SessionStream
+from roundgate.http.older.stream import Notices, SessionStream
 from roundgate.http.request import REFUSED
 from roundgate.methods.once import stored_reply
 from roundgate.methods.parts import CurrentMethods

@@ -36,11 +36,10 @@ from roundgate.http.older.caller import Caller, Responded
 from roundgate.http.older.calls import SessionCalls, error_code
 from roundgate.http.older.changes import ChangeStreams
 from roundgate.http.older.open_calls import OpenCall
-from roundgate.http.older.own import OWN, OwnRequests
 from roundgate.http.older.rounds import target_name
-from roundgate.http.older.sessions import Sessions
+from roundgate.http.older.sessions import OWN, OwnRequests, Sessions
 from roundgate.http.older.stream import SessionStream
-from roundgate.http.older.unheard import UnheardWatch
+from roundgate.http.older.watching import UnheardWatch
 from roundgate.http.request import EVENT_STREAM
 from roundgate.methods import Changes
 from roundgate.methods.parts import CurrentMethods
@@ -55,7 +54,6 @@ from roundgate.protocol import (
     RequestId,
     Response,
     jsonrpc,
-    messages,
 )
 from roundgate.protocol.v2025 import REVISIONS, VERSIONS, Opening, wire_errors
 from roundgate.protocol.v2025.shapes import implementation
@@ -154,7 +152,7 @@ class OlderEndpoint:
         server_session_ended(self._sealer.lifetime_s - left_s, session.revision)
 
     async def _post(self, body: Any, receive: Receive, exchange: Exchange) -> None:
-        message = messages.message_from_json(body)
+        message = jsonrpc.session_message_from_json(body)
         if isinstance(message, Request):
             exchange.request_id, exchange.method = message.id, message.method
             if message.method == "initialize":
@@ -299,7 +297,7 @@ class OlderEndpoint:
         has a log line."""
         began_ms = self._clock.monotonic_ms()
         try:
-            message = messages.message_from_json(value)
+            message = jsonrpc.session_message_from_json(value)
             if not isinstance(message, Request):
                 with self._message_span(message, caller, exchange):
                     await self._take(message, caller)

@@ -29,10 +29,10 @@ from roundgate.errors import (
 )
 from roundgate.http.older.asking import check_askable, read_answers
 from roundgate.http.older.caller import Caller
-from roundgate.http.older.cancelling import LAST_LOOK_S, CancelWatch
 from roundgate.http.older.following import Followers
 from roundgate.http.older.open_calls import CallState, OpenCalls, Position, call_bytes, decode_call
 from roundgate.http.older.stream import SessionStream
+from roundgate.http.older.watching import LAST_LOOK_S, CancelWatch
 from roundgate.methods.once import kept_error, kept_reply
 from roundgate.methods.parts import CurrentMethods
 from roundgate.methods.rounds import Reply, RequestContext, Stream
@@ -310,7 +310,13 @@ class Rounds:
         if principal.scopes != call.scopes:
             principal = replace(principal, scopes=call.scopes)
         context = RequestContext(
-            *(inbound, principal, call.notify, call.span, ids, left_ms, page_done),
+            inbound,
+            principal,
+            call.notify,
+            call.span,
+            correlation=ids,
+            remaining_ms=left_ms,
+            page_done=page_done,
             address=caller.address,
             is_counted=call.state is None,
         )

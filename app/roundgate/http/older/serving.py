@@ -89,7 +89,7 @@ class OlderClients:
         from roundgate.http.older.following import Followers
         from roundgate.http.older.patient import Patience
         from roundgate.http.older.sessions import Sessions
-        from roundgate.protocol.revisions_with_sessions import WITH_SESSIONS
+        from roundgate.protocol.v2025.results import RESULT_FORMATS
         from roundgate.tasks.hidden import HiddenTasks
         from roundgate.tokens.ids import SessionSealer, StreamIds
 
@@ -97,7 +97,7 @@ class OlderClients:
         rows_of = self._core.rows_of(self._view)
         self._methods = {
             version: (results, CurrentMethods(*self._serves(results)))
-            for version, results in WITH_SESSIONS.items()
+            for version, results in RESULT_FORMATS.items()
         }
         by_version = {version: methods for version, (_, methods) in self._methods.items()}
         self._followers = Followers(

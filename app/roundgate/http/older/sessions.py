@@ -16,7 +16,7 @@ read the row itself.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -25,9 +25,18 @@ from zlib import crc32
 from roundgate import json
 from roundgate.auth import Principal
 from roundgate.clock import Clock
-from roundgate.errors import InvalidParams, ParseError, SessionNotFound, Unavailable
+from roundgate.errors import (
+    InvalidParams,
+    ParseError,
+    ResourceNotFound,
+    SessionNotFound,
+    Unavailable,
+)
+from roundgate.http.older.caller import Caller
 from roundgate.http.older.patient import Patience
-from roundgate.storage import RowsOf, SessionRow, SessionStore
+from roundgate.methods.parts import CurrentMethods
+from roundgate.protocol import LOG_LEVELS, Params, Request, Uri, validate
+from roundgate.storage import RowsOf, write_row
 from roundgate.tokens.ids import SessionFacts
 
 BUCKETS: Final = 64
@@ -153,19 +162,11 @@ class Sessions:
                 raise SessionNotFound
             bucket.change(session, change(before), self._clock.now_ms())
             value, forget_ms = bucket.written(), bucket.forget_ms
-            if await self._patiently(partial(_write, rows, key, value, row, forget_ms)):
+            if await self._patiently(partial(write_row, rows, key, value, row, forget_ms)):
                 return
         raise Unavailable(
             "Too many sessions of this caller are being changed at once; try again soon"
         )
-
-
-async def _write(
-    rows: SessionStore, key: str, value: bytes, row: SessionRow | None, forget_ms: int
-) -> bool:
-    if row is None:
-        return await rows.put_new(key, value, forget_ms)
-    return await rows.replace(key, value, row.version, forget_ms)
 
 
 def _key(session: SessionFacts, owner: Principal) -> str:
@@ -237,3 +238,59 @@ class _Bucket:
         except (ParseError, AttributeError, KeyError, TypeError, ValueError):
             return cls()
         return bucket
+
+
+_DONE = b"{}"
+OWN: Final = frozenset({"ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
+"""The methods that `OwnRequests` may answer."""
+
+
+class _SetLevelParams(Params):
+    level: str
+
+
+class _SubscribeParams(Params):
+    uri: Uri
+
+
+class OwnRequests:
+    """Answers requests about a session itself.
+
+    Args:
+        methods: the methods of each revision, by version.
+        sessions: the changes that sessions have made.
+    """
+
+    def __init__(self, methods: Mapping[str, CurrentMethods], sessions: Sessions) -> None:
+        self._methods = methods
+        self._sessions = sessions
+
+    async def result(self, request: Request, caller: Caller) -> bytes | None:
+        """Return the result of a request about the session itself, or `None` for any other request.
+
+        Raises:
+            InvalidParams: the level is unknown, or the session has too many subscriptions.
+            ResourceNotFound: the named view has no such resource, or the caller may not read it.
+            SessionNotFound, Unavailable: see `Sessions.state`.
+        """
+        methods = self._methods[caller.session.revision]
+        match request.method:
+            case "ping":
+                return _DONE
+            case "logging/setLevel":
+                level = validate(_SetLevelParams, request.params).level
+                if level not in LOG_LEVELS:
+                    raise InvalidParams(f"params.level must be one of {', '.join(LOG_LEVELS)}")
+                await self._sessions.set_level(caller.session, caller.principal, level)
+                return _DONE
+            case "resources/subscribe" if {"resources", "subscriptions"} <= methods.features:
+                uri = validate(_SubscribeParams, request.params).uri
+                if not methods.now.may_subscribe(uri, caller.principal):
+                    raise ResourceNotFound(uri)
+                await self._sessions.subscribe(caller.session, caller.principal, uri)
+                return _DONE
+            case "resources/unsubscribe" if {"resources", "subscriptions"} <= methods.features:
+                uri = validate(_SubscribeParams, request.params).uri
+                await self._sessions.unsubscribe(caller.session, caller.principal, uri)
+                return _DONE
+        return None

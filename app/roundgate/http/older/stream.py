@@ -15,8 +15,10 @@ from starlette.requests import ClientDisconnect
 
 from roundgate.errors import Unavailable
 from roundgate.http.exchange import Responder, State
-from roundgate.http.older.unheard import UnheardWatch
-from roundgate.protocol import jsonrpc, sse
+from roundgate.http.older.caller import Caller
+from roundgate.http.older.sessions import Sessions
+from roundgate.http.older.watching import UnheardWatch
+from roundgate.protocol import LOG_LEVELS, jsonrpc, notifications, sse
 from roundgate.tasks.hidden import Holding
 
 RETRY_MS: Final = 500
@@ -64,7 +66,7 @@ class SessionStream:
         """The task of the call, while this process runs a round of it."""
         self.last_event_id = last_event_id
         """The id of the last event that the client has."""
-        self._writing: asyncio.Lock | None = None
+        self._writing = asyncio.Lock()
 
     @property
     def is_finite(self) -> bool:
@@ -126,8 +128,6 @@ class SessionStream:
         await self.responder.end()
 
     async def _write(self, event: bytes) -> None:
-        if self._writing is None:  # most calls send nothing before the response
-            self._writing = asyncio.Lock()
         async with self._writing:
             if self.is_over:
                 return
@@ -146,3 +146,31 @@ class SessionStream:
         except Unavailable:  # the call continues without this id; questions have their own ids
             return b""
         return sse.event_with_id(b"", self.last_event_id, RETRY_MS)
+
+
+class Notices:
+    """Sends notifications. The session's log level is read before the first log message."""
+
+    def __init__(self, stream: SessionStream, sessions: Sessions, caller: Caller) -> None:
+        self._stream = stream
+        self._sessions = sessions
+        self._caller = caller
+        self._least: int | None = None
+
+    async def notify(self, method: str, params: dict[str, Any]) -> None:
+        """Send a notification, unless it is a log message below the session's level."""
+        if (
+            method == notifications.MESSAGE
+            and LOG_LEVELS.index(params["level"]) < await self._level()
+        ):
+            return
+        await self._stream.notify(method, params)
+
+    async def _level(self) -> int:
+        if self._least is None:
+            try:
+                state = await self._sessions.state(self._caller.session, self._caller.principal)
+            except Unavailable:
+                return len(LOG_LEVELS)  # drop log messages rather than fail the call
+            self._least = LOG_LEVELS.index(state.level)
+        return self._least

@@ -7,11 +7,13 @@ gateway itself, which asks the client on the stream of the call (`roundgate.http
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from roundgate import json
+from roundgate.protocol.revision import ResultFormat
 from roundgate.protocol.v2025 import shapes
-from roundgate.protocol.v2025.shapes import Revision
+from roundgate.protocol.v2025.shapes import REVISIONS, Revision
 
 
 class Results:
@@ -41,6 +43,12 @@ class Results:
     def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:
         """Return the questions by key, if any, and the state of the call, for `read_asked`."""
         return json.encode({"inputRequests": dict(requests), "requestState": request_state})
+
+
+RESULT_FORMATS: Final[Mapping[str, ResultFormat]] = MappingProxyType(
+    {version: Results(revision) for version, revision in REVISIONS.items()}
+)
+"""The format of results in each revision with sessions, newest first."""
 
 
 def read_asked(result: bytes) -> tuple[dict[str, Any], str]:

@@ -6,7 +6,6 @@ from roundgate.storage.dynamodb.root_items import SHARDS as SHARDS
 from roundgate.storage.dynamodb.sessions import DynamoDbSessions as DynamoDbSessions
 from roundgate.storage.dynamodb.table import BATCH as BATCH
 from roundgate.storage.dynamodb.table import CONFIG as CONFIG
-from roundgate.storage.dynamodb.table import DynamoDbOnce as DynamoDbOnce
 from roundgate.storage.dynamodb.table import Table as Table
 from roundgate.storage.dynamodb.table import create_table as create_table
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks as DynamoDbTasks

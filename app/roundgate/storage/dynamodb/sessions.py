@@ -35,7 +35,6 @@ class DynamoDbSessions:
         self._clock = clock
 
     async def put_new(self, key: str, value: bytes, forget_ms: int) -> bool:
-        """Store a new value, as `SessionStore.put_new` does."""
         pk, ttl = f"U#{key}", _ttl(forget_ms)
         stored: Kept = value
         if len(value) > PART:
@@ -64,7 +63,6 @@ class DynamoDbSessions:
         return True
 
     async def replace(self, key: str, value: bytes, version: int, forget_ms: int) -> bool:
-        """Replace a value, as `SessionStore.replace` does."""
         ttl = _ttl(forget_ms)
         sets = {
             "value": value,
@@ -75,7 +73,6 @@ class DynamoDbSessions:
         return await self._change(f"U#{key}", sets, version)
 
     async def put(self, key: str, value: bytes, forget_ms: int) -> int:
-        """Store a value, as `SessionStore.put` does."""
         sets = {
             "value": value,
             "revision": Expression("if_not_exists(#revision, :zero) + :one"),
@@ -96,7 +93,6 @@ class DynamoDbSessions:
         return isinstance(await self._table.update(pk, change), Applied)
 
     async def read(self, key: str) -> SessionRow | None:
-        """Return a row, as `SessionStore.read` does."""
         row = await self._table.root(f"U#{key}")
         if row is None or row["forget_ms"] < self._clock.now_ms():
             return None
@@ -104,12 +100,10 @@ class DynamoDbSessions:
         return SessionRow(load(row["value"], rows), row["revision"], row["forget_ms"])
 
     async def read_values(self, keys: Sequence[str]) -> Mapping[str, bytes]:
-        """Return values, as `SessionStore.read_values` does."""
         rows = await asyncio.gather(*(self.read(key) for key in keys))
         return {key: row.value for key, row in zip(keys, rows, strict=True) if row is not None}
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._table.aclose()
 
 

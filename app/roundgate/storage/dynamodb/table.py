@@ -1,12 +1,9 @@
-"""One DynamoDB table as the store: its definition, its calls, values too large for a row, and the
-once store.
+"""One DynamoDB table as the store: its definition, its calls and values too large for a row.
 
     pk              sk             content
     T#owner.id      0              the root item of a task, with the state of the task (`tasks`, `root_items`)
     T#owner.id      1#blob#0000    part of a large value that `tasks/get` shows
     T#owner.id      2#blob#0000    part of a large value that only a worker needs
-    O#token id      0              the record of a token id
-    O#token id      1#blob#0000    part of its outcome
     S#number        0              the sweeper that has a shard of the index of due tasks
 
 Every change is one conditional write of one root item. Large values go to rows beside the root
@@ -30,7 +27,6 @@ from roundgate import aws
 from roundgate.aws import CONNECT_S, READ_S, THREADS, Aws, MakeClient
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
-from roundgate.storage.once import OnceRecord
 
 log = logging.getLogger(__name__)
 
@@ -466,7 +462,6 @@ class Table:
         raise Unavailable(_THROTTLED)
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._aws.aclose()
 
 
@@ -633,54 +628,3 @@ def _decode(typed: Mapping[str, Any]) -> Any:
             return [_decode(item) for item in value]
         case _:
             return value
-
-
-class DynamoDbOnce:
-    """An `OnceStore` in a DynamoDB table."""
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-
-    async def claim(
-        self, token_id: str, answers: str, give_up_ms: int, forget_ms: int
-    ) -> OnceRecord | None:
-        """Claim a token id, as `OnceStore.claim` does."""
-        pk = f"O#{token_id}"
-        ttl = -(-forget_ms // 1000)  # rounded up, so that no row is deleted too early
-        row = {"pk": pk, "sk": ROOT, "ttl": ttl, "answers": answers, "give_up_ms": give_up_ms}
-        match await self._table.put_new(row):
-            case ConditionFailed(row=dict() as first):
-                has_rows = is_spilled(first.get("outcome", b""))
-                return _once(first, await self._table.read(pk) if has_rows else {})
-        return None
-
-    async def finish(self, token_id: str, outcome: bytes) -> None:
-        """Store an outcome, as `OnceStore.finish` does."""
-        pk = f"O#{token_id}"
-        stored: Kept = outcome
-        if len(outcome) > PART:
-            row = await self._table.root(pk)
-            if row is None or "outcome" in row:
-                return
-            draft = self._table.draft(pk, row["ttl"])
-            stored = draft.spill("1", outcome)
-            await self._table.put(draft)
-        # Only a claimed record can be finished.
-        is_claimed = "attribute_exists(#pk)"
-        # The first outcome was sent to the client and must stay.
-        is_unfinished = "attribute_not_exists(#outcome)"
-        await self._table.update(pk, Change({"outcome": stored}, when=[is_claimed, is_unfinished]))
-
-    async def read(self, token_id: str) -> OnceRecord | None:
-        """Return a record, as `OnceStore.read` does."""
-        rows = await self._table.read(f"O#{token_id}")
-        return _once(rows[ROOT], rows) if ROOT in rows else None
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._table.aclose()
-
-
-def _once(row: Row, rows: Mapping[str, Row]) -> OnceRecord:
-    outcome = load(row["outcome"], rows) if "outcome" in row else None
-    return OnceRecord(row["answers"], outcome, row["give_up_ms"])

@@ -85,7 +85,6 @@ class DynamoDbTasks:
         self._shards = shards
 
     async def insert(self, record: TaskRecord, puts: Sequence[Put]) -> bool:
-        """Store a new record, as `TaskStore.insert` does."""
         pk = partition_key(record.ref)
         draft = self._table.draft(pk, ttl_seconds(record.expires_ms))
         row = root_items.new_root_item(record, puts, draft, self._shards)
@@ -97,7 +96,6 @@ class DynamoDbTasks:
         return True
 
     async def read(self, ref: TaskRef) -> TaskRecord | None:
-        """Return a record, as `TaskStore.read` does."""
         for _ in range(_READ_TRIES):
             rows = await self._table.read(partition_key(ref))
             root = rows.get(ROOT)
@@ -109,7 +107,6 @@ class DynamoDbTasks:
         raise Unavailable(_CHANGES_TOO_FAST)
 
     async def head(self, ref: TaskRef) -> TaskRecord | None:
-        """Return a record without values, as `TaskStore.head` does."""
         root = await self._table.root(partition_key(ref))
         return None if root is None else make_record(root)
 
@@ -122,7 +119,6 @@ class DynamoDbTasks:
         return {record.ref: record for record in map(make_record, roots.values())}
 
     async def read_work(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
-        """Return a record and its work, as `TaskStore.read_work` does."""
         pk = partition_key(ref)
         for _ in range(_READ_TRIES):
             root = await self._table.root(pk)
@@ -137,7 +133,6 @@ class DynamoDbTasks:
         raise Unavailable(_CHANGES_TOO_FAST)
 
     async def swap(self, change: TaskChange) -> TaskRecord | Lost:
-        """Write a change, as `TaskStore.swap` does."""
         before, pk = change.before, partition_key(change.before.ref)
         expires_ms = change.changes.get("expires_ms", before.expires_ms)
         draft = self._table.draft(pk, ttl_seconds(expires_ms))
@@ -178,7 +173,6 @@ class DynamoDbTasks:
             await self._table.drop(pk, names)
 
     async def delete(self, record: TaskRecord) -> bool:
-        """Delete a record, as `TaskStore.delete` does."""
         pk, values = partition_key(record.ref), {":seen": record.version}
         return await self._table.delete(pk, [_IS_AS_SEEN], values)
 
@@ -193,7 +187,6 @@ class DynamoDbTasks:
     async def scan(
         self, until_ms: int | None, limit: int, shard: int | None = None
     ) -> Sequence[OpenTask]:
-        """Return due tasks, as `TaskStore.scan` does."""
         if shard is not None:
             rows = await self._table.index(str(shard), until_ms, limit)
             return [make_open_task(row) for row in rows]
@@ -205,13 +198,11 @@ class DynamoDbTasks:
         return sorted(map(make_open_task, rows), key=lambda task: task.due_ms)[:limit]
 
     async def count_open(self, owner: str, up_to: int) -> int:
-        """Count open tasks, as `TaskStore.count_open` does."""
         return await self._table.count(owner, up_to)
 
     async def find(
         self, wanted: Wanted = ANY, limit: int = 100, cursor: str | None = None
     ) -> Found:
-        """Search tasks, as `TaskStore.find` does."""
         parts = search_parts(self._table, wanted, self.shards)
         return await Search(self._table, parts, wanted, cursor).run(limit)
 
@@ -222,7 +213,6 @@ class DynamoDbTasks:
     # sweepers
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
-        """Lease a shard, as `TaskStore.take_shard` does."""
         # Never leased, expired, leased for longer than allowed, or leased by this sweeper.
         is_free = (
             "(attribute_not_exists(#pk) OR #until_ms <= :now OR #until_ms > :latest"
@@ -236,7 +226,6 @@ class DynamoDbTasks:
         return isinstance(await self._table.update(f"S#{shard}", change), Applied)
 
     async def tell_time(self, report: bytes) -> bytes | None:
-        """Exchange clock reports, as `TaskStore.tell_time` does."""
         change = Change({"said": report}, when=[], values={})
         match await self._table.update(_TOLD, change, returns="ALL_OLD"):
             case Applied(row=dict() as before):
@@ -245,7 +234,6 @@ class DynamoDbTasks:
         return None
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._table.aclose()
 
 

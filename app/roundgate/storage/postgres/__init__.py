@@ -4,6 +4,5 @@ from __future__ import annotations
 
 from roundgate.storage.postgres.database import Database as Database
 from roundgate.storage.postgres.queue import PostgresQueue as PostgresQueue
-from roundgate.storage.postgres.rows import PostgresOnce as PostgresOnce
-from roundgate.storage.postgres.rows import PostgresSessions as PostgresSessions
+from roundgate.storage.postgres.sessions import PostgresSessions as PostgresSessions
 from roundgate.storage.postgres.tasks import PostgresTasks as PostgresTasks

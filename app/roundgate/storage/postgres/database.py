@@ -121,7 +121,6 @@ class Database:
         return self._trouble
 
     async def aclose(self) -> None:
-        """Close the connections."""
         opening, self._opening = self._opening, None
         if opening is not None and opening.get_loop() is asyncio.get_running_loop():
             opening.cancel()  # without effect once it is open

@@ -96,7 +96,6 @@ class PostgresQueue:
         await self._send([ref], delay_ms)
 
     async def send_many(self, refs: Sequence[TaskRef]) -> None:
-        """Send several messages in one statement, as `TaskQueue.send_many` does."""
         if refs:
             await self._send(sorted(set(refs)), 0)  # sorted, to avoid deadlocks between senders
 

@@ -12,11 +12,6 @@ MIGRATIONS: Final = (
     """
 create table store (version int not null, tables_id bigint not null, id text not null);
 insert into store values (0, 0, gen_random_uuid());
-create table once (
-    token_id text collate "C" primary key, answers text not null, outcome bytea, give_up_ms bigint not null,
-    forget_ms bigint not null
-);
-create index once_by_forget on once (forget_ms);
 create table sessions (
     key text collate "C" primary key, value bytea not null, version bigint not null, forget_ms bigint not null
 );

@@ -189,7 +189,6 @@ class PostgresTasks:
         return None if before is None else bytes(before)
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._database.aclose()
 
     async def _read(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from roundgate.storage.sqlite.database import Database as Database
-from roundgate.storage.sqlite.database import SqliteOnce as SqliteOnce
 from roundgate.storage.sqlite.database import connect_in_memory as connect_in_memory
 from roundgate.storage.sqlite.database import other_version as other_version
 from roundgate.storage.sqlite.queue import SqliteQueue as SqliteQueue

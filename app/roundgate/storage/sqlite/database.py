@@ -24,9 +24,7 @@ from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 from zlib import crc32
 
-from roundgate.clock import Clock
 from roundgate.errors import Unavailable
-from roundgate.storage.once import CLOCKS_AHEAD_MS, OnceRecord
 from roundgate.storage.sqlite.writing import Writer, transaction
 
 T = TypeVar("T")
@@ -35,7 +33,6 @@ log = logging.getLogger("roundgate.storage")
 
 BUSY_S: Final = 10
 MAX_CONNECTIONS: Final = 8
-SWEEP_EVERY_MS: Final = 60_000
 FORGET_ROWS: Final = 500
 FORGET_BYTES: Final = 16_000_000
 """The maximum total size in bytes of the expired values that one transaction deletes, beside
@@ -48,14 +45,6 @@ MIGRATIONS: Final = (
     """
 create table store (id text not null);
 insert into store (id) values (lower(hex(randomblob(8))));
-create table once (
-    token_id text primary key not null,
-    answers text not null,
-    give_up_ms integer not null,
-    forget_ms integer not null,
-    outcome blob
-);
-create index once_by_forget on once (forget_ms);
 create table tasks (
     n integer primary key,
     version integer not null default (abs(random() % 1000000000000)),
@@ -242,7 +231,6 @@ class Database:
             raise _unavailable(error) from error
 
     async def aclose(self) -> None:
-        """Close the connections."""
         self._writer = None
         _close(self._idle, self._threads)
         self._opened = []
@@ -343,56 +331,6 @@ def connect_in_memory() -> sqlite3.Connection:
     return db
 
 
-class SqliteOnce:
-    """An `OnceStore` in a SQLite file."""
-
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database = database
-        self._clock = clock
-        self._swept_ms = 0
-
-    async def claim(
-        self, token_id: str, answers: str, give_up_ms: int, forget_ms: int
-    ) -> OnceRecord | None:
-        """Claim a token id, as `OnceStore.claim` does."""
-
-        def write(db: sqlite3.Connection) -> OnceRecord | None:
-            self._sweep(db)
-            insert = (
-                "insert into once (token_id, answers, give_up_ms, forget_ms) values (?, ?, ?, ?)"
-            )
-            won = db.execute(
-                f"{insert} on conflict do nothing", (token_id, answers, give_up_ms, forget_ms)
-            )
-            return None if won.rowcount else _read(db, token_id)
-
-        return await self._database.write(write)
-
-    async def finish(self, token_id: str, outcome: bytes) -> None:
-        """Store an outcome, as `OnceStore.finish` does."""
-        statement = "update once set outcome = ? where token_id = ? and outcome is null"
-        await self._database.write(lambda db: db.execute(statement, (outcome, token_id)))
-
-    async def read(self, token_id: str) -> OnceRecord | None:
-        """Return a record, as `OnceStore.read` does."""
-        return await self._database.read(lambda db: _read(db, token_id))
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._database.aclose()
-
-    def _sweep(self, db: sqlite3.Connection) -> None:
-        """Delete some expired records from time to time. The gateway refuses an expired token
-        before it reads the record."""
-        now_ms = self._clock.now_ms()
-        if now_ms - self._swept_ms > SWEEP_EVERY_MS:
-            rows = expired_rows(
-                db, "once", "length(outcome)", "forget_ms", now_ms - CLOCKS_AHEAD_MS
-            )
-            db.executemany("delete from once where rowid = ?", rows)
-            self._swept_ms = 0 if rows else now_ms
-
-
 def expired_rows(
     db: sqlite3.Connection,
     table: str,
@@ -421,13 +359,6 @@ def expired_rows(
         if total >= FORGET_BYTES:
             break
     return rows
-
-
-def _read(db: sqlite3.Connection, token_id: str) -> OnceRecord | None:
-    row = db.execute(
-        "select answers, outcome, give_up_ms from once where token_id = ?", (token_id,)
-    ).fetchone()
-    return None if row is None else OnceRecord(*row)
 
 
 def _unavailable(error: Exception) -> Unavailable:

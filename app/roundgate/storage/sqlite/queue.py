@@ -50,18 +50,15 @@ class SqliteQueue:
         self._closed = False
 
     async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
-        """Send a message, as `TaskQueue.send` does."""
         await self._send([ref], delay_ms)
 
     async def send_many(self, refs: Sequence[TaskRef]) -> None:
-        """Send several messages in one transaction, as `TaskQueue.send_many` does."""
         if refs:
             await self._send(refs, 0)
 
     async def receive(
         self, limit: int, wait_ms: int, *, skip: Collection[str] = ()
     ) -> Sequence[Message]:
-        """Return messages, as `TaskQueue.receive` does."""
         until_ms = self._clock.monotonic_ms() + wait_ms
         while True:
             self._sent.clear()
@@ -74,13 +71,11 @@ class SqliteQueue:
                     await self._sent.wait()
 
     async def delete(self, messages: Sequence[Message]) -> None:
-        """Delete messages, as `TaskQueue.delete` does."""
         await self._for_each(
             "delete from waiting where n = ? and receipt = ?", map(_receipt, messages)
         )
 
     async def put_back(self, messages: Sequence[Message], delay_ms: int = 0) -> None:
-        """Return messages to the queue, as `TaskQueue.put_back` does."""
         visible_ms = self._clock.now_ms() + delay_ms
         statement = (
             "update waiting set visible_ms = ?, taken = 0 where n = ? and receipt = ? and taken"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from roundgate.clock import Clock
 from roundgate.storage.sessions import SessionRow
-from roundgate.storage.sqlite.database import SWEEP_EVERY_MS, Database, expired_rows
+from roundgate.storage.sqlite.database import Database, expired_rows
 
 if TYPE_CHECKING:
     import sqlite3
+
+
+SWEEP_EVERY_MS: Final = 60_000
 
 
 class SqliteSessions:
@@ -22,7 +25,6 @@ class SqliteSessions:
         self._swept_ms = 0
 
     async def put_new(self, key: str, value: bytes, forget_ms: int) -> bool:
-        """Store a new value, as `SessionStore.put_new` does."""
         now_ms = self._clock.now_ms()
 
         def write(db: sqlite3.Connection) -> bool:
@@ -37,7 +39,6 @@ class SqliteSessions:
         return await self._database.write(write)
 
     async def replace(self, key: str, value: bytes, version: int, forget_ms: int) -> bool:
-        """Replace a value, as `SessionStore.replace` does."""
         # The row is unchanged since it was read.
         is_same = "key = ? and version = ?"
         statement = (
@@ -47,7 +48,6 @@ class SqliteSessions:
         return await self._database.write(lambda db: db.execute(statement, arguments).rowcount == 1)
 
     async def put(self, key: str, value: bytes, forget_ms: int) -> int:
-        """Store a value, as `SessionStore.put` does."""
         now_ms = self._clock.now_ms()
 
         def write(db: sqlite3.Connection) -> int:
@@ -61,7 +61,6 @@ class SqliteSessions:
         return await self._database.write(write)
 
     async def read(self, key: str) -> SessionRow | None:
-        """Return a row, as `SessionStore.read` does."""
         statement = (
             "select value, version, forget_ms from sessions where key = ? and forget_ms >= ?"
         )
@@ -70,7 +69,6 @@ class SqliteSessions:
         return None if row is None else SessionRow(*row)
 
     async def read_values(self, keys: Sequence[str]) -> Mapping[str, bytes]:
-        """Return values, as `SessionStore.read_values` does."""
         marks = ", ".join("?" * len(keys))
         statement = f"select key, value from sessions where key in ({marks}) and forget_ms >= ?"
         arguments = (*keys, self._clock.now_ms())
@@ -79,7 +77,6 @@ class SqliteSessions:
         )
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._database.aclose()
 
     def _sweep(self, db: sqlite3.Connection, now_ms: int) -> None:

@@ -79,7 +79,6 @@ class SqliteTasks:
         self._shards = shards
 
     async def insert(self, record: TaskRecord, puts: Sequence[Put]) -> bool:
-        """Store a new record, as `TaskStore.insert` does."""
         columns = {name: column(getattr(record, name)) for name in FIELDS}
         values = {name: value for name, value in columns.items() if value not in _DEFAULTS}
         values |= {"owner": record.ref.owner, "id": record.ref.id}
@@ -95,8 +94,6 @@ class SqliteTasks:
         return await self._database.write(write)
 
     async def read(self, ref: TaskRef) -> TaskRecord | None:
-        """Return a record, as `TaskStore.read` does."""
-
         def look(db: sqlite3.Connection) -> TaskRecord | None:
             with snapshot(db):  # the row and its values
                 record = _record(db, ref)
@@ -105,7 +102,6 @@ class SqliteTasks:
         return await self._database.read(look)
 
     async def head(self, ref: TaskRef) -> TaskRecord | None:
-        """Return a record without values, as `TaskStore.head` does."""
         return await self._database.read(lambda db: _record(db, ref))
 
     async def heads(
@@ -130,7 +126,6 @@ class SqliteTasks:
         return await self._database.read(look)
 
     async def swap(self, change: Change) -> TaskRecord | Lost:
-        """Write a change, as `TaskStore.swap` does."""
         before, version = change.before, change.before.version + 1
         columns = {name: column(value) for name, value in change.changes.items()}
         assignments = "".join(f", {name} = ?" for name in columns)
@@ -148,7 +143,6 @@ class SqliteTasks:
         return await self._database.write(write) or change.record(version=version)
 
     async def delete(self, record: TaskRecord) -> bool:
-        """Delete a record, as `TaskStore.delete` does."""
         statement, facts = f"delete from tasks where {_IS_AS_SEEN}", _as_seen(record)
         return await self._database.write(lambda db: db.execute(statement, facts).rowcount == 1)
 
@@ -208,7 +202,6 @@ class SqliteTasks:
         return await self._database.read(look)
 
     async def forget(self, now_ms: int) -> int:
-        """Delete old tasks, as `TaskStore.forget` does."""
         size = "(select sum(length(value)) from payloads where task = tasks.n)"
 
         def look(db: sqlite3.Connection) -> list[tuple[int]]:
@@ -225,7 +218,6 @@ class SqliteTasks:
         return len(rows)
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
-        """Lease a shard, as `TaskStore.take_shard` does."""
         latest_ms = now_ms + SHARD_AT_MOST_MS
         other_lease = (
             "select 1 from sweepers where shard = ? and sweeper <> ? and until_ms > ?"
@@ -245,8 +237,6 @@ class SqliteTasks:
         return await self._database.write(lambda db: db.execute(statement, facts).rowcount == 1)
 
     async def tell_time(self, report: bytes) -> bytes | None:
-        """Exchange clock reports, as `TaskStore.tell_time` does."""
-
         def write(db: sqlite3.Connection) -> bytes | None:
             before = db.execute("select said from told").fetchone()
             db.execute("insert or replace into told values (1, ?)", (report,))
@@ -255,7 +245,6 @@ class SqliteTasks:
         return await self._database.write(write, durable=False)
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._database.aclose()
 
 

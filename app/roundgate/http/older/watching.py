@@ -1,4 +1,4 @@
-"""Handlers that continue when their client hangs up.
+"""The watches over a running call: for a client that hangs up, and for one that cancels the call.
 
 "Disconnection SHOULD NOT be interpreted as the client cancelling its request" (basic/transports, of
 each revision with sessions). A running handler continues to the end of its round, and a client that
@@ -7,19 +7,23 @@ that resumes it waits instead.
 
     POST tools/call ─▶ handler runs ─── client hangs up ───▶ continues ─▶ the end of the round
                        waits for an answer ── hangs up ──▶ ends
+
+Most calls end before they could be cancelled. So `CancelWatch` does not read the store in the first
+second of a call, and then reads it less and less often.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
+from typing import Final
 
 from starlette.types import Receive
 
-from roundgate.errors import Unavailable
-from roundgate.http.exchange import DisconnectWatch
+from roundgate.errors import CallCancelled, LeaseLost, Unavailable
+from roundgate.http.exchange import DisconnectWatch, TaskWatch
 
 
 class UnheardWatch(DisconnectWatch):
@@ -92,3 +96,39 @@ class Working:
         self.count -= 1
         if not self.count and self.rested is not None:
             self.rested()
+
+
+FIRST_LOOK_S: Final = 1.0
+LAST_LOOK_S: Final = 5.0
+
+
+class CancelWatch(TaskWatch):
+    """A context manager that cancels the current task once `look` raises `CallCancelled` or
+    `LeaseLost`, and raises that error. `look` returns the maximum pause before the next look, in
+    seconds."""
+
+    def __init__(self, look: Callable[[], Awaitable[float]]) -> None:
+        super().__init__(FIRST_LOOK_S)
+        self._look = look
+        self._reason: CallCancelled | LeaseLost | None = None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._end(kind) and self._reason is not None:
+            raise self._reason from error
+
+    async def _watch(self) -> None:
+        pause_s, longest_s = FIRST_LOOK_S, LAST_LOOK_S
+        try:
+            while True:
+                with suppress(Unavailable):  # look again later
+                    longest_s = await self._look()
+                await asyncio.sleep(min(pause_s, longest_s))
+                pause_s = min(LAST_LOOK_S, pause_s * 1.5)
+        except (CallCancelled, LeaseLost) as error:
+            self._reason = error
+            self.cancel()
