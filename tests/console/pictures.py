@@ -34,7 +34,7 @@ async def pictures(folder: Path) -> None:
         await browser.goto(link)
         await browser.goto(f"{url}/tools/refund")
         await fill_in(browser, order="A-17", amount="12.50", note="box was damaged")
-        await take(browser, "tool", 760)
+        await take(browser, "tool", 790)
         await browser.focus("#call button")
         await browser.press("Enter")
         await browser.until("document.body.innerText.includes('Refund 12.50')")

@@ -55,7 +55,16 @@ async def test_the_pages_can_be_read_and_used_by_everybody(tmp_path: Path) -> No
         await browser.goto(f"{url}/sign-in")
         await check(browser)
         await browser.goto(link)
-        for path in ("", "/tools", "/tools/refund", "/limits", "/audit", "/tasks", "/calls"):
+        for path in (
+            "",
+            "/tools",
+            "/tools/refund",
+            "/limits",
+            "/audit",
+            "/tasks",
+            "/calls",
+            "/session",
+        ):
             await browser.goto(url + path)
             await browser.until("document.querySelector('h1')")
             await check(browser)

@@ -93,6 +93,15 @@ def test_a_call_has_the_events_of_all_its_tasks_and_a_task_its_own() -> None:
     assert [event.task for event in ring.of_task("u.3", None)] == ["u.3"]
 
 
+def test_a_line_of_time_has_the_last_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roundgate.console.recent.MAX_OF_CALL", 3)
+    ring = RecentEvents()
+    for number in range(5):
+        ring.handle(record(call="C", task="u.1", ms=number))
+    for events in (ring.of_call("C"), ring.of_task("u.1", "C")):
+        assert [event.facts["ms"] for event in events] == [2, 3, 4]
+
+
 def test_a_call_is_summed_up_from_its_events() -> None:
     lines = [
         record(call="C", name="refund", outcome="input_required", subject="ada"),

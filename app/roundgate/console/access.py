@@ -12,6 +12,7 @@ the content security policy to every response, so that no page can forget it.
 from __future__ import annotations
 
 import hmac
+from functools import partial
 from typing import Final
 from urllib.parse import parse_qs, quote
 
@@ -102,7 +103,7 @@ class ConsoleAccess:
             AuthError: the bearer token is invalid or lacks the scope of operators.
             Unavailable: the keys that verify it, or the store, cannot be read.
         """
-        is_open = path.startswith(_OPEN)
+        is_open, fail = path.startswith(_OPEN), partial(self._console.failure, request)
         operator = None if is_open else await self._operator(request)
         if operator is None and not is_open:
             return self._sign_in(request, path)
@@ -112,27 +113,22 @@ class ConsoleAccess:
         if request.method in ("GET", "HEAD"):
             return None
         if request.method != "POST":
-            return self._console.failure(request, 405, "The console accepts GET and POST")
+            return fail(405, "The console accepts GET and POST")
         is_token = operator is not None and not operator.csrf
         if not is_token and not _is_same_origin(request, self._origins):
-            return self._console.failure(
-                request, 403, "The form was not sent by a page of the console"
-            )
+            return fail(403, "The form was not sent by a page of the console")
         body = await self._read(request, MAX_SIGN_IN_BYTES if is_open else self._max_body_bytes)
         if body is None:
-            return self._console.failure(request, 413, "The form is too large")
+            return fail(413, "The form is too large")
         fields = _parse(request, body)
         if fields is None:
-            return self._console.failure(
-                request, 400, "The form is not valid UTF-8, or has too many fields"
-            )
+            return fail(400, "The form is not valid UTF-8, or has too many fields")
         request.scope[_BODY], request.scope[FORM] = body, fields
         sent = request.headers.get(CSRF_HEADER) or (fields.get(CSRF_FIELD) or [""])[0]
         if operator is not None and not hmac.compare_digest(
             operator.csrf.encode(), sent.encode() if operator.csrf else b""
         ):
-            message = "The page is from an earlier session: load it again and repeat"
-            return self._console.failure(request, 403, message)
+            return fail(403, "The page is from an earlier session: load it again and repeat")
         return None
 
     async def _operator(self, request: Request) -> Operator | None:
@@ -226,11 +222,7 @@ def _parse(request: Request, body: bytes) -> dict[str, list[str]] | None:
     if kind != "application/x-www-form-urlencoded":
         return {}
     try:
-        return parse_qs(
-            body.decode(),
-            keep_blank_values=True,
-            max_num_fields=MAX_FIELDS,
-            errors="strict",
-        )
+        text = body.decode()
+        return parse_qs(text, keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict")
     except ValueError:
         return None

@@ -4,10 +4,10 @@ questions. The audit log names the operator."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -35,6 +35,7 @@ from roundgate.tasks.facts import is_retryable
 from roundgate.tasks.machine import is_parked
 from roundgate.tasks.stored import StoredTasks
 
+T = TypeVar("T")
 log: Final = logging.getLogger("roundgate.console")
 
 Action = Literal["cancel", "requeue", "retry", "purge", "event", "answer"]
@@ -103,21 +104,15 @@ def possible_actions(record: TaskRecord, now_ms: int) -> list[Action]:
 
 @dataclass(frozen=True, slots=True)
 class Acting:
-    """Acts on tasks for one operator.
-
-    Args:
-        store: the tasks.
-        clock: the clock of the gateway.
-        config: the section `tasks` of the current configuration.
-        principal: the operator.
-        views: the views of the MCP endpoints.
-    """
+    """Acts on tasks for one operator."""
 
     store: StoredTasks
     clock: Clock
     config: TasksConfig
     principal: Principal
+    """The operator."""
     views: Sequence[str]
+    """The views of the MCP endpoints."""
 
     async def act(self, ref: TaskRef, act: Act) -> Acted:
         """Act on a task, and record it in the audit log and the log.
@@ -143,12 +138,9 @@ class Acting:
             case Act(action="answer"):
                 return await self._answer(ref, act.answers or {})
         action = ACTIONS[act.action]
-        text = await recorded(
-            self.store,
-            act.action,
-            ref,
-            lambda: action.act(self.store, (ref, None), self.clock.now_ms()),
-            self.principal,
+        now_ms = self.clock.now_ms()
+        text = await self._recorded(
+            act.action, ref, lambda: action.act(self.store, (ref, None), now_ms)
         )
         if text is None:
             raise NotRetryable(action.refusal)
@@ -162,13 +154,9 @@ class Acting:
 
     async def _retry_from(self, ref: TaskRef, step: str) -> str:
         record = await self._read(ref)
-        return await recorded(
-            self.store,
-            "retry",
-            ref,
-            lambda: retry_from(self.store, record, self.clock.now_ms(), step),
-            self.principal,
-            step=step,
+        now_ms = self.clock.now_ms()
+        return await self._recorded(
+            "retry", ref, lambda: retry_from(self.store, record, now_ms, step), step=step
         )
 
     async def _deliver(self, ref: TaskRef, event: str, payload: Any) -> str:
@@ -176,13 +164,8 @@ class Acting:
         if name is None:
             raise NotRetryable(f"has no event {event[:100]!r}")
         deliveries = Deliveries(self.store, self.clock, self.config)
-        delivered = await recorded(
-            self.store,
-            "event",
-            ref,
-            lambda: deliveries.deliver(ref, name, payload),
-            self.principal,
-            event=name,
+        delivered = await self._recorded(
+            "event", ref, lambda: deliveries.deliver(ref, name, payload), event=name
         )
         text = DELIVERED.get(delivered, "does not exist any more")
         if delivered not in ACCEPTED:
@@ -203,22 +186,25 @@ class Acting:
         # the task may ask another question meanwhile, also for an approval
         answers = {key: answers[key] for key in record.requests if key in answers}
         encoded = {key: encode(answer) for key, answer in answers.items()}
-        answered = await recorded(
-            self.store,
-            "answer",
-            ref,
-            lambda: self.store.answer(ref, encoded, now_ms, due_ms),
-            self.principal,
-            **self._answer_facts(answers),
+        answered = await self._answered(
+            ref, answers, lambda: self.store.answer(ref, encoded, now_ms, due_ms)
         )
         if answered not in (Answered.PARTLY, Answered.FULLY):
             raise NotRetryable(_ANSWERED[answered])
         return _ANSWERED[answered]
 
-    def _answer_facts(self, answers: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answers for the audit log, each by its digest."""
+    async def _answered(
+        self, ref: TaskRef, answers: Mapping[str, Any], answer: Callable[[], Awaitable[T]]
+    ) -> T:
+        """Return the result of answers to a task, recorded with the digest of each answer."""
         trail = self.store.trail
-        return {} if trail is None else {"answers": answer_facts(answers, trail.digest)}
+        facts = {} if trail is None else {"answers": answer_facts(answers, trail.digest)}
+        return await self._recorded("answer", ref, answer, **facts)
+
+    async def _recorded(
+        self, action: str, ref: TaskRef, act: Callable[[], Awaitable[T]], **facts: Any
+    ) -> T:
+        return await recorded(self.store, action, ref, act, self.principal, **facts)
 
     async def _approve(self, ref: TaskRef, answers: Mapping[str, Any]) -> str:
         """Answer an approval, which only the caller of the tool may give."""
@@ -235,5 +221,4 @@ class Acting:
                 raise NotRetryable(_ANSWERED[Answered.UNKNOWN_TASK]) from None
             return _ANSWERED[Answered.FULLY]
 
-        facts = self._answer_facts(answers)
-        return await recorded(self.store, "answer", ref, update, self.principal, **facts)
+        return await self._answered(ref, answers, update)

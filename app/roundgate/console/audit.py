@@ -25,7 +25,8 @@ MAX_READ_BYTES: Final = 20_000_000
 """The limit on the bytes that a page reads, from the newest records; a second of work."""
 MAX_VERIFIED_BYTES: Final = 500_000_000
 """The limit on the bytes that a page verifies, some ten seconds of work."""
-_SHOWN_APART: Final = ("chain", "n", "prev", "at", "event", "call", "task", "who", "name")
+_TEXTS: Final = ("name", "call", "task")
+_SHOWN_APART: Final = ("chain", "n", "prev", "at", "event", "who", *_TEXTS)
 
 
 class AuditRecord(BaseModel):
@@ -158,10 +159,7 @@ def _subject(record: dict[str, Any]) -> Any:
 
 
 def _record(record: dict[str, Any]) -> AuditRecord:
-    texts = {
-        "subject": _subject(record),
-        **{name: record.get(name) for name in ("name", "call", "task")},
-    }
+    texts = {"subject": _subject(record), **{name: record.get(name) for name in _TEXTS}}
     return AuditRecord(
         at=record["at"],
         event=record["event"],

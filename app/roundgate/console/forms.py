@@ -1,7 +1,8 @@
 """Forms made from JSON Schemas, for the arguments of tools and for the answers to questions.
 
-A property with a simple type becomes one field; any other property is written as JSON. The gateway
-validates the values against the schema; a form only converts texts to JSON values.
+In a page, a question has the number of its place, because its key may be any text. A property with
+a simple type becomes one field; any other property is written as JSON. The gateway validates the
+values against the schema; a form only converts texts to JSON values.
 
     {"type": "string"}                       a text              {"enum": […]}, {"oneOf": [{"const": …}]}  a choice
     {"type": "integer"}, {"type": "number"}  a number            {"type": "array", "items": {"enum": […]}}  check boxes
@@ -17,11 +18,15 @@ from functools import partial
 from typing import Any, Final
 
 from roundgate import json
-from roundgate.errors import ParseError
+from roundgate.client.questions import Kind, Question
+from roundgate.errors import BadAnswer, ParseError
 
 Posted = Mapping[str, Sequence[str]]
 """The fields of a posted form, each with its values."""
 
+_ANSWER: Final = "answer/"
+_ACTION: Final = "action/"
+_ACTIONS: Final = frozenset({"accept", "decline", "cancel"})
 MAX_REFERENCES: Final = 8
 """The limit on references that are followed from one property; a schema can refer to itself."""
 _INPUTS: Final = {
@@ -266,3 +271,63 @@ def _chosen(each: Field, text: str) -> Any:
 def _text(value: Any) -> str:
     """Return a JSON value as text."""
     return standard_json.dumps(value, ensure_ascii=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question with its form."""
+
+    question: Question
+    form: Form
+    action_name: str
+    """The name of the input that accepts, declines or cancels."""
+    action: str
+    """The chosen action."""
+
+    @property
+    def is_page(self) -> bool:
+        """Whether the question is answered on a page of a service."""
+        return self.question.kind is Kind.URL
+
+
+def questions_of(requests: Mapping[str, Any]) -> list[Question]:
+    """Return the questions in `inputRequests`.
+
+    Raises:
+        BadAnswer: a request is not a question that people can answer in a page.
+    """
+    questions = [Question.read(key, request) for key, request in requests.items()]
+    if any(question.kind not in (Kind.FORM, Kind.URL) for question in questions):
+        raise BadAnswer("The console answers forms and pages only")
+    return questions
+
+
+def asked(
+    questions: Sequence[Question],
+    posted: Posted | None = None,
+    problems: Mapping[str, str] | None = None,
+) -> list[Asked]:
+    """Return questions with their forms, as they were filled in."""
+    return [
+        Asked(
+            question,
+            make_form(question.schema, f"{_ANSWER}{number}/", posted, problems),
+            f"{_ACTION}{number}",
+            (posted or {}).get(f"{_ACTION}{number}", ["accept"])[0],
+        )
+        for number, question in enumerate(questions)
+    ]
+
+
+def read_answers(questions: Sequence[Question], posted: Posted) -> Read:
+    """Return the answers in a posted form as `inputResponses`."""
+    responses, problems = dict[str, Any](), dict[str, str]()
+    for number, question in enumerate(questions):
+        action = posted.get(f"{_ACTION}{number}", [""])[0]
+        response: dict[str, Any] = {"action": action if action in _ACTIONS else "cancel"}
+        if action == "accept" and question.kind is Kind.FORM:
+            read = read_form(question.schema, posted, f"{_ANSWER}{number}/")
+            response["content"] = read.value
+            problems |= read.problems
+        responses[question.key] = response
+    return Read(responses, problems)

@@ -1,10 +1,12 @@
-"""The first page: health, troubles, versions and endpoints of the gateway, and its back ends."""
+"""The first page: health, troubles, versions and endpoints of the gateway, and its back ends; and the
+limits on calls with their present use in this process."""
 
 from __future__ import annotations
 
 import platform
 from collections import Counter
 from importlib.metadata import version
+from typing import Final
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
@@ -13,6 +15,10 @@ from starlette.responses import HTMLResponse
 from roundgate.clock import iso
 from roundgate.console.frame import Console
 from roundgate.http import Health
+from roundgate.settings import CallLimits
+
+MAX_CALLERS: Final = 100
+"""The limit on the callers that are shown for each limit, the latest first."""
 
 
 class EndpointSummary(BaseModel):
@@ -100,6 +106,10 @@ def make_router(console: Console) -> APIRouter:
 def _backends(console: Console) -> list[BackendSummary]:
     serving = console.core.serving
     missing = serving.catalog.missing
+    problems = {
+        name: [f"{problem.path}: {problem.message}" for problem in error.problems]
+        for name, error in missing.items()
+    }
     tools = Counter(served.backend for served in serving.catalog.tools.values())
     names = dict.fromkeys([*(backend.name for backend in serving.now.backends), *missing])
     return [
@@ -107,9 +117,82 @@ def _backends(console: Console) -> list[BackendSummary]:
             name=name,
             is_served=name not in missing,
             tools=tools[name],
-            problems=[f"{problem.path}: {problem.message}" for problem in missing[name].problems]
-            if name in missing
-            else [],
+            problems=problems.get(name, []),
         )
         for name in names
     ]
+
+
+class LimitRow(BaseModel):
+    """A limit on the calls of each caller."""
+
+    name: str = Field(description="`callers`, `tools PATTERN` or `scopes SCOPE`.")
+    calls_per_minute: int | None = None
+    burst: int | None = None
+    concurrent: int | None = None
+
+
+class LimitUse(BaseModel):
+    """The present use of a limit by a caller, in this process."""
+
+    name: str
+    issuer: str
+    subject: str = Field(description="The subject; without auth, the address of the client.")
+    client: str
+    running: int
+    left: int | None = Field(
+        None, description="Calls that may be made at once; unset if the store counts them."
+    )
+
+
+class LimitList(BaseModel):
+    """The limits of gateway.yaml."""
+
+    shared: bool = Field(description="Whether replicas count together, in the store.")
+    limits: list[LimitRow]
+    uses: list[LimitUse]
+
+
+def make_limits_router(console: Console) -> APIRouter:
+    """Return the page of limits and its path operation."""
+    router = console.router()
+
+    @router.get("/api/limits", summary="Limits on calls")
+    async def read_limits() -> LimitList:
+        """Report the limits on calls, and their present use in this process."""
+        rate = console.config.rate
+        rows: dict[str, CallLimits] = {
+            "callers": rate,
+            **{f"tools {pattern}": row for pattern, row in rate.tools.items()},
+            **{f"scopes {scope}": row for scope, row in rate.scopes.items()},
+        }
+        return LimitList(
+            shared=rate.shared,
+            limits=[
+                LimitRow(
+                    name=name,
+                    calls_per_minute=row.calls_per_minute,
+                    burst=row.burst or row.calls_per_minute,
+                    concurrent=row.concurrent,
+                )
+                for name, row in rows.items()
+                if row.calls_per_minute is not None or row.concurrent is not None
+            ],
+            uses=[
+                LimitUse(
+                    name=use.row,
+                    issuer=use.caller[0],
+                    subject=use.caller[1],
+                    client=use.caller[2],
+                    running=use.running,
+                    left=use.left,
+                )
+                for use in console.replica.rates.uses(MAX_CALLERS)
+            ],
+        )
+
+    @router.get("/limits", include_in_schema=False)
+    async def page(request: Request) -> HTMLResponse:
+        return console.page(request, "limits.html", found=await read_limits())
+
+    return router

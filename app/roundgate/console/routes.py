@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from roundgate.auth import Principal, Verifier
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile
-from roundgate.console import audit, calls, limits, overview, signing_in, tasks, tools
+from roundgate.console import audit, calls, overview, signing_in, tasks, tools
 from roundgate.console.access import ConsoleAccess
 from roundgate.console.frame import Console
 from roundgate.console.sessions import Sessions
@@ -29,7 +29,7 @@ PAGES: Final[Mapping[str, tuple[str, Callable[[Console], APIRouter]]]] = Mapping
         "/calls": ("Calls", calls.make_router),
         "/tasks": ("Tasks", tasks.make_router),
         "/tools": ("Tools", tools.make_router),
-        "/limits": ("Limits", limits.make_router),
+        "/limits": ("Limits", overview.make_limits_router),
         "/audit": ("Audit log", audit.make_router),
     }
 )

@@ -72,14 +72,6 @@ def _key(issuer: str, subject: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """A link that starts one session."""
-
-    id: str
-    expires_ms: int
-
-
-@dataclass(frozen=True, slots=True)
 class Sessions:
     """The sealer of sessions and links."""
 
@@ -120,12 +112,8 @@ class Sessions:
     def seal(
         self, principal: Principal, revocation: str = "", *, is_whole: bool = True
     ) -> tuple[str, int]:
-        """Return the cookie of a new session, and its life in seconds.
-
-        Args:
-            principal: the operator.
-            revocation: the id of the operator's last revocation.
-            is_whole: whether the principal has all scopes and claims of its token.
+        """Return the cookie of a new session, and its life in seconds. `revocation` is the last one of
+        the operator; `is_whole` says whether the principal has all scopes and claims of its token.
         """
         now_ms = self.clock.now_ms()
         expires_ms = now_ms + int(self.lifetime_s * 1000)
@@ -173,15 +161,16 @@ class Sessions:
         expires_ms = self.clock.now_ms() + LINK_S * 1000
         return self._tokens(_LINK).seal({"id": self.clock.new_id(), "exp_ms": expires_ms})
 
-    def open_link(self, token: str) -> Link | None:
-        """Return a link, or `None` if its token is invalid or too old.
+    def open_link(self, token: str) -> tuple[str, int] | None:
+        """Return the id of a link, and the time in milliseconds when it expires; `None` if its token is
+        invalid or too old.
 
         Raises:
             Unavailable: the keys cannot be read at the moment.
         """
         match self._open(_LINK, token):
             case {"id": str(link_id), "exp_ms": int(expires_ms)}:
-                return Link(link_id, expires_ms)
+                return link_id, expires_ms
         return None
 
     def _tokens(self, purpose: str) -> BearerTokens:

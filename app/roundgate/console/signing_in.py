@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Annotated, Final
 
-from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from fastapi import APIRouter, Body, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
 from roundgate.audit.trail import who
@@ -33,12 +32,6 @@ REFUSAL_EVERY_MS: Final = 1_000
 """The shortest time between two refused sign-ins in the audit log, in milliseconds: everyone who
 reaches the gateway can be refused. The log has all of them."""
 log = logging.getLogger("roundgate.console")
-
-
-class EndSessions(BaseModel):
-    """An operator whose sessions end."""
-
-    subject: str = Field(description="The subject of its tokens.")
 
 
 def make_router(console: Console) -> APIRouter:
@@ -112,8 +105,8 @@ class _Pages:
         sessions, once = self._console.sessions, self._console.core.stores.once
         link = None if self._takes_tokens else sessions.open_link(token)
         if link is not None:
-            forget_ms = link.expires_ms + CLOCKS_AHEAD_MS
-            if await once.claim(link.id, "", link.expires_ms, forget_ms) is None:
+            link_id, expires_ms = link
+            if await once.claim(link_id, "", expires_ms, expires_ms + CLOCKS_AHEAD_MS) is None:
                 return await self._admit(request, LOCAL, "")
         self._record_refusal(request, "link")
         return self._form(request, 403, "The link was used, or is too old.")
@@ -177,18 +170,20 @@ class _Pages:
         log.info("an operator signed out", extra={"fields": principal.names})
         return self._redirect(request, "/sign-in", "", 0)
 
-    async def end(self, ending: EndSessions, request: Request) -> EndSessions:
+    async def end(
+        self, subject: Annotated[str, Body(embed=True)], request: Request
+    ) -> dict[str, str]:
         """End all sessions of an operator at every replica. Its tokens stay valid."""
-        if not (ending.subject and is_name(ending.subject)):
+        if not (subject and is_name(subject)):
             raise PageError(400, "The subject is not valid")
-        await self._end(operator_of(request).principal, ending.subject)
-        return ending
+        await self._end(operator_of(request).principal, subject)
+        return {"subject": subject}
 
     async def end_page(self, request: Request) -> Response:
         """End all sessions of another operator."""
         subject = form_of(request).get("subject", [""])[0].strip()
-        ended = await self.end(EndSessions(subject=subject), request)
-        return self._session(request, ended.subject)
+        await self.end(subject, request)
+        return self._session(request, subject)
 
     async def _end(self, principal: Principal, subject: str) -> None:
         sessions, tasks = self._console.sessions, self._console.core.stores.tasks

@@ -17,7 +17,6 @@ from roundgate import json
 from roundgate.client.questions import Question
 from roundgate.clock import iso
 from roundgate.console.acting import EFFECTS, Act, Acted, Acting, possible_actions
-from roundgate.console.answering import asked, questions_of, read_answers
 from roundgate.console.charts import (
     AGES_S,
     WATCHES,
@@ -27,6 +26,7 @@ from roundgate.console.charts import (
     picture,
     updates_left,
 )
+from roundgate.console.forms import asked, questions_of, read_answers
 from roundgate.console.frame import Console, PageError, form_of, operator_of
 from roundgate.console.recent import RecentEvents
 from roundgate.console.searching import PAGE, Filters, SearchResult, search
@@ -36,7 +36,7 @@ from roundgate.json import decode
 from roundgate.protocol import Status
 from roundgate.storage import Ending, TaskRecord, TaskRef, Work
 from roundgate.tasks import TaskCall, steps_done
-from roundgate.tasks.acts import short_event
+from roundgate.tasks.acts import ACTIONS, short_event
 from roundgate.tasks.events import marks_from_record
 from roundgate.tasks.external import decode_payload
 from roundgate.tasks.facts import activity, task_facts
@@ -66,11 +66,12 @@ class TaskRow(BaseModel):
     @classmethod
     def of(cls, record: TaskRecord, now_ms: int) -> TaskRow:
         """Return the row of a record."""
+        is_expired = record.expires_ms <= now_ms
         return cls(
             task=str(record.ref),
             tool=record.tool,
             call=record.call_id,
-            status=_shown_status(record, now_ms),
+            status="expired" if is_expired else record.shown_status.value,
             outcome=None if record.ending is None else record.ending.value,
             message=record.status_message,
             doing=activity(record, now_ms),
@@ -95,10 +96,6 @@ class TaskDetails(BaseModel):
     facts: dict[str, Any] = Described(description="As `roundgate tasks show --json`.")
     moments: list[MomentView]
     actions: list[str] = Described(description="The actions that its state allows.")
-
-
-def _shown_status(record: TaskRecord, now_ms: int) -> str:
-    return "expired" if record.expires_ms <= now_ms else record.shown_status.value
 
 
 class _Task:
@@ -241,7 +238,7 @@ class _Pages:
             request,
             "task.html",
             **self._state(shown, WATCHES),
-            actions=[name for name in possible if name in _SIMPLE],
+            actions=[name for name in possible if name in ACTIONS],
             effects=EFFECTS,
             steps=[step.name for step in shown.steps or ()] if "retry" in possible else [],
             events=[
@@ -357,8 +354,6 @@ class _Pages:
         )
 
 
-_SIMPLE: Final = frozenset({"cancel", "requeue", "retry", "purge"})
-"""The actions without an input."""
 _OWN_FIELDS: Final = frozenset({"csrf_token", "confirmed"})
 
 
@@ -388,5 +383,5 @@ def _act_from_form(shown: _Task, action: str, form: Mapping[str, Sequence[str]])
         except ParseError as error:
             raise ValueError(f"The payload is not JSON: {error}") from None
     if action == "answer":
-        values["answers"] = read_answers(shown.questions(), form).responses
+        values["answers"] = read_answers(shown.questions(), form).value
     return Act.model_validate(values)

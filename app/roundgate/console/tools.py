@@ -14,9 +14,16 @@ from roundgate import json
 from roundgate.auth import Principal
 from roundgate.backends import Catalog, ServedTool
 from roundgate.backends.shaping import HINTS
-from roundgate.console.answering import asked, questions_of, read_answers
 from roundgate.console.calling import CallOutcome, ToolCall, call_tool
-from roundgate.console.forms import Form, make_form, read_form, read_json
+from roundgate.console.forms import (
+    Form,
+    asked,
+    make_form,
+    questions_of,
+    read_answers,
+    read_form,
+    read_json,
+)
 from roundgate.console.frame import Console, PageError, form_of, operator_of
 from roundgate.errors import BadAnswer
 
@@ -34,18 +41,12 @@ class ToolEntry(BaseModel):
     title: str | None = None
     description: str | None = None
     backend: str = Field(description="The name of its back end.")
-    is_listed: bool = Field(
-        description="Whether tools/list shows it; search may stand for the list."
-    )
+    is_listed: bool = Field(description="Whether tools/list shows it, not only search.")
     asks_first: bool = Field(description="Whether each call needs an approval.")
     once: bool = Field(description="Whether a repeated round has no second effect.")
-    task: str = Field(
-        description="Whether a call may become a task: forbidden, optional, required."
-    )
+    task: str = Field(description="May a call become a task: forbidden, optional, required.")
     scopes: list[str] = Field(description="The scopes that a caller needs.")
-    hints: dict[str, bool] = Field(
-        description="The hints on the wire, with the protocol's defaults."
-    )
+    hints: dict[str, bool] = Field(description="Its hints, with the protocol's defaults.")
 
 
 class ToolList(BaseModel):
@@ -63,9 +64,7 @@ class ToolDetails(ToolEntry):
 
     definition: dict[str, Any]
     view: str = Field(description="The name of the view; empty for the endpoint of all tools.")
-    endpoints: dict[str, str] = Field(
-        description="The path of the endpoint of each view that has a tool of this name."
-    )
+    endpoints: dict[str, str] = Field(description="The path of each view that has such a tool.")
 
 
 def make_router(console: Console) -> APIRouter:
@@ -213,7 +212,7 @@ class _Pages:
             outcome = CallOutcome(kind="input_required", result=result)
             return self._outcome_page(request, tool, arguments, outcome, posted, answers.problems)
         next_round = ToolCall(
-            arguments=arguments, input_responses=answers.responses, request_state=state
+            arguments=arguments, input_responses=answers.value, request_state=state
         )
         outcome = await self.call(tool.name, next_round, request, tool.view)
         return self._outcome_page(request, tool, arguments, outcome)

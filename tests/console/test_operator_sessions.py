@@ -23,7 +23,7 @@ from roundgate.tokens import Key, KeyRing
 from tests.support.asgi import STATE_KEY, built, config_file
 from tests.support.audit import KEY, records
 from tests.support.clocks import FixedClock
-from tests.support.console import OPERATOR, browser_of, local, with_auth
+from tests.support.console import OPERATOR, browser_of, elements, local, with_auth
 from tests.support.issuer import ISSUER, PUBLIC_URL, token
 
 
@@ -123,6 +123,21 @@ async def test_an_operator_ends_the_sessions_of_another_one() -> None:
             assert refused.status_code == 400
         browser.session = of_bob
         assert (await browser.get()).status_code == 303
+
+
+async def test_names_of_operators_are_texts() -> None:
+    script = '"><script>alert(1)</script><img src=x onerror=alert(1)>'
+    async with with_auth(hello) as browser:
+        await browser.sign_in(sub=script)
+        pages = [
+            await browser.page("/session"),
+            (await browser.submit("/session/end", {"subject": f"x{script}"})).text,
+        ]
+        for page in pages:
+            assert "&lt;script&gt;" in page
+            for tag, attributes in elements(page):
+                assert tag != "img"
+                assert tag != "script" or (attributes.get("src") or "").startswith("/console/")
 
 
 async def test_a_program_ends_the_sessions_of_an_operator() -> None:
