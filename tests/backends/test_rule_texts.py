@@ -57,7 +57,7 @@ def spellings(draw: st.DrawFn) -> str:
     for _ in range(draw(st.integers(0, 3))):
         path = "".join(
             f"%{ord(character):02x}"
-            if character == "%" or (character != "/" and draw(st.booleans()))
+            if character == "%" or draw(st.booleans())
             else character * draw(st.integers(1, 2 if character == "/" else 1))
             for character in path
         )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -308,3 +310,28 @@ def test_a_template_is_listed_if_one_of_its_uris_is_allowed(
         assert items.may_match(template, {}, "b", caller)
         assert items.may_match(template, {"x": x}, "b", caller) or "{+x}" in template
         assert items.may_match(template, {"x": x, "y": y}, "b", caller) or "{+x}" in template
+
+
+def test_a_page_is_read_only_if_no_reading_is_a_refused_page() -> None:
+    rules = policy({"deny": {"tool": "b"}}, {"allow": {"tool": "*", "resource": "docs://*"}})
+
+    def tool(name: str, page: str) -> Any:
+        definition = {"name": name, "_meta": {"ui": {"resourceUri": page}}}
+        own = rules.for_tool(replace(TOOL, definition=definition), name, "up", "")
+        return SimpleNamespace(tool=SimpleNamespace(definition=definition), rules=own)
+
+    tools = {"a": tool("a", "ui://up/a"), "b": tool("b", "ui://up/a?b")}
+    items, caller = ItemRules(rules, "", tools), Caller(ann())
+    read = [
+        uri
+        for uri in (
+            "ui://up/a",
+            "ui://up/%61",
+            "ui://up/a?b",
+            "ui://up/a?c",
+            "ui://up/c",
+            "docs://a",
+        )
+        if items.resource_refusal(uri, "up", caller) is None
+    ]
+    assert read == ["ui://up/a", "ui://up/%61", "docs://a"]

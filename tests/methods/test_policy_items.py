@@ -301,6 +301,14 @@ SPELLINGS = [
     "file:/secret/plan",
     "file://localhost/secret/plan",
     "file://other/secret/plan",
+    "file:/%2Fsecret/plan",
+    "file:///%2Fsecret/plan",
+    "file:\\\\\\secret\\plan",
+    " file:///secret/plan",
+    "%20file:///secret/plan",
+    "file%3A///secret/plan",
+    "f\tile:///secret/plan",
+    "file:///secret/plan\n",
 ]
 
 

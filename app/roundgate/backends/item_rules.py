@@ -77,36 +77,42 @@ class ItemRules:
         """Return the name of the rule that refuses a resource; `None` if it is allowed."""
         if not self.covers("resource"):
             return None
-        if tools := self.tools_with_page(uri):
-            return self._page_refusal(self.resource_rules(uri, backend), tools, caller)
-        if not self._covers["resource"]:
-            return None
-        return _refusal(deciding_rule(self.resource_rules(uri, backend), caller))
+        readings = UriReadings.of(uri)
+        rules = self._rules_at(uri, readings, backend)
+        pages = self._tools_of_page.keys()
+        if not pages.isdisjoint(texts := {*readings.all()}):
+            refusal = self._page_refusal(texts & pages, rules, caller)
+            if refusal is not None or readings.normal <= pages:
+                return refusal
+        return _refusal(deciding_rule(rules, caller)) if self._covers["resource"] else None
 
     def resource_rules(self, uri: str, backend: str) -> Sequence[Rule]:
         """Return the rules that match a resource, in order. None match a URI with dot segments."""
-        readings = UriReadings.of(uri)
+        return self._rules_at(uri, UriReadings.of(uri), backend)
+
+    def _rules_at(self, uri: str, readings: UriReadings, backend: str) -> Sequence[Rule]:
         if readings.is_ambiguous:
             return ()
         return self.policy.matching(Target("resource", uri, backend, self._view, uri=readings))
 
-    def tools_with_page(self, uri: str) -> list[ToolRules | None]:
-        """Return the rules of each tool whose page a server may read at a URI."""
-        if not self._tools_of_page:
-            return []
-        texts = {*UriReadings.of(uri).all()} & self._tools_of_page.keys()
-        return [rules for text in texts for rules in self._tools_of_page[text]]
+    def is_page(self, uri: str) -> bool:
+        """Return whether a server may read the page of a tool at a URI."""
+        return not self._tools_of_page.keys().isdisjoint(UriReadings.of(uri).all())
 
     def _page_refusal(
-        self, rules_of_page: Sequence[Rule], tools: Collection[ToolRules | None], caller: Caller
+        self, pages: Collection[str], rules_of_page: Sequence[Rule], caller: Caller
     ) -> str | None:
+        """Return the name of the rule that refuses some of the pages that a server may read."""
         rule = deciding_rule([rule for rule in rules_of_page if rule.uris is not None], caller)
         if rule is not None and not rule.allows:
             return rule.name
-        is_allowed = any(
-            rules is None or any(rule.allows for rule in rules.deciding(caller)) for rules in tools
-        )
-        return None if is_allowed else NO_RULE
+        for page in pages:
+            if not any(
+                rules is None or any(rule.allows for rule in rules.deciding(caller))
+                for rules in self._tools_of_page[page]
+            ):
+                return NO_RULE
+        return None
 
     def may_match(
         self, template: str, values: Mapping[str, str], backend: str, caller: Caller

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 from roundgate.protocol.uri_template import (
     decodings_of,
     has_dot_segments,
-    normalized_uri,
+    normal_readings,
 )
 
 _DELIMITER: Final = re.compile(r"%(?=[01]|2[356ABCFabcf]|3[ABDFabdf]|40|5[BCDbcd]|7[Ff])")
@@ -70,10 +70,9 @@ class UriReadings:
     def of(cls, uri: str) -> UriReadings:
         """Return the readings of a URI or pattern."""
         decodings = [unquote(_DELIMITER.sub("%25", uri)), *decodings_of(uri)[1:]]
-        normal = [normalized_uri(text) for text in decodings]
         return cls(
             frozenset(map(_with_lower_scheme, decodings)),
-            frozenset(_trimmed(text) for text in (*normal, *map(unquote, normal))),
+            frozenset(map(_trimmed, normal_readings(decodings))),
             has_dot_segments(uri),
         )
 

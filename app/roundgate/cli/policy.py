@@ -117,7 +117,7 @@ def _explain_item(
     else:
         target = Target(kind, name, backend, view, uri=UriReadings.of(name))
         refusal = rules.resource_refusal(name, backend, caller)
-    is_page = kind == "resource" and bool(rules.tools_with_page(name))
+    is_page = kind == "resource" and rules.is_page(name)
     if is_page:
         say(
             f"{name} is the page of a tool: callers of the tool may read it, unless a rule denies it"
@@ -315,7 +315,7 @@ def _rules_of(kind: Kind, name: str, served: Catalog) -> Sequence[Rule] | str:
         return "unknown: the record has only the beginning of the URI"
     if item is None or rules is None:
         return f"no such {kind}"
-    if kind == "resource" and rules.tools_with_page(name):
+    if kind == "resource" and rules.is_page(name):
         return "as the tools of the page"
     if not rules.policy.covers(kind):
         return "allowed: needs no rule"

@@ -9,7 +9,7 @@ every URI, time and memory grow with the product of the two lengths.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import MappingProxyType
@@ -50,10 +50,15 @@ def has_dot_segments(uri: str) -> bool:
 
 def readings_of(uri: str) -> set[str]:
     """Return the texts as which a server may read a URI: itself, decoded up to `_MAX_DECODINGS`
-    times, and each of these as URL parsers normalize it."""
-    texts = decodings_of(uri)
-    normalized = [normalized_uri(text) for text in texts]
-    return {*texts, *normalized, *map(unquote, normalized)}
+    times, and each of these as URL parsers normalize it (`normal_readings`)."""
+    return {*decodings_of(uri), *normal_readings(decodings_of(uri))}
+
+
+def normal_readings(decodings: Iterable[str]) -> set[str]:
+    """Return the decodings of a URI as URL parsers normalize them, also if a server decodes the path
+    only after it has parsed the URI."""
+    normalized = {normalized_uri(text) for text in decodings}
+    return {with_single_slashes(text) for uri in normalized for text in decodings_of(uri)}
 
 
 def decodings_of(uri: str) -> list[str]:
@@ -72,10 +77,16 @@ def normalized_uri(uri: str) -> str:
         text = str(AnyUrl(uri))
     except ValueError:
         text = uri
-    parts = _SCHEME_AND_AUTHORITY.match(text)
+    return with_single_slashes(text)
+
+
+def with_single_slashes(uri: str) -> str:
+    """Return a URI with scheme and authority in lower case, and without repeated slashes in its
+    path. Return text without a scheme unchanged."""
+    parts = _SCHEME_AND_AUTHORITY.match(uri)
     if parts is None:
-        return text
-    return parts[0].lower() + _SLASHES.sub("/", text[parts.end() :])
+        return uri
+    return parts[0].lower() + _SLASHES.sub("/", uri[parts.end() :])
 
 
 @dataclass(frozen=True, slots=True)
