@@ -1397,9 +1397,9 @@ class TaskStoreContract:
         assert await store.claim(REF, NOW, UNTIL) is NotClaimed.OVER
         assert await store.count_open("owner", 10) == 0
         assert await store.due(END, 10) == []
-        assert await store.read_work(TaskRef("owner", "none")) is None
+        assert await store.read_work(TaskRef("owner", "none")) == (None, None)
         assert await store.purge(REF, NOW) is True
-        assert await store.read_work(REF) is None
+        assert (await store.read_work(REF))[1] is None
 
     async def test_the_task_that_goes_on_with_the_work_is_noted_once(
         self, store: StoredTasks
