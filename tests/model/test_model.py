@@ -145,7 +145,7 @@ MUTANTS = {
         "_work",
         _work_without_tail,
         "stops",
-        "begins though it is remembered|is gone|failed with|not over",
+        "begins though it is remembered|is remembered twice|is gone|failed with|not over",
     ),
     "no look at the lease before a step": Mutant(
         Carrier, "admit", _admit_without_look, "stops", "which is somebody else's"
