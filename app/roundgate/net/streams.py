@@ -1,15 +1,20 @@
 """TCP and TLS connections for httpcore, made of asyncio's transports.
 
-httpcore writes to a connection and reads from it; it does not handle four problems, which a `Stream` handles:
+httpcore writes to a connection and reads from it. A `Stream` handles four problems that httpcore
+leaves open:
 
-- bytes after an answer, which httpcore would read as the answer to the next request (RFC 9112 section 6.3)
+- bytes after an answer, which httpcore would read as the answer to the next request (RFC 9112
+  section 6.3)
 - an endless sequence of interim answers (1xx)
 - a head that arrives so slowly that no single read times out
-- the head and the body of a request, which httpcore writes one after the other; a stream sends them together
+- the head and the body of a request, which httpcore writes one after the other; a stream sends them
+  together
 
-A stream keeps all received bytes until httpcore reads them, and never returns the last one together with others.
-httpcore reads that byte only if the answer is incomplete without it. If bytes are unread when the answer is complete,
-the service sent more than the answer. The stream then reports that it is readable, and the pool does not reuse it.
+A stream keeps all received bytes until httpcore reads them, and never returns the last one together
+with others. httpcore reads that byte only if the answer is incomplete without it. If bytes are
+unread when the answer is complete, the service sent more than the answer. The stream then reports
+that it is readable, and the pool does not reuse it. Surplus bytes that arrive only after the next
+request was sent cannot be told from its answer, in any HTTP/1.1 client.
 """
 
 from __future__ import annotations
