@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 
 from roundgate.deployment.machine import reserved_port
+from roundgate.testing import Gateway
+from tests.support.authorization_server import CLIENT, Issuer
+from tests.support.authorization_server import running as running_issuer
 from tests.support.documents import ROOT, blocks, run, shown
 from tests.support.server import running
 
@@ -88,7 +91,7 @@ def test_the_retry_and_the_task_by_curl_get_the_answers_of_the_readme(tmp_path: 
 
 
 def test_the_first_curl_of_the_readme_gets_the_answer_of_the_readme(port: int) -> None:
-    start = section("Start")
+    start = section("A call, by curl")
     (curl,) = [block for block in blocks(start, "sh") if block.startswith("curl")]
     (answer,) = blocks(start, "json")
     assert json.loads(
@@ -143,6 +146,28 @@ def test_the_handlers_of_the_guide_to_rounds_can_be_served(tmp_path: Path) -> No
     assert all(
         name in printed for name in ("deploy", "order", "quote", "survey", "greet", "add_up")
     )
+
+
+async def test_the_recipe_for_oauth_in_a_python_tool_gets_its_own_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (recipe,) = [
+        block
+        for block in blocks((ROOT / "docs" / "credentials.md").read_text(), "python")
+        if "AsyncOAuth2Client" in block
+    ]
+    (tmp_path / "orders.py").write_text(recipe)
+    config = tmp_path / "gateway.yaml"
+    config.write_text("backends: [{kind: python, name: orders, prefix: '', path: orders.py}]")
+    with running_issuer(Issuer(secret="orders-secret")) as issuer:
+        monkeypatch.setenv("ORDERS_CLIENT", CLIENT)
+        monkeypatch.setenv("ORDERS_SECRET", issuer.secret)
+        monkeypatch.setenv("TOKEN_URL", f"{issuer.url}/token")
+        monkeypatch.setenv("ORDERS_URL", issuer.url)
+        async with Gateway(config) as gateway:
+            result = await gateway.call("order", number=7)
+        assert result.structured == {"ok": True}
+        assert set(issuer.calls) == set(issuer.tokens)
 
 
 def test_the_library_ends_with_the_process_that_started_it() -> None:

@@ -117,7 +117,8 @@ class Issuer:
             return server.create_token_response()
 
         @flask.route("/api", methods=["GET", "POST"])
-        def api() -> Any:
+        @flask.route("/orders/<int:_number>")
+        def api(_number: int = 0) -> Any:
             shown = request.headers.get("authorization", "").removeprefix("Bearer ")
             issuer.calls.append(shown)
             if issuer.tokens.get(shown, 0) <= issuer.now_s():
