@@ -60,6 +60,7 @@ from roundgate.errors import ConfigError
 from roundgate.settings import Model, policy, sections
 from roundgate.settings import process as settings
 from roundgate.settings.process import Settings, from_environment
+from tests.support.documents import blocks
 
 
 def problems(**environ: str) -> list[str]:
@@ -306,6 +307,23 @@ PLACES: dict[type[Model], str] = {
 }
 """Where docs/configuration.md describes the settings of a model: from here to the next heading or
 table of its own."""
+
+
+@pytest.mark.parametrize("example", blocks(DOCUMENT, "yaml"), ids=lambda text: text.split()[0])
+def test_each_example_of_the_document_is_valid(
+    example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if example.startswith("#"):
+        return
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    others = {
+        "backends": "[{kind: python, name: a, path: a.py}]",
+        "auth": "{issuer: https://login.example, jwks_url: https://login.example/keys, "
+        "operator_scope: operate}",
+    }
+    missing = [f"{name}: {value}\n" for name, value in others.items() if f"{name}:" not in example]
+    (tmp_path / "gateway.yaml").write_text("".join([f"{example}\n", *missing]))
+    config.load(tmp_path / "gateway.yaml", {"SHOP_KEY": "k", "SHOP_PIN": "p"})
 
 
 def part(start: str) -> str:
