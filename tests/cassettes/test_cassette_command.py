@@ -119,6 +119,7 @@ async def test_a_redirect_to_another_host_does_not_get_through_the_proxy() -> No
         (b"POST / HTTP/1.1\r\nContent-Length: 99999999999999\r\n\r\n", b"413"),
         (b"POST / HTTP/1.1\r\nOrigin: https://evil.example\r\n\r\n", b"403"),
         (b"POST / HTTP/1.1\r\nHost: evil.example:8100\r\n\r\n", b"403"),
+        (b"POST / HTTP/1.1\r\nHost: [::1]evil.example\r\n\r\n", b"403"),
         (b"POST / HTTP/1.1\r\nHost: [\r\n\r\n", b"403"),
         (b"POST / HTTP/1.1\r\nContent-Length: 1\r\n\r\n{", b"400"),
         (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n\r\n", b"400"),

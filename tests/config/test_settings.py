@@ -158,6 +158,11 @@ def test_streams_are_served_unless_switched_off_or_on_lambda(
         "https://[::1",
         "//host",
         "x",
+        "https://mcp.example.com:8000@evil.test",
+        "https://user@mcp.example.com",
+        "https://[::1]evil.test",
+        "https://mcp.example.com:port",
+        "https://mcp.example.com:0",
     ],
 )
 def test_a_public_url_needs_a_scheme_and_a_host(url: str) -> None:

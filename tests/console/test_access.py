@@ -225,9 +225,13 @@ async def test_the_sign_in_page_writes_another_link_to_the_log(
     caplog.set_level(logging.INFO, "roundgate.console")
     async with browser_of(built(config_file(hello, console={}))) as browser:
         for _ in range(3):
-            assert "log" in (await browser.post("/sign-in", {})).text
+            response = await browser.post(
+                "/sign-in", {}, host="localhost:9999", origin="http://localhost:9999"
+            )
+            assert "log" in response.text
         links = [record.getMessage() for record in caplog.records]
         assert len(links) == 1
+        assert "localhost" not in links[0]  # the address that listens, not the client's Host
         path = links[0].partition("/console")[2]
         assert (await browser.get(path)).status_code == 303
         assert "Overview" in await browser.page()

@@ -18,11 +18,9 @@ def hello() -> str:
 """
 
 
-def link_of(server: Server) -> str:
+def links_of(server: Server) -> list[str]:
     lines = [str(line.get("msg")) for line in server.lines()]
-    return next(
-        line.rpartition(" ")[2] for line in lines if line.startswith("open the console once")
-    )
+    return [line.rpartition(" ")[2] for line in lines if line.startswith("open the console once")]
 
 
 def test_the_link_in_the_log_signs_in_at_every_process(tmp_path: Path) -> None:
@@ -37,8 +35,13 @@ def test_the_link_in_the_log_signs_in_at_every_process(tmp_path: Path) -> None:
         "GATEWAY_LOG_FORMAT": "json",
     }
     with running(config, environment, "--workers", "2") as server:
-        link = link_of(server)
+        (link,) = links_of(server)
         assert link.startswith(f"{server.url}/console/enter?token=")
+        other = {"host": "localhost:9", "origin": "http://localhost:9"}
+        asked = httpx.post(f"{server.url}/console/sign-in", data={}, headers=other, timeout=60)
+        assert asked.status_code == 200
+        assert links_of(server)[-1].startswith(f"{server.url}/console/enter?token=")
+        assert len(links_of(server)) == 2
         with httpx.Client(timeout=60) as browser:
             assert browser.get(link).status_code == 303
             session = dict(browser.cookies)

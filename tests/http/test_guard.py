@@ -43,6 +43,17 @@ async def test_loopback_names_are_served_on_any_port(everything: FastAPI, host: 
         "",
         "127.0.0.2",
         b"\xff",
+        "localhost:8000@evil.test",
+        "localhost:@evil.test",
+        "localhost:8000.evil.test",
+        "localhost:8000/evil.test",
+        "localhost:8000:80",
+        "localhost:",
+        "localhost@evil.test",
+        "[::1]evil.test",
+        "[::1]:8000@evil.test",
+        "[::1].evil.test:8000",
+        "evil.test/.localhost",
     ],
 )
 async def test_another_host_is_refused_and_the_setting_named(
@@ -158,6 +169,21 @@ async def test_a_load_balancer_may_ask_at_an_address_whether_the_gateway_is_aliv
 async def test_a_host_on_the_list_is_served(rule: str) -> None:
     app = gateway(add, http={"allowed_hosts": [rule]})
     assert (await ask(app, host="api.example.com:8443")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.test/.example.com",
+        "evil.test#.example.com",
+        "evil.test:8000@api.example.com",
+        "evil.test?.example.com:8443",
+        "*.example.com",
+    ],
+)
+async def test_a_host_that_only_ends_like_a_rule_is_refused(host: str) -> None:
+    app = gateway(add, http={"allowed_hosts": ["*.example.com"]})
+    assert (await ask(app, host=host)).status_code == 403
 
 
 @pytest.mark.parametrize(
@@ -340,6 +366,9 @@ def test_odd_hosts_are_refused_without_a_stumble(host: str) -> None:
         "http://localhost:",
         "https://localhost",
         "http://a:1:2",
+        "http://localhost:8000@evil.test",
+        "http://localhost@evil.test:8000",
+        "http://localhost:8000/",
     ],
 )
 def test_odd_origins_are_refused_without_a_stumble(origin: str) -> None:

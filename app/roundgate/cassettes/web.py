@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from roundgate.errors import Inside, UsageError
 from roundgate.json import encode
+from roundgate.net.addresses import host_of
 from roundgate.net.serving import served
 
 _MAX_BODY: Final = 32 * 1024 * 1024
@@ -136,7 +137,7 @@ class _App:
         origin, host = headers.get("origin"), headers.get("host")
         is_foreign = origin is not None and _host_in(origin) not in _HERE
         if self._is_local and host is not None:
-            is_foreign = is_foreign or _host_in(f"//{host}") not in _HERE
+            is_foreign = is_foreign or (host_of(host) or "").strip("[]").lower() not in _HERE
         if is_foreign:
             raise RequestRefused(403, "pages of other origins may not send requests to this server")
 

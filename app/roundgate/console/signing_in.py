@@ -86,7 +86,7 @@ class _Pages:
         console, principal = self._console, None
         if not self._takes_tokens:
             if self._links.take():
-                tell_link(console, f"{request.url.scheme}://{request.headers.get('host', '')}")
+                tell_link(console, _own_origin(request))
             return self._form(request, message="A new link is in the gateway's log.")
         fields = {name: values[0] for name, values in form_of(request).items()}
         token = fields.get("token", "").strip().encode("utf-8", "replace")
@@ -238,6 +238,14 @@ class Seldom:
             return 0
         count, self.count, self.last_ms = self.count, 0, now_ms
         return count
+
+
+def _own_origin(request: Request) -> str:
+    """Return the origin of the address at which the request was accepted; empty for a Unix socket.
+    The Host header is the client's."""
+    host, port = request.scope.get("server") or ("", None)
+    shown = f"[{host}]" if ":" in host else host
+    return "" if port is None else f"{request.scope['scheme']}://{shown}:{port}"
 
 
 def tell_link(console: Console, origin: str) -> None:

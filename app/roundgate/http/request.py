@@ -29,7 +29,6 @@ from collections.abc import Awaitable, Mapping, Sequence
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -57,6 +56,7 @@ from roundgate.http.exchange import (
 )
 from roundgate.http.protected import ProtectedResource
 from roundgate.http.routes import HEALTH, OLD_TRANSPORT, READINESS
+from roundgate.net.addresses import canonical_host, canonical_origin, host_of
 from roundgate.protocol import NEWEST, Headers, jsonrpc, may_be_older
 from roundgate.protocol import SESSION_HEADER as SESSION
 from roundgate.tasks.external import is_event_path
@@ -176,15 +176,13 @@ class Guard:
 
 def host_allowed(host: str, allowed: frozenset[str]) -> bool:
     """Return whether a lower-case Host value matches a name, a name with port, a `*.suffix` or `*`."""
-    if "*" in allowed or host in allowed:
+    if "*" in allowed:
         return True
-    name = (
-        host[: host.index("]") + 1]
-        if host.startswith("[") and "]" in host
-        else host.partition(":")[0]
-    )
-    return name in allowed or any(
-        rule.startswith("*.") and name.endswith(rule[1:]) for rule in allowed
+    name = host_of(host)
+    return name is not None and (
+        host in allowed
+        or name in allowed
+        or any(rule.startswith("*.") and name.endswith(rule[1:]) for rule in allowed)
     )
 
 
@@ -201,8 +199,7 @@ def public_origins(public_url: str | None) -> list[str]:
     """Return the origin of the URL that clients use, if there is one."""
     if public_url is None:
         return []
-    parts = urlsplit(public_url)
-    return [f"{parts.scheme}://{parts.netloc}"]
+    return [canonical_origin(public_url)]
 
 
 def default_hosts(public_url: str | None, on_lambda: bool) -> list[str]:
@@ -210,9 +207,9 @@ def default_hosts(public_url: str | None, on_lambda: bool) -> list[str]:
     a function under an attacker's host name."""
     if on_lambda:
         return ["*"]
-    public = urlsplit(public_url or "").hostname
-    if public is None:
+    if public_url is None:
         return list(LOOPBACK)
+    public = canonical_host(public_url)
     return [*LOOPBACK, f"[{public}]" if ":" in public else public]
 
 

@@ -1,10 +1,11 @@
-"""Hosts of URLs, in the form in which a resolver reads them.
+"""Hosts of URLs, in the form in which a resolver reads them, and of Host headers.
 
 `2130706433`, `0x7f.1`, `127.1`, `[::ffff:127.0.0.1]` and `localhost.` all name this machine.
 """
 
 from __future__ import annotations
 
+import re
 import socket
 import unicodedata
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 
 Address: TypeAlias = IPv4Address | IPv6Address
 
+_AUTHORITY: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(?::[0-9]{1,5})?")
 _PORTS: Final = {"http": 80, "https": 443}
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 _OWN_NAT64: Final = IPv6Network("64:ff9b:1::/48")
@@ -30,6 +32,13 @@ _INSIDE: Final = (
     "arpa",
 )
 """Last labels of names outside the public DNS."""
+
+
+def host_of(authority: str) -> str | None:
+    """Return the name or the bracketed address in the value of a Host header, as it was sent, or
+    `None` if anything else than `:digits` follows."""
+    match = _AUTHORITY.fullmatch(authority)
+    return None if match is None else match[1]
 
 
 def canonical_host(url: str) -> str:

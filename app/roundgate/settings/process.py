@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 from roundgate.errors import ConfigError, Problem
+from roundgate.net.addresses import host_of
 from roundgate.settings.files import read_regular
 
 Mode: TypeAlias = Literal["auto", "on", "off"]
@@ -256,6 +257,7 @@ def _problem(name: str, value: str, source: str) -> Problem | None:
 def _is_origin(url: str) -> bool:
     try:
         parts = urlsplit(url)
+        is_valid = host_of(parts.netloc) is not None and parts.port != 0
     except ValueError:
         return False
-    return parts.scheme in ("http", "https") and bool(parts.hostname)
+    return parts.scheme in ("http", "https") and is_valid
