@@ -108,6 +108,34 @@ async def test_probes_and_clients_without_a_token_find_health_and_metadata(
     assert (await mcp.http.get(path)).status_code == status
 
 
+async def test_health_names_the_gateway_to_operators_alone(mcp: Client) -> None:
+    brief = {"status": "ok"}
+    assert (await mcp.http.get("/healthz")).json() == brief
+    for claims in ({"scope": "files:read"}, {"scope": OPERATOR, "exp": 1}):
+        response = await mcp.http.get("/healthz", headers=headers(**claims))
+        assert (response.status_code, response.json()) == (200, brief)
+    whole = await mcp.http.get("/healthz", headers=headers(scope=OPERATOR))
+    assert {"name", "version"} <= whole.json().keys()
+    head = await mcp.http.head("/healthz", headers=headers(scope=OPERATOR))
+    assert head.headers["content-length"] == whole.headers["content-length"]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [{"host": "evil.example"}, {"x-forwarded-for": "203.0.113.7"}, {"via": "1.1 proxy"}],
+)
+async def test_without_authentication_health_names_the_gateway_on_this_machine_alone(
+    sent: dict[str, str],
+) -> None:
+    async with client(built(config_file(hello), Settings(state_keys=STATE_KEY))) as mcp:
+        assert "name" in (await mcp.http.get("/healthz")).json()
+        response = await mcp.http.get("/healthz", headers=sent)
+        assert (response.status_code, response.json()) == (200, {"status": "ok"})
+    using = Settings(state_keys=STATE_KEY, allow_anonymous=True)
+    async with client(built(config_file(hello), using)) as mcp:
+        assert (await mcp.http.get("/healthz")).json() == {"status": "ok"}
+
+
 async def test_a_service_needs_no_token_but_that_of_its_event(mcp: Client) -> None:
     forged = await mcp.http.post("/events/forged", json=7)
     assert (forged.status_code, forged.json()) == (404, {"error": "There is no such event"})

@@ -277,29 +277,40 @@ async def test_without_authentication_this_machine_is_served(server: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "status"),
+    ("name", "value"),
     [
-        ("x-forwarded-for", "203.0.113.7", 403),
-        ("x-forwarded-for", "127.0.0.1, 203.0.113.7", 403),
-        ("x-forwarded-for", "127.0.0.1, " * 40 + "203.0.113.7", 403),
-        ("x-forwarded-for", "203.0.113.7:4711", 403),
-        ("x-forwarded-for", "[2001:db8::7]:4711", 403),
-        ("x-real-ip", "192.168.0.7", 403),
-        ("forwarded", 'for="[2001:db8::7]";proto=https', 403),
-        ("forwarded", "for=203.0.113.7;host=localhost", 403),
-        ("cf-connecting-ip", "203.0.113.7", 403),
-        ("x-forwarded-for", "127.0.0.1", 200),
-        ("x-forwarded-for", "::1, 127.0.0.1:80", 200),
-        ("forwarded", "for=127.0.0.1;proto=http", 200),
-        ("x-forwarded-for", "unknown", 200),
+        ("x-forwarded-for", "203.0.113.7"),
+        ("x-forwarded-for", "127.0.0.1, 203.0.113.7"),
+        ("x-forwarded-for", "127.0.0.1, " * 40 + "203.0.113.7"),
+        ("x-real-ip", "192.168.0.7"),
+        ("forwarded", 'for="[2001:db8::7]";proto=https'),
+        ("cf-connecting-ip", "203.0.113.7"),
+        ("x-forwarded-for", "127.0.0.1"),
+        ("x-forwarded-for", "::1, 127.0.0.1:80"),
+        ("x-forwarded-for", "unknown"),
+        ("x-forwarded-for", ""),
+        ("forwarded", "for=127.0.0.1;proto=http"),
+        ("via", "1.1 proxy"),
+        ("x-forwarded-host", "mcp.example.com"),
+        ("x-forwarded-proto", "https"),
+        ("x-forwarded-port", "443"),
+        ("x-forwarded", "for=203.0.113.7"),
+        ("true-client-ip", "203.0.113.7"),
+        ("x-client-ip", "203.0.113.7"),
+        ("x-cluster-client-ip", "203.0.113.7"),
+        ("x-original-forwarded-for", "203.0.113.7"),
+        ("x-envoy-external-address", "203.0.113.7"),
+        ("fastly-client-ip", "203.0.113.7"),
+        ("cf-ray", "8d1f"),
+        ("cf-visitor", '{"scheme":"https"}'),
     ],
 )
-async def test_without_authentication_what_a_proxy_here_forwards_from_elsewhere_is_refused(
-    name: str, value: str, status: int
+async def test_without_authentication_what_a_proxy_here_forwards_is_refused(
+    name: str, value: str
 ) -> None:
     async with client(gateway(add)) as mcp:
         response = await mcp.post("server/discover", headers={name: value})
-    assert response.status_code == status
+    assert response.status_code == 403
     allowing = gateway(add, using=Settings(allow_anonymous=True))
     async with client(allowing) as mcp:
         assert (await mcp.post("server/discover", headers={name: value})).status_code == 200

@@ -142,6 +142,8 @@ def _options(http: HttpConfig, arguments: argparse.Namespace) -> dict[str, Any]:
         "log_level": "warning",
         "access_log": False,  # the gateway logs each request itself
         "server_header": False,
+        "proxy_headers": bool(http.trusted_proxies),
+        "forwarded_allow_ips": [str(network) for network in http.trusted_proxies],
         "timeout_graceful_shutdown": GRACEFUL_SHUTDOWN_S,
         "timeout_keep_alive": http.idle_timeout_s,
     }

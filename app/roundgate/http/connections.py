@@ -181,9 +181,7 @@ class BoundedConnection(asyncio.Protocol):
         self._bounds = connections.bounds
         self._loop = asyncio.get_running_loop()
         self._server_state = server_state
-        self._stock = HttpToolsProtocol(
-            config, server_state, {**app_state, STATE: self}, self._loop
-        )
+        self._stock = _StockProtocol(config, server_state, {**app_state, STATE: self}, self._loop)
         self.stage = Stage.NEW
         self.since = 0.0
         """The time at which the stage began, in seconds on the event loop's clock."""
@@ -439,6 +437,14 @@ class BoundedConnection(asyncio.Protocol):
         if self.stage is not Stage.ENDING:
             self.stage, self.since = stage, self._loop.time()
             self._due = self.since + within_s
+
+
+class _StockProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, without the trailers of a request, which it adds to the headers."""
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self.headers = []
 
 
 class _StockTransport(asyncio.Transport):

@@ -283,6 +283,8 @@ class Exchange:
     reason: str | None = None
     """The reason for a tool's failure, in a word or two."""
     trace: str | None = None
+    operates: bool = False
+    """Whether the caller of a path that is open to everyone is an operator."""
     is_read: bool = False
     """Whether reading the body has begun."""
     is_element: bool = False

@@ -3,8 +3,8 @@ checks its head, authenticates its caller, and turns its outcome into one answer
 
     an MCP endpoint            POST, JSON in, JSON or a stream out; in a session of an older revision
                                GET and DELETE too; every caller that the configuration lets in
-    /healthz, /readyz,         everyone: probes, and the documents that a client needs to get a token
-    /.well-known/…
+    /healthz, /readyz,         everyone: probes, and the documents that a client needs to get a token;
+    /.well-known/…             `/healthz` has more for operators
     /events/…                  everyone: the path has a token of its own (`http.events`)
     /console/…                 everyone: `console.access` lets operators in, by a session or a token
     anything else              operators
@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any, Final
@@ -79,8 +79,16 @@ REFUSED: Final = -32600
 """The JSON-RPC code of a request that is refused with 401 or 403, in every revision."""
 _ONCE: Final = frozenset({b"host", b"origin"})
 _USUAL: Final = ("127.0.0.1", "::1")
-_FORWARDED: Final = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"cf-connecting-ip"})
-_ADDRESS: Final = re.compile(r"[0-9A-Fa-f.:]*[.:][0-9A-Fa-f.:]*")
+_FORWARDING: Final = frozenset(
+    {
+        *(b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip"),
+        *(b"x-cluster-client-ip", b"x-envoy-external-address", b"fastly-client-ip"),
+        *(b"fly-client-ip", b"x-azure-clientip"),
+    }
+)
+_FORWARDING_PREFIXES: Final = (b"x-forwarded", b"x-original-", b"cf-")
+_ELSEWHERE: Final = "roundgate.elsewhere"
+"""The member of the ASGI scope of a probe that `Guard` would refuse on any other path."""
 _EXPOSED: Final = (
     "There is no authentication, so the gateway serves this machine alone: configure auth, or set"
     " GATEWAY_ALLOW_ANONYMOUS=true if something in front authenticates"
@@ -133,7 +141,10 @@ class Guard:
         headers = request_headers(scope)
         origin = headers.get(b"origin")
         is_probe = scope["path"] in PROBED and scope["method"] in ("GET", "HEAD") and origin is None
-        if not is_probe and (refusal := self._refusal(headers, scope.get("server"))):
+        refusal = self._refusal(headers, scope.get("server"))
+        if refusal is not None and is_probe:
+            scope[_ELSEWHERE] = True
+        elif refusal is not None:
             client = scope.get("client")
             address = {"address": client[0][:MAX_ADDRESS]} if client else {}
             fields = {"status": 403, "outcome": "refused", "error": refusal, **address}
@@ -222,15 +233,10 @@ def _is_loopback(server: Any) -> bool:
 
 
 def _is_from_here(headers: Headers) -> bool:
-    """Return whether no proxy on this machine reports that the request came from another machine. A
-    proxy appends to a client's value, so a value above `MAX_KEPT_BYTES` does not count as local."""
-    if _FORWARDED.isdisjoint(headers):
-        return True
-    values = [headers[name] for name in _FORWARDED if name in headers]
-    return all(len(value) <= MAX_KEPT_BYTES for value in values) and all(
-        _is_own(address.rpartition(":")[0] if address.count(":") == 1 else address)
-        for value in values
-        for address in _ADDRESS.findall(value.decode("latin-1"))
+    """Return whether no proxy forwarded the request. Its client may be anywhere, whatever address
+    the proxy reports."""
+    return _FORWARDING.isdisjoint(headers) and not any(
+        name.startswith(_FORWARDING_PREFIXES) for name in headers
     )
 
 
@@ -310,7 +316,7 @@ class RequestMiddleware:
                         exchange.headers.get(b"authorization"), exchange.host.claims
                     )
                     await self._app(scope, receive, send)
-                elif await self._is_open_to(scope["method"], exchange):
+                elif await self._is_open_to(scope, exchange):
                     await self._app(scope, receive, send)
                 else:
                     await self._nothing(scope, receive, send)
@@ -342,19 +348,31 @@ class RequestMiddleware:
                 exchange.write_line((time.perf_counter() - started) * 1000)
             forget_exchange(scope)
 
-    async def _is_open_to(self, method: str, exchange: Exchange) -> bool:
+    async def _is_open_to(self, scope: Scope, exchange: Exchange) -> bool:
         """Return whether the caller may use a path that is not an MCP endpoint.
 
         Raises:
             AuthError: the caller needs a token, or a token with the scope of operators.
         """
-        if (
+        if exchange.path == HEALTH:
+            with suppress(GatewayError):  # probes have no token
+                exchange.operates = _ELSEWHERE not in scope and await self._operates(exchange)
+            return True
+        return (
             exchange.path in OPEN
             or exchange.path.startswith(PUBLIC)
-            or _is_event(method, exchange.path)
+            or _is_event(scope["method"], exchange.path)
             or self._is_console(exchange.path)
-        ):
-            return True
+            or await self._operates(exchange)
+        )
+
+    async def _operates(self, exchange: Exchange) -> bool:
+        """Authenticate the caller, and return whether it is an operator; False if it cannot become
+        one.
+
+        Raises:
+            AuthError: the caller needs a token, or a token with the scope of operators.
+        """
         exchange.principal = await self._usual_verifier.principal(
             exchange.headers.get(b"authorization"), exchange.host.claims
         )

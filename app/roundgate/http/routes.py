@@ -69,11 +69,11 @@ class Upstream(BaseModel):
 
 
 class Health(BaseModel):
-    """The status of a gateway that serves requests, with its current troubles."""
+    """The status of a gateway that serves requests. Only operators get more than `status`."""
 
     status: Literal["ok", "degraded"]
-    name: str = Field(description="`server.name` of gateway.yaml.")
-    version: str = Field(description="`server.version` of gateway.yaml.")
+    name: str | None = Field(None, description="`server.name` of gateway.yaml.")
+    version: str | None = Field(None, description="`server.version` of gateway.yaml.")
     store: str | None = Field(
         None, description="The id of the SQLite file or PostgreSQL database, once it is open."
     )
@@ -113,9 +113,10 @@ def make_router(
     """
     router = APIRouter(tags=["operations"])
 
-    async def healthz() -> Health:
-        """Report to a probe that the gateway serves requests."""
-        return health()
+    async def healthz(request: Request) -> Health:
+        """Report to a probe that the gateway serves requests, and to an operator how."""
+        whole = health()
+        return whole if exchange_of(request.scope).operates else Health(status=whole.status)
 
     async def readyz(response: Response) -> Ready:
         """Report to a load balancer whether to send requests here; 503 if not."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork, SecretStr, model_validator
 
 TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
 """Whether a tool's call becomes a task: never; if the client supports tasks; or always, refusing
@@ -59,6 +59,10 @@ class HttpConfig(Model):
     allowed_origins: list[str] | None = Field(
         None,
         description="Origins to serve with CORS headers, or *. Unset: those on loopback and of GATEWAY_PUBLIC_URL.",
+    )
+    trusted_proxies: list[IPvAnyNetwork] = Field(
+        [],
+        description="Addresses or networks of proxies whose X-Forwarded-For and -Proto name the client; else ignored.",
     )
     max_body_bytes: Size = Field(
         4_000_000, description="Largest request body or answer to a batch; larger ones get 413."
