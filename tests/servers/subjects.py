@@ -83,6 +83,8 @@ ADA = {"name": "Ada"}
 ADD = Check("call", "add", "3", {"a": 1, "b": 2})
 GREET = Check("question", "greet", "Hello, Ada", answers=ADA)
 SIGN = Check("question", "sign", "signed, Ada", answers=ADA)
+LATER = Check("older question", "greet", "Hello, Ada", answers=ADA)
+"""A question that a client of 2026-07-28 can answer only through a gateway."""
 STEPS = Check("stream", "steps", "done")
 DIG = Check("task", "dig", "3 m", {"depth": 3})
 USER = {"name": "Ada", "email": "ada@example.org", "age": 36}
@@ -115,10 +117,10 @@ SUBJECTS = [
         "FastMCP 4.1.2",
         "2026-07-28",
         PYTHON,
-        [ADD, STEPS, SIGN, DIG, Check("task that asks", "paint", "painted, Ada", answers=ADA)],
+        [ADD, STEPS, SIGN, LATER, DIG, Check("task that asks", "paint", "painted, Ada", answers=ADA)],
     ),
     Subject("FastMCP 4.1.2", "2025-11-25", PYTHON, [ADD, STEPS, GREET]),
-    Subject("Python SDK 2.3", "2026-07-28", OFFICIAL, [ADD, STEPS, SIGN]),
+    Subject("Python SDK 2.3", "2026-07-28", OFFICIAL, [ADD, STEPS, SIGN, LATER]),
     Subject("Python SDK 2.3", "2025-11-25", OFFICIAL, [ADD, STEPS, GREET]),
     Subject("Python SDK 2.3", "2025-06-18", OFFICIAL, [ADD, STEPS, GREET]),
     Subject(

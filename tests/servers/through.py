@@ -19,14 +19,17 @@ from typing import Any, TypeAlias
 
 import httpx
 
-from roundgate.client import Client, Progress, envelope
+from roundgate.client import VERSIONS, Client, Progress, envelope
 from roundgate.errors import ClientError, RpcError
 from tests.servers.subjects import CACHE, CALL_S, PROGRAMS, SUBJECTS, Check, served
 from tests.support.server import running
 
 Request: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
-COLUMNS = ("tools", "list", "read", "call", "stream", "question", "task", "task that asks")
+COLUMNS = (
+    *("tools", "list", "read", "call", "stream"),
+    *("question", "older question", "task", "task that asks"),
+)
 HOP = "io.modelcontextprotocol/"
 LISTS = {
     "tools/list": "tools",
@@ -52,6 +55,8 @@ async def main(names: Sequence[str]) -> int:
         if not names or any(name in subject.name for name in names):
             async with served(subject) as url:
                 settings = {"url": url, "headers": dict(subject.headers)}
+                if subject.is_named and subject.revision != VERSIONS[0]:
+                    settings["revision"] = subject.revision
                 found = await examined(settings, subject.checks, subject.revision)
             rows.append((subject.name, *found))
     for program in PROGRAMS:
@@ -112,6 +117,10 @@ async def examined(
                             outcomes[check.column] = await _compared(direct, through, check)
                         elif check.column == "question" and revision in ("", upstream):
                             outcomes["question"] = await _answers(through, check)
+                        elif check.column == "older question":
+                            # the first call finds that the tool asks in an older revision
+                            await through.call(f"up__{check.tool}", check.arguments)
+                            outcomes[check.column] = await _answers(through, check)
                         elif upstream == revision >= "2026-07-28":
                             outcomes[check.column] = await _followed(through, check)
                     return upstream, outcomes

@@ -409,7 +409,11 @@ async def test_answers_are_not_sent_to_a_server_that_changed_its_revision(tmp_pa
         "requestState": "s",
     }
     keeping = Keeping(ASKS, lambda n, asked: keeping.stream(keeping.result(3)))
-    modern = Upstream(call=lambda asked: result(asked, questions))
+
+    def asks(asked: Asked) -> Any:
+        return result(asked, questions) if asked.rpc == "tools/call" else http(400)
+
+    modern = Upstream(call=asks)
     async with scripted(keeping) as older, scripted(modern) as newer:
         keeping.server = older
         entries = [{"kind": "mcp", "name": "up", "url": each.url} for each in (older, newer)]
@@ -419,11 +423,14 @@ async def test_answers_are_not_sent_to_a_server_that_changed_its_revision(tmp_pa
             client(a) as one,
             client(b) as two,
         ):
-            for asked_at, answered_at in ((one, two), (two, one)):
+            for asked_at, answered_at, told in (
+                (one, two, "no longer knows the session"),
+                (two, one, "cannot be sent"),
+            ):
                 asked = await call(asked_at, "t")
                 ended = await again(answered_at, "t", asked, ADA)
                 assert ended["result"]["isError"] is True
-                assert "cannot be sent" in said(ended)
+                assert told in said(ended)
                 assert "may have taken effect" in said(ended)
     assert keeping.count("tools/call") == newer.methods().count("tools/call") == 1
 

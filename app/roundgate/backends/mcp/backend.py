@@ -45,7 +45,6 @@ from roundgate.backends.mcp.uris import Uris
 from roundgate.backends.python.modules import Modules
 from roundgate.client import Answers, HttpxTransport, Limits, ServerInfo, Url
 from roundgate.client.connection import Connection
-from roundgate.client.flows import LEGACY
 from roundgate.client.link import Link
 from roundgate.client.stdio import Program, StdioLink
 from roundgate.client.types import Json
@@ -127,7 +126,7 @@ class McpBackend:
         connections = max(self._limits.max_connections, 3 * config.max_held_calls)
         self._held_transport = self._transport(replace(self._limits, max_connections=connections))
         may_ask = config.questions if config.questions is not None else config.url is not None
-        self._held = self._make_held() if may_ask else None
+        self._held = self._make_held() if may_ask and config.older_versions else None
         # some servers list less to clients without these capabilities, so the session that lists
         # declares all of them; it makes no calls of tools, so no caller can change the lists of
         # others. Jobs, which may not ask, use a session that declares none
@@ -136,8 +135,8 @@ class McpBackend:
         self._uris = Uris(config.name, is_named=config.uris == "named")
         self._pins = Pins(config, origin, self._clock, self._poll_to_compare)
         accept = self._pins.require_accepted_page
-        self._requests = Requests(self._server, self._limits, self._wake, accept)
-        self._older_requests = Requests(self._quiet, self._limits, self._wake, accept)
+        self._requests = Requests(self._server, self._limits, self._wake, accept, self._held)
+        self._older_requests = replace(self._requests, server=self._quiet, is_older=True)
         self._listening = Listening(self._server, self._uris, self._clock)
         self._other_counts = 0, 0
         """The numbers of served prompts and resources."""
@@ -186,9 +185,7 @@ class McpBackend:
             for name, tool in usable.items()
             if name not in quarantined["tools"] and name not in invalid_jobs
         ]
-        requests = self._requests
-        if not snapshot.info.is_modern:
-            requests = replace(self._older_requests, held_calls=self._held)
+        requests = self._requests if snapshot.info.is_modern else self._older_requests
         prompts, other_prompts = make_prompts(
             lists, requests, self._config.prompts, self._uris, self._clock
         )
@@ -338,7 +335,6 @@ class McpBackend:
         return snapshot.info.is_modern or not self._shared.is_cold or server.keeps_events
 
     def _tool(self, tool: UsableTool, has_tasks: bool) -> Tool:
-        is_older = self._is_older
         call = ToolCalls(
             self._config,
             self._calling,
@@ -348,7 +344,8 @@ class McpBackend:
             self._wake,
             self._uris,
             self._pins.require_accepted,
-            self._held if is_older else None,
+            self._held,
+            self._is_older,
         )
         schema = tool.definition["inputSchema"]
         return Tool(
@@ -584,7 +581,7 @@ class McpBackend:
             link,
             info=INFO,
             capabilities={**DECLARED, **capabilities},
-            versions=LEGACY,
+            versions=self._config.older_versions,
             answers=Answers.of(None),
             clock=self._clock,
         )

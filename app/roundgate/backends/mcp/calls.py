@@ -19,6 +19,7 @@ from typing import Any, Final, NoReturn
 from roundgate.backends.base import Returned, check_request, may_hand_over
 from roundgate.backends.mcp.apps import declared_extension
 from roundgate.backends.mcp.config import McpBackendConfig
+from roundgate.backends.mcp.eras import refuses_to_ask
 from roundgate.backends.mcp.held import HeldCalls, can_hold
 from roundgate.backends.mcp.server import CARRIED, Server, answers_questions, refuse_answers
 from roundgate.backends.mcp.tasks import view_from_wire
@@ -28,7 +29,7 @@ from roundgate.client import Limits
 from roundgate.client.flows import InputRequired, read_input_required
 from roundgate.client.messages import META, Listener, of_arguments
 from roundgate.client.sender import Headers
-from roundgate.client.types import Json
+from roundgate.client.types import Json, is_object_list
 from roundgate.errors import (
     BadAnswer,
     ClientError,
@@ -44,6 +45,15 @@ MAX_NOTICES: Final = 10_000
 """The maximum number of progress and log messages of one request."""
 MAX_EXCHANGES: Final = 100
 """The maximum number of requests of one call, including rounds that have only a state."""
+FOUND: Final = (
+    "{text}\nThis tool asks its user as servers before 2026-07-28 do. From now on the gateway calls it "
+    "in a session of an older revision, in which it can ask: call it again. This call may have taken "
+    "effect up to its question"
+)
+CLOSED: Final = (
+    "{text}\nThis tool asks its user as servers before 2026-07-28 do, which the settings of {server} do "
+    "not allow: the operator can set 'questions: true', and add an older revision to 'revision'"
+)
 _LIST_CHANGED: Final = ("error -32602", "error -32601", "error -32020")
 """Errors that may mean that the list of tools has changed: the server refuses the tool, or the
 headers that repeat arguments."""
@@ -70,8 +80,10 @@ class ToolCalls:
     require_accepted: Callable[[str], Awaitable[None]]
     """Raises `BackendError` if the server's definition of the tool is quarantined."""
     held_calls: HeldCalls | None = None
-    """Makes the calls of an older server in sessions of their callers, in which it may ask;
-    otherwise `None`."""
+    """Makes calls in sessions of their callers, in which an older server may ask; `None` if it may
+    not."""
+    is_older: bool = False
+    """Whether the server speaks only revisions before 2026-07-28."""
 
     async def __call__(self, context: Context, arguments: dict[str, Any]) -> Returned:
         await context.continue_as_task()
@@ -108,7 +120,7 @@ class ToolCalls:
 
     def _exchange(self, context: Context, params: Json) -> Callable[[], Awaitable[Json]]:
         async def exchange() -> Json:
-            if self.held_calls is not None and answers_questions(params):
+            if self.is_older and answers_questions(params):
                 refuse_answers(self.config.name)
             relay = Relay(context, self.config.name)
             await self.require_accepted(self.tool.name)
@@ -117,7 +129,8 @@ class ToolCalls:
                 REQUIRED if self._may_be_task(context) else {},
             )
             full_params = with_meta(params, context)
-            if (held_calls := self.held_calls) is not None and can_hold(context):
+            is_new = not answers_questions(params)
+            if is_new and (held_calls := self._held_calls(context)) is not None:
                 outcome = await self.server.limited(
                     lambda: held_calls.begin(context, "tools/call", full_params, listener),
                     context.deadline,
@@ -137,15 +150,36 @@ class ToolCalls:
 
         async def reporting_unknown() -> Json:
             try:
-                return await exchange()
+                outcome = await exchange()
+                await self._check_refusal(_error_text(outcome), context)
+                return outcome
             except NeedsCapability as error:  # a failed step would not record what is needed
                 return {"required": error.required}
             except ToolError as error:
                 if getattr(error, "reason", None) in _LIST_CHANGED:
                     self.on_unknown()
+                await self._check_refusal(str(error), context)
                 raise
 
         return reporting_unknown
+
+    def _held_calls(self, context: Context) -> HeldCalls | None:
+        """Return the calls in sessions if the tool asks there and this call can be held."""
+        held_calls = self.held_calls
+        if held_calls is None or not can_hold(context):
+            return None
+        is_there = self.is_older or held_calls.has_to_ask(self.tool.name)
+        return held_calls if is_there else None
+
+    async def _check_refusal(self, text: str, context: Context) -> None:
+        """Raise ToolError if the text of an error says that the tool asks in older revisions only; it
+        is called there from now on."""
+        if self.is_older or not refuses_to_ask(text) or self._held_calls(context) is not None:
+            return
+        if self.held_calls is None or not can_hold(context):
+            raise ToolError(CLOSED.format(text=text, server=self.config.name))
+        if await self.held_calls.find(context, self.tool.name):
+            raise ToolError(FOUND.format(text=text))
 
     def _answer(
         self, context: Context, questions: Json, answering: Json
@@ -193,6 +227,15 @@ class ToolCalls:
                 )
             return {"result": raw}
         return questions_from_wire(required, name, context)
+
+
+def _error_text(outcome: Json) -> str:
+    """Return the text of a tool error; "" for any other outcome."""
+    result = outcome.get("result", {})
+    blocks: Any = result.get("content")
+    if result.get("isError") is not True or not is_object_list(blocks):
+        return ""
+    return "\n".join(str(block.get("text", "")) for block in blocks)
 
 
 def refuse_for_lack(required: Json, context: Context, what_for: str) -> NoReturn:

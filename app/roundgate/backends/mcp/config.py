@@ -10,11 +10,15 @@ from pydantic import Field, model_validator
 
 from roundgate.backends.config import JobConfig
 from roundgate.backends.http.config import BaseUrl, RemoteConfig
+from roundgate.client.flows import LEGACY, VERSIONS
 from roundgate.protocol.uri_template import has_dot_segments, normalized_uri, readings_of
 from roundgate.settings import Model, Secret, TaskMode
 
 Argument: TypeAlias = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 Variable: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+ServerRevision: TypeAlias = Literal[
+    "2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"
+]
 _URL_SETTINGS: Final[Sequence[str]] = (
     "headers",
     "credential",
@@ -103,6 +107,10 @@ class McpBackendConfig(RemoteConfig):
         None,
         description="Working directory of the process, relative to gateway.yaml. Unset: the directory of gateway.yaml.",
     )
+    revision: ServerRevision | Annotated[list[ServerRevision], Field(min_length=1)] = Field(
+        list(VERSIONS),
+        description="The revision that the gateway speaks with the server, or a list; the newest that the server has.",
+    )
     timeout_s: float = Field(
         60,
         description="Seconds within which the server must send an answer or progress.",
@@ -172,6 +180,16 @@ class McpBackendConfig(RemoteConfig):
         description='Pages that the server makes anew for each read, such as "ui://report/*"; they are not compared'
         " with the lock file.",
     )
+
+    @property
+    def versions(self) -> Sequence[str]:
+        """The revisions that the gateway may speak with the server, newest first."""
+        return [version for version in VERSIONS if version in self.revision]
+
+    @property
+    def older_versions(self) -> Sequence[str]:
+        """The revisions with sessions among `versions`."""
+        return [version for version in LEGACY if version in self.revision]
 
     @property
     def lock_file(self) -> str:

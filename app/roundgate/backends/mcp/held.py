@@ -130,6 +130,26 @@ class HeldCalls:
         """The owners of calls that are not held, and the tasks that cancel their questions once the
         time for answers ends, by id and the number of the outcome."""
         self._sessions = HeldSessions(server, make_connection, clock, keeps_idle=can_hold)
+        self._asking: set[str] = set()
+        """The tools of a server of 2026-07-28 that ask in older revisions only; see `mcp.eras`."""
+
+    def has_to_ask(self, tool: str) -> bool:
+        """Return whether a tool of a server of 2026-07-28 asks in older revisions only."""
+        return tool in self._asking
+
+    async def find(self, context: Context, tool: str) -> bool:
+        """Return whether the server opens a session of an older revision; if so, `tool` is called in
+        such sessions from now on."""
+        owner = task_owner(run_of(context).call.principal)
+        try:
+            self._sessions.close(await self._sessions.take(owner, {}))
+        except (ClientError, BackendError):
+            return False
+        if tool not in self._asking:
+            self._asking.add(tool)
+            fields = {"backend": self.server, "tool": tool}
+            log.warning("a tool asks in an older revision", extra={"fields": fields})
+        return True
 
     async def begin(self, context: Context, method: str, params: Json, listener: Listener) -> Json:
         """Make a call. Return `{"result": …}`, or the questions: `{"inputRequests": …, "state":

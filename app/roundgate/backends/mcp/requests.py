@@ -22,6 +22,7 @@ from roundgate.backends.mcp.calls import (
     refuse_for_lack,
     with_meta,
 )
+from roundgate.backends.mcp.eras import refuses_to_ask
 from roundgate.backends.mcp.held import HeldCalls, can_hold
 from roundgate.backends.mcp.server import CHANGED, Server, answers_questions
 from roundgate.client import Limits
@@ -60,7 +61,10 @@ class Requests:
     require_accepted_page: Callable[[str, Sequence[Json]], None]
     """Raises InvalidParams if the contents of a URI are a quarantined page."""
     held_calls: HeldCalls | None = None
-    """Makes requests to an older server in sessions of their callers; otherwise `None`."""
+    """Makes requests in sessions of their callers, in which an older server may ask; `None` if it may
+    not."""
+    is_older: bool = False
+    """Whether the server speaks only revisions before 2026-07-28."""
 
     async def send(self, context: Context, step: str, method: str, params: Json) -> Json:
         """Return the result of prompts/get or resources/read, after its rounds.
@@ -108,31 +112,46 @@ class Requests:
         self, context: Context, method: str, params: Json
     ) -> Callable[[], Awaitable[Json]]:
         async def exchange() -> Json:
-            if self.held_calls is not None and answers_questions(params):
+            if self.is_older and answers_questions(params):
                 return {"refusal": CHANGED.format(server=self.server.name), "reason": ""}
-            listener = Relay(context, self.server.name).listener((), {})
-            full_params = with_meta(params, context)
             held_calls = self.held_calls
+            can_ask = held_calls is not None and can_hold(context)
             try:
-                if held_calls is not None and can_hold(context):
-                    outcome = await self.server.limited(
-                        lambda: held_calls.begin(context, method, full_params, listener),
-                        context.deadline,
-                        is_repeatable=True,
-                    )
-                    return self._held_outcome(outcome, context)
-                raw = await self.server.request(
-                    method, full_params, listener, context.deadline, is_repeatable=True
-                )
+                if can_ask and self.is_older:
+                    return await self._begin(context, method, params)
+                try:
+                    return await self._send(context, method, params)
+                except BackendError as error:
+                    if not can_ask or not refuses_to_ask(str(error)) or answers_questions(params):
+                        raise
+                    return await self._begin(context, method, params)  # see `mcp.eras`
             except UnexpectedAnswer:
                 raise
             except NeedsCapability as error:
                 return {"required": error.required}
             except BackendError as error:  # a failed step does not record the reason of its error
                 return {"refusal": str(error), "reason": error.reason or ""}
-            return self._outcome(raw, context)
 
         return exchange
+
+    async def _send(self, context: Context, method: str, params: Json) -> Json:
+        listener = Relay(context, self.server.name).listener((), {})
+        raw = await self.server.request(
+            method, with_meta(params, context), listener, context.deadline, is_repeatable=True
+        )
+        return self._outcome(raw, context)
+
+    async def _begin(self, context: Context, method: str, params: Json) -> Json:
+        """Make a request in a session of its caller."""
+        held_calls = self.held_calls
+        assert held_calls is not None, "checked by `_exchange`"
+        listener = Relay(context, self.server.name).listener((), {})
+        outcome = await self.server.limited(
+            lambda: held_calls.begin(context, method, with_meta(params, context), listener),
+            context.deadline,
+            is_repeatable=True,
+        )
+        return self._held_outcome(outcome, context)
 
     def _answer(
         self, context: Context, questions: Json, answering: Json

@@ -18,7 +18,8 @@ from typing import Any, Final, NoReturn, TypeAlias
 from roundgate.backends.http.config import RetryConfig
 from roundgate.backends.http.reliability import Gate, Retries
 from roundgate.backends.mcp.config import McpBackendConfig
-from roundgate.client import VERSIONS, Answers, ServerInfo
+from roundgate.backends.mcp.eras import refuses_to_ask
+from roundgate.client import Answers, ServerInfo
 from roundgate.client.connection import Connection
 from roundgate.client.flows import LEGACY, Listing
 from roundgate.client.following import Subscription
@@ -165,7 +166,8 @@ class Server:
         self._retries = Retries(config.retry or RetryConfig(attempts=1), config.name, clock)
         self._connecting = asyncio.Lock()
         self._connection: Connection | None = None
-        self._versions: Sequence[str] = VERSIONS
+        self._all_versions = self._versions = config.versions
+        self._older_versions = config.older_versions
         self._started_ms = 0.0
         self._restarts = Restarts(config.name, clock)
         self._log_level: tuple[ServerInfo, str] | None = None
@@ -203,7 +205,8 @@ class Server:
                     await self._drop(connection)
                 raise
             if isinstance(connection.link, StdioLink) and connection.link.version in LEGACY:
-                self._versions = LEGACY  # do not probe the next process of this program
+                # do not probe the next process of this program
+                self._versions = self._older_versions
         return connection
 
     async def _open(self) -> Connection:
@@ -228,7 +231,8 @@ class Server:
     def _try_other_handshake(self) -> None:
         """Use the other handshake for the next process, because some older servers exit on an unknown
         request."""
-        self._versions = LEGACY if self._versions == VERSIONS else VERSIONS
+        is_older = self._versions == self._older_versions
+        self._versions = self._all_versions if is_older else self._older_versions or self._versions
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -449,4 +453,4 @@ def _may_speak_other_revision(error: ClientError, server: ServerInfo) -> bool:
     if isinstance(error, HttpRefused):
         return error.status in _HANDSHAKE_STATUSES
     codes = _OLDER_ERRORS if server.is_modern else _MODERN_ERRORS
-    return isinstance(error, RpcError) and error.code in codes
+    return isinstance(error, RpcError) and error.code in codes and not refuses_to_ask(str(error))
