@@ -30,6 +30,7 @@ from roundgate.settings import (
     AuditConfig,
     AuthorizerConfig,
     CachingConfig,
+    CallerReference,
     CallersConfig,
     ConsoleConfig,
     Deferred,
@@ -50,7 +51,7 @@ from roundgate.settings import (
     yaml_file,
 )
 from roundgate.settings.problems import misplaced, problems_of
-from roundgate.settings.references import Resolver, own_name
+from roundgate.settings.references import Resolver, misplaced_caller, own_name
 from roundgate.settings.yaml_file import Loc
 
 _PROBES: Final = frozenset({"/healthz", "/readyz"})
@@ -376,16 +377,18 @@ def _rest(
 def _misplaced(
     config: GatewayConfig | None, backends: Mapping[int, BackendConfig], origin: Origin
 ) -> list[Problem]:
-    """Return a problem for each reference to AWS in a setting that accepts any value."""
+    """Return a problem for each reference to AWS or the caller in a setting that accepts any value."""
     parts: dict[Loc, Any] = {("backends", index): backend for index, backend in backends.items()}
     if config is not None:
         parts[()] = config.model_copy(update={"backends": []})
-    return [
-        backend.problem or misplaced(origin.at(*loc))
-        for place, part in parts.items()
-        for loc, backend in settings_of(part, place)
-        if isinstance(backend, Deferred)
-    ]
+    problems: list[Problem] = []
+    for place, part in parts.items():
+        for loc, setting in settings_of(part, place):
+            if isinstance(setting, Deferred):
+                problems.append(setting.problem or misplaced(origin.at(*loc)))
+            elif isinstance(setting, CallerReference) and loc[2:3] != ("headers",):
+                problems.append(misplaced_caller(origin.at(*loc)))
+    return problems
 
 
 def _repeated_names(value: Any, origin: Origin) -> list[Problem]:

@@ -9,7 +9,7 @@ it holds no secrets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -266,16 +266,28 @@ class StoreAway(Unavailable):
     its call again may get the result."""
 
 
+_MAX_REASON: Final = 200
+"""The maximum length, in characters, of the reason of an `AuthError`, which may quote a claim."""
+
+
 class AuthError(GatewayError):
     """The caller is unknown or not allowed. `error` is the code of RFC 6750, `None` if the request
-    has no token."""
+    has no token. `reason` names the failed check for the log."""
 
     status = 401
 
-    def __init__(self, error: str | None, message: str, scopes: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        error: str | None,
+        message: str,
+        scopes: Sequence[str] = (),
+        *,
+        reason: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.error = error
         self.scopes = scopes
+        self.reason = None if reason is None else reason[:_MAX_REASON]
 
 
 class Unauthenticated(AuthError):
@@ -289,6 +301,11 @@ class InsufficientScope(AuthError):
 
     def __init__(self, what: str, scopes: Sequence[str]) -> None:
         super().__init__("insufficient_scope", f"{what} needs the scope {' '.join(scopes)}", scopes)
+        self._what = what
+
+    def renamed(self, rename: Callable[[str], str]) -> InsufficientScope:
+        """Return the error with the names under which clients request the scopes."""
+        return InsufficientScope(self._what, [rename(scope) for scope in self.scopes])
 
 
 class InternalError(GatewayError):

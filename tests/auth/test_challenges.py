@@ -27,6 +27,7 @@ from tests.support.issuer import (
     token,
 )
 from tests.support.services import Service, answer
+from tests.support.sessions import BOTH, calling, opening
 
 METADATA = "/.well-known/oauth-protected-resource"
 ADDRESS = f"{PUBLIC_URL}{METADATA}/mcp"
@@ -89,6 +90,61 @@ async def test_the_first_challenge_names_the_scopes_that_every_call_needs(strict
         "scope": "mcp",
         "resource_metadata": ADDRESS,
     }
+
+
+ENTRA = {"mcp.access": "api://gateway/mcp.access", "files:read": "api://gateway/files:read"}
+
+
+async def test_clients_are_told_the_names_under_which_they_request_scopes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Clients of Entra request `api://…/mcp.access`, and the token says `mcp.access`."""
+    caplog.set_level("INFO", "roundgate")
+    auth = {"scopes": ["mcp.access"], "scope_names": ENTRA}
+    async with gateway_for(whoami, read, write, auth=auth) as (made, _):
+        scope = "api://gateway/mcp.access"
+        assert challenge(await made.post("tools/list"))["scope"] == scope
+        lacking = await made.post("tools/list", headers=bearer(token(scp="other")))
+        assert challenge(lacking)["scope"] == scope
+        words = f"every call needs the scope {scope}"
+        assert lacking.json()["error"]["message"] == words
+        params = {"name": "read"}
+        headers = bearer(token(scp="mcp.access"))
+        lacking = await made.post("tools/call", params, headers=headers)
+        assert challenge(lacking)["scope"] == f"{scope} api://gateway/files:read"
+        words = "tool read needs the scope api://gateway/files:read"
+        assert lacking.json()["error"]["message"] == words
+        served = await made.post(
+            "tools/call", params, headers=bearer(token(scp="mcp.access files:read"))
+        )
+        assert "result" in served.json()
+        document = (await made.http.get(f"{METADATA}/mcp")).json()
+        assert document["scopes_supported"] == [
+            "api://gateway/files:read",
+            "files:write",
+            "api://gateway/mcp.access",
+        ]
+    assert words in [getattr(record, "fields", {}).get("error") for record in caplog.records]
+
+
+async def test_a_batch_of_an_older_client_is_told_these_names_too() -> None:
+    auth = {"scope_names": ENTRA}
+    async with gateway_for(read, auth=auth) as (made, _):
+        headers = {"authorization": f"Bearer {token()}", "accept": BOTH}
+        begun = await made.http.post("/mcp", json=opening("2025-03-26"), headers=headers)
+        headers |= {"mcp-session-id": begun.headers["mcp-session-id"]}
+        answered = await made.http.post("/mcp", json=[calling("read")], headers=headers)
+        (refused,) = wire.events(answered.text)
+        words = "tool read needs the scope api://gateway/files:read"
+        assert refused["error"]["message"] == words
+
+
+@pytest.mark.parametrize("member", ["scopes", "operator_scope"])
+def test_other_settings_use_the_name_in_tokens(member: str) -> None:
+    requested = ENTRA["mcp.access"]
+    value = [requested] if member == "scopes" else requested
+    with pytest.raises(ConfigError, match=f"{requested} is the name in requests: write mcp.access"):
+        guarded("https://x/jwks", read, auth={"scope_names": ENTRA, member: value})
 
 
 async def test_a_token_that_does_not_hold_is_an_invalid_token(mcp: Client) -> None:

@@ -84,24 +84,33 @@ async def test_who_sends_no_bearer_token_gets_no_error_code(
     ("changed", "told"),
     [
         ({"exp": int(time.time()) - 3600}, "The token has expired"),
-        ({"iss": "https://login.example.org/"}, "The token is from another issuer"),
-        ({"iss": ISSUER.rstrip("/")}, "The token is from another issuer"),
-        ({"aud": "https://other.example.com/mcp"}, "The token is for another audience"),
-        ({"aud": AUDIENCE + "/"}, "The token is for another audience"),
-        ({"aud": ["https://other.example.com"]}, "The token is for another audience"),
-        ({"aud": []}, "The token is not valid"),
+        (
+            {"iss": "https://login.example.org/"},
+            f"The token is from another issuer; get one from {ISSUER}",
+        ),
+        ({"iss": ISSUER.rstrip("/")}, f"The token is from another issuer; get one from {ISSUER}"),
+        (
+            {"aud": "https://other.example.com/mcp"},
+            f"The token is for another audience; request one for {AUDIENCE}",
+        ),
+        ({"aud": AUDIENCE + "/"}, f"The token is for another audience; request one for {AUDIENCE}"),
+        (
+            {"aud": ["https://other.example.com"]},
+            f"The token is for another audience; request one for {AUDIENCE}",
+        ),
+        ({"aud": []}, f"The token is for another audience; request one for {AUDIENCE}"),
         ({"nbf": int(time.time()) + 3600}, "The token is not valid"),
         ({"iat": int(time.time()) + 3600}, "The token is not valid"),
         ({"exp": None}, "The token is not valid"),
         ({"iss": None}, "The token is not valid"),
-        ({"aud": None}, "The token is not valid"),
+        ({"aud": None}, f"The token names no audience; request one for {AUDIENCE}"),
         ({"sub": None}, "The token is not valid"),
         ({"exp": "never"}, "The token is not valid"),
         ({"exp": [1]}, "The token is not valid"),
         ({"exp": 1e400}, "The token is not valid"),
         ({"nbf": {}}, "The token is not valid"),
         ({"sub": 7}, "The token is not valid"),
-        ({"aud": 7}, "The token is for another audience"),
+        ({"aud": 7}, f"The token is for another audience; request one for {AUDIENCE}"),
         ({"key": private_key("ec-stranger")}, "The token is not valid"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else None,
@@ -110,6 +119,63 @@ async def test_a_token_that_does_not_hold_is_refused(
     by: JwtVerifier, changed: dict[str, Any], told: str
 ) -> None:
     assert await refusal(by, b"Bearer " + token(**changed).encode()) == ("invalid_token", told)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"aud": None}, "no aud, and client 'cli' is not in auth.clients"),
+        ({"aud": "api://other"}, "aud is 'api://other'"),
+        ({"iss": "https://sts.windows.net/t/"}, "iss is 'https://sts.windows.net/t/'"),
+        ({"exp": 1}, "exp is past"),
+        ({"sub": None}, 'MissingRequiredClaimError: Token is missing the "sub" claim'),
+        ({"headers": {"kid": "gone"}}, "kid is 'gone'"),
+        ({"headers": {"typ": "logout+jwt"}}, "typ is 'logout+jwt'"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else None,
+)
+async def test_the_log_says_which_check_failed(
+    by: JwtVerifier, changed: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(Unauthenticated) as caught:
+        await principal(by, token(**changed))
+    assert caught.value.reason == reason
+
+
+async def test_a_reason_has_a_limit(by: JwtVerifier) -> None:
+    with pytest.raises(Unauthenticated) as caught:
+        await principal(by, token(aud=["x" * 9_000] * 3))
+    assert len(caught.value.reason or "") == 200
+
+
+@pytest.mark.parametrize("claim", ["client_id", "azp"])
+async def test_a_token_without_an_audience_is_accepted_from_a_listed_client(claim: str) -> None:
+    """Access tokens of Cognito have `client_id`, those of Clerk `azp`, and neither has `aud`."""
+    async with service(answer(DOCUMENT)) as keys:
+        by = verifier(f"{keys.url}/jwks", clients=["app"])
+        changed: dict[str, Any] = {"client_id": None, claim: "app"}
+        text = token(aud=None, **changed)
+        assert (await principal(by, text)).client_id == "app"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"aud": "https://other.example.com/mcp"},
+        {"aud": ""},
+        {"aud": []},
+        {"aud": None, "client_id": "stranger"},
+        {"aud": None, "client_id": None},
+        {"aud": None, "client_id": ["app"]},
+        {"aud": None, "client_id": "stranger", "azp": "app"},
+    ],
+    ids=str,
+)
+async def test_listed_clients_open_nothing_else(changed: dict[str, Any]) -> None:
+    async with service(answer(DOCUMENT)) as keys:
+        by = verifier(f"{keys.url}/jwks", clients=["app"])
+        with pytest.raises(Unauthenticated):
+            await principal(by, token(**{"client_id": "app", **changed}))
 
 
 @pytest.mark.parametrize("kind", ["at+jwt", "AT+JWT", "application/at+jwt", "JWT", "jwt", None])

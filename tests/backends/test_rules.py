@@ -17,7 +17,7 @@ from roundgate.backends.base import Tool
 from roundgate.backends.item_rules import ItemRules
 from roundgate.backends.policy import with_defaults_of
 from roundgate.backends.rule_texts import Texts
-from roundgate.backends.rules import Caller, Policy, claim_texts, decision
+from roundgate.backends.rules import Caller, Policy, decision
 from roundgate.errors import ArgumentsRefused, CallRefused
 from roundgate.protocol import schemas
 from roundgate.settings import Origin, RuleConfig
@@ -91,9 +91,9 @@ def test_many_stars_take_no_exponential_time() -> None:
     ],
 )
 def test_the_values_of_a_claim_are_texts(claim: Any, texts: set[str]) -> None:
-    assert claim_texts({"x": claim}, "x") == texts
-    assert claim_texts({"in": {"x": claim}}, "/in/x") == texts
-    assert claim_texts({}, "x") == claim_texts({"in": claim}, "/in/none/y") == frozenset()
+    assert ann(x=claim).claim("x") == frozenset(texts)
+    assert ann(**{"in": {"x": claim}}).claim("/in/x") == frozenset(texts)
+    assert ann().claim("x") == ann(**{"in": claim}).claim("/in/none/y") == frozenset()
 
 
 SMALL = {"properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
@@ -158,10 +158,11 @@ def test_an_unknown_claim_of_a_task_applies_only_to_denials() -> None:
     rules = policy(
         {"deny": {"claims": {"x": "1"}}}, {"allow": {"claims": {"y": "1"}}}, {"allow": {}}
     )
-    assert [rule.is_for(Caller(ann(), {})) for rule in rules.rules] == [True, False, True]
-    kept = rules.kept_claims(ann(x="2", y="1", email="ann@example.com"))
-    assert kept == {"x": ["2"], "y": ["1"]}
-    assert [rule.is_for(Caller(ann(), kept)) for rule in rules.rules] == [False, True, True]
+    unknown = Caller(ann().keeping(()))
+    assert [rule.is_for(unknown) for rule in rules.rules] == [True, False, True]
+    kept = ann(x="2", y="1", email="ann@example.com").keeping(rules.claims)
+    assert kept.kept_claims == {"x": ["2"], "y": ["1"]}
+    assert [rule.is_for(Caller(kept)) for rule in rules.rules] == [False, True, True]
 
 
 def test_own_tools_need_no_rule() -> None:
@@ -191,7 +192,7 @@ ARGUMENTS = st.fixed_dictionaries({}, optional={"n": st.sampled_from([1, 10, "x"
 
 def expected(rules: list[dict[str, Any]], caller: Principal, arguments: dict[str, Any]) -> bool:
     """Return the decision of the first rule that matches, as the documentation describes it."""
-    groups = claim_texts(caller.claims, "g")
+    groups = caller.claim("g") or frozenset()
     for rule in rules:
         ((effect, match),) = rule.items()
         texts = match.get("claims", {}).get("g", groups)

@@ -125,7 +125,7 @@ def test_references_are_filled_in_everywhere(files: Files) -> None:
     (backend,) = files.file(HTTP, TOKEN="t", A="a").backends
     assert isinstance(backend, HttpBackendConfig)
     assert backend.base_url == "http://localhost:1"
-    assert backend.headers["X-Key"].parts == (
+    assert backend.fixed_headers["X-Key"].parts == (
         Reference("file", str(files.directory / "secrets/key")),
     )
     assert isinstance(backend.credential, BearerCredential)

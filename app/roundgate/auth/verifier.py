@@ -12,12 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import jwt
-from jwt.exceptions import (
-    ExpiredSignatureError,
-    InvalidAudienceError,
-    InvalidIssuerError,
-    PyJWTError,
-)
+from jwt.exceptions import ExpiredSignatureError, PyJWTError
 
 from roundgate.auth.jwks import KeySet, KeysUnavailable
 from roundgate.auth.principal import Principal, is_name, parse_moment, parse_scopes
@@ -47,13 +42,17 @@ class JwtVerifier:
             _check_type(header)
             kid = header.get("kid")
             key = await self.keys.key(kid) if isinstance(kid, str) else None
-        except (PyJWTError, RecursionError):
-            raise Unauthenticated("invalid_token", "The token is not a JWT") from None
+        except (PyJWTError, RecursionError) as error:
+            raise Unauthenticated(
+                "invalid_token", "The token is not a JWT", reason=type(error).__name__
+            ) from None
         except KeysUnavailable:
             raise Unavailable("The issuer's keys cannot be read; try again soon") from None
         if key is None:
             raise Unauthenticated(
-                "invalid_token", "The token is signed with a key that its issuer does not have"
+                "invalid_token",
+                "The token is signed with a key that its issuer does not have",
+                reason=f"kid is {kid!r}",
             )
         principal = principal_from_claims(self._claims(token, key))
         if not principal.scopes.issuperset(self.config.scopes):
@@ -66,25 +65,51 @@ class JwtVerifier:
                 token,
                 key,
                 algorithms=self.config.algorithms,
-                audience=self.audience,
-                issuer=self.config.issuer,
                 leeway=self.config.leeway_s,
-                options={"require": ["exp", "iss", "aud", "sub"]},
+                options={"require": ["exp", "iss", "sub"], "verify_aud": False},
             )
         except ExpiredSignatureError:
-            raise Unauthenticated("invalid_token", "The token has expired") from None
-        except InvalidAudienceError:
-            raise Unauthenticated("invalid_token", "The token is for another audience") from None
-        except InvalidIssuerError:
-            raise Unauthenticated("invalid_token", "The token is from another issuer") from None
+            raise Unauthenticated(
+                "invalid_token", "The token has expired", reason="exp is past"
+            ) from None
         except (
             PyJWTError,
             TypeError,
             ValueError,
             OverflowError,
-        ):  # some versions of PyJWT do not wrap the errors of malformed dates
-            raise Unauthenticated("invalid_token", "The token is not valid") from None
+        ) as error:  # some versions of PyJWT do not wrap the errors of malformed dates
+            raise Unauthenticated(
+                "invalid_token", "The token is not valid", reason=f"{type(error).__name__}: {error}"
+            ) from None
+        self._check_origin_and_audience(claims)
         return claims
+
+    def _check_origin_and_audience(self, claims: Mapping[str, Any]) -> None:
+        """Raise Unauthenticated unless the token is from the issuer, and for this audience, or without
+        an audience and of one of `auth.clients`."""
+        if claims["iss"] != self.config.issuer:
+            raise Unauthenticated(
+                "invalid_token",
+                f"The token is from another issuer; get one from {self.config.issuer}",
+                reason=f"iss is {claims['iss']!r}",
+            )
+        if "aud" not in claims:
+            client_id = client_of(claims)
+            if client_id not in self.config.clients:
+                raise Unauthenticated(
+                    "invalid_token",
+                    f"The token names no audience; request one for {self.audience}",
+                    reason=f"no aud, and client {client_id!r} is not in auth.clients",
+                )
+            return
+        audience = claims["aud"]
+        audiences = [audience] if isinstance(audience, str) else audience
+        if not isinstance(audiences, list) or self.audience not in audiences:
+            raise Unauthenticated(
+                "invalid_token",
+                f"The token is for another audience; request one for {self.audience}",
+                reason=f"aud is {audience!r}",
+            )
 
 
 def _check_type(header: Mapping[str, Any]) -> None:
@@ -92,8 +117,9 @@ def _check_type(header: Mapping[str, Any]) -> None:
     supports no critical extensions (RFC 7515 section 4.1.11)."""
     kind = header.get("typ")
     if (kind.lower() if isinstance(kind, str) else kind) not in _TYPES or "crit" in header:
+        reason = "has crit" if "crit" in header else f"typ is {kind!r}"
         raise Unauthenticated(
-            "invalid_token", "The token is not an access token (typ at+jwt or JWT)"
+            "invalid_token", "The token is not an access token (typ at+jwt or JWT)", reason=reason
         )
 
 
@@ -107,16 +133,22 @@ def _bearer(authorization: bytes | None) -> str:
     return token.strip()
 
 
+def client_of(claims: Mapping[str, Any]) -> Any:
+    """Return the client that the claims name, or an empty string."""
+    return claims.get("client_id") or claims.get("azp") or ""
+
+
 def principal_from_claims(claims: Mapping[str, Any]) -> Principal:
     """Return the caller that the claims of a valid token identify. Raise Unauthenticated if the
     subject or the client is not a name."""
-    client_id = claims.get("client_id") or claims.get("azp") or ""
+    client_id = client_of(claims)
     scopes = parse_scopes(claims.get("scope") or claims.get("scp"))
     issuer, subject = claims["iss"], claims["sub"]
     if not subject or not all(map(is_name, (issuer, subject, client_id))):
         raise Unauthenticated(
             "invalid_token",
             "The token's sub and client_id must be strings, and sub must not be empty",
+            reason="no usable sub or client_id",
         )
     return Principal(issuer, subject, client_id, scopes, parse_moment(claims["exp"]), claims)
 
@@ -156,9 +188,13 @@ def principal_from_authorizer(config: AuthorizerConfig, claims: Mapping[str, Any
     another issuer, no subject, or an invalid client."""
     subject = _name(claims.get(config.subject_claim))
     client_id = _name(claims.get(config.client_claim) or claims.get("azp") or "")
-    if claims.get("iss", config.issuer) != config.issuer or not subject or client_id is None:
+    issuer = claims.get("iss", config.issuer)
+    if issuer != config.issuer or not subject or client_id is None:
+        reason = f"iss is {issuer!r}" if issuer != config.issuer else "no usable subject or client"
         raise Unauthenticated(
-            "invalid_token", f"The authorizer's claims must have iss and {config.subject_claim}"
+            "invalid_token",
+            f"The authorizer's claims must have iss and {config.subject_claim}",
+            reason=reason,
         )
     scopes, expires_at_s = (
         _scopes(claims.get(config.scope_claim)),

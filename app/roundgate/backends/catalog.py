@@ -171,6 +171,8 @@ class Catalog:
     """Whether a service says that shared caches must not keep its lists."""
     checks_scopes: bool = False
     """Whether `read_resource` checks the caller's scopes."""
+    kept_claims: frozenset[str] = frozenset()
+    """The claims that rules of `policy` and headers of back ends name. The rows of tasks keep them."""
     policy: Policy | None = None
     """The rules, if there are any."""
     item_rules: ItemRules | None = None
@@ -381,17 +383,15 @@ class Catalog:
         """Return the source of the skill or directory with this URI, if there is one."""
         return self.skill_sources.get(skill_backend(uri)) if self._is_part(uri) else None
 
-    async def read_resource(
-        self, context: Context, uri: str, kept_claims: Mapping[str, Sequence[str]] | None = None
-    ) -> Sequence[ResourceContents]:
+    async def read_resource(self, context: Context, uri: str) -> Sequence[ResourceContents]:
         """Return the contents at a URI; raise ResourceNotFound if the caller may read no resource
-        there. `kept_claims` has the claims of a task's caller, as `Policy.kept_claims`."""
+        there."""
         resource, values = self.resource(uri)
         principal, rules = context.principal, self.item_rules
         if self.checks_scopes and not resource.scopes <= principal.scopes:
             raise ResourceNotFound(uri)
         if rules is not None:
-            caller = rules.caller(principal, kept_claims)
+            caller = rules.caller(principal)
             if rules.resource_refusal(uri, resource.backend, caller) is not None:
                 raise ResourceNotFound(uri)
         result = await resource.read(context, uri, values)

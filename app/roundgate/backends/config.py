@@ -148,6 +148,11 @@ class BackendConfig(Model):
         return f"{prefix}__" if prefix else ""
 
     @property
+    def named_claims(self) -> frozenset[str]:
+        """The claims of callers that the settings name."""
+        return frozenset()
+
+    @property
     def packed_files(self) -> tuple[str, ...]:
         """The files and folders, relative to gateway.yaml, that a packaged function needs."""
         return ()

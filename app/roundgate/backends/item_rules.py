@@ -49,11 +49,9 @@ class ItemRules:
         has_pages = kind == "resource" and bool(self._tools_of_page)
         return self.policy.is_personal(kind) or (has_pages and self.policy.is_personal("tool"))
 
-    def caller(
-        self, principal: Principal, kept: Mapping[str, Sequence[str]] | None = None
-    ) -> Caller:
-        """Return a caller for the other methods; `kept` is as for `Caller`."""
-        return Caller(principal, kept)
+    def caller(self, principal: Principal) -> Caller:
+        """Return a caller for the other methods."""
+        return Caller(principal)
 
     def allows(self, list_name: ListName, key: str, backend: str, caller: Caller) -> bool:
         """Return whether a caller may use an entry of a list, by its name, URI or template."""

@@ -25,7 +25,6 @@ from roundgate.backends.rule_arguments import compiled_arguments
 from roundgate.backends.rule_texts import Texts, UriReadings, UriTexts
 from roundgate.backends.shaping import has_hint
 from roundgate.errors import ArgumentsRefused, CallRefused, ConfigError, Problem
-from roundgate.json import at_pointer
 from roundgate.protocol import Schema
 from roundgate.protocol.uri_template import has_dot_segments
 from roundgate.replay import Authorize
@@ -36,48 +35,17 @@ NO_RULE: Final = "policy"
 
 
 class Caller:
-    """A caller, with its claims as texts.
+    """A caller, with the values of its claims."""
 
-    Args:
-        principal: the caller.
-        kept: for a task, the claims that its row has (`Policy.kept_claims`); others are unknown.
-    """
-
-    def __init__(
-        self, principal: Principal, kept: Mapping[str, Sequence[str]] | None = None
-    ) -> None:
+    def __init__(self, principal: Principal) -> None:
         self.principal = principal
-        self._is_of_task = kept is not None
-        self._claims = {name: frozenset(values) for name, values in (kept or {}).items()}
+        self._claims: dict[str, frozenset[str] | None] = {}
 
     def values(self, claim: str) -> frozenset[str] | None:
         """Return the values of a claim; `None` if they are unknown."""
-        if claim not in self._claims and not self._is_of_task:
-            self._claims[claim] = claim_texts(self.principal.claims, claim)
-        return self._claims.get(claim)
-
-
-def claim_texts(claims: Mapping[str, Any], name: str) -> frozenset[str]:
-    """Return the values of a claim, given by its name or a JSON Pointer, as texts. A text is one
-    value, also with spaces or commas in it; a number, true and false are values as JSON writes them.
-    Nested lists and objects are no values."""
-    try:
-        claim = at_pointer(claims, name) if name.startswith("/") else claims[name]
-    except LookupError:
-        return frozenset()
-    values = claim if isinstance(claim, (list, tuple)) else [claim]
-    return frozenset(text for value in values if (text := _text(value)) is not None)
-
-
-def _text(value: Any) -> str | None:
-    match value:
-        case str():
-            return value
-        case bool():
-            return "true" if value else "false"
-        case int():
-            return str(value)
-    return None
+        if claim not in self._claims:
+            self._claims[claim] = self.principal.claim(claim)
+        return self._claims[claim]
 
 
 Matches: TypeAlias = Callable[[Caller], bool | None]
@@ -237,11 +205,9 @@ class ToolRules:
         if not any(rule.allows for rule in rules):
             raise CallRefused(self.tool, _last(rules))
 
-    def authorizer(
-        self, principal: Principal, kept: Mapping[str, Sequence[str]] | None = None
-    ) -> Authorize:
-        """Return a function that checks calls of a caller. `kept` is as for `Caller`."""
-        return partial(self._authorize, Caller(principal, kept))
+    def authorizer(self, principal: Principal) -> Authorize:
+        """Return a function that checks calls of a caller."""
+        return partial(self._authorize, Caller(principal))
 
     def _authorize(self, caller: Caller, arguments: Callable[[], Mapping[str, Any] | None]) -> None:
         """Check a call with its arguments.
@@ -304,10 +270,10 @@ class Policy:
             raise ConfigError(problems)
         return cls(rules)
 
-    def kept_claims(self, principal: Principal) -> dict[str, list[str]]:
-        """Return the values of the claims that rules name, for the row of a task."""
-        names = {name for rule in self.rules for name in rule.config.match.claims}
-        return {name: sorted(claim_texts(principal.claims, name)) for name in sorted(names)}
+    @property
+    def claims(self) -> frozenset[str]:
+        """The names of the claims that rules name."""
+        return frozenset(name for rule in self.rules for name in rule.config.match.claims)
 
     def rules_about(self, kind: Kind) -> list[Rule] | None:
         """Return the rules that may decide about targets of a kind; `None` if these need no rule."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from roundgate import config
 from roundgate.backends import Catalog, Fallback, ServedTool, Snapshot, Tool, kind_of
+from roundgate.backends.http.config import RemoteConfig
 from roundgate.cli.arguments import configuration_file
 from roundgate.cli.output import escaped_lines, show_table
 from roundgate.config import ConfigFile
@@ -78,6 +79,7 @@ def _print_served(file: ConfigFile, snapshot: Snapshot, fetched: dict[str, bytes
         print(f"left out ({len(served.left_out)})", *lines, sep="\n")
     remarks = [
         *_unasked_scopes(file, served),
+        *_nameless_callers(file),
         *_uncovered(file, served),
         *_optional_arguments(file, served),
         *_unknown_arguments(file, served),
@@ -188,6 +190,21 @@ def _unasked_scopes(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
             f"{_named(list(scoped))}: scopes are required, and without `auth` every caller has them",
             "set `auth`, or remove the scopes",
         )
+
+
+def _nameless_callers(file: ConfigFile) -> Iterator[Problem]:
+    """Yield a remark for headers that name the caller while `auth` is none."""
+    for index, backend in enumerate(file.backends if file.config.auth == "none" else ()):
+        references = backend.callers_headers if isinstance(backend, RemoteConfig) else {}
+        if any(reference.fact != "call" for reference in references.values()):
+            yield (
+                file.backend_origin(index)
+                .at("headers")
+                .problem(
+                    "callers have no names without `auth`, so the headers about them are not sent",
+                    "set `auth`",
+                )
+            )
 
 
 def _optional_arguments(file: ConfigFile, served: Catalog) -> Iterator[Problem]:

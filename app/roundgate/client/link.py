@@ -185,7 +185,7 @@ class Link:
                 was_sent = not isinstance(error, TimedOut) or error.was_sent
                 # lifecycle: "The initialize request MUST NOT be cancelled by clients"
                 if was_sent and not is_modern(spoken) and method != "initialize":
-                    self._cancel(message["id"], spoken)
+                    self._cancel(message["id"], spoken, listener)
                 raise
             except ConnectionLost as error:
                 if retry == _RETRIES or (error.was_sent and not may_repeat):
@@ -202,12 +202,12 @@ class Link:
         """Send a notification."""
         message: Json = {"jsonrpc": "2.0", "method": method}
         with client_span(message, version, self._peer, self.session_id):
-            await self._deliver(message, version, method)
+            await self._deliver(message, version, method, NO_LISTENER)
 
-    async def answer(self, request_id: Any, answer: Json) -> None:
-        """Send the response to a request that an older server made."""
+    async def answer(self, request_id: Any, answer: Json, listener: Listener = NO_LISTENER) -> None:
+        """Send the response to a request that an older server made, to the request of `listener`."""
         message: Json = {"jsonrpc": "2.0", "id": request_id, **answer}
-        await self._deliver(message, self._version(), "an answer")
+        await self._deliver(message, self._version(), "an answer", listener)
 
     async def stream(self, method: str, params: Json) -> AsyncGenerator[Json, None]:
         """Send a request whose answer is a stream, and yield each message on the stream, including
@@ -232,15 +232,17 @@ class Link:
         last_id: str | None = None,
         is_open: asyncio.Event | None = None,
         idle: IdleLimit | None = None,
+        listener: Listener = NO_LISTENER,
     ) -> AsyncGenerator[ServerEvent, None]:
         """Yield the events of the session's stream or, with `last_id`, the events after this event
-        on its stream. `is_open` is set once the server begins to answer. Raise `HttpRefused` if the
-        server offers no stream."""
+        on its stream, which belongs to the request of `listener`. `is_open` is set once the server
+        begins to answer. Raise `HttpRefused` if the server offers no stream."""
         headers = [("Accept", "text/event-stream"), _IDENTITY]
         if last_id is not None:
             # in UTF-8, as browsers send it (WHATWG HTML, "Server-sent events")
             headers.append(("Last-Event-ID", last_id.encode("utf-8", "replace").decode("latin-1")))
-        response = await self._sender.send("GET", [*headers, *self._session_headers()], None, idle)
+        headers += [*self._session_headers(), *listener.caller_headers]
+        response = await self._sender.send("GET", headers, None, idle)
         try:
             if not is_stream(response):
                 raise HttpRefused(
@@ -338,7 +340,7 @@ class Link:
     def _message(self, method: str, params: Json, version: str, listener: Listener) -> Json:
         return self._speaker.message(method, params, next(self._ids), version, listener)
 
-    def _cancel(self, request_id: int, version: str) -> None:
+    def _cancel(self, request_id: int, version: str, listener: Listener) -> None:
         """Tell an older server in the background that a request is cancelled: the end of its stream
         does not say so."""
         params = {"requestId": request_id, "reason": "The caller no longer waits"}
@@ -347,7 +349,7 @@ class Link:
         async def tell() -> None:
             with suppress(ClientError, TimeoutError):
                 async with asyncio.timeout(self.limits.connect_s):
-                    await self._deliver(message, version, "a cancellation")
+                    await self._deliver(message, version, "a cancellation", listener)
 
         telling = asyncio.create_task(tell())
         self._cancelling.add(telling)
@@ -362,11 +364,11 @@ class Link:
         except TimeoutError:
             raise TimedOut(f"No answer to {what} within {limit:g} s (limit request_s)") from None
 
-    async def _deliver(self, message: Json, version: str, what: str) -> None:
+    async def _deliver(self, message: Json, version: str, what: str, listener: Listener) -> None:
         """Send a message that is answered only by a status. Raise `HttpRefused` unless the status
         is 2xx."""
         async with self._in_time(what):
-            response = await self.post(message, version, NO_LISTENER)
+            response = await self.post(message, version, listener)
             is_accepted = 200 <= response.status < 300
             sent = self._sender.sent
             reason = "" if is_accepted else await reason_of(response, sent, self._redact)
@@ -386,6 +388,7 @@ class Link:
             headers += listener.headers
         else:
             headers += self._session_headers()
+        headers += listener.caller_headers
         if self._observer is not None:
             self._observer("sent", message, None)
         response = await self._sender.send("POST", headers, encode(message), idle)
@@ -617,7 +620,9 @@ class OlderRequest:
                 raise ConnectionLost(text, was_sent=True)
             # Wait as long as `retry` asks for: servers treat an earlier request as an error.
             await asyncio.sleep(self._pause_s(1.0))
-            events = self._link.resumed_stream(self._last_id, idle=self._idle)
+            events = self._link.resumed_stream(
+                self._last_id, idle=self._idle, listener=self._listener
+            )
 
     def _pause_s(self, default_s: float) -> float:
         """Return the pause in seconds before a stream is opened again: the server's `retry`, between
@@ -629,7 +634,7 @@ class OlderRequest:
     async def _resume(self) -> Json:
         assert self._request_id is not None, "a position has the id of its request"
         for asked, answer in self._answers.items():
-            await self._reach(partial(self._link.answer, asked, answer))
+            await self._reach(partial(self._link.answer, asked, answer, self._listener))
         silence_s = _FIRST_WAIT_S
         while True:
             is_open = asyncio.Event()
@@ -642,7 +647,8 @@ class OlderRequest:
     async def _read_on(self, own_id: int, silence_s: float, is_open: asyncio.Event) -> Json | None:
         """Read the stream after the last event, until `silence_s` seconds pass without data. Return
         the result, or `None` if it has not arrived. `is_open` is set once the server answers."""
-        events = self._link.resumed_stream(self._last_id, is_open, IdleLimit(silence_s))
+        idle = IdleLimit(silence_s)
+        events = self._link.resumed_stream(self._last_id, is_open, idle, self._listener)
         try:
             async with aclosing(events):
                 async for event in events:
@@ -739,7 +745,7 @@ class OlderRequest:
                 answer = await self._listener.on_request(
                     message["id"], str(message["method"]), params
                 )
-        await self._link.answer(message["id"], answer)
+        await self._link.answer(message["id"], answer, self._listener)
 
     @contextmanager
     def _clock_stopped(self) -> Iterator[None]:

@@ -124,15 +124,17 @@ def of_arguments(tool: Tool, arguments: Mapping[str, Any]) -> Headers:
 @dataclass(frozen=True, slots=True)
 class Listener:
     """The handlers and additions of a request. `on_request` answers an older server's questions.
-    `meta` is added to `_meta`, for example a progress token; `headers` are added to the HTTP
-    headers. `capabilities` replaces the client's own in this request, in revisions without
-    sessions."""
+    `meta` is added to `_meta`, for example a progress token. `headers` are added to the HTTP headers
+    in revisions without sessions, where `capabilities` replaces the client's own in this request.
+    `caller_headers` are added in each revision, also to what belongs to the request: answers, its
+    cancellation, and its resumed stream."""
 
     on_notification: Callable[[str, Json], Any] | None = None
     on_request: Callable[[Any, str, Json], Awaitable[Json]] | None = None
     meta: Json | None = None
     headers: Headers = ()
     capabilities: Json | None = None
+    caller_headers: Headers = ()
 
     async def notify(self, message: Json) -> None:
         """Call `on_notification` with a notification."""

@@ -168,9 +168,9 @@ class ConsoleAccess:
         return RedirectResponse(target, 303)
 
     def _failure(self, request: Request, error: AuthError | Unavailable) -> Response:
-        tell_refusal(request, error)
+        text = tell_refusal(request, error)
         status = error.status if isinstance(error, AuthError) else 503
-        response = self._console.failure(request, status, str(error))
+        response = self._console.failure(request, status, text)
         if status == 401:
             response.headers["www-authenticate"] = "Bearer"
         return response
@@ -196,11 +196,13 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-def tell_refusal(request: Request, error: AuthError | Unavailable) -> None:
-    """Let the log line of a request tell that its token was refused."""
+def tell_refusal(request: Request, error: AuthError | Unavailable) -> str:
+    """Let the log line of a request tell that its token was refused; return the text for the page."""
     exchange = exchange_of(request.scope)
-    exchange.label = "unauthorized" if isinstance(error, AuthError) else "error"
-    exchange.error = str(error)
+    if isinstance(error, AuthError):
+        return str(exchange.refused(error))
+    exchange.label, exchange.error = "error", str(error)
+    return str(error)
 
 
 def _is_same_origin(request: Request, public: frozenset[str]) -> bool:

@@ -94,10 +94,10 @@ class _Pages:
             principal = await console.authenticate(b"Bearer " + token)
             console.check_operator(principal)
         except (AuthError, Unavailable) as error:
-            tell_refusal(request, error)
+            text = tell_refusal(request, error)
             self._record_refusal(request, type(error).__name__, principal)
             status = error.status if isinstance(error, AuthError) else 503
-            return self._form(request, status, str(error))
+            return self._form(request, status, text)
         return await self._admit(request, principal, fields.get("next", ""))
 
     async def enter(self, request: Request, token: str = "") -> Response:

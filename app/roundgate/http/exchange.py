@@ -23,7 +23,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from roundgate.auth import Principal
-from roundgate.errors import GatewayError, TransportError, Unavailable
+from roundgate.errors import AuthError, GatewayError, TransportError, Unavailable
+from roundgate.http.protected import ProtectedResource
 from roundgate.observability import REQUESTS
 from roundgate.observability.correlation import Correlation
 from roundgate.protocol import NEWEST, Headers, RequestId, Revision, jsonrpc, sse
@@ -271,6 +272,8 @@ class Exchange:
     accepted: frozenset[bytes] = frozenset()
     """The media types that the client accepts, of JSON and event streams."""
     principal: Principal | None = None
+    resource: ProtectedResource | None = None
+    """The OAuth resource at this address; `None` without authentication."""
     revision: Revision = NEWEST
     """The revision that the client speaks."""
     request_id: RequestId | None = None
@@ -281,7 +284,7 @@ class Exchange:
     """The outcome of the request in one word, `outcome` in the log."""
     error: str | None = None
     reason: str | None = None
-    """The reason for a tool's failure, in a word or two."""
+    """The reason for a tool's failure, or the failed check of a token, in a few words."""
     trace: str | None = None
     operates: bool = False
     """Whether the caller of a path that is open to everyone is an operator."""
@@ -327,6 +330,13 @@ class Exchange:
         if self.principal is None:
             raise RuntimeError("the request was not authenticated")
         return self.principal
+
+    def refused(self, error: AuthError) -> AuthError:
+        """Record a refusal for the log line. Return the error with the names under which clients
+        request scopes."""
+        error = error if self.resource is None else self.resource.requested(error)
+        self.label, self.error, self.reason = "unauthorized", str(error), error.reason
+        return error
 
     def element(self) -> Exchange:
         """Return the exchange of one message of a batch, without a status and size of its own."""

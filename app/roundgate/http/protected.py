@@ -17,7 +17,7 @@ from roundgate.auth import LocalVerifier, Verifier
 from roundgate.backends import Serving, ToolScopes, ViewConfig
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.errors import AuthError, ConfigError, Problem
+from roundgate.errors import AuthError, ConfigError, InsufficientScope, Problem
 from roundgate.settings import AuthorizerConfig, JwtAuthConfig, Settings
 
 WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
@@ -59,16 +59,24 @@ class ProtectedResource:
         """Return the metadata document."""
         offered = self.config.scopes_supported
         scopes = sorted({*self.config.scopes, *self.tool_scopes}) if offered is None else offered
+        requested = list(dict.fromkeys(map(self.config.requested, scopes)))
         return ResourceMetadata(
             resource=self.resource,
             authorization_servers=[self.config.issuer],
             bearer_methods_supported=["header"],
-            scopes_supported=scopes or None,
+            scopes_supported=requested or None,
         )
 
+    def requested(self, error: AuthError) -> AuthError:
+        """Return an error with the names under which clients request scopes."""
+        if isinstance(error, InsufficientScope):
+            return error.renamed(self.config.requested)
+        return error
+
     def challenge(self, error: AuthError) -> bytes:
-        """Return the value of WWW-Authenticate for an error, with all scopes that a token needs."""
-        scopes = dict.fromkeys((*self.config.scopes, *error.scopes))
+        """Return the value of WWW-Authenticate for the result of `requested`, with all scopes that a
+        token needs."""
+        scopes = dict.fromkeys((*map(self.config.requested, self.config.scopes), *error.scopes))
         members = {
             "error": error.error,
             "error_description": str(error) if error.error else None,

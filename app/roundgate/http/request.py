@@ -308,6 +308,7 @@ class RequestMiddleware:
             return
         started = time.perf_counter()
         exchange = Exchange(scope, self._endpoints, Responder(send, self._send_s))
+        exchange.resource = self._resources.get(exchange.view, self._usual)
         try:
             try:
                 if exchange.is_mcp:
@@ -394,8 +395,7 @@ class RequestMiddleware:
         The body is a JSON-RPC error if the id of the request is known, because clients show no
         other error. Otherwise it is an OAuth error.
         """
-        exchange.label, exchange.error = "unauthorized", str(error)
-        resource = self._resources.get(exchange.view, self._usual)
+        error, resource = exchange.refused(error), exchange.resource
         challenge = b"Bearer" if resource is None else resource.challenge(error)
         members = {"error": error.error or "unauthorized", "error_description": str(error)}
         if exchange.request_id is None:

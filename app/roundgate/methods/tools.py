@@ -242,18 +242,16 @@ class ToolMethods:
     def _task_call(
         self, served: ServedTool, round_: Round, call: Call, journal: Journal
     ) -> TaskCall:
-        policy = self._catalog.policy
         return TaskCall(
             served.name,
             _arguments(round_, journal),
-            call.principal,
+            call.principal.keeping(self._catalog.kept_claims),
             call.meta.capabilities.declared,
             call.meta.client_info,
             round_.origin,
             journal.generation,
             self._tasks.view,
             call.meta.capabilities.substituted,
-            claims=None if policy is None else policy.kept_claims(call.principal),
         )
 
     async def _in_doubt(

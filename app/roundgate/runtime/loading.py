@@ -238,14 +238,15 @@ def _arranged(
     page_size = file.config.limits.page_size or ONE_PAGE
     checks_scopes = file.config.auth != "none"
     served = merge(offers, page_size, earlier_problems, origins)
-    served = replace(served, checks_scopes=checks_scopes)
+    named = frozenset().union(*(backend.named_claims for backend in file.backends))
+    served = replace(served, checks_scopes=checks_scopes, kept_claims=named)
     problems: list[Problem] = []
     if file.config.policy is not None:
         from roundgate.backends.rules import Policy
 
         with _collected(problems):
             policy = Policy.of(file.config.policy, file.origin.at("policy"))
-            served = with_rules(served, policy)
+            served = with_rules(replace(served, kept_claims=named | policy.claims), policy)
     if file.config.views:
         from roundgate.backends.views import with_views
 

@@ -12,6 +12,7 @@ from roundgate.settings.policy import CallMatch as CallMatch
 from roundgate.settings.policy import Kind as Kind
 from roundgate.settings.policy import RuleConfig as RuleConfig
 from roundgate.settings.process import Settings as Settings
+from roundgate.settings.references import CallerReference as CallerReference
 from roundgate.settings.references import Deferred as Deferred
 from roundgate.settings.references import Expression as Expression
 from roundgate.settings.references import Reference as Reference

@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 
 from roundgate.errors import Problem
-from roundgate.settings.references import Deferred
+from roundgate.settings.references import CallerReference, Deferred, misplaced_caller
 from roundgate.settings.yaml_file import Origin
 
 _IS_PYDANTICS: Final = re.compile(r"<|(literal|dict|list|tuple|function-\w+)\[")
@@ -57,6 +57,8 @@ def problems_of(error: ValidationError, model: type[BaseModel], origin: Origin) 
         place, message = origin.at(*loc), detail["msg"].removeprefix("Value error, ")
         if isinstance(detail["input"], Deferred):
             problem = detail["input"].problem or misplaced(place)
+        elif isinstance(detail["input"], CallerReference):
+            problem = misplaced_caller(place)
         else:
             problem = place.problem(message, _remedy(detail, loc, model))
         before = problems.get(key := (problem.path, problem.line))

@@ -4,6 +4,7 @@
     ${file:PATH}                          the text of a file
     ${secret:NAME}   ${secret:NAME#KEY}   a secret of AWS Secrets Manager; KEY: a member of its JSON
     ${ssm:NAME}      ${ssm:NAME#KEY}      a parameter of AWS Systems Manager, decrypted
+    ${caller.subject}                     who calls; in `headers` of back ends, as the whole value
     $${                                   a literal ${
 
 `parts` parses the references of gateway.yaml and its section `env`, of suites, and of the stack's
@@ -15,7 +16,7 @@ while the gateway runs becomes a `Secret`, which holds references instead of tex
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
@@ -151,6 +152,76 @@ class Deferred:
     problem; other back ends are served."""
 
 
+CALLER_FACTS: Final = ("subject", "issuer", "client", "call")
+"""The facts about a caller besides its claims."""
+_CALLER: Final = "caller."
+_CLAIM: Final = "claims."
+
+
+@dataclass(frozen=True, slots=True)
+class CallerReference:
+    """A reference `${caller.FACT}`, whose value each request of a caller has anew. Only `headers` of
+    back ends accept it."""
+
+    fact: str
+    """One of `CALLER_FACTS`, or `claims.NAME`."""
+
+    @property
+    def claim(self) -> str | None:
+        """The name of the claim, or a JSON Pointer to it; `None` for other facts."""
+        return self.fact.removeprefix(_CLAIM) if self.fact.startswith(_CLAIM) else None
+
+    def __str__(self) -> str:
+        return f"{_CALLER}{self.fact}"
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.is_instance_schema(
+            cls, serialization=core_schema.plain_serializer_function_ser_schema(str)
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"type": "string", "pattern": r"^\$\{caller\..+\}$"}
+
+
+def _caller_reference(pieces: Sequence[str | Expression]) -> CallerReference | None:
+    """Return the reference to the caller in the pieces of a text, or `None` if there is none.
+
+    Raises:
+        UnresolvedReference: the reference is unknown, has a default, or is not the whole text.
+    """
+    references = [
+        piece
+        for piece in pieces
+        if isinstance(piece, Expression) and not piece.source and piece.name.startswith(_CALLER)
+    ]
+    if not references:
+        return None
+    name, default = references[0].name, references[0].default
+    if len(pieces) > 1 or default is not None:
+        message = f"${{{name}}} must be the whole value, without a default"
+        raise UnresolvedReference(message, "use one header for each fact", is_syntax=True)
+    fact = name.removeprefix(_CALLER)
+    if fact not in CALLER_FACTS and (not fact.startswith(_CLAIM) or fact == _CLAIM):
+        facts = ", ".join(f"${{{_CALLER}{known}}}" for known in CALLER_FACTS)
+        remedy = f"write {facts} or ${{{_CALLER}{_CLAIM}NAME}}"
+        raise UnresolvedReference(f"${{{name}}} is not known", remedy, is_syntax=True)
+    return CallerReference(fact)
+
+
+def misplaced_caller(place: Origin) -> Problem:
+    """Return the problem of a reference to the caller in a setting that does not accept it."""
+    return place.problem(
+        "may not be a reference to the caller, which no request has yet",
+        "use ${caller.…} in `headers` of an http, openapi or mcp back end, or write $${ for a plain ${",
+    )
+
+
 class FromFiles(str):
     """A string of gateway.yaml with files' contents filled in. A `Secret` made from it reads the
     files again."""
@@ -261,7 +332,7 @@ class Resolver:
         """Return a part of the file with its references filled in.
 
         A string with `${secret:NAME}` or `${ssm:NAME}`, or with a file that cannot be read, becomes
-        a `Deferred`.
+        a `Deferred`; `${caller.FACT}` becomes a `CallerReference`.
         """
         match value:
             case dict():
@@ -287,6 +358,8 @@ class Resolver:
             references = list(kept_at_aws(text))
             if not references:
                 filled = text if name in self.environ else self._filled(text, place)
+                if isinstance(filled, CallerReference):
+                    self.problems.append(misplaced_caller(place))
                 values[name] = filled if isinstance(filled, str) else ""
                 if isinstance(filled, Deferred) and filled.problem is not None:
                     self.problems.append(filled.problem)
@@ -298,12 +371,14 @@ class Resolver:
                 values[name] = self.placeholder or self._read_now(references[0], place)
         return values
 
-    def _filled(self, value: str, origin: Origin) -> str | Deferred:
+    def _filled(self, value: str, origin: Origin) -> str | Deferred | CallerReference:
         texts: list[str] = []
         whole: list[str | Reference] = []
         unread: Problem | None = None
         try:
             pieces = parts(value)
+            if (caller := _caller_reference(pieces)) is not None:
+                return caller
         except UnresolvedReference as error:
             self.problems.append(origin.problem(str(error), error.remedy))
             return value

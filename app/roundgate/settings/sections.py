@@ -359,6 +359,11 @@ class TasksConfig(Model):
         return int((of_store_s if self.clock_skew_s is None else self.clock_skew_s) * 1000)
 
 
+_SCOPE: Final = r"^[!#-\[\]-~]+$"
+"""The pattern of a scope (RFC 6749 section 3.3)."""
+ScopeName: TypeAlias = Annotated[str, Field(pattern=_SCOPE)]
+
+
 class CallersConfig(Model):
     """Requirements for callers with tokens."""
 
@@ -367,10 +372,15 @@ class CallersConfig(Model):
         None,
         description="Scopes in the metadata document. Unset: the scopes of tools and `scopes`.",
     )
+    scope_names: dict[ScopeName, ScopeName] = Field(
+        {},
+        description="The names under which clients request scopes, by the names in tokens. All other settings use the"
+        " names in tokens.",
+    )
     operator_scope: str | None = Field(
         None,
         description="The scope of operators, who may use the other routes. Unset: there are no operators.",
-        pattern=r"^[!#-\[\]-~]+$",
+        pattern=_SCOPE,
     )
 
     @model_validator(mode="after")
@@ -379,6 +389,19 @@ class CallersConfig(Model):
             raise ValueError("operator_scope must not be one of scopes, which every caller has")
         return self
 
+    @model_validator(mode="after")
+    def _uses_names_in_tokens(self) -> CallersConfig:
+        """Refuse a scope under the name in requests, because no token would have it."""
+        in_tokens = {requested: name for name, requested in self.scope_names.items()}
+        for scope in (*self.scopes, self.operator_scope):
+            if scope in in_tokens and scope not in self.scope_names:
+                raise ValueError(f"{scope} is the name in requests: write {in_tokens[scope]}")
+        return self
+
+    def requested(self, scope: str) -> str:
+        """Return the name under which clients request a scope, which may be a name in tokens."""
+        return self.scope_names.get(scope, scope)
+
 
 class JwtAuthConfig(CallersConfig):
     """Bearer JWTs of one authorization server."""
@@ -386,6 +409,11 @@ class JwtAuthConfig(CallersConfig):
     issuer: str = Field(description="The `iss` of the server's tokens.", min_length=1)
     audience: str | None = Field(
         None, description="The `aud` of tokens. Unset: GATEWAY_PUBLIC_URL with the endpoint's path."
+    )
+    clients: list[Annotated[str, Field(min_length=1)]] = Field(
+        [],
+        description="Clients whose tokens are accepted without an `aud`; a token with a wrong one never is. The server"
+        " may have made such a token for another service.",
     )
     jwks_url: str = Field(description="URL of the server's public keys.", pattern=r"^https?://")
     algorithms: list[Algorithm] = Field(

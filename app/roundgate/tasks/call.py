@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,10 +37,6 @@ class TaskCall:
     """The id of the task whose work this one continues. The handler and its services see that id,
     so that the keys of its steps stay the same."""
 
-    claims: Mapping[str, Sequence[str]] | None = None
-    """The values of the claims that rules of `policy` named when the task was created; `None` if
-    there was no policy."""
-
     def to_bytes(self) -> bytes:
         """Return the call as the store keeps it."""
         principal = self.principal
@@ -61,8 +57,8 @@ class TaskCall:
             "substituted": dict(self.substituted),
             "continues": self.continues,
         }
-        if self.claims is not None:  # a worker of an earlier version cannot read this member
-            facts["claims"] = dict(self.claims)
+        if principal.kept_claims:  # a worker of an earlier version cannot read this member
+            facts["claims"] = dict(principal.kept_claims)
         return json.encode(facts)
 
     @classmethod
@@ -75,7 +71,9 @@ class TaskCall:
         """
         facts = json.decode(data)
         issuer, subject, client_id, scopes = facts.pop("principal")
-        return cls(principal=Principal(issuer, subject, client_id, frozenset(scopes)), **facts)
+        kept = facts.pop("claims", {})
+        principal = Principal(issuer, subject, client_id, frozenset(scopes), kept_claims=kept)
+        return cls(principal=principal, **facts)
 
     def meta(self) -> Meta:
         """Return the request's `_meta` for the handler in the task, without progress token and log

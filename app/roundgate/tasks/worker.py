@@ -358,13 +358,11 @@ class Worker:
             task_id=task_call.continues or record.ref.id,
             texts=None if self._texts is None else self._texts(task_call.view),
             rows_of=None if self._rows_of is None else self._rows_of(task_call.view),
-            read=None
-            if offered is None
-            else partial(offered.read_resource, kept_claims=task_call.claims or {}),
+            read=None if offered is None else offered.read_resource,
             external=None if self._external is None or cleanup else self._external(record),
             authorize=None
             if served is None or served.rules is None
-            else served.rules.authorizer(task_call.principal, task_call.claims or {}),
+            else served.rules.authorizer(task_call.principal),
             cleanup=cleanup,
         )
 

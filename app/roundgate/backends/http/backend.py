@@ -28,13 +28,14 @@ from roundgate.backends.http.config import (
     HttpToolConfig,
     ServiceConfig,
 )
-from roundgate.backends.http.credential_config import Taken
+from roundgate.backends.http.credential_config import FRAMING, Taken
 from roundgate.backends.http.credentials import Accesses
-from roundgate.backends.http.endpoint import FRAMING, PATH_VARIABLE, Endpoint
+from roundgate.backends.http.endpoint import PATH_VARIABLE, Endpoint
 from roundgate.backends.http.exchanges import (
     KEYED,
     Requests,
     check_job,
+    for_caller,
     make_exchange,
     make_key,
     parents,
@@ -144,7 +145,7 @@ class HttpBackend:
             for name in files & arguments.keys():
                 file = await with_resources(name, arguments[name], context)
                 arguments = {**arguments, name: file}
-            outgoing = endpoint.request(arguments)
+            outgoing = for_caller(endpoint.request(arguments), self._config, context.principal)
             with_defaults = endpoint.defaults | arguments
             in_paths = {} if config.job is None else parents(config.job, with_defaults)
             await context.continue_as_task()

@@ -8,14 +8,16 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from roundgate.backends.config import BackendConfig, JobConfig, JsonPointer
+from roundgate.backends.http.caller_headers import HeaderText
 from roundgate.backends.http.credential_config import (
+    FRAMING,
     Credential,
+    CredentialConfig,
     HeaderName,
-    SecretHeader,
     check_header_value,
 )
 from roundgate.backends.http.tls import TlsConfig
-from roundgate.settings import Model, TaskMode
+from roundgate.settings import CallerReference, Model, Secret, TaskMode
 
 
 class RetryConfig(Model):
@@ -104,8 +106,9 @@ BaseUrl: TypeAlias = Annotated[
 class RemoteConfig(BackendConfig):
     """Settings that all HTTP back ends share, without the address."""
 
-    headers: dict[HeaderName, SecretHeader] = Field(
-        {}, description="Fixed headers of every request."
+    headers: dict[HeaderName, HeaderText] = Field(
+        {},
+        description="Headers of every request: fixed texts, or facts about the caller, such as ${caller.subject}.",
     )
     credential: Credential | None = Field(
         None, description="The gateway's credential for the service."
@@ -145,6 +148,34 @@ class RemoteConfig(BackendConfig):
         ge=0,
         le=3_600,
     )
+
+    @property
+    def fixed_headers(self) -> dict[str, Secret]:
+        """The fixed texts among `headers`."""
+        return {name: text for name, text in self.headers.items() if isinstance(text, Secret)}
+
+    @property
+    def callers_headers(self) -> dict[str, CallerReference]:
+        """The facts about the caller among `headers`."""
+        return {
+            name: fact for name, fact in self.headers.items() if isinstance(fact, CallerReference)
+        }
+
+    @property
+    def named_claims(self) -> frozenset[str]:
+        """See `BackendConfig`."""
+        claims = (reference.claim for reference in self.callers_headers.values())
+        return frozenset(claim for claim in claims if claim is not None)
+
+    @model_validator(mode="after")
+    def _callers_set_no_other_header(self) -> RemoteConfig:
+        taken = CredentialConfig().taken() if self.credential is None else self.credential.taken()
+        own = {(self.idempotency_key or "").lower(), "accept", "accept-encoding", "content-type"}
+        for name in self.callers_headers:
+            lower = name.lower()
+            if lower in taken.headers | FRAMING | own or lower.startswith("mcp-"):
+                raise ValueError(f"headers.{name} is set by the gateway: choose another name")
+        return self
 
 
 def _checked_header(value: SecretStr) -> SecretStr:

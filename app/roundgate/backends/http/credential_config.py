@@ -67,6 +67,13 @@ UserAndPassword: TypeAlias = Annotated[Secret, AfterValidator(checked(_check_use
 SecretText: TypeAlias = Annotated[Secret, AfterValidator(checked(_check_text))]
 
 
+FRAMING: Final = frozenset(
+    {
+        *("host", "connection", "content-length", "transfer-encoding", "te"),
+        *("trailer", "upgrade", "keep-alive", "expect"),
+    }
+)
+"""Headers that control the destination and framing of a request; arguments may not set them."""
 _HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 

@@ -135,7 +135,7 @@ class Accesses:
         ]
         return Access(
             list(chosen.values()),
-            self._config.headers,
+            self._config.fixed_headers,
             self._secrets,
             sources[0] if sources else None,
             self._session_tokens,
@@ -155,7 +155,7 @@ class Accesses:
         return frozenset(
             self._of_tools
             | of_credentials(self._credentials.values(), self._secrets)
-            | of_headers(self._config.headers, self._secrets)
+            | of_headers(self._config.fixed_headers, self._secrets)
             | tokens.union(self._session_tokens)
         )
 

@@ -11,19 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from roundgate.backends.http.bodies import Argument, BodyPlan, encode_body, whole_body
-from roundgate.backends.http.credential_config import Taken
+from roundgate.backends.http.credential_config import FRAMING, Taken
 from roundgate.backends.http.messages import Answer, Outgoing, result_from_answer, with_headers
 from roundgate.backends.http.values import in_header, in_path, pairs, path_text
 from roundgate.errors import ToolError
 from roundgate.protocol import ABSENT, Schema, ToolResult, without_none
 
-FRAMING: Final = frozenset(
-    {
-        *("host", "connection", "content-length", "transfer-encoding", "te"),
-        *("trailer", "upgrade", "keep-alive", "expect"),
-    }
-)
-"""Headers that control the destination and framing of a request; arguments may not set them."""
 PATH_VARIABLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*)\}")
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?")

@@ -1,4 +1,4 @@
-"""Calls that take several requests: idempotency keys, dialogues and jobs.
+"""Calls that take several requests: idempotency keys, dialogues and jobs; the caller's headers.
 
 The gateway derives a key from the call: from the sealed state of its round, the client's own key,
 or the task that the call became. A retry, another replica with the same round, and the next worker
@@ -20,9 +20,11 @@ from functools import partial
 from typing import Any, Final
 
 from roundgate import json
+from roundgate.auth import Principal
 from roundgate.backends.exchange import AnsweredJob, Answering, Exchange, Kept, NotNow, asked
 from roundgate.backends.http.bodies import Argument, BodyPlan, Template, encode_body
-from roundgate.backends.http.config import HttpCancelConfig, HttpJobConfig
+from roundgate.backends.http.caller_headers import caller_headers
+from roundgate.backends.http.config import HttpCancelConfig, HttpJobConfig, RemoteConfig
 from roundgate.backends.http.endpoint import PATH_VARIABLE
 from roundgate.backends.http.messages import Answer, Outgoing, Send
 from roundgate.backends.http.values import pairs, path_text, text
@@ -80,6 +82,19 @@ def with_key(outgoing: Outgoing, key: Key | None, number: int = 1) -> Outgoing:
             body = (outgoing.body or b"").decode("utf-8", "replace")
             value = f"{value}-{json.digest(body)}"
     return replace(keyed, headers={key.header: value, **outgoing.headers})
+
+
+def for_caller(outgoing: Outgoing, config: RemoteConfig, principal: Principal) -> Outgoing:
+    """Return a request with the headers that tell who calls. Nothing else sets these headers.
+
+    Raises:
+        BackendError: a value is too long.
+    """
+    if not (references := config.callers_headers):
+        return outgoing
+    names = {name.lower() for name in references}
+    others = {name: text for name, text in outgoing.headers.items() if name.lower() not in names}
+    return replace(outgoing, headers=others | caller_headers(references, principal))
 
 
 def make_exchange(send: Send, outgoing: Outgoing, key: Key | None) -> Exchange:

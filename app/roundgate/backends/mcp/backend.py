@@ -557,6 +557,7 @@ class McpBackend:
             self._asking_connection,
             lambda error: self._server.backend_error(error),
             self._negotiate_again_after,
+            lambda principal: self._server.caller_headers(principal),
             self._clock,
             max_calls=config.max_held_calls,
             held_s=config.held_s,

@@ -122,7 +122,7 @@ class ToolCalls:
         async def exchange() -> Json:
             if self.is_older and answers_questions(params):
                 refuse_answers(self.config.name)
-            relay = Relay(context, self.config.name)
+            relay = Relay(context, self.server)
             await self.require_accepted(self.tool.name)
             listener = relay.listener(
                 of_arguments(self.tool.listed, params["arguments"]),
@@ -188,7 +188,7 @@ class ToolCalls:
             if self.held_calls is None:
                 refuse_answers(self.config.name)
             token = self.held_calls.progress_token(questions)
-            notify = Relay(context, self.config.name, token).notify
+            notify = Relay(context, self.server, token).notify
             answers = answering.get("inputResponses", {})
             outcome = await self.held_calls.answer(context, questions, answers, notify)
             return self._outcome(outcome["result"], context) if "result" in outcome else outcome
@@ -313,7 +313,7 @@ class Relay:
     """Relays the progress and log messages of one request to the client, and refuses questions of
     an older server."""
 
-    def __init__(self, context: Context, server: str, token: str | None = None) -> None:
+    def __init__(self, context: Context, server: Server, token: str | None = None) -> None:
         """Prepare to relay. `token` is the progress token that an earlier round has sent."""
         meta = run_of(context).call.meta
         self._context = context
@@ -336,7 +336,8 @@ class Relay:
         capabilities = merged([carried_capabilities(self._context), extensions])
         if pages := declared_extension(self._context):
             capabilities["extensions"] = {**capabilities.get("extensions", {}), **pages}
-        return Listener(self.notify, refuse, meta or None, headers, capabilities)
+        caller_headers = self._server.caller_headers(self._context.principal)
+        return Listener(*(self.notify, refuse, meta or None, headers, capabilities, caller_headers))
 
     async def notify(self, method: str, params: Json) -> None:
         """Relay a notification of the server. Raise BadAnswer after `MAX_NOTICES` notifications."""

@@ -31,7 +31,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any, Final
 
 from roundgate import json
-from roundgate.auth import task_owner
+from roundgate.auth import Principal, task_owner
 from roundgate.backends.mcp.held_call import HeldCall, cancelled_answer
 from roundgate.backends.mcp.held_rows import (
     FIRST_POLL_S,
@@ -44,6 +44,7 @@ from roundgate.backends.mcp.held_sessions import HeldSessions, MakeConnection
 from roundgate.client.connection import Connection
 from roundgate.client.link import Link, Position
 from roundgate.client.messages import META, Listener
+from roundgate.client.sender import Headers
 from roundgate.client.types import Json
 from roundgate.clock import Clock
 from roundgate.errors import (
@@ -92,6 +93,7 @@ class HeldCalls:
         server: the server's name for error texts.
         make_connection: makes a connection.
         convert_error: returns an error of the client library as a `BackendError`.
+        caller_headers: returns the headers that tell who calls.
         on_refused: is called with the error of a call that the server refused.
         max_calls: the maximum number of calls that wait for answers at once, with open streams.
         held_s: the seconds for which a call waits for answers.
@@ -105,6 +107,7 @@ class HeldCalls:
         make_connection: MakeConnection,
         convert_error: Callable[[ClientError], BackendError],
         on_refused: Callable[[ClientError], Awaitable[None]],
+        caller_headers: Callable[[Principal], Headers],
         clock: Clock,
         *,
         max_calls: int,
@@ -115,6 +118,7 @@ class HeldCalls:
         self.can_hold = can_hold
         self.convert_error = convert_error
         self._on_refused = on_refused
+        self._caller_headers = caller_headers
         self.clock = clock
         self.held_s = held_s
         self.may_ask = True
@@ -300,7 +304,10 @@ class HeldCalls:
             connection,
             self._rows(context, questions["held"]),
             lambda listener: link.resume(position, responses, listener),
-            Listener(meta={"progressToken": sealed["token"]}),
+            Listener(
+                meta={"progressToken": sealed["token"]},
+                caller_headers=self._caller_headers(run_of(context).call.principal),
+            ),
             max(0, sealed["until_ms"] - self.clock.now_ms()),
             number=questions["number"] + 1,
             asked=sealed["asked"],

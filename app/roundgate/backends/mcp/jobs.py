@@ -156,10 +156,11 @@ class _ToolJob:
         capability, so the server cannot ask."""
         await self.calls.require_accepted(tool.name)
         headers = of_arguments(tool.listed, arguments)
+        own = self.calls.server.caller_headers(self.context.principal)
         raw = await self.calls.server.request(
             "tools/call",
             with_meta({"name": tool.name, "arguments": arguments}, self.context),
-            Listener(None, refuse, None, headers, {}),
+            Listener(None, refuse, None, headers, {}, own),
             self.context.deadline,
             is_repeatable=tool.listed.may_be_repeated,
         )

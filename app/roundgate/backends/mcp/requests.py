@@ -135,7 +135,7 @@ class Requests:
         return exchange
 
     async def _send(self, context: Context, method: str, params: Json) -> Json:
-        listener = Relay(context, self.server.name).listener((), {})
+        listener = Relay(context, self.server).listener((), {})
         raw = await self.server.request(
             method, with_meta(params, context), listener, context.deadline, is_repeatable=True
         )
@@ -145,7 +145,7 @@ class Requests:
         """Make a request in a session of its caller."""
         held_calls = self.held_calls
         assert held_calls is not None, "checked by `_exchange`"
-        listener = Relay(context, self.server.name).listener((), {})
+        listener = Relay(context, self.server).listener((), {})
         outcome = await self.server.limited(
             lambda: held_calls.begin(context, method, with_meta(params, context), listener),
             context.deadline,
@@ -161,7 +161,7 @@ class Requests:
         async def answer() -> Json:
             if held_calls is None:
                 return {"refusal": CHANGED.format(server=self.server.name), "reason": ""}
-            relay = Relay(context, self.server.name, held_calls.progress_token(questions))
+            relay = Relay(context, self.server, held_calls.progress_token(questions))
             answers = answering.get("inputResponses", {})
             try:
                 outcome = await held_calls.answer(context, questions, answers, relay.notify)
@@ -209,10 +209,11 @@ class Requests:
                 params["context"] = {"arguments": dict(others)}
             deadline = clock.deadline(COMPLETE_S * 1000)
             try:
+                own = self.server.caller_headers(caller)
                 raw = await self.server.request(
                     "completion/complete",
                     params,
-                    Listener(capabilities={}),
+                    Listener(capabilities={}, caller_headers=own),
                     deadline,
                     is_repeatable=True,
                 )

@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeAlias
 
+from roundgate.auth import Principal
+from roundgate.backends.http.caller_headers import caller_headers
 from roundgate.backends.http.config import RetryConfig
 from roundgate.backends.http.reliability import Gate, Retries
 from roundgate.backends.mcp.config import McpBackendConfig
@@ -25,6 +27,7 @@ from roundgate.client.flows import LEGACY, Listing
 from roundgate.client.following import Subscription
 from roundgate.client.link import Link
 from roundgate.client.messages import Listener
+from roundgate.client.sender import Headers
 from roundgate.client.stdio import StdioLink
 from roundgate.client.types import Json
 from roundgate.clock import Clock, Deadline
@@ -159,7 +162,8 @@ class Server:
         self._capabilities = capabilities
         self.name = config.name
         self._make_link = make_link
-        self._has_credentials = config.credential is not None or bool(config.headers)
+        self._references = config.callers_headers
+        self._has_credentials = config.credential is not None or bool(config.fixed_headers)
         self._gate = gate
         self._clock = clock
         self._listens = listens
@@ -177,6 +181,15 @@ class Server:
         connection, self._connection = self._connection, None
         if connection is not None:
             await _close(connection)
+
+    def caller_headers(self, principal: Principal) -> Headers:
+        """Return the headers that tell who calls, for each request of this caller. Requests for lists
+        belong to no caller.
+
+        Raises:
+            BackendError: a value is too long.
+        """
+        return tuple(caller_headers(self._references, principal).items())
 
     @property
     def keeps_events(self) -> bool:

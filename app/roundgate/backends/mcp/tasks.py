@@ -45,7 +45,8 @@ class ServerTasks:
 
     async def get(self, task_id: str, principal: Principal) -> TaskView:
         """See `TaskSource`."""
-        view = view_from_wire(await self._ask("tasks/get", {"taskId": task_id}), self.uris)
+        task = await self._ask("tasks/get", {"taskId": task_id}, principal)
+        view = view_from_wire(task, self.uris)
         if view.task_id != task_id:
             raise BackendError(f"{self.server.name} answered about a different task")
         return view
@@ -54,11 +55,12 @@ class ServerTasks:
         self, task_id: str, responses: Mapping[str, Any], principal: Principal
     ) -> None:
         """See `TaskSource`."""
-        await self._ask("tasks/update", {"taskId": task_id, "inputResponses": dict(responses)})
+        params = {"taskId": task_id, "inputResponses": dict(responses)}
+        await self._ask("tasks/update", params, principal)
 
     async def cancel(self, task_id: str, principal: Principal) -> None:
         """See `TaskSource`."""
-        await self._ask("tasks/cancel", {"taskId": task_id})
+        await self._ask("tasks/cancel", {"taskId": task_id}, principal)
 
     def watch(
         self, task_id: str, principal: Principal, changed: Callable[[], None]
@@ -66,8 +68,10 @@ class ServerTasks:
         """Return `None`: the gateway polls the task."""
         return None
 
-    async def _ask(self, method: str, params: Json) -> Json:
-        listener = Listener(capabilities={"extensions": dict(REQUIRED["extensions"])})
+    async def _ask(self, method: str, params: Json, principal: Principal) -> Json:
+        capabilities = {"extensions": dict(REQUIRED["extensions"])}
+        own = self.server.caller_headers(principal)
+        listener = Listener(capabilities=capabilities, caller_headers=own)
         deadline = self.clock.deadline(LIMIT_S * 1000)
         try:
             # all three methods are idempotent (tasks extension)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
 
-from roundgate.backends.http.endpoint import FRAMING
+from roundgate.backends.http.credential_config import FRAMING
 from roundgate.backends.openapi import swagger2
 from roundgate.backends.openapi.documents import (
     DanglingReference,

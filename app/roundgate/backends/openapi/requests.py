@@ -27,7 +27,7 @@ from roundgate.backends.http.bodies import (
     text_part,
     with_resources,
 )
-from roundgate.backends.http.exchanges import KEYED, make_key, with_key
+from roundgate.backends.http.exchanges import KEYED, for_caller, make_key, with_key
 from roundgate.backends.http.messages import LARGE_BYTES, Answer, Outgoing, result_from_answer
 from roundgate.backends.http.service import Service
 from roundgate.backends.http.values import path_text, quoted, text
@@ -134,7 +134,7 @@ class Calling:
 
     async def __call__(self, context: Context, arguments: dict[str, Any]) -> ToolResult:
         arguments = await _read_resources(self.plan, arguments, context)
-        outgoing = request(self.plan, arguments)
+        outgoing = for_caller(request(self.plan, arguments), self.config, context.principal)
         _check_taken(outgoing, self.taken)
         await context.continue_as_task()
         answer = await self._send(outgoing, context)

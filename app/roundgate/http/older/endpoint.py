@@ -320,7 +320,7 @@ class OlderEndpoint:
             exchange.label, exchange.reason = responded.label, responded.reason
             return responded.response
         except AuthError as error:  # a batch has only one status
-            exchange.label, exchange.error = "unauthorized", str(error)
+            error = exchange.refused(error)
             return jsonrpc.error_response(exchange.request_id, -32600, str(error))
         except GatewayError as error:
             exchange.label, exchange.error = "error", str(error)
