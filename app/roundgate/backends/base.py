@@ -196,6 +196,8 @@ class Offering:
     """The files that the offer depends on, besides gateway.yaml and Python modules."""
     left_out: Sequence[Problem] = ()
     """A problem for each part that is not offered."""
+    absent: frozenset[str] = frozenset()
+    """The names of tools among these, which the settings may name."""
     missing: Sequence[Problem] = ()
     """The reasons why the service is unavailable now; always empty unless a `LiveBackend` made the
     offer."""

@@ -135,7 +135,8 @@ class ConfiguredBackend:
         tool."""
         config, tool_names = self.config, [tool.definition["name"] for tool in chosen]
         names = [tool.definition["name"] for tool in offering.tools]
-        problems = unknown_names(config, names, tool_names, self._origin, self.prefix)
+        known, named = [*names, *offering.absent], [*tool_names, *offering.absent]
+        problems = unknown_names(config, known, named, self._origin, self.prefix)
         is_wrong = any(problem.path.endswith(".name") for problem in problems)
         if names and not chosen and not is_wrong and (config.include or config.exclude):
             place = self._origin.at("include" if config.include else "exclude")

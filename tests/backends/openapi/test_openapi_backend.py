@@ -18,7 +18,7 @@ from roundgate.deployment import packaging as package
 from roundgate.errors import ConfigError, UnusableIndex
 from roundgate.runtime import loading
 from tests.support.authority import Authority
-from tests.support.openapi import document, file_of, gateway_of, operation
+from tests.support.openapi import OK, document, file_of, gateway_of, operation
 from tests.support.services import answer, service
 
 KEY = "sesame-sesame"
@@ -460,3 +460,28 @@ def test_schemas_that_tools_share_are_in_the_index_once(tmp_path: Path) -> None:
     tools = loading.load(config.load(tmp_path / "gateway.json")).catalog.tools
     assert tools["op19"].arguments.is_valid({"body": [{"text": "x"}]})
     assert not tools["op19"].arguments.is_valid({"body": [{"text": 1}]})
+
+
+SEVERAL = document(
+    {
+        "/open": {"get": {"operationId": "open", "responses": OK}},
+        "/shut": {"get": {"operationId": "shut", "responses": OK, "security": [{"token": []}]}},
+        "/both": {"get": {"operationId": "both", "responses": OK, "security": [{"token": []}, {}]}},
+    },
+    components={"securitySchemes": SCHEMES},
+)
+
+
+def test_operations_without_their_credential_are_left_out_and_the_others_served(
+    tmp_path: Path,
+) -> None:
+    override = {"shut": {"description": "It may be named, although it is left out."}}
+    catalog = loading.load(file_of(tmp_path, SEVERAL, override=override)).catalog
+    assert list(catalog.tools) == ["open", "both"]
+    (problem,) = catalog.left_out
+    assert "1 operations need the security scheme 'token'" in str(problem)
+    assert "set `credentials.token`" in problem.remedy
+    with pytest.raises(ConfigError, match="security scheme 'token'"):
+        loading.load(file_of(tmp_path, SEVERAL, strict=True))
+    with pytest.raises(ConfigError, match="security scheme 'token'"):
+        loading.load(file_of(tmp_path, SEVERAL, include=[{"name": "shut"}]))

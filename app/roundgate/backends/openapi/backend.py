@@ -7,6 +7,7 @@ code for calls, when the tool is first called.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -58,8 +59,9 @@ class OpenApiBackend:
         """Return the tools of the index.
 
         Raises:
-            ConfigError: neither the index nor the document is available, a security scheme is not
-                filled, or a certificate or a secret is unavailable.
+            ConfigError: neither the index nor the document is available, every operation needs a
+                security scheme that is not filled (with `strict`: any), or a certificate or a secret
+                is unavailable.
         """
         if problems := await self._accesses.problems(self._certificates):
             raise ConfigError(problems)
@@ -70,12 +72,15 @@ class OpenApiBackend:
         rows = index.rows
         if self._config.include or self._config.exclude:
             rows = [row for row in rows if is_selected(tools[row.name], self._config)]
-        if problems := self._unfilled(index, rows):
+        unfilled = self._unfilled(index, rows)
+        problems = self._unknown_schemes(index) or self._unfilled_problems(index, unfilled)
+        if problems and (not unfilled or len(unfilled) == len(rows) or self._config.strict):
             raise ConfigError(problems)
-        if index.left_out:
+        absent = {row.name for row in unfilled}
+        if left_out := index.left_out + len(absent):
             log.warning(
                 "operations are left out",
-                extra={"fields": {"backend": self.name, "n": index.left_out}},
+                extra={"fields": {"backend": self.name, "n": left_out}},
             )
         files = {
             path,
@@ -83,7 +88,12 @@ class OpenApiBackend:
             *self._accesses.files,
             *(self._origin.base_dir / where for where, _, _ in index.sources if "://" not in where),
         }
-        return Offering(tools=list(tools.values()), files=frozenset(files), left_out=index.problems)
+        return Offering(
+            tools=[tool for name, tool in tools.items() if name not in absent],
+            files=frozenset(files),
+            left_out=[*index.problems, *problems],
+            absent=frozenset(absent),
+        )
 
     async def aclose(self) -> None:
         """Close the pooled connections."""
@@ -91,33 +101,41 @@ class OpenApiBackend:
             await service.aclose()
         await self._accesses.aclose()
 
-    def _unfilled(self, index: Index, rows: Sequence[Row]) -> list[Problem]:
-        """Return a problem for each unfilled security scheme that the operations need, and for each
-        credential of an unknown scheme."""
+    def _unknown_schemes(self, index: Index) -> list[Problem]:
+        """Return a problem for each credential of an unknown security scheme."""
         place = self._origin.at("credentials")
         slots = ", ".join(index.slots) or "none: use `credential`"
-        unknown = [
+        return [
             place.at(name).problem(
                 "is not a security scheme of the document", f"correct the name; there are {slots}"
             )
             for name in self._config.credentials
             if name not in index.slots
         ]
-        if unknown or self._config.credential is not None:
-            return unknown
-        missing: dict[str, int] = {}
-        used = [row.security for row in rows]
-        for number, offered in enumerate(index.security):
-            if number in used and chosen(offered, self._filled(index)) is None:
-                for name in offered[0]:
-                    if name not in self._filled(index):
-                        missing[name] = missing.get(name, 0) + used.count(number)
+
+    def _unfilled(self, index: Index, rows: Sequence[Row]) -> list[Row]:
+        """Return the operations that cannot be called, because no alternative of their security
+        schemes is filled."""
+        if self._config.credential is not None:
+            return []
+        filled = self._filled(index)
+        is_open = [chosen(offered, filled) is not None for offered in index.security]
+        return [row for row in rows if not is_open[row.security]]
+
+    def _unfilled_problems(self, index: Index, unfilled: Sequence[Row]) -> list[Problem]:
+        """Return a problem for each security scheme that these operations lack."""
+        needed = Counter(
+            name
+            for row in unfilled
+            for name in index.security[row.security][0]
+            if name not in self._filled(index)
+        )
         return [
-            place.problem(
+            self._origin.at("credentials").problem(
                 f"{count} operations need the security scheme {name!r}",
                 index.slots.get(name, Slot(name, "a credential")).remedy,
             )
-            for name, count in missing.items()
+            for name, count in needed.items()
         ]
 
     def _filled(self, index: Index) -> frozenset[str]:
