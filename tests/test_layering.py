@@ -15,7 +15,7 @@ import pytest
 APP = Path(__file__).parent.parent / "app/roundgate"
 
 LAYERS = [
-    {"errors", "clock", "garbage", "net"},
+    {"errors", "background", "clock", "garbage", "net", "version"},
     {"json", "aws"},
     {"settings", "protocol", "observability"},
     {"auth", "client", "declare"},

@@ -23,13 +23,11 @@ with kept():  # collecting garbage among all modules takes 4 % of a cold start
     from roundgate import aws
     from roundgate.auth import Verifier
     from roundgate.clock import Clock
-    from roundgate.config import ConfigFile
-    from roundgate.errors import AuthError, ConfigError, GatewayError
+    from roundgate.errors import AuthError, GatewayError
     from roundgate.http import HEALTH, MARGIN_MS, Hosting
     from roundgate.main import build_app
     from roundgate.observability.correlation import environment
     from roundgate.runtime import startup
-    from roundgate.settings import Settings
     from roundgate.tasks.external import is_event_path
 
 if TYPE_CHECKING:
@@ -40,8 +38,6 @@ Event: TypeAlias = dict[str, Any]
 AWS_MARGIN_MS: Final = 400
 """The milliseconds between the deadline of AWS calls and the end of the invocation; by then a call
 has written its state."""
-FETCHABLE_BYTES: Final = 4_600_000
-"""The largest result that can always be returned: base64 makes four bytes of three."""
 BAD_REQUEST: Final = {
     "error": "The Host header is not a host with an optional port, or a text is not Unicode"
 }
@@ -54,30 +50,11 @@ def make_hosted(environ: Mapping[str, str]) -> Hosted:
     Raises:
         ConfigError: lists every problem in the environment or in gateway.yaml. Lambda logs it.
     """
-    with kept():
+    with kept(), startup.reported_in_ascii():
         using, file = startup.read_configuration(environ)
-        _check_exposure(file, using)
-        _check_results(file)
         app = build_app(file, using)
     base = urlsplit(using.public_url or "").path.rstrip("/")
     return Hosted(app, file.config.endpoints, Clock(), base)
-
-
-def _check_exposure(file: ConfigFile, using: Settings) -> None:
-    """Raise ConfigError if there is no authentication and GATEWAY_ALLOW_ANONYMOUS is not set."""
-    if file.config.auth == "none" and not using.allow_anonymous:
-        message = "there is no authentication, so anyone who knows the URL could call"
-        remedy = "configure auth, or deploy with AllowAnonymous=true (GATEWAY_ALLOW_ANONYMOUS=true) if that is intended"
-        raise ConfigError([file.origin.at("auth").problem(message, remedy)])
-
-
-def _check_results(file: ConfigFile) -> None:
-    """Raise ConfigError if the result of a task may exceed the limit on a response."""
-    limit = file.config.tasks.max_result_bytes
-    if limit > FETCHABLE_BYTES:
-        message = f"is {limit}, and AWS Lambda returns 6 MB of JSON or base64"
-        remedy = f"set it to at most {FETCHABLE_BYTES}"
-        raise ConfigError([file.origin.at("tasks", "max_result_bytes").problem(message, remedy)])
 
 
 class Hosted:

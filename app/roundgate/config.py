@@ -235,6 +235,8 @@ class ConfigFile:
     """The variables of the section `env`, with their values."""
     positions: Sequence[int] | None = None
     """The position of each back end in the file; `None` if no back end is left out."""
+    placeholder: str | None = None
+    """The text that replaces references, as for `load`."""
 
     def backend_origin(self, index: int) -> Origin:
         """Return the place in the file of the back end at an index of `backends`."""
@@ -307,7 +309,9 @@ def inspect(
     usable = {index: entry for index, entry in backends.items() if index not in left_out}
     if config is None or len(usable) < len(config.backends):
         return Inspected(problems, _rest(value, origin, usable, environment))
-    file = ConfigFile(config, origin, list(usable.values()), references, environment)
+    file = ConfigFile(
+        config, origin, list(usable.values()), references, environment, placeholder=placeholder
+    )
     return Inspected(problems, file)
 
 

@@ -66,7 +66,7 @@ def make_handler(environ: Mapping[str, str]) -> Function:
     Raises:
         ConfigError: lists every problem in the environment or in gateway.yaml. Lambda logs it.
     """
-    with kept():
+    with kept(), startup.reported_in_ascii():
         using, file = startup.read_configuration(environ)
         clock = Clock()
         parts = startup.build_core(file, using, clock, role="worker")

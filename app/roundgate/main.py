@@ -28,7 +28,6 @@ from roundgate.auth import Verifier
 from roundgate.backends.base import ServerState
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile
-from roundgate.errors import ConfigError, Problem
 from roundgate.garbage import kept
 from roundgate.http import (
     GRACE_S,
@@ -52,7 +51,8 @@ from roundgate.http import (
 from roundgate.http.protected import make_resources, make_verifiers
 from roundgate.http.replica import Replica
 from roundgate.observability import exposition, tracing
-from roundgate.runtime.startup import Stores, build_core, read_configuration
+from roundgate.runtime import checks
+from roundgate.runtime.startup import Loaded, Stores, build_core, read_configuration
 from roundgate.settings import Settings
 from roundgate.tasks.external import Deliveries
 
@@ -61,18 +61,6 @@ if TYPE_CHECKING:  # imported at run time only if the console is on
 
 MAX_LEFT_OUT: Final = 20
 """The limit on the tools of a server that /healthz lists as left out."""
-METRICS_ON_LAMBDA: Final = Problem(
-    "gateway.yaml",
-    "http.metrics",
-    "is on, but each instance of a function has metrics of its own",
-    "turn it off; CloudWatch has the metrics of functions",
-)
-CONSOLE_ON_LAMBDA: Final = Problem(
-    "gateway.yaml",
-    "console",
-    "is on, but functions do not serve the console",
-    "turn it off here; `roundgate serve` with the same store and keys shows the tasks of functions",
-)
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """Turns FastAPI's telemetry off: `roundgate.observability.tracing` makes the spans, because it
 knows methods and tools, and FastAPI only paths."""
@@ -96,6 +84,7 @@ def build_app(
     clock: Clock | None = None,
     stores: Stores | None = None,
     verifier: Verifier | None = None,
+    loaded: Loaded | None = None,
     owns_process: bool = False,
 ) -> FastAPI:
     """Return the app for a configuration. `app.state.core` holds its catalog and stores,
@@ -107,6 +96,7 @@ def build_app(
         clock: the clock of the gateway; the system's by default.
         stores: the stores; by default those that `using` names.
         verifier: authenticates callers of all endpoints; the configured verifiers by default.
+        loaded: the loaded configuration, which is then not checked; loaded here by default.
         owns_process: whether the app may start child processes and end its own process.
 
     Raises:
@@ -114,11 +104,11 @@ def build_app(
             served; with `limits.strict`, also if any back end cannot be served.
     """
     clock = clock or Clock()
+    if loaded is None:
+        checks.require(checks.problems(file, using, has_verifier=verifier is not None))
     if file.config.http.metrics:
-        _expose_metrics(file, using)
-    if file.config.console is not None:
-        _check_console(file, using)
-    core = build_core(file, using, clock, stores)
+        exposition.set_up()
+    core = build_core(file, using, clock, stores, loaded=loaded)
     replica = Replica(file, using, clock, core, owns_process=owns_process)
     resources = make_resources(file, using, core.serving)
     verifiers = (
@@ -169,32 +159,6 @@ def build_app(
     app.state.core = core
     app.state.verifiers = verifiers
     return app
-
-
-def _expose_metrics(file: ConfigFile, using: Settings) -> None:
-    """Collect the metrics of this process for Prometheus.
-
-    Raises:
-        ConfigError: an extra is missing, or the process cannot serve metrics.
-    """
-    problem = METRICS_ON_LAMBDA if using.on_lambda else exposition.set_up()
-    if problem is not None:
-        at = file.origin.at("http", "metrics")
-        raise ConfigError([at.problem(problem.message, problem.remedy)])
-
-
-def _check_console(file: ConfigFile, using: Settings) -> None:
-    """Check that this process can serve the console.
-
-    Raises:
-        ConfigError: an extra is missing, or others than operators could use the console.
-    """
-    if using.on_lambda:
-        at = file.origin.at("console")
-        raise ConfigError([at.problem(CONSOLE_ON_LAMBDA.message, CONSOLE_ON_LAMBDA.remedy)])
-    from roundgate.console import starting
-
-    starting.check(file, using)
 
 
 def _make_console(

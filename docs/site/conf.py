@@ -1,6 +1,6 @@
 """How Sphinx makes the site of the documents; scripts/tools docs calls it on a copy of the repository."""
 
-import tomllib
+import runpy
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -9,7 +9,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 project = "Roundgate"
 author = "The Roundgate authors"
-release = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+release = runpy.run_path(str(REPOSITORY / "app/roundgate/version.py"))["VERSION"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
 root_doc = "index"
 include_patterns = [

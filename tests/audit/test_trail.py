@@ -21,6 +21,7 @@ from roundgate.audit.trail import MAX_WAITING
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
+from roundgate.observability.correlation import Correlation, correlated
 from roundgate.settings import AuditConfig
 from tests.support.audit import DIGESTS, checkpointed, files, records, text, verified
 from tests.support.documents import ROOT
@@ -133,6 +134,16 @@ async def test_a_checkpoint_has_the_head_of_the_chain_in_the_file_and_in_the_log
     *_, last = file.read_bytes().splitlines()
     assert facts["head"] == hashlib.sha256(last).hexdigest()
     assert facts["records"] == 3
+
+
+async def test_a_checkpoint_is_not_logged_as_part_of_the_call_that_began_it(tmp_path: Path) -> None:
+    trail = trail_in(tmp_path, checkpoint_s=1)
+    with log_lines() as lines:
+        with correlated(Correlation(tool="pay", known_call_id="call-of-a-caller")):
+            trail.record("called", {})
+        await checkpointed(tmp_path)
+    (line,) = lines.of("audit checkpoint")
+    assert not line.keys() & {"call", "tool"}
 
 
 async def test_a_checkpoint_follows_a_record_by_itself(tmp_path: Path) -> None:

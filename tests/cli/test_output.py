@@ -16,6 +16,7 @@ from roundgate.cli import reading
 from roundgate.cli.output import Status, columns, cut
 from roundgate.client import Log, Progress, TaskState
 from roundgate.observability import Style
+from tests.support.command import roundgate
 
 
 class Screen(io.StringIO):
@@ -178,3 +179,15 @@ def test_who_has_read_enough_is_no_error(tmp_path: Path) -> None:
         said = process.stderr.read()
         process.wait(120)
     assert (process.returncode, said) == (141, b"")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_a_stream_that_lacks_a_sign_gets_it_in_ascii(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "gateway.yaml").write_text("backends: [{kind: python, name: own, path: own.py}]\n")
+    tools = "from roundgate import tool\n\n\n@tool\ndef go() -> str:\n    'Go → “there”…'\n    return ''\n"
+    (tmp_path / "own.py").write_text(tools)
+    ran = roundgate("check", directory=tmp_path, PYTHONIOENCODING=encoding)
+    assert (ran.status, ran.err) == (0, "")
+    assert r"Go -> \u201cthere\u201d..." in ran.out
+    wrong = roundgate("check", "nowhere.yaml", directory=tmp_path, PYTHONIOENCODING=encoding)
+    assert "    -> " in wrong.err

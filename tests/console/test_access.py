@@ -488,6 +488,6 @@ async def test_a_configuration_of_functions_has_no_console() -> None:
 
 
 async def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roundgate.console.starting.find_spec", lambda name: None)
+    monkeypatch.setattr("roundgate.runtime.checks.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"(?s)extra console.*roundgate\[console\]"):
         built(config_file(hello, console={}))

@@ -14,8 +14,9 @@ from typing import Any, cast
 
 import pytest
 
-from roundgate import api_gateway, lambda_http, settings
+from roundgate import lambda_http, settings
 from roundgate.errors import ConfigError
+from roundgate.runtime import checks
 from tests.functions.conftest import Functions, LambdaContext, asking, recorded
 from tests.support.log_lines import log_lines
 from tests.support.rounds import accept, retry
@@ -227,8 +228,8 @@ def test_a_result_of_a_task_that_may_be_larger_than_a_function_returns_is_a_mist
 
 
 def test_the_largest_result_of_a_task_can_be_fetched_whatever_is_in_it() -> None:
-    assert settings.TasksConfig().max_result_bytes <= api_gateway.FETCHABLE_BYTES
-    most = -(-api_gateway.FETCHABLE_BYTES // 3) * 4 + lambda_http.ENVELOPE_BYTES
+    assert settings.TasksConfig().max_result_bytes <= checks.FETCHABLE_BYTES
+    most = -(-checks.FETCHABLE_BYTES // 3) * 4 + lambda_http.ENVELOPE_BYTES
     assert most <= lambda_http.MAX_ANSWER_BYTES
 
 

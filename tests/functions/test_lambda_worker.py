@@ -20,6 +20,7 @@ from roundgate import config, lambda_http, lambda_worker
 from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock, Deadline
+from roundgate.errors import ConfigError
 from roundgate.lambda_worker import Function
 from roundgate.runtime import startup
 from roundgate.settings import TasksConfig
@@ -220,3 +221,15 @@ def test_it_imports_no_web_framework(environ: dict[str, str]) -> None:
 def test_the_handler_is_a_name_of_the_module_and_nothing_else_is(environ: dict[str, str]) -> None:
     with pytest.raises(AttributeError):
         lambda_worker.other  # noqa: B018
+
+
+@pytest.mark.parametrize("module", [lambda_http, lambda_worker])
+def test_the_runtime_can_report_the_problems_of_a_start(module: Any, tmp_path: Path) -> None:
+    """The runtime sends the text of an exception in latin-1."""
+    file = tmp_path / "gateway.yaml"
+    file.write_text("server: {nam: …}\nbackends: [{kind: python, name: a, path: größe→.py}]\n")
+    environ = {"GATEWAY_CONFIG": str(file), "AWS_LAMBDA_FUNCTION_NAME": "gateway"}
+    with pytest.raises(ConfigError) as refused:
+        module.make_handler(environ)
+    str(refused.value).encode("ascii")
+    assert "-> remove it, or correct its spelling" in str(refused.value)

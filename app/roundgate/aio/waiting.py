@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextvars import Context
 from typing import Any, Generic, TypeVar
+
+from roundgate.background import detached
 
 T = TypeVar("T")
 
@@ -60,7 +61,7 @@ class Flight(Generic[T]):
         """Return the result of the current run, or of a new one, or raise its exception. The run
         has an empty context, so the deadline of one request does not affect the others."""
         if not self.is_under_way or self._running is None:
-            self._running = asyncio.create_task(begin(), context=Context())
+            self._running = detached(asyncio.create_task, begin())
             self._running.add_done_callback(_look_at)
         return await asyncio.shield(self._running)
 

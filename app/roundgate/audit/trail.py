@@ -29,6 +29,7 @@ from roundgate.audit.digests import Digests
 from roundgate.audit.records import FIRST, Checkpoint, answer_facts
 from roundgate.audit.sinks import MakeSink, Sink
 from roundgate.auth import Principal
+from roundgate.background import detached
 from roundgate.clock import Clock, Timer, iso
 from roundgate.errors import Unavailable
 from roundgate.json import encode
@@ -268,7 +269,7 @@ class Trail:
         wanted = self._records
         while self._synced < wanted and self.trouble is None:
             if self._syncing is None or self._syncing.done():
-                self._syncing = asyncio.ensure_future(asyncio.to_thread(self._sync))
+                self._syncing = detached(asyncio.create_task, asyncio.to_thread(self._sync))
             await asyncio.shield(self._syncing)
 
     async def aclose(self) -> None:
@@ -336,7 +337,7 @@ class Trail:
         self._records = number + 1
         if self._timer is None:
             try:
-                self._timer = self._clock.call_later(self._checkpoint_s, self._checkpoint)
+                self._timer = detached(self._clock.call_later, self._checkpoint_s, self._checkpoint)
             except RuntimeError:  # no event loop runs here; the next record sets the timer
                 self._timer = None
 

@@ -20,6 +20,7 @@ from typing import Protocol
 from roundgate.backends.base import Backend, LiveBackend, NamedBackend, ServerState
 from roundgate.backends.catalog import Catalog
 from roundgate.backends.offers import Offers
+from roundgate.background import detached
 
 log = logging.getLogger("roundgate.backends")
 
@@ -114,7 +115,7 @@ class Serving:
     def swap(self, snapshot: Snapshot) -> None:
         """Serve another snapshot, and close the old one when its last call has ended."""
         old, self.now = self.now, snapshot
-        closing = asyncio.create_task(self._retire(old))
+        closing = detached(asyncio.create_task, self._retire(old))
         self._retiring[closing] = old
         closing.add_done_callback(self._forget)
 

@@ -9,13 +9,14 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import version
 
 from roundgate.cli import options
 from roundgate.cli.arguments import CommandParser, with_stack
 from roundgate.errors import ConfigError, UsageError
 from roundgate.garbage import kept
 from roundgate.observability import escaped
+from roundgate.observability.terminal import adapt
+from roundgate.version import VERSION
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.getpid() == 1:  # in a container, where the kernel drops unhandled signals to PID 1
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     arguments = parse(with_stack(sys.argv[1:] if argv is None else argv))
+    for stream in (sys.stdout, sys.stderr):
+        adapt(stream)
     try:
         with kept():
             command = import_module(f"roundgate.cli.{arguments.module}")
@@ -57,7 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="roundgate", description="A stateless MCP gateway (revision 2026-07-28)."
     )
-    text = f"%(prog)s {version('roundgate')}"
+    text = f"%(prog)s {VERSION}"
     parser.add_argument(
         "--version", action="version", version=text, help="print the version and exit"
     )

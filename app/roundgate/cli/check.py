@@ -17,9 +17,9 @@ from roundgate.cli.arguments import configuration_file
 from roundgate.cli.output import escaped_lines, show_table
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem, UsageError
-from roundgate.runtime import audit_log, loading
+from roundgate.runtime import checks, loading
 from roundgate.runtime.effective_policy import override_of
-from roundgate.runtime.startup import EXTRA_MISSING, require_one_host, shows_errors
+from roundgate.runtime.startup import EXTRA_MISSING, require_one_host
 from roundgate.settings import AuthorizerConfig, Settings
 from roundgate.settings import process as settings
 from roundgate.tokens import keys
@@ -32,7 +32,6 @@ _MAX_NAMED: Final = 5
 _ASKS: Final = frozenset({"elicitation", "sampling", "roots"})
 """The client capabilities that a tool's questions need."""
 _ENVIRONMENT: Final = "environment"
-LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -333,25 +332,13 @@ def _stores_and_keys(using: Settings) -> Iterator[Problem]:
 
 
 def _serving(file: ConfigFile, using: Settings, host: str, port: int | None) -> Iterator[Problem]:
-    """Yield the problems of the file in combination with the environment and the address."""
-    auth = file.config.auth
-    if isinstance(auth, AuthorizerConfig):
+    """Yield the problems of the file in combination with the environment and the address. A file
+    with an authorizer is for functions, whatever the environment."""
+    if isinstance(file.config.auth, AuthorizerConfig):
+        yield from checks.problems(file, checks.FUNCTION)
         return
-    yield from _collect_problems(lambda: shows_errors(file, using))
-    yield from _collect_problems(lambda: check_exposure(file, using, host))
-    if (audit := file.config.audit) is not None:
-        yield from _collect_problems(lambda: audit_log.check(file, audit, using))
-    if file.config.console is not None:
-        from roundgate.console import starting
-
-        yield from _collect_problems(lambda: starting.check(file, using))
-    if auth != "none" and using.public_url is None:
-        message = "is required with auth: tokens and metadata contain this URL"
-        remedy = (
-            "set it to the URL that clients use, such as https://mcp.example.com; if another "
-            "machine serves the file, use `roundgate check --file-only`"
-        )
-        yield Problem(_ENVIRONMENT, "GATEWAY_PUBLIC_URL", message, remedy)
+    yield from checks.problems(file, using)
+    yield from checks.exposure(file, using, host)
     if port is not None:
         try:
             bind(host, port).close()
@@ -419,21 +406,3 @@ def bind(host: str, port: int) -> socket.socket:
         ) from None
     bound.set_inheritable(True)
     return bound
-
-
-def check_exposure(file: ConfigFile, using: Settings, host: str) -> None:
-    """Raise ConfigError if a public address would be served without authentication, where every
-    caller would be the same local subject.
-
-    Raises:
-        ConfigError: `auth` is not configured, the address is not loopback, and --allow-anonymous is
-            not set.
-    """
-    if file.config.auth != "none" or host in LOOPBACK or using.allow_anonymous:
-        return
-    remedy = (
-        "configure auth, bind to 127.0.0.1, or pass --allow-anonymous if a proxy in front "
-        "authenticates callers"
-    )
-    message = f"there is no authentication, but --host {host} can be reached from outside"
-    raise ConfigError([file.origin.at("auth").problem(message, remedy)])

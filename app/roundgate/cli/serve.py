@@ -16,14 +16,15 @@ import uvicorn
 from uvicorn.supervisors import Multiprocess
 
 from roundgate.cli.arguments import into_environment
-from roundgate.cli.check import LOOPBACK, bind, check_exposure
+from roundgate.cli.check import bind
 from roundgate.errors import UsageError
 from roundgate.garbage import kept
 from roundgate.http import ConnectionMiddleware
 from roundgate.http.connections import Bounds, Connections
 from roundgate.main import build_app, create_app
+from roundgate.runtime import checks
 from roundgate.runtime.reload import terminal_watch
-from roundgate.runtime.startup import is_private, read_configuration
+from roundgate.runtime.startup import read_configuration
 from roundgate.settings import HttpConfig
 
 STARTUP_FAILURE: Final = 3
@@ -49,13 +50,17 @@ def run(arguments: argparse.Namespace) -> int:
     into_environment(arguments)
     with kept():
         using, file = read_configuration(os.environ)
-        check_exposure(file, using, arguments.host)
+        checks.require(checks.exposure(file, using, arguments.host))
         if file.config.http.metrics and arguments.workers > 1:
             raise UsageError(
                 "http.metrics has the metrics of one process: serve with --workers 1 and start more "
                 "gateways, or turn it off and send metrics with opentelemetry-instrument"
             )
-        if using.show_errors == "auto" and arguments.host in LOOPBACK and is_private(file, using):
+        if (
+            using.show_errors == "auto"
+            and arguments.host in checks.LOOPBACK
+            and checks.is_private(file, using)
+        ):
             os.environ["GATEWAY_SHOW_ERRORS"] = "on"  # inherited by worker processes
             using = replace(using, show_errors="on")
         # with several workers, each builds its own app; this app reports problems once

@@ -26,6 +26,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Final, TypeVar
 
+from roundgate.background import detached
 from roundgate.client import messages
 from roundgate.client.auth import Auth
 from roundgate.client.messages import (
@@ -459,7 +460,7 @@ class SessionStream:
         The wait ends after 1 s, because some servers send no response head before the first event.
         """
         is_settled = asyncio.Event()
-        self._reading = asyncio.create_task(self._read(is_settled))
+        self._reading = detached(asyncio.create_task, self._read(is_settled))
         with suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE_S):
                 await is_settled.wait()

@@ -44,6 +44,7 @@ from roundgate.client.types import (
 )
 from roundgate.clock import Clock
 from roundgate.errors import BadAnswer, RpcError, WrongHandle
+from roundgate.version import VERSION
 
 if TYPE_CHECKING:
     import ssl
@@ -90,7 +91,7 @@ class Client:
         """The server's endpoint."""
         self.limits = limits
         self._clock = clock or Clock()
-        own_info = dict(info or {"name": "roundgate", "version": _version()})
+        own_info = dict(info or {"name": "roundgate", "version": VERSION})
         own_capabilities = dict(CAPABILITIES if capabilities is None else capabilities)
         self._link = Link(
             Url.parse(self.url),
@@ -386,12 +387,3 @@ class Client:
         flow = call(method, params, target, self.limits, may_repeat=True)
         listener = self._connection.listener(CallOptions(answers), target)
         return await self._connection.drive(flow, listener, answers)
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("roundgate")
-    except PackageNotFoundError:
-        return "0"

@@ -24,6 +24,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from roundgate.background import detached
 from roundgate.client.messages import (
     META,
     NO_LISTENER,
@@ -302,7 +303,9 @@ class StdioLink:
             if self._process is None:
                 self._process = await self._program.start(self.limits.max_message)
                 readers = (self._read, self._read_errors, self._watch_end)
-                self._reading = [asyncio.create_task(read(self._process)) for read in readers]
+                self._reading = [
+                    detached(asyncio.create_task, read(self._process)) for read in readers
+                ]
         return self._process
 
     def _cancel(self, request_id: int) -> None:

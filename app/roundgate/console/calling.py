@@ -7,7 +7,6 @@ A call passes the layers that every call passes: scopes, limits, approvals, audi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any, Final, Literal
 
 from fastapi import Request
@@ -21,8 +20,9 @@ from roundgate.client.types import Tool
 from roundgate.errors import BadAnswer, ParseError
 from roundgate.http.exchange import exchange_of
 from roundgate.observability.correlation import Correlation
+from roundgate.version import VERSION
 
-VERSION: Final = "2026-07-28"
+REVISION: Final = "2026-07-28"
 CAPABILITIES: Final[Mapping[str, Any]] = {
     "elicitation": {"form": {}, "url": {}},
     "extensions": {"io.modelcontextprotocol/tasks": {}},
@@ -73,9 +73,9 @@ async def call_tool(
         params["inputResponses"] = call.input_responses
     if call.request_state is not None:
         params["requestState"] = call.request_state
-    info = {"name": "roundgate console", "version": version("roundgate")}
+    info = {"name": "roundgate console", "version": VERSION}
     message = client.message(
-        "tools/call", params, 1, client.envelope(VERSION, info, dict(CAPABILITIES))
+        "tools/call", params, 1, client.envelope(REVISION, info, dict(CAPABILITIES))
     )
     headers = [*client.headers_of(message), *_mirrored(tool, call.arguments)]
     status, body, correlation = await _post(serves, path, headers, message, request)

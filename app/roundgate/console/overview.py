@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from importlib.metadata import version
 from typing import Final
 
 from fastapi import APIRouter, Request
@@ -16,6 +15,7 @@ from roundgate.clock import iso
 from roundgate.console.frame import Console
 from roundgate.http import Health
 from roundgate.settings import CallLimits
+from roundgate.version import VERSION
 
 MAX_CALLERS: Final = 100
 """The limit on the callers that are shown for each limit, the latest first."""
@@ -72,7 +72,7 @@ def make_router(console: Console) -> APIRouter:
         views = [(path, view, catalog.of_view(view)) for path, view in config.endpoints.items()]
         return Overview(
             health=console.health(),
-            software=version("roundgate"),
+            software=VERSION,
             python=platform.python_version(),
             auth="none" if config.auth == "none" else config.auth.issuer,
             store=using.store.partition(":")[0],

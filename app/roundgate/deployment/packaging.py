@@ -38,6 +38,7 @@ from roundgate.deployment.contents import Contents, imported, in_src
 from roundgate.deployment.locking import Lock, Requirements, name_of
 from roundgate.deployment.template import undeclared
 from roundgate.errors import ConfigError, Problem
+from roundgate.runtime import checks
 from roundgate.settings import yaml_file
 
 GATEWAYS_NEED: Final = frozenset(
@@ -155,11 +156,12 @@ def plan(file: ConfigFile, path: Path, arch: str, *, anew: bool = False) -> Plan
         anew: whether to resolve the newest versions of packages.
 
     Raises:
-        ConfigError: a file or a package is unavailable, or gateway.yaml or a packed file contains a
-            credential.
+        ConfigError: a file or a package is unavailable, functions cannot serve the configuration, or
+            gateway.yaml or a packed file contains a credential.
     """
     source = yaml_file.read(path).value
     problems = [*undeclared(source, str(path)), *literals.credentials(file, source)]
+    problems += checks.problems(file, checks.FUNCTION)
     if problems:
         raise ConfigError(problems)
     contents_found = contents.gather(file)

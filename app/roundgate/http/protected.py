@@ -17,7 +17,7 @@ from roundgate.auth import LocalVerifier, Verifier
 from roundgate.backends import Serving, ToolScopes, ViewConfig
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.errors import AuthError, ConfigError, InsufficientScope, Problem
+from roundgate.errors import AuthError, InsufficientScope
 from roundgate.settings import AuthorizerConfig, JwtAuthConfig, Settings
 
 WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
@@ -98,31 +98,11 @@ def make_resources(
     file: ConfigFile, using: Settings, serving: Serving
 ) -> dict[str, ProtectedResource]:
     """Return the protected resource of each view, the default view first; empty without
-    authentication.
-
-    Raises:
-        ConfigError: the public URL is missing, or the configured authorizer is not in front of this
-            process.
-    """
+    authentication."""
     auth = file.config.auth
     if auth == "none":
         return {}
-    if isinstance(auth, AuthorizerConfig) and not using.on_lambda:
-        message = "there is no authorizer in front of this process"
-        raise ConfigError(
-            [
-                file.origin.at("auth").problem(
-                    message, "use bearer JWTs: auth: {issuer: …, jwks_url: …}"
-                )
-            ]
-        )
-    if using.public_url is None:
-        remedy = "set it to the URL that clients use, such as https://mcp.example.com"
-        message = (
-            "is required with auth: tokens and metadata contain this URL, and a request can "
-            "only claim one"
-        )
-        raise ConfigError([Problem("environment", "GATEWAY_PUBLIC_URL", message, remedy)])
+    assert using.public_url is not None, "`runtime.checks` requires it"
     origin, usual = using.public_url.rstrip("/"), file.config.http.path
     return {
         view: ProtectedResource(

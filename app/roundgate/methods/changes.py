@@ -27,6 +27,7 @@ from typing import Any, Final, TypeAlias
 
 from roundgate import json
 from roundgate.auth import Principal
+from roundgate.background import detached
 from roundgate.clock import Clock
 from roundgate.errors import ParseError, Unavailable
 from roundgate.protocol import RequestId, SubscriptionFilter, jsonrpc, notifications
@@ -395,7 +396,7 @@ class Changes:
         finally:  # also when the call is cancelled
             if self._pending and (self._retry is None or self._retry.done()):
                 log.warning("other processes have not been notified of a change yet")
-                self._retry = asyncio.create_task(self._keep_writing())
+                self._retry = detached(asyncio.create_task, self._keep_writing())
 
     async def ready(self) -> None:
         """Read the row before the first stream opens in this process, so that the stream gets all
@@ -416,7 +417,7 @@ class Changes:
         self._following += 1
         subscription.ends.append(self._unfollow)
         if self._looking is None:
-            self._looking = asyncio.create_task(self._keep_looking())
+            self._looking = detached(asyncio.create_task, self._keep_looking())
 
     async def aclose(self) -> None:
         """Stop reading, and try once more to write pending changes."""

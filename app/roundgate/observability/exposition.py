@@ -28,22 +28,29 @@ PROVIDER_SET: Final = Problem(
 _is_set_up = False
 
 
-def set_up() -> Problem | None:
-    """Collect the metrics of this process for `render`. Return the problem that prevents it."""
-    global _is_set_up
-    if _is_set_up:
-        return None
+def problem() -> Problem | None:
+    """Return the problem that prevents `set_up`, or `None`."""
     try:
         from opentelemetry import metrics
-        from opentelemetry.exporter.prometheus import PrometheusMetricReader
+        from opentelemetry.exporter.prometheus import PrometheusMetricReader  # noqa: F401
         from opentelemetry.sdk.metrics import MeterProvider
     except ModuleNotFoundError:
         return EXTRA_MISSING
-    if isinstance(metrics.get_meter_provider(), MeterProvider):
-        return PROVIDER_SET
+    is_taken = not _is_set_up and isinstance(metrics.get_meter_provider(), MeterProvider)
+    return PROVIDER_SET if is_taken else None
+
+
+def set_up() -> None:
+    """Collect the metrics of this process for `render`, unless `problem` returns one."""
+    global _is_set_up
+    if _is_set_up:
+        return
+    from opentelemetry import metrics
+    from opentelemetry.exporter.prometheus import PrometheusMetricReader
+    from opentelemetry.sdk.metrics import MeterProvider
+
     metrics.set_meter_provider(MeterProvider([PrometheusMetricReader()]))
     _is_set_up = True
-    return None
 
 
 def render(accept: str) -> tuple[bytes, str]:

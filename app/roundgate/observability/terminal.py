@@ -1,9 +1,12 @@
-"""Text for a terminal: escaped, so that the terminal does not act on it, and in colour."""
+"""Text for a terminal: escaped, so that the terminal does not act on it, in colour, and in ASCII where
+a stream cannot encode it."""
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
+from collections.abc import Mapping
 from typing import Final, TextIO
 
 _COLOURS: Final = {
@@ -20,6 +23,10 @@ _ACTING: Final = re.compile(
 )
 """The characters to escape: control characters (U+009B begins a command on some terminals), and
 format characters that hide or reorder text."""
+
+_IN_ASCII: Final[Mapping[str, str]] = {"→": "->", "…": "...", "–": "-", "—": "-", "·": "*"}
+_ENCODABLE: Final = "roundgate.encodable"
+"""The name of the error handler that `encodable` and `adapt` use."""
 
 
 class Style:
@@ -53,3 +60,28 @@ def escaped(text: str) -> str:
 def _escape(match: re.Match[str]) -> str:
     units = match[0].encode("utf-16-be")
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
+def encodable(text: str, encoding: str = "ascii") -> str:
+    """Return a text that the encoding can represent: signs of our messages are spelt in ASCII, other
+    characters escaped."""
+    return text.encode(encoding, _ENCODABLE).decode(encoding)
+
+
+def adapt(stream: TextIO) -> None:
+    """Let a stream write each text in its own encoding, as `encodable` returns it."""
+    if reconfigure := getattr(stream, "reconfigure", None):
+        reconfigure(errors=_ENCODABLE)
+
+
+def _substitute(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    spelt = (
+        _IN_ASCII.get(char) or char.encode("ascii", "backslashreplace").decode() for char in text
+    )
+    return "".join(spelt), error.end
+
+
+codecs.register_error(_ENCODABLE, _substitute)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
-from importlib.metadata import version
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -14,9 +14,10 @@ from roundgate.audit.sinks import KEY_FILE, STDERR, STDOUT, Files, Sink, Standar
 from roundgate.audit.trail import config_text
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile
-from roundgate.errors import ConfigError
+from roundgate.errors import ConfigError, Problem
 from roundgate.settings import AuditConfig, Settings
 from roundgate.tokens import Key, keys
+from roundgate.version import VERSION
 
 COMMAND: Final = "command"
 """The role of a command of an operator."""
@@ -38,11 +39,12 @@ def make_trail(
     Raises:
         ConfigError: this process cannot write such a log, or cannot use its key.
     """
-    check(file, config, using)
+    if found := list(problems(file, config, using)):
+        raise ConfigError(found)
     digests = make_digests(file, config)
     facts = {
         "role": role,
-        "version": version("roundgate"),
+        "version": VERSION,
         "config": digests.of(config_text(file.origin.located.file)),
     }
     directory = audit_directory(file, config)
@@ -76,31 +78,28 @@ def make_digests(file: ConfigFile, config: AuditConfig) -> Digests:
         raise ConfigError([file.origin.at("audit", "key").problem(message, _KEY_REMEDY)]) from None
 
 
-def check(file: ConfigFile, config: AuditConfig, using: Settings) -> None:
-    """Check that a process with these settings can write the audit log.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+def problems(file: ConfigFile, config: AuditConfig, using: Settings) -> Iterator[Problem]:
+    """Yield the reasons why a process with these settings cannot write the audit log."""
     origin = file.origin.at("audit")
     if using.on_lambda and config.to == "files":
         message = "is files, and the files of an AWS Lambda function vanish with its environment"
         remedy = "set audit.to: stdout; the records go to the log group of each function"
-        raise ConfigError([origin.at("to").problem(message, remedy)])
-    if config.to == "files" and not _is_writable(audit_directory(file, config)):
+        yield origin.at("to").problem(message, remedy)
+    elif config.to == "files" and not _is_writable(audit_directory(file, config)):
         message = "is not a directory in which this process can write"
         remedy = "create it for this user, or name another directory"
-        raise ConfigError([origin.at("directory").problem(message, remedy)])
+        yield origin.at("directory").problem(message, remedy)
     if config.to == "stdout" and config.durable:
         message = "is true, but the gateway cannot tell when a line of standard output is durable"
-        raise ConfigError(
-            [origin.at("durable").problem(message, "remove it, or set audit.to: files")]
-        )
-    if config.key is not None:
-        make_digests(file, config)
-    elif config.to == "stdout":
+        yield origin.at("durable").problem(message, "remove it, or set audit.to: files")
+    if config.key is None and config.to == "stdout":
         message = "is not set, and without files there is no key file"
-        raise ConfigError([origin.at("key").problem(message, _KEY_REMEDY)])
+        yield origin.at("key").problem(message, _KEY_REMEDY)
+    elif config.key is not None and config.key.get_secret_value() != file.placeholder:
+        try:
+            make_digests(file, config)
+        except ConfigError as error:
+            yield from error.problems
 
 
 def _is_writable(directory: Path) -> bool:

@@ -45,6 +45,7 @@ from roundgate.backends import Catalog, Serving, Snapshot
 from roundgate.backends.base import LiveBackend
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.serving import core_of
+from roundgate.background import detached
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import ConfigError, Inside
 from roundgate.observability.metrics import Metrics
@@ -140,7 +141,7 @@ class Reloader:
         self._begin(self._reload_until_confirmed())
 
     def _begin(self, work: Coroutine[Any, Any, object]) -> None:
-        task = asyncio.create_task(work)
+        task = detached(asyncio.create_task, work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 

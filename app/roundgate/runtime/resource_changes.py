@@ -14,6 +14,7 @@ from typing import Final
 
 from roundgate.backends import Serving
 from roundgate.backends.base import ChangeReporter
+from roundgate.background import detached
 from roundgate.errors import ResourceNotFound, Unavailable
 from roundgate.methods.changes import Hub
 from roundgate.protocol import notifications
@@ -44,7 +45,9 @@ class ResourceChanges:
 
     def _schedule(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SETTLE_S, self._report_uris)
+            self._timer = detached(
+                asyncio.get_running_loop().call_later, SETTLE_S, self._report_uris
+            )
 
     def close(self) -> None:
         """Stop updating the subscriptions."""

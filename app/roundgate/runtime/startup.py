@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeAlias
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeAlias
 from roundgate import aws, config
 from roundgate import observability as logs
 from roundgate.auth import Principal, task_owner
-from roundgate.backends import KeptTexts, Serving
+from roundgate.backends import KeptTexts, Serving, Snapshot
 from roundgate.backends.python.modules import Modules
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
@@ -21,8 +22,9 @@ from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.methods import Changes, Hub
 from roundgate.observability import tracing
 from roundgate.observability.metrics import Metrics
+from roundgate.observability.terminal import encodable
 from roundgate.observability.timing import timed
-from roundgate.runtime import loading
+from roundgate.runtime import checks, loading
 from roundgate.settings import Settings
 from roundgate.settings import process as settings
 from roundgate.storage import Accounts, OnceStore, SessionStore, TaskQueue, TaskStore
@@ -98,6 +100,17 @@ class Stores:
         """
         for prepare in self.prepares:
             prepare()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The parts of a configuration that are independent of the stores. The instances of a test share
+    them."""
+
+    snapshot: Snapshot
+    modules: Modules
+    trail: Trail | None
+    """The audit log, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +240,17 @@ class Core:
             await self.trail.aclose()
 
 
+@contextmanager
+def reported_in_ascii() -> Iterator[None]:
+    """Make the text of a ConfigError ASCII. AWS Lambda's runtime sends the text of an exception in
+    latin-1, and fails without a report if it cannot."""
+    try:
+        yield
+    except ConfigError as error:
+        error.args = (encodable(str(error)),)
+        raise error.with_traceback(None) from None
+
+
 def read_configuration(environ: Mapping[str, str]) -> tuple[Settings, ConfigFile]:
     """Return the settings of the environment and their configuration file, and configure the log.
 
@@ -238,6 +262,21 @@ def read_configuration(environ: Mapping[str, str]) -> tuple[Settings, ConfigFile
     return using, config.load(using.config)
 
 
+def load(file: ConfigFile, using: Settings, trail: Trail | None) -> Loaded:
+    """Load the configuration of a gateway or a worker, and log the back ends that are missing.
+
+    Raises:
+        ConfigError: as for `loading.load`.
+    """
+    modules = Modules()
+    names = () if file.config.limits.strict else [backend.name for backend in file.backends]
+    snapshot = loading.load(file, modules, may_be_missing=names, is_cold=using.on_lambda)
+    loading.tell_missing(snapshot.catalog)
+    loading.tell_uncovered(snapshot.catalog)
+    Metrics().missing(len(snapshot.catalog.missing))
+    return Loaded(snapshot, modules, trail)
+
+
 def build_core(
     file: ConfigFile,
     using: Settings,
@@ -245,22 +284,19 @@ def build_core(
     stores: Stores | None = None,
     *,
     role: str = "gateway",
+    loaded: Loaded | None = None,
 ) -> Core:
-    """Load the configuration and make the stores. Also make the AWS clients, unless the process
-    starts on demand for a waiting caller. `role` names the process in the audit log.
+    """Load the configuration, unless it is `loaded`, and make the stores. Also make the AWS clients,
+    unless the process starts on demand for a waiting caller. `role` names the process in the audit
+    log.
 
     Raises:
         ConfigError: as for `build_app`.
     """
-    shows = shows_errors(file, using)
-    trail = make_trail(file, using, clock, role)
-    modules = Modules()
-    names = () if file.config.limits.strict else [backend.name for backend in file.backends]
-    snapshot = loading.load(file, modules, may_be_missing=names, is_cold=using.on_lambda)
-    serving = Serving(snapshot)
-    loading.tell_missing(serving.catalog)
-    loading.tell_uncovered(serving.catalog)
-    Metrics().missing(len(serving.catalog.missing))
+    if loaded is None:
+        checks.require(checks.core_problems(file, using))
+        loaded = load(file, using, make_trail(file, using, clock, role))
+    serving, trail = Serving(loaded.snapshot), loaded.trail
     most_stored = file.config.limits.max_stored_bytes
     stores = stores or make_stores(using, clock, file.config.tasks.shards, most_stored, trail)
     accounts = stores.accounts or Accounts(stores.sessions, clock, most_stored)
@@ -277,12 +313,12 @@ def build_core(
     tokens = cache(lambda: EventTokens(make_ring(file.config, using, clock)))
     return Core(
         serving,
-        modules,
+        loaded.modules,
         changes,
         stores,
         event_tokens=tokens,
         accounts=accounts,
-        shows_errors=shows,
+        shows_errors=using.show_errors == "on",
         public_url=using.public_url,
         has_shared_keys=using.sqs_url is None or using.names_state_keys,
         trail=trail,
@@ -303,32 +339,6 @@ def _no_shared_keys() -> NoReturn:
         "An event cannot be opened: this worker has no state keys. Set GATEWAY_STATE_KEYS, "
         "GATEWAY_STATE_KEYS_SECRET or GATEWAY_STATE_KEYS_KMS to the value that the gateways have"
     )
-
-
-def is_private(file: ConfigFile, using: Settings) -> bool:
-    """Return whether only the developer can call: the gateway has no authentication, no anonymous
-    callers from other machines, and no public URL, and does not run on AWS Lambda."""
-    return (
-        file.config.auth == "none"
-        and using.public_url is None
-        and not using.allow_anonymous
-        and not using.on_lambda
-    )
-
-
-def shows_errors(file: ConfigFile, using: Settings) -> bool:
-    """Return whether callers see the messages of unexpected exceptions.
-
-    Raises:
-        ConfigError: callers other than the developer would see the messages.
-    """
-    if using.show_errors == "on" and not is_private(file, using):
-        message = "is on, but not only the developer can call: exceptions can contain secrets"
-        remedy = (
-            "unset it here; the log has each exception under the reference that the caller gets"
-        )
-        raise ConfigError([Problem("environment", "GATEWAY_SHOW_ERRORS", message, remedy)])
-    return using.show_errors == "on"
 
 
 def make_stores(

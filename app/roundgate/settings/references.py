@@ -399,12 +399,18 @@ class Resolver:
             whole.append(text if reference is None else reference)
         kinds = {part.kept for part in whole if isinstance(part, Reference)}
         if kinds - {"file"} or unread is not None:
-            return Deferred(tuple(part for part in whole if part), unread)
+            kept = (self._stand_in(part) for part in whole if part)
+            return Deferred(tuple(kept), unread)
         if not kinds:
             return "".join(texts)
         filled_text = FromFiles("".join(texts))
         filled_text.parts = tuple(part for part in whole if part)
         return filled_text
+
+    def _stand_in(self, part: str | Reference) -> str | Reference:
+        """Return the placeholder, if there is one, for a reference to AWS."""
+        is_at_aws = isinstance(part, Reference) and part.kept != "file"
+        return self.placeholder if is_at_aws and self.placeholder is not None else part
 
     def _now(self, expression: Expression, origin: Origin) -> tuple[str, Reference | None]:
         """Return the text of a reference, and a `Reference` if the text may change later or is not
@@ -414,7 +420,7 @@ class Resolver:
             UnresolvedReference: the reference cannot be resolved.
         """
         if (cached := expression.kept) is not None:
-            return ("", cached) if self.placeholder is None else (self.placeholder, None)
+            return "", cached
         if expression.source == "file" and expression.default is None:
             reference = _reference_from_file(expression, origin)
             self.files.add(Path(reference.name))

@@ -27,6 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from roundgate.background import detached
 from roundgate.errors import InternalError, TaskNotFound, Unavailable
 from roundgate.protocol import TaskView
 from roundgate.storage import TaskRef
@@ -131,7 +132,7 @@ class _Poller:
         if view is None:
             self._hurry.set()
         if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._keep_looking())
+            self._looking = detached(asyncio.create_task, self._keep_looking())
         return lambda: self._end(key, tell)
 
     async def aclose(self) -> None:

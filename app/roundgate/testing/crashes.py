@@ -20,7 +20,7 @@ from roundgate.client import Answers, AnswersLike, CallResult, Question
 from roundgate.config import ConfigFile
 from roundgate.errors import ClientError, Diverged, NondeterminismError, NothingGoesOn
 from roundgate.replay import VERSION, WATCH, Began, Cut, Run, StepWatch
-from roundgate.testing.instances import Life, Setup
+from roundgate.testing.instances import Life, Loads, Setup
 from roundgate.testing.replays import (
     Ending,
     collecting_effects,
@@ -212,6 +212,8 @@ class CrashTest:
     `Gateway.call`."""
 
     setup: Setup
+    file: ConfigFile
+    loads: Loads
     now_ms: int
     tool: str
     arguments: Mapping[str, Any]
@@ -319,7 +321,16 @@ class CrashTest:
         answers, call = Answers.of(_recording(self.answers, texts_by_key)), watched.last_run.call
         token = WATCH.set(Steps(watched_here, Life()))
         try:
-            facts = self.setup, self.now_ms, self.tool, self.arguments, call, answers, self.events
+            facts = (
+                self.file,
+                self.loads,
+                self.now_ms,
+                self.tool,
+                self.arguments,
+                call,
+                answers,
+                self.events,
+            )
             ending = await truth(*facts)
         finally:
             WATCH.reset(token)

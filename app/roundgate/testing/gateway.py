@@ -12,8 +12,7 @@ worker. Instances share only a database in memory. The clock advances when all c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +43,7 @@ from roundgate.tasks.stored import Claimed
 from roundgate.testing.contexts import find_payload
 from roundgate.testing.crashes import Crash, CrashTest, Steps, Watched
 from roundgate.testing.histories import Given, Replayed, read_histories, replay
-from roundgate.testing.instances import Life, Memory, Setup, Source, VirtualClock
+from roundgate.testing.instances import Life, Loads, Memory, Setup, Source, VirtualClock
 from roundgate.testing.replays import serving
 from roundgate.testing.transport import AsgiTransport
 from roundgate.tokens import EventPlace, keys
@@ -94,7 +93,9 @@ class Gateway:
         self._memory = Memory(self.clock)
         self._clients: list[Client] = []
         self._dead: list[tuple[Life, asyncio.Future[Any]]] = []
-        self._left: list[Core] = []
+        self._loads = Loads(self._using)
+        self._is_again = False
+        """Whether this gateway repeats a call of another one, which owns `_file` and `_loads`."""
         self._kept: tuple[Life, Any] | None = None
         self._events: dict[str, Any] = {}
         """The payloads for events of the current calls, by event name."""
@@ -105,7 +106,8 @@ class Gateway:
         self.clock.at_work = lambda: self._at_work
 
     async def __aenter__(self) -> Gateway:
-        self._file = self._setup.load()
+        if not self._is_again:
+            self._file = self._setup.load()
         self._callers.default = self._usual_caller()
         self._client = self.client()
         return self
@@ -122,10 +124,8 @@ class Gateway:
             life.bury()
             work.cancel()
         await asyncio.gather(*(work for _, work in self._dead), return_exceptions=True)
-        for core in self._left:
-            await core.serving.aclose()
-        if self._kept is not None:
-            await self._kept[1].state.core.serving.aclose()
+        if not self._is_again:
+            await self._loads.aclose()
         self._memory.close()
 
     # callers
@@ -212,6 +212,7 @@ class Gateway:
                 **setup.sections,
             )
             other._watch = watched
+            other._file, other._loads, other._is_again = self._file, self._loads, True
             async with other:
                 try:
                     return await other.call(tool, all_arguments, answers=answers, events=events)
@@ -220,6 +221,8 @@ class Gateway:
 
         test = CrashTest(
             self._setup,
+            self._file,
+            self._loads,
             self.clock.now_ms(),
             tool,
             all_arguments,
@@ -296,7 +299,7 @@ class Gateway:
         return await self._post(ref, mark.name, payload)
 
     async def _post(self, ref: TaskRef, name: str, payload: Any) -> int:
-        core = build_core(self._file, self._using, self.clock, self._memory.stores(Life()))
+        core = self._core(self._file, Life())
         token = core.event_tokens().seal(EventPlace(ref.owner, ref.id, name))
         headers = [("Content-Type", "application/json")]
         url = Url.parse(f"{ORIGIN}{EVENTS_PATH}{token}")
@@ -340,7 +343,7 @@ class Gateway:
             ValueError: a line of the file is not a history.
         """
         supplied = Given(self._callers.default, arguments or {}, values or {})
-        async with serving(self._setup.load(), self.clock) as core:
+        async with serving(self._file, self.clock, self._loads) as core:
             with core.serving.use() as catalog:
                 replayed = [
                     await replay(history, catalog, supplied) for history in read_histories(file)
@@ -393,9 +396,8 @@ class Gateway:
         else:  # overdue, and not in the queue yet: let time pass until the sweep finds it
             self.clock.skip(seconds)
         if not await self.work():
-            core = build_core(self._file, self._using, self.clock, self._memory.stores(Life()))
+            core = self._core(self._file, Life())
             await core.sweep(self._file.config, self.clock).sweep()
-            await core.serving.aclose()
             await self.work()
 
     def _stuck(self) -> str:
@@ -411,23 +413,17 @@ class Gateway:
 
     async def _turn(self, message: Message) -> None:
         life = Life()
-        core = build_core(self._file_now(), self._using, self.clock, self._memory.stores(life))
-        try:
-            await self._living(life, _take(core, message, self._file.config, self.clock))
-        finally:
-            await self._leave(life, core)
+        core = self._core(self._file_now(), life)
+        await self._living(life, _take(core, message, self._file.config, self.clock))
 
-    async def _leave(self, life: Life, core: Core) -> None:
-        """Close an instance. The test closes a dead instance at its end, because pending work still
-        uses the instance."""
-        if life.died.is_set():
-            self._left.append(core)
-        else:
-            await core.serving.aclose()
+    def _core(self, file: ConfigFile, life: Life) -> Core:
+        """Return the core of a new instance."""
+        stores, loaded = self._memory.stores(life), self._loads.of(file)
+        return build_core(file, self._using, self.clock, stores, loaded=loaded)
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
-        async with self._instance() as (life, app):
-            await self._living(life, app(scope, receive, send))
+        life, app = self._instance()
+        await self._living(life, app(scope, receive, send))
 
     async def _living(self, life: Life, work: Any) -> None:
         """Run the work of an instance until it ends or the instance dies. The work of a dead
@@ -454,26 +450,21 @@ class Gateway:
         else:
             await working
 
-    @asynccontextmanager
-    async def _instance(self) -> AsyncIterator[tuple[Life, Any]]:
-        if self._kept is None or self._fresh:
-            life = Life()
-            app = build_app(
-                self._file_now(),
-                self._using,
-                clock=self.clock,
-                stores=self._memory.stores(life),
-                verifier=self._callers,
-            )
-            if not self._fresh:
-                self._kept = life, app
-        else:
-            life, app = self._kept
-        try:
-            yield life, app
-        finally:
-            if self._fresh:
-                await self._leave(life, app.state.core)
+    def _instance(self) -> tuple[Life, Any]:
+        """Return the instance for a request, with its app."""
+        if self._kept is not None and not self._fresh:
+            return self._kept
+        life, file = Life(), self._file_now()
+        app = build_app(
+            file,
+            self._using,
+            clock=self.clock,
+            stores=self._memory.stores(life),
+            verifier=self._callers,
+            loaded=self._loads.of(file),
+        )
+        self._kept = life, app
+        return self._kept
 
     def _file_now(self) -> ConfigFile:
         return self._file if self._watch is None else self._watch.file or self._file
@@ -484,7 +475,7 @@ class Gateway:
             return LOCAL
         if self._scopes is not None:
             return Principal(_ISSUER, "user", "client", frozenset(self._scopes))
-        core = build_core(self._file, self._using, self.clock, self._memory.stores(Life()))
+        core = self._core(self._file, Life())
         needed = {
             scope for served in core.serving.catalog.tools.values() for scope in served.tool.scopes
         }

@@ -19,12 +19,16 @@ from types import ModuleType
 from typing import Any, Final, TypeAlias, TypeVar
 
 from roundgate import config
+from roundgate.audit import Trail
+from roundgate.audit.digests import Digests
+from roundgate.audit.sinks import Sink
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile
 from roundgate.json import decode
 from roundgate.replay import here
-from roundgate.runtime.startup import Stores
-from roundgate.settings import Origin, yaml_file
+from roundgate.runtime import checks
+from roundgate.runtime.startup import Loaded, Stores, load
+from roundgate.settings import AuditConfig, Origin, Settings, yaml_file
 from roundgate.storage.sqlite import (
     Database,
     SqliteQueue,
@@ -36,6 +40,7 @@ from roundgate.storage.sqlite import (
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.events import Mark
 from roundgate.tasks.stored import StoredTasks
+from roundgate.tokens import Key
 
 T = TypeVar("T")
 
@@ -94,6 +99,55 @@ def _module_with(functions: Sequence[Callable[..., Any]]) -> str:
         setattr(module, getattr(function, "__name__", f"function_{next(_numbers)}"), function)
     sys.modules[module.__name__] = module
     return module.__name__
+
+
+class Loads:
+    """The configurations of a test, each loaded once: what dies with an instance is its part of the
+    gateway, not the user's modules and the back ends. The audit log is kept nowhere."""
+
+    def __init__(self, using: Settings) -> None:
+        self._using = using
+        self._loaded: list[tuple[ConfigFile, Loaded]] = []
+
+    def of(self, file: ConfigFile) -> Loaded:
+        """Return the loaded configuration.
+
+        Raises:
+            ConfigError: as for `build_app`.
+        """
+        for known, loaded in self._loaded:
+            if known is file:
+                return loaded
+        checks.require(checks.problems(file, self._using, has_verifier=True))
+        loaded = load(file, self._using, _make_trail(file.config.audit))
+        self._loaded.append((file, loaded))
+        return loaded
+
+    async def aclose(self) -> None:
+        """Close all back ends and audit logs."""
+        for _, loaded in self._loaded:
+            await loaded.snapshot.aclose()
+            if loaded.trail is not None:
+                await loaded.trail.aclose()
+
+
+def _make_trail(config: AuditConfig | None) -> Trail | None:
+    if config is None:
+        return None
+    return Trail(config, lambda chain: _Nowhere(), Digests(Key(os.urandom(32))), Clock())
+
+
+class _Nowhere(Sink):
+    """A destination of audit logs that drops the records."""
+
+    def write(self, line: bytes) -> None: ...
+
+    def mark(self, checkpoint: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+    def flusher(self) -> Callable[[], None]:
+        return lambda: None
 
 
 class Memory:

@@ -58,7 +58,7 @@ from roundgate.runtime.startup import Core, build_core
 from roundgate.settings import Settings
 from roundgate.tasks import tool_result
 from roundgate.testing.contexts import AnsweredRun, EventsHere
-from roundgate.testing.instances import Life, Memory, Setup, Source, VirtualClock
+from roundgate.testing.instances import Life, Loads, Memory, Setup, Source, VirtualClock
 from roundgate.tokens import keys
 
 MAX_RUNS: Final = 100
@@ -186,20 +186,25 @@ def _writing(path: Any, mode: Any, flags: Any) -> str | None:
 
 
 @asynccontextmanager
-async def serving(file: ConfigFile, clock: Clock) -> AsyncIterator[Core]:
-    """Yield the core of a gateway with a database in memory, until the block ends."""
+async def serving(
+    file: ConfigFile, clock: Clock, loads: Loads | None = None
+) -> AsyncIterator[Core]:
+    """Yield the core of a gateway with a database in memory, until the block ends. The configuration
+    is loaded by `loads`, or for this block."""
     memory = Memory(clock)
     using = Settings(worker="off", state_keys=keys.new_key())
-    core = build_core(file, using, clock, memory.stores(Life()))
+    own = loads or Loads(using)
     try:
-        yield core
+        yield build_core(file, using, clock, memory.stores(Life()), loaded=own.of(file))
     finally:
-        await core.serving.aclose()
+        if loads is None:
+            await own.aclose()
         memory.close()
 
 
 async def truth(
-    setup: Setup,
+    file: ConfigFile,
+    loads: Loads,
     now_ms: int,
     tool: str,
     arguments: Mapping[str, Any],
@@ -209,8 +214,8 @@ async def truth(
 ) -> Ending:
     """Return the ending of a call without replay. The call begins at `now_ms`, in milliseconds
     since the epoch."""
-    file, clock = setup.load(), VirtualClock(now_ms)
-    async with serving(file, clock) as core:
+    clock = VirtualClock(now_ms)
+    async with serving(file, clock, loads) as core:
         with core.serving.use() as catalog:
             served = catalog.tool(tool)
             call = replace(

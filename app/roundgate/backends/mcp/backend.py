@@ -43,6 +43,7 @@ from roundgate.backends.mcp.tasks import ServerTasks
 from roundgate.backends.mcp.tools import MAX_NAME, UsableTool
 from roundgate.backends.mcp.uris import Uris
 from roundgate.backends.python.modules import Modules
+from roundgate.background import detached
 from roundgate.client import Answers, HttpxTransport, Limits, ServerInfo, Url
 from roundgate.client.connection import Connection
 from roundgate.client.link import Link
@@ -409,7 +410,7 @@ class McpBackend:
         `offer` would return a different result."""
         self._changed = changed
         if self._following is None:
-            self._following = asyncio.create_task(self._follow())
+            self._following = detached(asyncio.create_task, self._follow())
         elif self._snapshot is not self._offered:
             changed()
         if self._condition.failures:
@@ -528,7 +529,7 @@ class McpBackend:
         """Listen for changes that the server reports, unless a task already does."""
         listening = self._state.listening
         if listening is None or listening.done():
-            self._state.listening = asyncio.create_task(self._listen())
+            self._state.listening = detached(asyncio.create_task, self._listen())
 
     async def _listen(self) -> None:
         try:

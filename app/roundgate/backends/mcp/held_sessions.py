@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 
 from roundgate import json
 from roundgate.backends.mcp.server import Restarts, has_ended
+from roundgate.background import detached
 from roundgate.client.connection import Connection
 from roundgate.client.stdio import StdioLink
 from roundgate.client.types import Json
@@ -93,15 +94,14 @@ class HeldSessions:
             return
         self._idle[connection] = (owner, json.encode(capabilities)), self._clock.monotonic_ms()
         if self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(IDLE_MS / 1000, self._close_expired_and_reschedule)
+            self._schedule()
         if len(self._idle) > MAX_IDLE:
             self.close(self._idle.popitem(last=False)[0])
 
     def close(self, connection: Connection) -> None:
         """Close a session in the background."""
         self._started_ms.pop(connection, None)
-        closing = asyncio.create_task(_end_session(connection))
+        closing = detached(asyncio.create_task, _end_session(connection))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
@@ -135,13 +135,16 @@ class HeldSessions:
         if len(self._restarts) > MAX_FAILING:
             self._restarts.popitem(last=False)
 
+    def _schedule(self) -> None:
+        later = asyncio.get_running_loop().call_later
+        self._timer = detached(later, IDLE_MS / 1000, self._close_expired_and_reschedule)
+
     def _close_expired_and_reschedule(self) -> None:
         """Close expired sessions, and repeat this later while any are idle."""
         self._timer = None
         self._close_expired()
         if self._idle:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(IDLE_MS / 1000, self._close_expired_and_reschedule)
+            self._schedule()
 
     def _close_expired(self) -> None:
         oldest_ms = self._clock.monotonic_ms() - IDLE_MS

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from roundgate.backends.mcp.server import Server, pause_s
 from roundgate.backends.mcp.uris import Uris
+from roundgate.background import detached
 from roundgate.client import ServerInfo
 from roundgate.client.connection import Connection
 from roundgate.client.following import Subscription
@@ -61,7 +62,7 @@ class Listening:
         self._wanted = wanted
         self._wake.set()
         if self._running is None or self._running.done():
-            self._running = asyncio.create_task(self._run())
+            self._running = detached(asyncio.create_task, self._run())
 
     async def aclose(self) -> None:
         """Unsubscribe from all resources."""

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import asyncpg
 
+from roundgate.background import detached
 from roundgate.errors import Unavailable
 from roundgate.storage.postgres.schema import migrate
 
@@ -134,7 +135,7 @@ class Database:
         caller does not end the attempt."""
         opening = self._opening
         if opening is None or opening.get_loop() is not asyncio.get_running_loop():
-            opening = self._opening = asyncio.ensure_future(self._open())
+            opening = self._opening = detached(asyncio.create_task, self._open())
             opening.add_done_callback(self._note_opened)
         return opening.result() if opening.done() else await asyncio.shield(opening)
 
