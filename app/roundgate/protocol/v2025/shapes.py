@@ -1,33 +1,29 @@
-"""Values in the form of one of these revisions, without members that it does not have.
+"""Values in the form of one of these revisions: without members of later revisions, with members
+that no revision knows.
 
-A link to a resource, which 2025-03-26 lacks, becomes a line of text. A structured result that is
-not an object, which only a later revision allows, is omitted, because the result's text has the
-same content.
+A value for which a revision has no place becomes text: a link to a resource, which 2025-03-26 lacks,
+is a line of text, a block of a type that these revisions do not know is its JSON, and so is a
+structured result that the revision does not allow, unless the result has a text of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
+from roundgate import json
+
 Wire: TypeAlias = dict[str, Any]
 
-_OF_BLOCK: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
-    {
-        "text": frozenset({"text"}),
-        "image": frozenset({"data", "mimeType"}),
-        "audio": frozenset({"data", "mimeType"}),
-        "resource": frozenset({"resource"}),
-    }
-)
-"""The own members of each kind of block. A link to a resource has the members of a resource."""
+_BLOCKS: Final = ("text", "image", "audio", "resource", "resource_link")
+"""The types of blocks that these revisions know."""
 
 
 def tool(revision: Revision, definition: Mapping[str, Any]) -> Wire:
     """Return an entry of tools/list in the form of a revision."""
-    shaped = _only(revision.tool, definition)
+    shaped = _without(revision.tool, definition)
     if not _is_object_schema(shaped.get("outputSchema")):
         shaped.pop("outputSchema", None)
     return shaped
@@ -35,22 +31,22 @@ def tool(revision: Revision, definition: Mapping[str, Any]) -> Wire:
 
 def prompt(revision: Revision, definition: Mapping[str, Any]) -> Wire:
     """Return an entry of prompts/list in the form of a revision."""
-    shaped = _only(revision.prompt, definition)
+    shaped = _without(revision.entry, definition)
     if "arguments" in shaped:
         shaped["arguments"] = [
-            _only(revision.argument, argument) for argument in shaped["arguments"]
+            _without(revision.argument, argument) for argument in shaped["arguments"]
         ]
     return shaped
 
 
 def resource(revision: Revision, definition: Mapping[str, Any]) -> Wire:
     """Return an entry of resources/list in the form of a revision."""
-    return _annotated(revision, _only(revision.resource, definition))
+    return _annotated(revision, _without(revision.entry, definition))
 
 
 def template(revision: Revision, definition: Mapping[str, Any]) -> Wire:
     """Return an entry of resources/templates/list in the form of a revision."""
-    return _annotated(revision, _only(revision.template, definition))
+    return _annotated(revision, _without(revision.entry, definition))
 
 
 ENTRIES: Final[Mapping[str, Callable[[Revision, Mapping[str, Any]], Wire]]] = MappingProxyType(
@@ -61,54 +57,57 @@ ENTRIES: Final[Mapping[str, Callable[[Revision, Mapping[str, Any]], Wire]]] = Ma
 
 def block(revision: Revision, content: Mapping[str, Any]) -> Wire:
     """Return a block of content in the form of a revision."""
-    kind = content.get("type", "")
-    if kind == "resource_link":
-        if not revision.has_structured:
-            return {"type": "text", "text": _link_in_words(content)}
-        own = revision.resource
-    else:
-        own = _OF_BLOCK.get(kind, frozenset())
-    shaped = _annotated(revision, _only(own | revision.block, content))
-    if kind == "resource":
-        shaped["resource"] = _only(revision.contents, content["resource"])
+    kind = content.get("type")
+    if kind == "text" and len(content) == 2:  # nearly all
+        return dict(content)
+    if kind not in _BLOCKS:
+        return _text(json.encode(content).decode())
+    if kind == "resource_link" and not revision.has_structured:
+        return _text(_link_in_words(content))
+    own = revision.entry if kind == "resource_link" else frozenset[str]()
+    shaped = _annotated(revision, _without(own | revision.block, content))
+    if isinstance(embedded := shaped.get("resource"), Mapping):
+        shaped["resource"] = _without(revision.contents, embedded)
     return shaped
 
 
 def result(revision: Revision, members: Mapping[str, Any]) -> Wire:
     """Return a result of any method in the form of a revision."""
-    shaped = {name: value for name, value in members.items() if name not in _OF_LATER}
+    shaped = _without(_OF_LATER, members)
     if isinstance(blocks := shaped.get("content"), list):
-        # nearly all are plain text without further members
-        shaped["content"] = [
-            content if len(content) == 2 and "text" in content else block(revision, content)
-            for content in blocks
-        ]
+        shaped["content"] = [block(revision, content) for content in blocks]
+        if not (revision.has_structured and isinstance(shaped.get("structuredContent"), dict)):
+            structured = shaped.pop("structuredContent", None)
+            if structured is not None and all(each.get("type") != "text" for each in blocks):
+                shaped["content"].append(_text(json.encode(structured).decode()))
     elif isinstance(contents := shaped.get("contents"), list):
-        shaped["contents"] = [_only(revision.contents, content) for content in contents]
+        shaped["contents"] = [_without(revision.contents, content) for content in contents]
     elif isinstance(messages := shaped.get("messages"), list):
         shaped["messages"] = [
             {**content, "content": block(revision, content["content"])} for content in messages
         ]
-    if not (revision.has_structured and isinstance(shaped.get("structuredContent"), dict)):
-        shaped.pop("structuredContent", None)
     return shaped
 
 
 def implementation(revision: Revision, members: Mapping[str, Any]) -> Wire:
     """Return the server's `Implementation` in the form of a revision."""
-    return _only(revision.implementation, members)
+    return _without(revision.implementation, members)
 
 
 _OF_LATER: Final = frozenset({"resultType", "ttlMs", "cacheScope"})
 
 
-def _only(known: frozenset[str], members: Mapping[str, Any]) -> Wire:
-    return {name: value for name, value in members.items() if name in known}
+def _text(text: str) -> Wire:
+    return {"type": "text", "text": text}
+
+
+def _without(later: frozenset[str], members: Mapping[str, Any]) -> Wire:
+    return {name: value for name, value in members.items() if name not in later}
 
 
 def _annotated(revision: Revision, shaped: Wire) -> Wire:
     if isinstance(shaped.get("annotations"), Mapping):
-        shaped["annotations"] = _only(revision.annotations, shaped["annotations"])
+        shaped["annotations"] = _without(revision.annotations, shaped["annotations"])
     return shaped
 
 
@@ -124,7 +123,8 @@ def _link_in_words(link: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """One revision, as in its `schema.ts`. Each set names the members of a kind of value.
+    """One revision, by what its `schema.ts` lacks. Each set names the members of a kind of value that
+    only later revisions have.
 
     2025-03-26   batches; tools with annotations, audio
     2025-06-18   titles, output schemas, structured results, links to resources,
@@ -133,16 +133,15 @@ class Revision:
     """
 
     version: str
+    entry: frozenset[str]
+    """Later members of a prompt, a resource, a template, and a link to a resource."""
     tool: frozenset[str]
-    prompt: frozenset[str]
     argument: frozenset[str]
-    """The members of an argument of a prompt."""
-    resource: frozenset[str]
-    template: frozenset[str]
+    """Later members of an argument of a prompt."""
     contents: frozenset[str]
-    """The members of a resource's contents."""
+    """Later members of a resource's contents."""
     block: frozenset[str]
-    """The members that content blocks of every kind may have."""
+    """Later members of content blocks of every kind."""
     annotations: frozenset[str]
     implementation: frozenset[str]
     has_structured: bool
@@ -158,53 +157,43 @@ class Revision:
     """Whether a body may be an array of messages."""
 
 
-_SPRING: Final = Revision(
-    version="2025-03-26",
-    tool=frozenset({"name", "description", "inputSchema", "annotations"}),
-    prompt=frozenset({"name", "description", "arguments"}),
-    argument=frozenset({"name", "description", "required"}),
-    resource=frozenset({"uri", "name", "description", "mimeType", "annotations", "size"}),
-    template=frozenset({"uriTemplate", "name", "description", "mimeType", "annotations"}),
-    contents=frozenset({"uri", "mimeType", "text", "blob"}),
-    block=frozenset({"type", "annotations"}),
-    annotations=frozenset({"audience", "priority"}),
-    implementation=frozenset({"name", "version"}),
-    has_structured=False,
-    has_rich_forms=False,
-    asks=frozenset({"sampling", "roots"}),
-    has_batches=True,
-)
-_SUMMER: Final = Revision(
-    version="2025-06-18",
-    tool=_SPRING.tool | {"title", "outputSchema", "_meta"},
-    prompt=_SPRING.prompt | {"title", "_meta"},
-    argument=_SPRING.argument | {"title"},
-    resource=_SPRING.resource | {"title", "_meta"},
-    template=_SPRING.template | {"title", "_meta"},
-    contents=_SPRING.contents | {"_meta"},
-    block=_SPRING.block | {"_meta"},
-    annotations=_SPRING.annotations | {"lastModified"},
-    implementation=_SPRING.implementation | {"title"},
-    has_structured=True,
-    has_rich_forms=False,
-    asks=_SPRING.asks | {"elicitation"},
-    has_batches=False,
-)
+_NONE: Final = frozenset[str]()
 _AUTUMN: Final = Revision(
     version="2025-11-25",
-    tool=_SUMMER.tool | {"icons"},
-    prompt=_SUMMER.prompt | {"icons"},
-    argument=_SUMMER.argument,
-    resource=_SUMMER.resource | {"icons"},
-    template=_SUMMER.template | {"icons"},
-    contents=_SUMMER.contents,
-    block=_SUMMER.block,
-    annotations=_SUMMER.annotations,
-    implementation=_SUMMER.implementation | {"icons", "description", "websiteUrl"},
+    entry=_NONE,
+    tool=_NONE,
+    argument=_NONE,
+    contents=_NONE,
+    block=_NONE,
+    annotations=_NONE,
+    implementation=_NONE,
     has_structured=True,
     has_rich_forms=True,
-    asks=_SUMMER.asks | {"elicitation.url", "sampling.tools"},
+    asks=frozenset({"sampling", "sampling.tools", "roots", "elicitation", "elicitation.url"}),
     has_batches=False,
+)
+_SUMMER: Final = replace(
+    _AUTUMN,
+    version="2025-06-18",
+    entry=frozenset({"icons"}),
+    tool=frozenset({"icons"}),
+    implementation=frozenset({"icons", "description", "websiteUrl"}),
+    has_rich_forms=False,
+    asks=frozenset({"sampling", "roots", "elicitation"}),
+)
+_SPRING: Final = replace(
+    _SUMMER,
+    version="2025-03-26",
+    entry=_SUMMER.entry | {"title", "_meta"},
+    tool=_SUMMER.tool | {"title", "outputSchema", "_meta"},
+    argument=frozenset({"title"}),
+    contents=frozenset({"_meta"}),
+    block=frozenset({"_meta"}),
+    annotations=frozenset({"lastModified"}),
+    implementation=_SUMMER.implementation | {"title"},
+    has_structured=False,
+    asks=frozenset({"sampling", "roots"}),
+    has_batches=True,
 )
 
 REVISIONS: Final[Mapping[str, Revision]] = MappingProxyType(
