@@ -374,6 +374,16 @@ class NeedsCapability(BackendError):
         self.required = required
 
 
+class ServerRefused(BackendError):
+    """An MCP server answered with a JSON-RPC error: its `code`, and its `data` as `details`; `None`
+    if it has none."""
+
+    def __init__(self, message: str, code: int, details: Any = None) -> None:
+        super().__init__(message, reason=f"error {code}")
+        self.code = code
+        self.details = details
+
+
 class NoAnswer(BackendError):
     """A service sent no answer, or only a part of one. `reason` is a few words for the log;
     `reached` is True if the service may have received the request."""

@@ -32,6 +32,7 @@ except ImportError:
     import mcp_types as types
 
 from mcp.server.streamable_http import EventMessage, EventStore
+from mcp.shared.exceptions import UrlElicitationRequiredError
 
 SamplingMessage, TextContent = types.SamplingMessage, types.TextContent
 WHERE, NOTES, OPTIONS = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
@@ -184,6 +185,46 @@ async def plain(ctx: Context) -> str:
     note("plain")
     await ctx.report_progress(1, 1)
     return "done"
+
+
+# -- pages that have to be opened first ------------------------------------------------------------
+
+opened: set[str] = set()
+
+
+def require_page(what: str) -> None:
+    """Refuse every other request, as one whose user has not opened a page yet."""
+    if what not in opened:
+        opened.add(what)
+        page = types.ElicitRequestURLParams(
+            message="Sign in",
+            url="https://bank.example/consent?id=1",
+            **{"elicitationId" if IS_OLDER else "elicitation_id": "e1"},
+        )
+        raise UrlElicitationRequiredError([page])
+    opened.remove(what)
+
+
+@server.tool()
+async def pay() -> str:
+    """Pay, once a page was opened."""
+    note("pay")
+    require_page("pay")
+    return "paid"
+
+
+@server.prompt()
+async def bill() -> str:
+    """Bill, once a page was opened."""
+    require_page("prompt")
+    return "billed"
+
+
+@server.resource("bill://{number}")
+async def billed(number: str) -> str:
+    """Bill, once a page was opened."""
+    require_page("resource")
+    return "billed"
 
 
 # -- every kind of question, for a call with a tag -------------------------------------------------

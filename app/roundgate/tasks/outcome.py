@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from roundgate.auth import Principal
@@ -21,15 +21,19 @@ from roundgate.errors import (
     CallTimeout,
     GatewayError,
     ProtocolError,
+    ServerRefused,
     TaskTimeout,
     ToolError,
 )
 from roundgate.observability import place_of
 from roundgate.observability.metrics import Metrics
-from roundgate.protocol import NEWEST, Status, ToolResult
+from roundgate.protocol import NEWEST, Status, ToolResult, without_none
 from roundgate.protocol.tasks import TaskView
 from roundgate.replay import Completed, Failed, find_failed_steps
 from roundgate.storage import Ending
+
+REFUSAL: Final = "roundgate/error"
+"""The member of `_meta` with the code and data of a server's JSON-RPC error."""
 
 log = logging.getLogger("roundgate.methods")
 
@@ -50,6 +54,9 @@ def tool_result(
             return tool_result(Failed(_unusable(returned)), tool, clock, shows_errors=shows_errors)
         case Failed(ProtocolError() as error):
             raise error
+        case Failed(ServerRefused() as error):
+            refusal = without_none(code=error.code, data=error.details)
+            return replace(ToolResult.error(str(error)), meta={REFUSAL: refusal})
         case Failed(ToolError() as error):
             return ToolResult.error(str(error))
         case Failed(error):

@@ -21,7 +21,14 @@ from roundgate.backends.mcp.apps import declared_extension
 from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.eras import refuses_to_ask
 from roundgate.backends.mcp.held import HeldCalls, can_hold
-from roundgate.backends.mcp.server import CARRIED, Server, answers_questions, refuse_answers
+from roundgate.backends.mcp.held_call import refusal
+from roundgate.backends.mcp.server import (
+    CARRIED,
+    Server,
+    answers_questions,
+    needed_pages,
+    refuse_answers,
+)
 from roundgate.backends.mcp.tasks import view_from_wire
 from roundgate.backends.mcp.tools import UsableTool, own_meta, result_from_wire
 from roundgate.backends.mcp.uris import Uris
@@ -31,9 +38,11 @@ from roundgate.client.messages import META, Listener, of_arguments
 from roundgate.client.sender import Headers
 from roundgate.client.types import Json, is_object_list
 from roundgate.errors import (
+    BackendError,
     BadAnswer,
     ClientError,
     NeedsCapability,
+    ServerRefused,
     ToolError,
     UnexpectedAnswer,
 )
@@ -100,7 +109,9 @@ class ToolCalls:
             else:
                 outcome = await context.step(
                     "call",
-                    self._exchange(context, {**params, **answering}),
+                    self._exchange(
+                        context, {**params, **answering}, may_open="pages" not in questions
+                    ),
                     at_most_once=context.task_id is not None
                     and not self.tool.listed.may_be_repeated,
                 )
@@ -109,16 +120,23 @@ class ToolCalls:
             if "required" in outcome:
                 what_for = f"The tool {self.tool.name} of {self.config.name}"
                 refuse_for_lack(outcome["required"], context, what_for)
+            if "code" in outcome:
+                message: str = outcome["error"]
+                raise ServerRefused(message, outcome["code"], outcome["data"])
             if "task" in outcome:
                 return view_from_wire(outcome["task"], self.uris)
-            if outcome.get("pending"):
+            if "pages" in outcome:
+                await open_pages(outcome["pages"], context, self.config.name)
+            elif outcome.get("pending"):
                 await context.shed()
             else:
                 answering = await answers_to(outcome, context)
             questions = outcome
         raise AssertionError("the loop returns or raises")
 
-    def _exchange(self, context: Context, params: Json) -> Callable[[], Awaitable[Json]]:
+    def _exchange(
+        self, context: Context, params: Json, *, may_open: bool
+    ) -> Callable[[], Awaitable[Json]]:
         async def exchange() -> Json:
             if self.is_older and answers_questions(params):
                 refuse_answers(self.config.name)
@@ -148,20 +166,22 @@ class ToolCalls:
             )
             return self._outcome(raw, context)
 
-        async def reporting_unknown() -> Json:
+        async def checked_exchange() -> Json:
             try:
                 outcome = await exchange()
-                await self._check_refusal(_error_text(outcome), context)
-                return outcome
             except NeedsCapability as error:  # a failed step would not record what is needed
                 return {"required": error.required}
-            except ToolError as error:
-                if getattr(error, "reason", None) in _LIST_CHANGED:
+            except ServerRefused as error:
+                if may_open and (pages := pages_to_open(error, context)):
+                    return {"pages": pages}
+                if error.reason in _LIST_CHANGED:
                     self.on_unknown()
                 await self._check_refusal(str(error), context)
-                raise
+                return refusal(error)  # a failed step would not record code and data
+            await self._check_refusal(_error_text(outcome), context)
+            return outcome
 
-        return reporting_unknown
+        return checked_exchange
 
     def _held_calls(self, context: Context) -> HeldCalls | None:
         """Return the calls in sessions if the tool asks there and this call can be held."""
@@ -250,6 +270,34 @@ def refuse_for_lack(required: Json, context: Context, what_for: str) -> NoReturn
         f"{what_for} needs client capabilities that the gateway does not forward: "
         f"{', '.join(required)[:200]}"
     )
+
+
+def pages_to_open(error: BackendError, context: Context) -> Json:
+    """Return questions for the pages that a server's error names, by key. Return none if the client
+    cannot be asked, or cannot open one of them."""
+    requests = [
+        {"method": "elicitation/create", "params": {"mode": "url", **page}}
+        for page in (needed_pages(error) if isinstance(error, ServerRefused) else ())
+    ]
+    try:
+        for request in requests:
+            check_request(request)
+        can_open = context.supports(*map(Raw, requests))
+    except ValueError:
+        return {}
+    return {f"page-{at}": each for at, each in enumerate(requests, 1)} if can_open else {}
+
+
+async def open_pages(requests: Json, context: Context, server: str) -> None:
+    """Ask the user to open pages, after which the request is sent again. Raise ToolError if the user
+    refuses."""
+    answers = await context.ask({key: Raw(request) for key, request in requests.items()})
+    for key, answer in answers.items():
+        if answer.value.get("action") != "accept":
+            raise ToolError(
+                f"{server} needs the user to open a page, and the answer to {key} was "
+                f"{str(answer.value.get('action'))[:20]!r}"
+            )
 
 
 def questions_from_wire(required: InputRequired, server: str, context: Context) -> Json:

@@ -199,8 +199,9 @@ class HeldCalls:
         answers: Mapping[str, Any],
         notify: Callable[[str, Json], Any],
     ) -> Json:
-        """Answer the questions of a call, and return its next outcome as `begin` does. Shortly before
-        the deadline, return the questions with the member `pending`: the next round waits again.
+        """Answer the questions of a call, and return its next outcome as `begin` does, or the JSON-RPC
+        error of the server as `refusal`. Shortly before the deadline, return the questions with the member
+        `pending`: the next round waits again.
 
         Args:
             context: the context of this round.
@@ -221,7 +222,7 @@ class HeldCalls:
         except TimeoutError:
             return {**questions, "pending": asdict(silence)}
         message = outcome.get("error")
-        if message is not None:
+        if message is not None and "code" not in outcome:
             raise ToolError(message)
         return outcome
 

@@ -35,6 +35,7 @@ from roundgate.errors import (
     HttpRefused,
     QuotaExceeded,
     RpcError,
+    ServerRefused,
     ToolError,
     Unavailable,
 )
@@ -275,7 +276,7 @@ class HeldCall:
             self._failure = error
             if self.is_continued and not isinstance(error, RpcError):
                 return {"error": self._lost_result(error)}
-            return {"error": str(self.calls.convert_error(error))}
+            return refusal(self.calls.convert_error(error))
         except BackendError as error:
             self._failure = error
             return {"error": str(error)}
@@ -423,6 +424,14 @@ def _question(method: str, params: Json) -> Json:
     left_out = ("_meta", "task", "elicitationId")
     members = {name: value for name, value in params.items() if name not in left_out}
     return {"method": method, "params": members} if members else {"method": method}
+
+
+def refusal(error: BackendError) -> Json:
+    """Return the outcome for an error: `{"error": text}`, with the `code` and `data` of a JSON-RPC
+    error."""
+    if not isinstance(error, ServerRefused):
+        return {"error": str(error)}
+    return {"error": str(error), "code": error.code, "data": error.details}
 
 
 def cancelled_answer(request: Json) -> Json:

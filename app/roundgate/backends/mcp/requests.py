@@ -18,6 +18,8 @@ from roundgate.backends.mcp.calls import (
     MAX_EXCHANGES,
     Relay,
     answers_to,
+    open_pages,
+    pages_to_open,
     questions_from_wire,
     refuse_for_lack,
     with_meta,
@@ -91,7 +93,9 @@ class Requests:
             if "held" in questions:
                 exchange = self._answer(context, questions, answering)
             else:
-                exchange = self._exchange(context, method, {**params, **answering})
+                exchange = self._exchange(
+                    context, method, {**params, **answering}, may_open="pages" not in questions
+                )
             outcome: Json = await context.step(step, exchange)
             if "result" in outcome:
                 result: Json = outcome["result"]
@@ -101,7 +105,9 @@ class Requests:
                 refuse_for_lack(outcome["required"], context, what_for)
             if "refusal" in outcome:
                 raise self._refusal(outcome["reason"], outcome["refusal"], params)
-            if outcome.get("pending"):
+            if "pages" in outcome:
+                await open_pages(outcome["pages"], context, self.server.name)
+            elif outcome.get("pending"):
                 await context.shed()
             else:
                 answering = await answers_to(outcome, context)
@@ -109,7 +115,7 @@ class Requests:
         raise AssertionError("the loop returns or raises")
 
     def _exchange(
-        self, context: Context, method: str, params: Json
+        self, context: Context, method: str, params: Json, *, may_open: bool
     ) -> Callable[[], Awaitable[Json]]:
         async def exchange() -> Json:
             if self.is_older and answers_questions(params):
@@ -130,6 +136,8 @@ class Requests:
             except NeedsCapability as error:
                 return {"required": error.required}
             except BackendError as error:  # a failed step does not record the reason of its error
+                if may_open and (pages := pages_to_open(error, context)):
+                    return {"pages": pages}
                 return {"refusal": str(error), "reason": error.reason or ""}
 
         return exchange
@@ -172,6 +180,8 @@ class Requests:
         return answer
 
     def _held_outcome(self, outcome: Json, context: Context) -> Json:
+        if "code" in outcome:
+            return {"refusal": outcome["error"], "reason": f"error {outcome['code']}"}
         return self._outcome(outcome["result"], context) if "result" in outcome else outcome
 
     def _outcome(self, raw: Json, context: Context) -> Json:

@@ -29,7 +29,7 @@ from roundgate.client.link import Link
 from roundgate.client.messages import Listener
 from roundgate.client.sender import Headers
 from roundgate.client.stdio import StdioLink
-from roundgate.client.types import Json
+from roundgate.client.types import Json, is_object_list
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import (
     AuthorizationFailed,
@@ -42,6 +42,7 @@ from roundgate.errors import (
     NoAnswer,
     NoCommonVersion,
     RpcError,
+    ServerRefused,
     TimedOut,
     UnexpectedAnswer,
 )
@@ -73,6 +74,9 @@ CHANGED: Final = (
     "The answers to the questions of {server} cannot be sent: the server or its settings have changed "
     "since it asked. The call may have taken effect; check before you repeat it"
 )
+MAX_PAGES: Final = 10
+"""The maximum number of pages that one error may name."""
+_NEEDS_PAGES: Final = -32042
 _OLDER_ERRORS: Final = frozenset({-32022, -32600, -32000})
 """Errors with which an older server refuses requests without a session, or the revision."""
 _MODERN_ERRORS: Final = frozenset({-32020, -32021, -32022})
@@ -342,10 +346,10 @@ class Server:
                 if not _are_capabilities(required):
                     return BackendError(text, reason="error -32021")
                 return NeedsCapability(text, required)
-            case RpcError(code=code, message=message):
-                return BackendError(
-                    f"{name} refused the request: {message}", reason=f"error {code}"
-                )
+            case RpcError(code=code, message=message, details=details):
+                pages = [f"\n{page['message']}: {page['url']}" for page in needed_pages(error)]
+                text = f"{name} refused the request: {message}{''.join(pages)}"
+                return ServerRefused(text, code, details)
             case ConnectionLost(was_sent=reached) | TimedOut(was_sent=reached):
                 doubt = "; the call may have taken effect" if reached else ""
                 is_late = isinstance(error, TimedOut)
@@ -420,6 +424,18 @@ def answers_questions(params: Json) -> bool:
 def refuse_answers(server: str) -> NoReturn:
     """Raise the error for answers to questions that a server asked in another revision."""
     raise UnexpectedAnswer(CHANGED.format(server=server))
+
+
+def needed_pages(error: RpcError | ServerRefused) -> list[Json]:
+    """Return the message and URL of each page that the user has to open before a request
+    (-32042 of 2025-11-25, "URL Elicitation Required Error"); none for any other error."""
+    data = error.details if error.code == _NEEDS_PAGES and isinstance(error.details, dict) else {}
+    listed: Any = data.get("elicitations")
+    pages = [
+        {"message": each.get("message"), "url": each.get("url")}
+        for each in (listed[:MAX_PAGES] if is_object_list(listed) else ())
+    ]
+    return [page for page in pages if all(isinstance(text, str) for text in page.values())]
 
 
 def _are_capabilities(value: Any) -> bool:
