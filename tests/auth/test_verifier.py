@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from roundgate.auth.jwks import KeySet
 from roundgate.auth.principal import LOCAL, LocalVerifier, Principal, task_owner
-from roundgate.auth.verifier import JwtVerifier
+from roundgate.auth.verifier import MAX_TOKEN_BYTES, JwtVerifier
 from roundgate.errors import InsufficientScope, Unauthenticated
 from roundgate.settings import JwtAuthConfig
 from tests.support.clocks import FixedClock
@@ -363,6 +363,16 @@ async def test_what_is_no_jwt_is_refused(by: JwtVerifier, text: str) -> None:
 async def test_any_bytes_in_the_header_are_refused(given: bytes) -> None:
     with pytest.raises(Unauthenticated):
         await verifier("http://127.0.0.1:9/never-asked").principal(given)
+
+
+async def test_a_longer_token_is_refused_before_it_is_decoded(by: JwtVerifier) -> None:
+    whole = token(pad="x" * 20_000).encode()
+    assert len(whole) < MAX_TOKEN_BYTES
+    assert (await by.principal(b"Bearer " + whole)).subject == "ann"
+    too_long = token(pad="x" * MAX_TOKEN_BYTES).encode()
+    for sent in (too_long, b"A" * 60_000):
+        with pytest.raises(Unauthenticated, match=f"longer than {MAX_TOKEN_BYTES}"):
+            await by.principal(b"Bearer " + sent)
 
 
 async def test_nothing_of_the_token_is_told(by: JwtVerifier) -> None:

@@ -256,6 +256,16 @@ async def test_a_post_of_another_page_is_refused(headers: dict[str, str]) -> Non
         assert "Overview" in await browser.page()
 
 
+async def test_a_sign_in_is_bounded_before_its_fields_are_read() -> None:
+    async with with_auth(hello) as browser:
+        fields = {"token": token(scope=OPERATOR), "next": ""}
+        many = fields | {f"field{number}": "" for number in range(9)}
+        assert (await browser.post("/sign-in", many)).status_code == 400
+        long = fields | {"next": "x" * 40_000}
+        assert (await browser.post("/sign-in", long)).status_code == 413
+        assert (await browser.post("/sign-in", fields)).status_code == 303
+
+
 async def test_a_proxy_may_send_another_host_name() -> None:
     async with with_auth(hello) as browser:
         fields = {"token": token(scope=OPERATOR), "next": ""}

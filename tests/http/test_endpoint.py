@@ -64,7 +64,14 @@ async def test_the_content_type_may_have_parameters_and_any_case(
 
 
 @pytest.mark.parametrize(
-    "accept", ["text/html", "", "application/xml, image/*", "application/jsonx"]
+    "accept",
+    [
+        "text/html",
+        "",
+        "application/xml, image/*",
+        "application/jsonx",
+        "a/b," * 100 + "application/json, text/event-stream",
+    ],
 )
 async def test_a_client_that_accepts_neither_json_nor_events_is_refused(
     mcp: Client, accept: str

@@ -25,6 +25,10 @@ DPoP proofs and explicitly typed ID tokens, which an issuer may sign with the sa
 refused."""
 
 
+MAX_TOKEN_BYTES: Final = 32_768
+"""The limit on an Authorization header, in bytes. A longer one is refused before it is decoded."""
+
+
 @dataclass(frozen=True, slots=True)
 class JwtVerifier:
     """The verifier of one issuer's bearer JWTs."""
@@ -124,6 +128,10 @@ def _check_type(header: Mapping[str, Any]) -> None:
 
 
 def _bearer(authorization: bytes | None) -> str:
+    if authorization is not None and len(authorization) > MAX_TOKEN_BYTES:
+        raise Unauthenticated(
+            "invalid_token", f"The Authorization header is longer than {MAX_TOKEN_BYTES} bytes"
+        )
     scheme, _, token = (authorization or b"").decode("latin-1").strip().partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
         # RFC 6750 section 3.1: no error code if the request has no token or another scheme

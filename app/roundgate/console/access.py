@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from roundgate.auth import LOCAL
+from roundgate.auth.verifier import MAX_TOKEN_BYTES
 from roundgate.console.frame import FORM, OPERATOR, Console, is_api
 from roundgate.console.sessions import Operator, cookie_name
 from roundgate.errors import AuthError, Unavailable
@@ -30,10 +31,11 @@ from roundgate.http.request import public_origins
 
 CSRF_FIELD: Final = "csrf_token"
 CSRF_HEADER: Final = "x-csrf-token"
-MAX_SIGN_IN_BYTES: Final = 65_536
-"""The limit on the body of a request without a session, in bytes; a token is shorter."""
+MAX_SIGN_IN_BYTES: Final = MAX_TOKEN_BYTES + 4_096
+MAX_SIGN_IN_FIELDS: Final = 8
+"""The limits on the form of a request without a session."""
 MAX_FIELDS: Final = 10_000
-"""The limit on the fields of a form."""
+"""The limit on the fields of an operator's form."""
 _BODY: Final = "roundgate.console.body"
 _OPEN: Final = ("/sign-in", "/enter", "/static/")
 """The paths below the console's own that need no session."""
@@ -63,7 +65,7 @@ class ConsoleAccess:
     def __init__(self, app: ASGIApp, console: Console) -> None:
         self._app = app
         self._console = console
-        self._max_body_bytes = console.config.http.max_body_bytes
+        self._limits = console.config.http.max_body_bytes, MAX_FIELDS
         self._origins = frozenset(
             origin.lower() for origin in public_origins(console.using.public_url)
         )
@@ -117,10 +119,11 @@ class ConsoleAccess:
         is_token = operator is not None and not operator.csrf
         if not is_token and not _is_same_origin(request, self._origins):
             return fail(403, "The form was not sent by a page of the console")
-        body = await self._read(request, MAX_SIGN_IN_BYTES if is_open else self._max_body_bytes)
+        size, count = (MAX_SIGN_IN_BYTES, MAX_SIGN_IN_FIELDS) if is_open else self._limits
+        body = await self._read(request, size)
         if body is None:
             return fail(413, "The form is too large")
-        fields = _parse(request, body)
+        fields = _parse(request, body, count)
         if fields is None:
             return fail(400, "The form is not valid UTF-8, or has too many fields")
         request.scope[_BODY], request.scope[FORM] = body, fields
@@ -138,8 +141,8 @@ class ConsoleAccess:
             principal = await console.authenticate(authorization.encode("latin-1"))
             console.check_operator(principal)
             return Operator(principal)
-        cookie = request.cookies.get(cookie_name(console.using.public_url, request), "")
-        operator = console.sessions.open(cookie)
+        name = cookie_name(console.using.public_url, request)
+        operator = console.sessions.open(_cookie(request, name))
         if operator is None or not self._may_operate(operator):
             return None
         return None if await console.sessions.is_revoked(operator) else operator
@@ -218,13 +221,20 @@ def _is_same_origin(request: Request, public: frozenset[str]) -> bool:
     return origin.lower() in {f"http://{host}", f"https://{host}", *public}
 
 
-def _parse(request: Request, body: bytes) -> dict[str, list[str]] | None:
-    """Return the fields of a form; empty for another media type, `None` if the form is invalid."""
+def _cookie(request: Request, name: str) -> str:
+    """Return the value of a cookie, or an empty text. Starlette would unquote all cookies, which
+    takes long for a hostile header."""
+    sent = "; " + request.headers.get("cookie", "")
+    return sent.partition(f"; {name}=")[2].partition(";")[0]
+
+
+def _parse(request: Request, body: bytes, most: int) -> dict[str, list[str]] | None:
+    """Return the fields of a form, at most `most`; empty for another media type, `None` if the form is invalid."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         return {}
     try:
         text = body.decode()
-        return parse_qs(text, keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict")
+        return parse_qs(text, keep_blank_values=True, max_num_fields=most, errors="strict")
     except ValueError:
         return None

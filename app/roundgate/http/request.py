@@ -75,6 +75,8 @@ document or not."""
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 MAX_KEPT_BYTES: Final = 256
 """The maximum length of a header value that is cached or fully parsed, in bytes."""
+MAX_RANGES: Final = 64
+"""The number of media ranges of an Accept header that are read."""
 REFUSED: Final = -32600
 """The JSON-RPC code of a request that is refused with 401 or 403, in every revision."""
 _ONCE: Final = frozenset({b"host", b"origin"})
@@ -451,7 +453,7 @@ def _check(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:
 
 
 def _media(accept: bytes) -> frozenset[bytes]:
-    ranges = {part.partition(b";")[0].strip().lower() for part in accept.split(b",")}
+    ranges = {part.partition(b";")[0].strip().lower() for part in accept.split(b",", MAX_RANGES)}
     if b"*/*" in ranges:
         return _BOTH
     return frozenset(
