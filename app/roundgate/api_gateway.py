@@ -44,8 +44,9 @@ BAD_REQUEST: Final = {
 """The body of the response to an event that Mangum cannot convert."""
 
 
-def make_hosted(environ: Mapping[str, str]) -> Hosted:
-    """Return the app that an environment describes, for events.
+def make_hosted(environ: Mapping[str, str], *, is_buffered: bool = False) -> Hosted:
+    """Return the app that an environment describes, for events. If `is_buffered`, the API gets a
+    response only once it is complete.
 
     Raises:
         ConfigError: lists every problem in the environment or in gateway.yaml. Lambda logs it.
@@ -54,23 +55,33 @@ def make_hosted(environ: Mapping[str, str]) -> Hosted:
         using, file = startup.read_configuration(environ)
         app = build_app(file, using)
     base = urlsplit(using.public_url or "").path.rstrip("/")
-    return Hosted(app, file.config.endpoints, Clock(), base)
+    return Hosted(app, file.config.endpoints, Clock(), base, is_buffered=is_buffered)
 
 
 class Hosted:
     """Middleware that adds the event's deadline and claims to the scope, and removes the stage and
     the base path from the path."""
 
-    def __init__(self, app: FastAPI, endpoints: Iterable[str], clock: Clock, base: str) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        endpoints: Iterable[str],
+        clock: Clock,
+        base: str,
+        *,
+        is_buffered: bool = False,
+    ) -> None:
         self.app = app
         self._served = frozenset({*endpoints, HEALTH})
         self._clock = clock
         self._base = base
+        self._is_buffered = is_buffered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         event, context = scope["aws.event"], scope["aws.context"]
         remaining_ms = context.get_remaining_time_in_millis()
-        Hosting(max(1.0, remaining_ms - MARGIN_MS), _claims(event)).put(scope)
+        left_ms = max(1.0, remaining_ms - MARGIN_MS)
+        Hosting(left_ms, _claims(event), self._is_buffered).put(scope)
         scope["path"] = _own_path(scope["path"], event, self._served, self._base)
         deadline = self._clock.deadline(max(1.0, remaining_ms - AWS_MARGIN_MS))
         with aws.bounded(deadline), environment(_request_ids(event, context)):

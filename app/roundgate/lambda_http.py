@@ -44,7 +44,7 @@ def make_handler(environ: Mapping[str, str]) -> Function:
     Raises:
         ConfigError: lists every problem in the environment or in gateway.yaml. Lambda logs it.
     """
-    return Function(make_hosted(environ))
+    return Function(make_hosted(environ, is_buffered=True))
 
 
 class Function:

@@ -165,6 +165,18 @@ def test_a_tool_that_takes_longer_is_a_tool_error_and_no_time_out_of_the_functio
     assert re.search(r"did not finish within 0\.[23]\d* s", result["content"][0]["text"])
 
 
+def test_a_long_call_is_answered_with_json_because_comments_would_arrive_at_its_end(
+    environ: dict[str, str],
+) -> None:
+    file = Path(environ["GATEWAY_CONFIG"])
+    served = {**json.loads(file.read_text()), "http": {"keep_alive_s": 0.05}}
+    file.write_text(json.dumps(served))
+    event = asking("http_api_v2", "tools/call", {"name": "slow", "arguments": {}})
+    with closing(lambda_http.make_handler(environ)) as function:
+        answer = cast("Any", function)(event, LambdaContext(remaining_ms=1_300))
+    assert json.loads(answer["body"])["result"]["isError"] is True
+
+
 @pytest.mark.parametrize("kind", HTTP_EVENTS)
 def test_an_answer_that_lambda_cannot_return_is_an_error_that_says_so(
     functions: Functions, kind: str

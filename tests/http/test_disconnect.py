@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from roundgate import Context, SyncContext, tool
-from roundgate.http.exchange import DisconnectWatch
+from roundgate.http.exchange import DisconnectWatch, Responder
 from tests.support import wire
 from tests.support.asgi import Exchange, client, gateway
 from tests.support.functions import add
@@ -126,8 +126,12 @@ async def gone() -> dict[str, str]:
     return {"type": "http.disconnect"}
 
 
+async def nowhere(message: Any) -> None:
+    """Nobody is there."""
+
+
 async def test_after_a_disconnect_its_own_cancellation_is_taken_back() -> None:
-    with DisconnectWatch(gone) as watch:
+    with DisconnectWatch(gone, Responder(nowhere)) as watch:
         await asyncio.sleep(600)
     task = asyncio.current_task()
     assert watch.disconnected
@@ -138,7 +142,7 @@ async def test_after_a_disconnect_its_own_cancellation_is_taken_back() -> None:
 
 async def test_a_cancellation_from_outside_beside_a_disconnect_still_counts() -> None:
     async def watched() -> None:
-        with DisconnectWatch(gone):
+        with DisconnectWatch(gone, Responder(nowhere)):
             try:
                 await asyncio.sleep(600)
             finally:

@@ -241,7 +241,7 @@ async def test_the_host_and_origin_of_the_public_url_are_served(
 
 
 async def test_on_lambda_any_host_is_served_but_not_any_origin() -> None:
-    app = gateway(add, using=Settings(on_lambda=True))
+    app = gateway(add, using=Settings(on_lambda=True, allow_anonymous=True))
     assert (await ask(app, host="x1.execute-api.eu-west-1.amazonaws.com")).status_code == 200
     assert (await ask(app, host="x1.example", origin="https://evil.example")).status_code == 403
 

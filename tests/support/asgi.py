@@ -114,7 +114,9 @@ class Client:
         """The result of a request that succeeds, checked against the official model."""
         response = await self.post(method, params, **meta)
         assert response.status_code == 200, response.text
-        return wire.valid_result(method, response.json())
+        is_stream = response.headers["content-type"] == "text/event-stream"
+        answer = wire.events(response.text)[-1] if is_stream else response.json()
+        return wire.valid_result(method, answer)
 
     async def error(
         self, method: str, params: dict[str, Any] | None = None, **meta: Any

@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from roundgate import json
 from roundgate.errors import AuthError, GatewayError, ProtocolError, TransportError
 from roundgate.http.bodies import SMALL, BodyBudget, id_from_body
-from roundgate.http.exchange import DisconnectWatch, Exchange, State, exchange_of
-from roundgate.http.request import EVENT_STREAM, REFUSED
+from roundgate.http.exchange import EVENT_STREAM, DisconnectWatch, Exchange, State, exchange_of
+from roundgate.http.request import REFUSED
 from roundgate.methods.extensions import ROUTES
 from roundgate.methods.parts import CurrentMethods, Parts
 from roundgate.methods.rounds import RequestContext, Stream
@@ -57,7 +57,7 @@ class McpEndpoint:
         tracing: the factory of request spans.
         max_body_bytes: the limit on a body, in bytes; a longer body is refused with 413.
         budget: the limit on all bodies that are served at once.
-        keep_alive_s: seconds between comments on a quiet stream.
+        keep_alive_s: seconds between comments on a stream, and before the first of a silent call.
     """
 
     def __init__(
@@ -134,10 +134,9 @@ class McpEndpoint:
             meta.progress_token is not None or meta.log_level is not None
         )
         with (
-            DisconnectWatch(receive) as watch,
+            DisconnectWatch(receive, responder, exchange.keep_alive_s(self._keep_alive_s)) as watch,
             self._span(methods, inbound, trace, exchange) as span,
         ):
-            responder.give_up = watch.hang_up
             context = RequestContext(
                 inbound,
                 exchange.caller,
@@ -156,6 +155,7 @@ class McpEndpoint:
             finally:
                 CORRELATION.reset(token)
             if isinstance(answer, Stream):
+                watch.keep_alive_s = None  # the stream has comments of its own
                 await self._stream(methods, answer, exchange)
             else:
                 exchange.label, exchange.reason = answer.label, answer.reason

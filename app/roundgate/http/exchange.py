@@ -5,7 +5,8 @@ line.
 
 A call that sends no notification is answered with one JSON object. The first notification turns the
 answer into an SSE stream, whose last event is the response (streamable-http, "Receiving Messages").
-A client that hangs up cancels its call ("Cancellation").
+So does the first `http.keep_alive_s` of a call whose client accepts a stream: from then on comments
+keep the connection in use. A client that hangs up cancels its call ("Cancellation").
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from enum import StrEnum
@@ -30,6 +32,7 @@ from roundgate.observability.correlation import Correlation
 from roundgate.protocol import NEWEST, Headers, RequestId, Revision, jsonrpc, sse
 
 JSON: Final = b"application/json"
+EVENT_STREAM: Final = b"text/event-stream"
 GRACE_S: Final = 5.0
 """Seconds that a call waits for a slow client beyond `http.send_timeout_s`, so that `roundgate
 serve` closes the connection first."""
@@ -60,6 +63,8 @@ class Hosting:
     """Milliseconds for which the environment lets the request run; `None` without a limit."""
     claims: Mapping[str, Any] | None = None
     """The claims of a token that an authorizer in front has verified."""
+    is_buffered: bool = False
+    """Whether the environment sends a response only once it is complete."""
 
     def put(self, scope: MutableMapping[str, Any]) -> None:
         """Add these facts to an ASGI scope."""
@@ -86,7 +91,8 @@ class Responder:
         self._send_s = send_s
         self.give_up: Callable[[], None] | None = None
         """A function that ends the call of a client that does not read."""
-        self._lock = asyncio.Lock()
+        self.lock = asyncio.Lock()
+        """Held while a message is sent, so that events do not mix."""
         self.state = State.NOTHING_SENT
         self.status = 0
         self.bytes_sent = 0
@@ -94,7 +100,7 @@ class Responder:
     async def notify(self, method: str, params: dict[str, Any]) -> None:
         """Send a notification, unless the response was sent. The first notification opens the
         stream."""
-        async with self._lock:
+        async with self.lock:
             if self.state is State.DONE:
                 return
             try:
@@ -102,6 +108,13 @@ class Responder:
             except ClientDisconnect:
                 if self.give_up is not None:
                     self.give_up()
+
+    async def keep_alive(self) -> None:
+        """Send a comment, unless the response was sent; raise ClientDisconnect as `event` does. The
+        first event opens the stream."""
+        async with self.lock:
+            if self.state is not State.DONE:
+                await self.event(None)
 
     async def event(self, message: bytes | None) -> None:
         """Send one message as an event; `None` is a keep-alive comment.
@@ -151,7 +164,7 @@ class Responder:
             headers: further headers.
             as_event: whether the body becomes the one event of a stream.
         """
-        async with self._lock:
+        async with self.lock:
             streaming, self.state = self.state is State.STREAMING, State.DONE
             if as_event and not streaming:
                 streaming = True
@@ -235,13 +248,27 @@ class TaskWatch:
 
 
 class DisconnectWatch(TaskWatch):
-    """A context manager that cancels the current task when the client hangs up. The block then ends
-    without an error, and `disconnected` is True."""
+    """A context manager that cancels the current task when the client hangs up, or does not read.
+    The block then ends without an error, and `disconnected` is True.
 
-    def __init__(self, receive: Receive) -> None:
+    Args:
+        receive: ASGI's `receive`.
+        responder: the writer of the response.
+        keep_alive_s: seconds between comments on the response; `None` sends none.
+    """
+
+    def __init__(
+        self, receive: Receive, responder: Responder, keep_alive_s: float | None = None
+    ) -> None:
         super().__init__(WATCH_AFTER_S)
         self._receive = receive
+        self._responder = responder
+        self.keep_alive_s = keep_alive_s
         self.disconnected = False
+
+    def __enter__(self) -> Self:
+        self._responder.give_up = self.hang_up
+        return super().__enter__()
 
     def __exit__(
         self,
@@ -249,6 +276,7 @@ class DisconnectWatch(TaskWatch):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
+        self._responder.give_up = None  # a cycle for the garbage collector
         return self._end(kind)
 
     def cancel(self) -> None:
@@ -261,9 +289,20 @@ class DisconnectWatch(TaskWatch):
         self.cancel()
 
     async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        with suppress(ClientDisconnect):
+            while not await self._is_gone():
+                await self._responder.keep_alive()
         self.hang_up()
+
+    async def _is_gone(self) -> bool:
+        """Wait until the client hangs up, or return False once a comment is due."""
+        try:
+            async with asyncio.timeout(self.keep_alive_s):
+                while (await self._receive())["type"] != "http.disconnect":
+                    pass
+        except TimeoutError:
+            return False
+        return True
 
 
 class Exchange:
@@ -337,6 +376,11 @@ class Exchange:
         error = error if self.resource is None else self.resource.requested(error)
         self.label, self.error, self.reason = "unauthorized", str(error), error.reason
         return error
+
+    def keep_alive_s(self, usual_s: float) -> float | None:
+        """Return the seconds between comments on the response, or `None` if its client, or the
+        hosting environment, takes no stream."""
+        return usual_s if EVENT_STREAM in self.accepted and not self.host.is_buffered else None
 
     def element(self) -> Exchange:
         """Return the exchange of one message of a batch, without a status and size of its own."""

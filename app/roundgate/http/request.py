@@ -46,6 +46,7 @@ from roundgate.errors import (
 )
 from roundgate.http import bodies
 from roundgate.http.exchange import (
+    EVENT_STREAM,
     JSON,
     MAX_ADDRESS,
     Exchange,
@@ -64,7 +65,6 @@ from roundgate.tasks.external import is_event_path
 log = logging.getLogger("roundgate.request")
 failures = logging.getLogger("roundgate.http")
 
-EVENT_STREAM: Final = b"text/event-stream"
 _BOTH: Final = frozenset({JSON, EVENT_STREAM})
 PROBED: Final = frozenset({HEALTH, READINESS})
 OPEN: Final = PROBED | {OLD_TRANSPORT}

@@ -68,7 +68,8 @@ class HttpConfig(Model):
         4_000_000, description="Largest request body or answer to a batch; larger ones get 413."
     )
     keep_alive_s: Seconds = Field(
-        15, description="Seconds between comments on an idle subscriptions/listen stream."
+        15,
+        description="Seconds between comments on a stream, and before the first of a silent call.",
     )
     max_streams: Count = Field(
         1000, description="Open subscriptions/listen streams in one process; more get 503."

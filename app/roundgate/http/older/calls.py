@@ -340,7 +340,7 @@ class SessionCalls:
                         return None
                 left_s = (until_ms - self._clock.monotonic_ms()) / 1000
                 if left_s <= 0 or self.followers.is_closing:
-                    if not await self._may_wait(call):
+                    if not self._may_wait(call):
                         return None
                     until_ms = self._clock.monotonic_ms() + self._patience_s(call) * 1000
                     continue
@@ -447,20 +447,17 @@ class SessionCalls:
         )
 
     def _patience_s(self, call: Call) -> float:
-        """Return the seconds that a request waits before it sends a keep-alive or ends."""
+        """Return the seconds that a request waits before it checks its time, or ends."""
         if call.stream.holds:
             return self._keep_alive_s
         left_ms = call.caller.deadline.remaining_ms() if call.stream.is_finite else None
         return SHORT_WAIT_S if left_ms is None else min(SHORT_WAIT_S, left_ms / 2000)
 
-    async def _may_wait(self, call: Call) -> bool:
-        """Return whether a request may wait longer; send a keep-alive if so."""
+    def _may_wait(self, call: Call) -> bool:
+        """Return whether a request may wait longer."""
         left_ms = call.caller.deadline.remaining_ms()
         is_late = left_ms is not None and left_ms < LEAVE_MS
-        if not call.stream.holds or self.followers.is_closing or is_late:
-            return False
-        await call.stream.keep_alive()
-        return True
+        return call.stream.holds and not self.followers.is_closing and not is_late
 
 
 def _check_scopes(scopes: frozenset[str], caller: Caller, name: str | None) -> None:

@@ -31,7 +31,13 @@ from roundgate.errors import (
     TransportError,
     Unavailable,
 )
-from roundgate.http.exchange import DisconnectWatch, Exchange, State, error_headers
+from roundgate.http.exchange import (
+    EVENT_STREAM,
+    DisconnectWatch,
+    Exchange,
+    State,
+    error_headers,
+)
 from roundgate.http.older.caller import Caller, Responded
 from roundgate.http.older.calls import SessionCalls, error_code
 from roundgate.http.older.changes import ChangeStreams
@@ -40,7 +46,6 @@ from roundgate.http.older.rounds import target_name
 from roundgate.http.older.sessions import OWN, OwnRequests, Sessions
 from roundgate.http.older.stream import SessionStream
 from roundgate.http.older.watching import UnheardWatch
-from roundgate.http.request import EVENT_STREAM
 from roundgate.methods import Changes
 from roundgate.methods.parts import CurrentMethods
 from roundgate.methods.table import capabilities, server_info
@@ -81,7 +86,7 @@ class OlderEndpoint:
         describe: a function that returns the server's current description.
         clock: the clock of the process.
         streams: whether the platform can keep a stream open.
-        keep_alive_s: seconds between comments on a quiet stream.
+        keep_alive_s: seconds between comments on a stream, and before the first of a silent call.
         max_batch_answer_bytes: the limit on the answers to one batch, in bytes.
         view: the name of the view; empty for the endpoint of all tools.
     """
@@ -113,6 +118,7 @@ class OlderEndpoint:
         self._describe = describe
         self._clock = clock
         self._streams = streams
+        self._keep_alive_s = keep_alive_s
         self._running: dict[tuple[str, RequestId], Callable[[], None]] = {}
 
     async def answer(self, method: str, body: Any, receive: Receive, exchange: Exchange) -> None:
@@ -177,10 +183,9 @@ class OlderEndpoint:
                 message.id, own, as_event=exchange.accepted == {EVENT_STREAM}
             )
             return
-        watch = self._watch(receive, caller)
+        watch = self._watch(receive, caller, exchange)
         stream = self._stream(exchange, caller, watch)
         with watch:
-            exchange.responder.give_up = watch.hang_up
             key = caller.session.id, message.id
             self._running[key] = watch.cancel
             try:
@@ -267,11 +272,10 @@ class OlderEndpoint:
             )
         if not 1 <= len(body) <= MAX_BATCH:
             raise InvalidRequest(f"A batch has 1 to {MAX_BATCH} messages, not {len(body)}")
-        watch = self._watch(receive, caller)
+        watch = self._watch(receive, caller, exchange)
         stream = self._stream(exchange, caller, watch, in_batch=True)
         answers = _Answers(stream, exchange, self._max_batch_answer_bytes)
         with watch:
-            exchange.responder.give_up = watch.hang_up
             for value in body:
                 if stream.is_unheard:
                     break
@@ -342,18 +346,16 @@ class OlderEndpoint:
                 " to resume a stream"
             )
             raise TransportError(405, message, [(b"allow", b"POST, DELETE")])
-        with DisconnectWatch(receive) as watch:
-            exchange.responder.give_up = watch.hang_up
+        with DisconnectWatch(receive, exchange.responder) as watch:
             features = self._methods[caller.session.revision].features
             await self._changes.tell(caller, exchange.responder, features)
         await self._hung_up(watch, exchange)
 
     async def _resume(self, last_event_id: str, receive: Receive, exchange: Exchange) -> None:
         caller = self._claimed(exchange)
-        watch = self._watch(receive, caller)
+        watch = self._watch(receive, caller, exchange)
         stream = self._stream(exchange, caller, watch, last_event_id=last_event_id)
         with watch:
-            exchange.responder.give_up = watch.hang_up
             try:
                 await self._sessions.check(caller.session, caller.principal)
                 call = await self._calls.open_calls.reopened(last_event_id, caller)
@@ -438,8 +440,13 @@ class OlderEndpoint:
             raise self._sealer.refused("of a revision that is not served", principal)
         return session
 
-    def _watch(self, receive: Receive, caller: Caller) -> UnheardWatch:
-        return UnheardWatch(receive, lambda: self._calls.followers.room(caller.principal))
+    def _watch(self, receive: Receive, caller: Caller, exchange: Exchange) -> UnheardWatch:
+        return UnheardWatch(
+            receive,
+            exchange.responder,
+            exchange.keep_alive_s(self._keep_alive_s),
+            lambda: self._calls.followers.room(caller.principal),
+        )
 
     def _stream(
         self,

@@ -7,7 +7,6 @@ data:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
 
@@ -66,7 +65,6 @@ class SessionStream:
         """The task of the call, while this process runs a round of it."""
         self.last_event_id = last_event_id
         """The id of the last event that the client has."""
-        self._writing = asyncio.Lock()
 
     @property
     def is_finite(self) -> bool:
@@ -110,10 +108,6 @@ class SessionStream:
             await self._write(sse.event_with_id(message, event_id, retry_ms))
             self.last_event_id = event_id
 
-    async def keep_alive(self) -> None:
-        """Send a keep-alive comment; raise ClientDisconnect as `message` does."""
-        await self._write(sse.KEEP_ALIVE)
-
     async def leave(self, event_id: str) -> None:
         """End the stream; the client resumes it with `event_id`. Raise ClientDisconnect as
         `message` does."""
@@ -128,15 +122,12 @@ class SessionStream:
         await self.responder.end()
 
     async def _write(self, event: bytes) -> None:
-        async with self._writing:
+        async with self.responder.lock:
             if self.is_over:
                 return
-            if (
-                self.responder.state is State.NOTHING_SENT
-                and self.resumes
-                and self.token is not None
-            ):
-                event = await self._with_id_before(self.token) + event
+            if self.resumes and self.token is not None:
+                token, self.token = self.token, None
+                event = await self._with_id_before(token) + event
             await self.responder.raw(event)
 
     async def _with_id_before(self, token: Token) -> bytes:

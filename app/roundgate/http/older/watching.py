@@ -23,7 +23,7 @@ from typing import Final
 from starlette.types import Receive
 
 from roundgate.errors import CallCancelled, LeaseLost, Unavailable
-from roundgate.http.exchange import DisconnectWatch, TaskWatch
+from roundgate.http.exchange import DisconnectWatch, Responder, TaskWatch
 
 
 class UnheardWatch(DisconnectWatch):
@@ -31,14 +31,20 @@ class UnheardWatch(DisconnectWatch):
     watch.working:`.
 
     Args:
-        receive: ASGI's `receive`.
+        receive, responder, keep_alive_s: as for `DisconnectWatch`.
         room: a function whose context counts calls that run without their client, and raises
             `Unavailable` if there are too many. The call is then cancelled, because without its
             connection nothing else limits it.
     """
 
-    def __init__(self, receive: Receive, room: Callable[[], AbstractContextManager[None]]) -> None:
-        super().__init__(receive)
+    def __init__(
+        self,
+        receive: Receive,
+        responder: Responder,
+        keep_alive_s: float | None,
+        room: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        super().__init__(receive, responder, keep_alive_s)
         self.working = Working()
         self._room = room
         self._place: AbstractContextManager[None] | None = None
