@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+import re
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
 from roundgate.settings import Model, TaskMode, WithoutTasks
+
+NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9_-]")
+"""A character that several clients refuse in names of tools."""
 
 
 class Selector(Model):
@@ -119,6 +123,20 @@ class ToolOverride(Model):
         return self
 
 
+class NamesConfig(Model):
+    """The names of a back end's tools."""
+
+    dots: Literal["_", "-"] | None = Field(
+        None,
+        description="Replaces each character of the prefix and of tools' names that is not in A-Z a-z 0-9 _ -, because"
+        " several clients refuse the others. null: names stay.",
+    )
+
+    def plain(self, name: str) -> str:
+        """Return a name with the replacements."""
+        return name if self.dots is None else NOT_PLAIN.sub(self.dots, name)
+
+
 class BackendConfig(Model):
     """The settings that all kinds of back end have; each kind derives its own model."""
 
@@ -130,6 +148,7 @@ class BackendConfig(Model):
         pattern=r"^[A-Za-z0-9_.-]{0,40}$",
     )
 
+    names: NamesConfig = Field(NamesConfig(), description="The names of its tools.")
     approve: Literal["never", "destructive", "always"] = Field(
         "never",
         description="The tools that the user must approve; destructive: all without a hint that they are not.",
@@ -145,7 +164,7 @@ class BackendConfig(Model):
     def effective_prefix(self) -> str:
         """The prefix of names, separator included; by default made from the back end's name."""
         prefix = self.name if self.prefix is None else self.prefix
-        return f"{prefix}__" if prefix else ""
+        return self.names.plain(f"{prefix}__") if prefix else ""
 
     @property
     def named_claims(self) -> frozenset[str]:

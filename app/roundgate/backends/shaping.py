@@ -23,6 +23,7 @@ from roundgate.backends.config import (
     ToolOverride,
     ViewConfig,
 )
+from roundgate.backends.definitions import renamed
 from roundgate.backends.policy import (
     around_calls,
     check_approval,
@@ -76,12 +77,13 @@ class ConfiguredBackend:
             ConfigError: the back end cannot be served, or a setting does not fit its tools.
         """
         with report_failures(self.config, self._origin):
-            offering: Any = await self.core.offer()
-            if not isinstance(offering, Offering):
-                raise TypeError(f"offer() returned {type(offering).__name__}, not an Offering")
-        chosen = [tool for tool in offering.tools if is_selected(tool, self.config)]
-        left_out = list(offering.left_out)
+            offered: Any = await self.core.offer()
+            if not isinstance(offered, Offering):
+                raise TypeError(f"offer() returned {type(offered).__name__}, not an Offering")
+        left_out = list(offered.left_out)
         problems = left_out if self._is_tolerant else []
+        offering = self._plainly_named(offered, left_out, problems)
+        chosen = [tool for tool in offering.tools if is_selected(tool, self.config)]
         if not offering.missing:
             problems += self._unmatched(offering, chosen)
         tools: list[Tool] = []
@@ -107,6 +109,31 @@ class ConfiguredBackend:
 
     async def aclose(self) -> None:
         await self.core.aclose()
+
+    def _plainly_named(
+        self, offering: Offering, left_out: list[Problem], problems: list[Problem]
+    ) -> Offering:
+        """Return the offering with the setting `names` applied, under which all other settings know the
+        tools. Tools that would have the same name are not served."""
+        if self.config.names.dots is None:
+            return offering
+        by_name: dict[str, list[Tool]] = {}
+        for tool in offering.tools:
+            by_name.setdefault(self.config.names.plain(tool.definition["name"]), []).append(tool)
+        tools: list[Tool] = []
+        for name, (tool, *others) in by_name.items():
+            if not others:
+                tools.append(replace(tool, definition=renamed(tool.definition, name)))
+                continue
+            clashing = ", ".join(repr(each.definition["name"]) for each in (tool, *others))
+            (left_out if tool.is_described_remotely else problems).append(
+                self._origin.at("names").problem(
+                    f"tools {clashing} would all be called {name!r}",
+                    "rename one, or choose another text for `dots`",
+                )
+            )
+        absent = frozenset(map(self.config.names.plain, offering.absent))
+        return replace(offering, tools=tools, absent=absent)
 
     def _guarded(self, tool: Tool) -> Tool:
         """Return the tool with approval, check, defaults and form around its call. The form comes

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from roundgate import config
 from roundgate.backends import Catalog, Fallback, ServedTool, Snapshot, Tool, kind_of
+from roundgate.backends.config import NOT_PLAIN
 from roundgate.backends.http.config import RemoteConfig
 from roundgate.cli.arguments import configuration_file
 from roundgate.cli.output import escaped_lines, show_table
@@ -83,6 +84,7 @@ def _print_served(file: ConfigFile, snapshot: Snapshot, fetched: dict[str, bytes
         *_optional_arguments(file, served),
         *_unknown_arguments(file, served),
         *_backend_remarks(file, fetched),
+        *_dotted_names(file, served),
         *_client_remarks(file, served),
     ]
     if remarks:
@@ -263,6 +265,28 @@ def _backend_remarks(file: ConfigFile, fetched: dict[str, bytes]) -> Iterator[Pr
         check_with = kind_of(backend).check_with()
         if check_with is not None:
             yield from check_with(backend, file.backend_origin(index), fetched)
+
+
+def _dotted_names(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
+    """Yield a remark for tools whose names several clients refuse."""
+    catalogs = [served, *(served.of_view(view.name) for view in file.config.views)]
+    named: dict[str, str] = {
+        name: tool.backend
+        for catalog in catalogs
+        for name, tool in catalog.tools.items()
+        if NOT_PLAIN.search(name)
+    }
+    for index, backend in enumerate(file.backends):
+        if names := [name for name, owner in named.items() if owner == backend.name]:
+            yield (
+                file.backend_origin(index)
+                .at("names")
+                .problem(
+                    f"{_named(names)}: several clients refuse names with other characters than"
+                    " A-Z a-z 0-9 _ -",
+                    'set `names: {dots: "_"}`, or rename tools by `override`',
+                )
+            )
 
 
 def _client_remarks(file: ConfigFile, served: Catalog) -> Iterator[Problem]:

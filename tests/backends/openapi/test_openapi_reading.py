@@ -15,12 +15,14 @@ def test_names_are_stable_whatever_else_a_document_has() -> None:
     long = Identity("GET", "/long", "a" * 80)
     twins = [Identity("GET", "/a", "get it"), Identity("GET", "/b", "get_it")]
     nameless = Identity("POST", "/pets/{id}/toys", None)
-    names = tool_names([long, *twins, nameless], 60)
+    names = tool_names([long, *twins, nameless], 60, str)
     assert names[3] == "post_pets_id_toys"
     assert all(len(name) <= 60 for name in names)
     assert len(set(names)) == 4
     assert names[0].startswith("a" * 50)
-    again = tool_names([nameless, twins[1], long, Identity("PUT", "/new", "other"), twins[0]], 60)
+    again = tool_names(
+        [nameless, twins[1], long, Identity("PUT", "/new", "other"), twins[0]], 60, str
+    )
     assert [again[2], again[4], again[1], again[0]] == names
 
 
@@ -52,13 +54,27 @@ def test_a_variable_that_nothing_describes_is_text(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("path", ["/../admin", "/x/{", "x", "/a?b=c", "/a\\b"])
+@pytest.mark.parametrize(
+    "path", ["/../admin", "/x/{", "x", "/a?b={c}", "/a?b=c d", "/a?b=?", "/a\\b"]
+)
 def test_a_path_that_is_none_is_left_out(tmp_path: Path, path: str) -> None:
     index = compiled(
         tmp_path, document(operation(path=path) | operation(path="/y", operationId="good"))
     )
     assert [row.name for row in index.rows] == ["good"]
     assert "path template" in index.problems[0].message
+
+
+async def test_a_query_in_a_path_is_fixed(tmp_path: Path) -> None:
+    """Anthropic's document has `/v1/models?beta=true` beside `/v1/models`."""
+    parameters = [
+        {"name": name, "in": "query", "schema": {"type": "string"}} for name in ("beta", "limit")
+    ]
+    path = operation(path="/models?beta=true", parameters=parameters)
+    one = Compiled(compiled(tmp_path, document(path)))
+    assert list(one.schema["properties"]) == ["limit"]
+    assert one.sent(limit="2") == "/models?beta=true&limit=2"
+    assert one.sent() == "/models?beta=true"
 
 
 def test_a_fragment_tells_operations_apart_and_is_not_sent(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ class _Compiler:
             for document, operation in operations
         ]
         for name, (document, operation) in zip(
-            tool_names(identities, longest), operations, strict=True
+            tool_names(identities, longest, self._config.names.plain), operations, strict=True
         ):
             try:
                 self._add(name, document, operation)

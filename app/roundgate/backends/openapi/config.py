@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from roundgate.backends.config import NamesConfig
 from roundgate.backends.http.config import BaseUrl, RemoteConfig
 from roundgate.backends.http.credential_config import Credential
 
@@ -50,6 +51,9 @@ class OpenApiBackendConfig(RemoteConfig):
         [],
         description="Overlays (Overlay Specification 1.0) that change the document, in order: files, relative to"
         " gateway.yaml, or URLs, which only `roundgate check` and `roundgate compile` fetch.",
+    )
+    names: NamesConfig = Field(
+        NamesConfig(dots="_"), description="The names of its tools; by default without dots."
     )
     credentials: dict[str, Credential] = Field(
         {}, description="Credentials for the document's security schemes, by the schemes' names."

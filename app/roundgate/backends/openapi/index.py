@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 KIND: Final = b"roundgate-index "
 MAGIC: Final = KIND + b"1\n"
-VERSION: Final = 1
+VERSION: Final = 2
 """The compiler's version. An index of another version is out of date."""
 _COMPILED_WITH: Final = (
     *("document", "base_url", "variables", "origins", "references", "overlay", "media_types"),
@@ -261,7 +261,9 @@ def index_path(config: OpenApiBackendConfig, origin: Origin) -> Path:
 
 def fingerprint(config: OpenApiBackendConfig) -> str:
     """Return a digest of the settings that an index depends on, without secrets."""
-    settings = {name: getattr(config, name) for name in _COMPILED_WITH}
+    settings = {name: getattr(config, name) for name in _COMPILED_WITH} | {
+        "dots": config.names.dots
+    }
     taken_by_place = {place: sorted(names) for place, names in taken_names(config, ()).items()}
     return hashlib.sha256(
         encode([VERSION, settings, taken_by_place, len(config.effective_prefix)])

@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
+from urllib.parse import parse_qsl
 
 from roundgate.backends.http.credential_config import FRAMING
 from roundgate.backends.openapi import swagger2
@@ -50,6 +51,8 @@ _OF_OPENAPI: Final = frozenset(
 """Headers that are not parameters. The first three "shall be ignored"."""
 _SEVERAL_SEGMENTS: Final = "x-multi-segment"
 """GitHub's extension of a path parameter that may contain slashes."""
+_QUERY: Final = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@/%-]*")
+"""A query without variables and characters that have to be encoded (RFC 3986 section 3.4)."""
 _NAME_IN_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 Dangling: TypeAlias = tuple[Place, DanglingReference]
@@ -66,13 +69,16 @@ class Identity:
     source: str = ""
 
 
-def tool_names(operations: Sequence[Identity], longest: int) -> list[str]:
-    """Return a name of at most `longest` characters for each operation.
+def tool_names(
+    operations: Sequence[Identity], longest: int, plain: Callable[[str], str]
+) -> list[str]:
+    """Return a name of at most `longest` characters for each operation. `plain` replaces characters
+    that names may not have.
 
     A name that is too long, or not unique, ends in a digest of method and path. So a name does not
     change when the document gets other operations, or another order.
     """
-    names = [_preferred_name(operation) for operation in operations]
+    names = [plain(_preferred_name(operation)) for operation in operations]
     often = Counter(name.lower() for name in names)
     return [
         name
@@ -232,6 +238,7 @@ class Document:
             arguments.add_body(raw.uri, value["requestBody"])
         here = Place(raw.uri, raw.pointer)
         dangling = arguments.dangling(here)
+        path, query = _path_and_query(raw.identity.path)
         answers = self._answers(here, value, dangling)
         accepted = media_types(content for _, content in answers)
         tags = value.get("tags")
@@ -244,10 +251,11 @@ class Document:
             output_schema=self._output_schema(here, answers, dangling) if with_answer else None,
             plan=Plan(
                 raw.identity.method,
-                _without_fragment(raw.identity.path),
+                path,
                 tuple(arguments.parameters),
                 arguments.body,
                 ", ".join(accepted[:8]) or "*/*",
+                query,
             ),
             own_servers=value.get("servers") or raw.item.get("servers"),
             security=security,
@@ -314,6 +322,8 @@ class _Arguments:
     def __init__(self, document: Document, identity: Identity) -> None:
         self._document = document
         self._identity = identity
+        self._fixed = {name for name, _ in parse_qsl(_path_and_query(identity.path)[1])}
+        """The names of the query parameters that the path has."""
         self.parameters: list[Parameter] = []
         self.body: Body | None = None
         self._properties: dict[str, Any] = {}
@@ -336,6 +346,8 @@ class _Arguments:
         # a caller must not replace the gateway's credential
         key = name.lower() if place == "header" else name
         if key in self._document.taken.get(str(place), ()):
+            return
+        if place == "query" and name in self._fixed:
             return
         if place == "header" and not _NAME_IN_HEADER.fullmatch(name):
             raise UnusableOperation(f"parameter {name[:100]!r} is not a header name")
@@ -388,9 +400,10 @@ class _Arguments:
         Raises:
             UnusableOperation: the path is invalid.
         """
-        path = _without_fragment(self._identity.path)
+        path, query = _path_and_query(self._identity.path)
         plain = re.sub(r"\{[^{}]*\}", "", path)
-        if not path.startswith("/") or re.search(r"[{}?#\\\s]", plain) or ".." in plain.split("/"):
+        is_wrong = re.search(r"[{}#\\\s]", plain) or not _QUERY.fullmatch(query)
+        if not path.startswith("/") or is_wrong or ".." in plain.split("/"):
             raise UnusableOperation(f"the path {path[:200]!r} is not a path template")
         path_names = {parameter.name for parameter in self.parameters if parameter.place == "path"}
         for name in dict.fromkeys(re.findall(r"\{([^{}]*)\}", path)):
@@ -458,9 +471,11 @@ def scope_text(offered: Sequence[Alternative]) -> str:
     return ""
 
 
-def _without_fragment(path: str) -> str:
-    """Remove the fragment by which some documents distinguish operations of one path."""
-    return path.partition("#")[0]
+def _path_and_query(path: str) -> tuple[str, str]:
+    """Return a path, and the fixed query behind it, such as `beta=true`; both without the fragment by
+    which some documents distinguish operations of one path."""
+    path, _, query = path.partition("#")[0].partition("?")
+    return path, query
 
 
 def _title(summary: Any) -> str | None:

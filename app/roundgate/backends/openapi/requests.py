@@ -104,6 +104,8 @@ class Plan:
     parameters: tuple[Parameter, ...] = ()
     body: Body | None = None
     accept: str = "*/*"
+    query: str = ""
+    """The fixed query of the path."""
 
     def kept(self) -> dict[str, Any]:
         """Return the plan as JSON."""
@@ -117,7 +119,7 @@ class Plan:
             encoding = {name: Member(**member) for name, member in body["encoding"].items()}
             body = Body(**{**body, "encoding": encoding})
         parameters = tuple(Parameter(**parameter) for parameter in kept["parameters"])
-        return cls(kept["method"], kept["path"], parameters, body, kept["accept"])
+        return cls(kept["method"], kept["path"], parameters, body, kept["accept"], kept["query"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,7 @@ def request(plan: Plan, arguments: Mapping[str, Any]) -> Outgoing:
         ToolError: a value is not allowed in its part of the request.
     """
     path_values: dict[str, str] = {}
-    query: list[str] = []
+    query = [plan.query] if plan.query else []
     headers = {"accept": plan.accept}
     cookies: list[str] = []
     for parameter in plan.parameters:
