@@ -257,8 +257,8 @@ class Backend(Protocol):
 class LiveBackend(Protocol):
     """A back end whose offer changes while the gateway runs, because a server makes it.
 
-    A reload keeps the back end if its settings are unchanged and it has read no files. A configured
-    name without a tool is not an error, because the server may list the tool later.
+    A reload keeps the back end if its settings and its files are unchanged. A configured name without
+    a tool is not an error, because the server may list the tool later.
     """
 
     def follow(self, changed: Callable[[], None]) -> None:
@@ -270,9 +270,9 @@ class LiveBackend(Protocol):
     def state(self) -> ServerState:
         """Return the state of the server."""
 
-    @property
-    def files(self) -> frozenset[Path]:
-        """The files that the back end has read, such as certificates."""
+    def has_current_files(self) -> bool:
+        """Return whether the files that the back end reads only once, such as certificates, have the
+        same content as then."""
 
 
 class NamedBackend(Backend, Protocol):
@@ -305,6 +305,8 @@ class Shared:
     asks_servers: bool = True
     """Whether the gateway may contact MCP servers; `False` during the test of a package for AWS
     Lambda."""
+    replaces_server: bool = False
+    """Whether the back end takes over from one whose server is up, and which serves until then."""
     secrets: Secrets = field(default_factory=Secrets)
     """The reader and cache of secrets."""
 

@@ -168,7 +168,8 @@ def _make(
             make: MakeBackend = kind_of(entry).factory()
             connected = _kept(entry, make, before)
             with report_failures(entry, origin):
-                backend = connected or make(entry, origin, shared)
+                own = replace(shared, replaces_server=_is_up(entry.name, before))
+                backend = connected or make(entry, origin, own)
             is_tolerant = bool(before) or entry.name in may_be_missing
             named = ConfiguredBackend(
                 backend,
@@ -201,10 +202,16 @@ def _kept(
             and isinstance(core, LiveBackend)
             and type(core) is make
             and named.config == entry
-            and not core.files
+            and core.has_current_files()
         ):
             return core
     return None
+
+
+def _is_up(name: str, before: Sequence[NamedBackend]) -> bool:
+    """Return whether a server of this name is served and up."""
+    cores = [core_of(backend) for backend in before if backend.name == name]
+    return any(isinstance(core, LiveBackend) and core.state().is_up for core in cores)
 
 
 async def _offered(parts: _Made, file: ConfigFile, may_be_missing: Collection[str]) -> Snapshot:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
+from hashlib import sha256
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -22,6 +24,14 @@ def stamp(file: Path) -> Stamp:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def content_digest(file: Path) -> bytes | None:
+    """Return a digest of a regular file's content; `None` if the file cannot be read."""
+    try:
+        return sha256(_read_regular(file)).digest()
+    except OSError:
+        return None
 
 
 def open_private(file: Path) -> int:
@@ -51,11 +61,12 @@ def read_regular(file: Path, encoding: str = "utf-8") -> str:
             and a device may never end.
         UnicodeDecodeError: the file is not text.
     """
+    return io.TextIOWrapper(io.BytesIO(_read_regular(file)), encoding).read()
+
+
+def _read_regular(file: Path) -> bytes:
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        with open(descriptor, encoding=encoding, closefd=False) as opened:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(errno.EINVAL, "it is not a regular file")
-            return opened.read()
-    finally:
-        os.close(descriptor)
+    with open(descriptor, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        return opened.read()

@@ -16,11 +16,13 @@ import pytest
 from roundgate import config
 from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.backends.mcp import server as mcp_server
+from roundgate.cli import main
 from roundgate.client import Limits, stdio
 from roundgate.client.messages import Listener
 from roundgate.client.stdio import Program
 from roundgate.errors import BadAnswer, ConfigError, ConnectionLost, TimedOut
 from roundgate.runtime import loading
+from roundgate.settings import Settings
 from tests.support import wire
 from tests.support.asgi import Exchange, built, client, config_of, stoppable
 from tests.support.upstreams import PROGRAM, app_of, gateway_of, health, names, process, until
@@ -419,3 +421,63 @@ async def test_the_official_sdk_over_its_standard_streams(tmp_path: Path) -> Non
 
         # on a busy machine the first process may be ended as too slow, and a call says so
         await until({"result": 3}, added)
+
+
+def write_config(folder: Path, version: int, **backend: Any) -> Path:
+    """A gateway.yaml with a server that is a process, and starts once there is a file `gate`."""
+    path = folder / "gateway.yaml"
+    wait = f"while [ ! -e {folder}/gate ]; do sleep 0.02; done"
+    run = ["sh", "-c", f"{wait}; exec {sys.executable} {PROGRAM} modern"]
+    up = {"kind": "mcp", "name": "up", "command": run, **backend}
+    path.write_text(json.dumps({"server": {"version": str(version)}, "backends": [up]}))
+    return path
+
+
+def version_of(mcp: Any) -> Callable[[], Awaitable[str]]:
+    async def version() -> str:
+        return str((await mcp.http.get("/healthz")).json()["version"])
+
+    return version
+
+
+async def test_a_reload_keeps_the_process_of_a_pinned_server(tmp_path: Path) -> None:
+    (tmp_path / "gate").touch()
+    path = write_config(tmp_path, 1, changes="quarantine")
+    assert await asyncio.to_thread(main, ["compile", str(path)]) == 0
+    lock = tmp_path / "up.lock"
+    pinned = json.loads(lock.read_text())
+    app = await asyncio.to_thread(built, config.load(path), Settings(reload=True))
+    async with stoppable(app), client(app) as mcp:
+        await until(True, listed(mcp))
+        pid = await mcp.text("up__pid")
+        write_config(tmp_path, 2, changes="quarantine")
+        await until("2", version_of(mcp))
+        assert await mcp.text("up__pid") == pid
+        lock.touch()
+        write_config(tmp_path, 3, changes="quarantine")
+        await until("3", version_of(mcp))
+        assert await mcp.text("up__pid") == pid
+        del pinned["tools"]["echo"]
+        lock.write_text(json.dumps(pinned))
+        await until(False, listed(mcp))
+        assert await mcp.text("up__pid") == pid
+
+
+async def test_the_old_process_serves_until_the_new_one_is_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = tmp_path / "gate"
+    gate.touch()
+    path = write_config(tmp_path, 1)
+    app = await asyncio.to_thread(built, config.load(path), Settings(reload=True))
+    async with stoppable(app), client(app) as mcp:
+        await until(True, listed(mcp))
+        old = await mcp.text("up__pid")
+        gate.unlink()
+        monkeypatch.setattr(mcp_backend, "START_S", 0.5)
+        write_config(tmp_path, 2, refresh_s=100)
+        await asyncio.sleep(2)  # a start would not have waited for so long
+        assert await mcp.text("up__pid") == old
+        gate.touch()
+        await until("2", version_of(mcp))
+        assert await mcp.text("up__pid") != old

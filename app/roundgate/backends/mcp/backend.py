@@ -54,6 +54,7 @@ from roundgate.errors import ClientError, ConfigError, GatewayError, Problem
 from roundgate.protocol import without_none
 from roundgate.protocol.apps import DECLARED, SCHEME
 from roundgate.settings import Origin
+from roundgate.settings.files import content_digest
 
 START_S: Final = 1.0
 """Seconds that a start waits for a server. A slower server is served once it has answered."""
@@ -119,6 +120,7 @@ class McpBackend:
         self._accesses = Accesses(config, origin, shared)
         self._access = self._accesses.general()
         self._certificates = Certificates(config.tls, origin.at("tls"))
+        self._tls_digests = self._digest_tls_files()
         self._gate: Gate = Hosts(config, self._clock).gate(config.url or "http://process")
         process_redactor = Redactor(self._secrets_of_process)
         self._redact = (process_redactor if config.command else self._accesses.redactor).of_bytes
@@ -150,10 +152,18 @@ class McpBackend:
         self._following: asyncio.Task[None] | None = None
         self._changed: Callable[[], None] = _ignore
 
+    def has_current_files(self) -> bool:
+        """Return whether the TLS files have the content that this back end reads. The lock file is
+        read again by each `offer`."""
+        return self._tls_digests == self._digest_tls_files()
+
+    def _digest_tls_files(self) -> dict[Path, bytes | None]:
+        files = self._certificates.files | self._accesses.files
+        return {file: content_digest(file) for file in files}
+
     @property
-    def files(self) -> frozenset[Path]:
-        """The TLS files and the lock file, which are read once."""
-        return self._certificates.files | self._accesses.files | self._pins.files
+    def _files(self) -> frozenset[Path]:
+        return frozenset(self._tls_digests) | self._pins.files
 
     # -- the offer ---------------------------------------------------------------------------------
 
@@ -174,7 +184,7 @@ class McpBackend:
             self._pins.read()
         if self._snapshot is None:
             missing = [self._missing_problem()] if self._shared.asks_servers else []
-            return Offering(files=self.files, missing=missing)
+            return Offering(files=self._files, missing=missing)
         return self._offering(self._snapshot)
 
     def _offering(self, snapshot: Snapshot) -> Offering:
@@ -232,7 +242,7 @@ class McpBackend:
             unlisted=self._unlisted(snapshot, skills),
             skill_source=skills if snapshot.skills.is_declared else None,
             task_source=ServerTasks(self._server, self._clock, self._uris) if has_tasks else None,
-            files=self.files,
+            files=self._files,
             left_out=self._problems(snapshot, invalid_jobs, refused, unaccepted),
             may_list=lists.declared & {"prompts", "resources"},
             is_private=snapshot.is_private,
@@ -309,9 +319,11 @@ class McpBackend:
         return await read_snapshot(server, self._snapshot, check_arguments=check_arguments)
 
     async def _poll_once(self) -> None:
-        """Poll the server through a temporary connection."""
-        server = self._make_server(_CAPABILITIES if self._may_ask else {}, is_for_one_poll=True)
-        limit_s = CHECK_S if self._shared.fetches else START_S
+        """Poll the server through a temporary connection. A back end that replaces another one polls
+        through its own instead, so that its process is up when the calls come."""
+        keeps = self._shared.replaces_server
+        server = self._listing if keeps else self._make_polled(_CAPABILITIES)
+        limit_s = CHECK_S if keeps or self._shared.fetches else START_S
         if self._shared.is_cold:
             limit_s = COLD_S
         try:
@@ -320,7 +332,7 @@ class McpBackend:
                 if self._held is not None and not self._can_ask(server, self._snapshot):
                     self._held.may_ask = False
                     await server.aclose()
-                    server = self._make_server({}, is_for_one_poll=True)
+                    server = self._make_polled({})
                     self._snapshot = await self._poll(server)
             self._condition = _Condition(self._snapshot.info)
         except TimeoutError:
@@ -328,7 +340,12 @@ class McpBackend:
         except GatewayError as error:
             self._condition = _Condition(None, 1, self._reason(error))
         finally:
-            await server.aclose()
+            if not keeps:
+                await server.aclose()
+
+    def _make_polled(self, capabilities: Json) -> Server:
+        """Return a connection for one poll."""
+        return self._make_server(capabilities if self._may_ask else {}, is_for_one_poll=True)
 
     def _can_ask(self, server: Server, snapshot: Snapshot) -> bool:
         """Return whether calls can carry questions. AWS Lambda freezes a process between two calls,
