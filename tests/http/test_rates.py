@@ -218,7 +218,9 @@ async def test_the_tools_of_a_row_share_its_limit_besides_the_general_one() -> N
     async with serving(rate) as mcp:
         assert await allowed(mcp) == 3
         _, error = await mcp.error("tools/call", LOOK)
-        assert error["message"].startswith("Too many calls: the limit is 3 a minute for l*; ")
+        assert error["message"].startswith(
+            "Too many calls: the limit is 3 a minute for look and tools that share its limit; "
+        )
         assert await allowed(mcp, {"name": "other"}) == 5, "refused calls count nowhere"
 
 
@@ -282,6 +284,44 @@ async def test_a_state_that_is_sent_again_and_again_is_limited_too() -> None:
         forged = {**LOOK, "requestState": "forged"}
         assert await allowed(mcp, forged) == 1
         assert await allowed(mcp) == 3, "calls have their own tokens"
+
+
+async def test_no_limit_refuses_an_answer() -> None:
+    begun, gate = asyncio.Semaphore(0), asyncio.Event()
+
+    @tool
+    async def hold() -> str:
+        """Waits."""
+        begun.release()
+        await gate.wait()
+        return "held"
+
+    row = {"calls_per_minute": 3, "concurrent": 1}
+    async with client(built(config_file(greet, hold, rate={**row, "tools": {"*": row}}))) as mcp:
+        params = {"name": "greet", "arguments": {}}
+        asked = await ask(mcp, "tools/call", params, **CAPABILITIES)
+        again = retry(params, asked, who=accept(name="Ann"))
+        other = retry(params, await ask(mcp, "tools/call", params, **CAPABILITIES))
+        for _ in range(3):  # asks the same question, and uses up the retries
+            await mcp.post("tools/call", other, clientCapabilities=CAPABILITIES)
+        assert await allowed(mcp, other, clientCapabilities=CAPABILITIES) == 0
+        held = asyncio.create_task(mcp.call("hold"))
+        await begun.acquire()
+        result = await mcp.result("tools/call", again, clientCapabilities=CAPABILITIES)
+        assert result["content"][0]["text"] == "Hello Ann"
+        assert await allowed(mcp, again, clientCapabilities=CAPABILITIES) == 0
+        gate.set()
+        await held
+
+
+async def test_a_refusal_names_the_tool_as_its_view_does() -> None:
+    rate = {"tools": {"own__look": {"calls_per_minute": 1}}}
+    views = [{"name": "bare", "bare_names": True}]
+    async with serving(rate, views=views, backend={"name": "own", "prefix": None}) as mcp:
+        bare = Client(mcp.http, "/bare/mcp")
+        await bare.call("look")
+        _, refused = await bare.error("tools/call", LOOK)
+    assert "the limit is 1 a minute for look;" in refused["message"]
 
 
 async def test_answers_and_polls_of_tasks_do_not_count(tmp_path: Path) -> None:

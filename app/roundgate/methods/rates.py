@@ -10,19 +10,23 @@ counts as a call of the named tool, and each request of a batch counts.
                   tasks, whose number the calls bound; answers of older clients
 
 A retry (a request with `requestState`) continues a call that has counted. It does not count as
-another, so that a caller at its limit can finish its calls. But a client can send the same state
-repeatedly until it expires, and each time the gateway runs a round. So retries are limited
-separately. An older client cannot repeat a round, so only the first round of its call counts.
+another, and a state that this process has not seen passes all limits: it brings the user's answers,
+which no limit may lose. But a client can send the same state repeatedly until it expires, and each
+time the gateway runs a round. So repeated states are limited, and retries have buckets of their own.
+An older client cannot repeat a round, so only the first round of its call counts.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from hashlib import blake2b
 from itertools import islice
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from roundgate.auth import LOCAL, Principal
@@ -47,8 +51,12 @@ TELL_EVERY_MS: Final = 60_000
 """The log names a caller at most once in this time, in milliseconds, for each limit."""
 MAX_TOLD: Final = 1_000
 """The maximum number of callers that the log names in that time for one limit."""
+MAX_STATES: Final = 10_000
+"""The maximum number of states that a process remembers. A forged state passes, too, but runs
+nothing."""
 MAX_ADDRESS: Final = 64
 """The maximum length of an address; a proxy may pass on any text."""
+_WILDCARDS: Final = frozenset("*?[")
 _RETRY_CONCURRENT_S: Final = 1
 """Seconds after which a caller with too many calls at once may try again."""
 
@@ -106,7 +114,7 @@ class Limit:
             self.retries = self._make_buckets(f"{self.name} retries", quota)
         self.calls.quota = self.retries.quota = quota
 
-    def enter(self, caller: Caller, most: int) -> bool:
+    def enter(self, caller: Caller, most: float) -> bool:
         """Count a running call of a caller; return `False` if it already has `most`."""
         running = self._running.get(caller, 0)
         if running < most:
@@ -128,13 +136,13 @@ class Limit:
             for caller in islice(callers, most)
         ]
 
-    def too_many_at_once(self) -> RateExceeded:
-        """Return the error of a call that `enter` refused."""
-        return RateExceeded(f"{self.most} at once{self._for_tools}", _RETRY_CONCURRENT_S)
+    def too_many_at_once(self, tool: str) -> RateExceeded:
+        """Return the error of a call of a tool that `enter` refused."""
+        return RateExceeded(f"{self.most} at once{self._for(tool)}", _RETRY_CONCURRENT_S)
 
-    def too_many(self, buckets: Buckets, wait_ms: int) -> RateExceeded:
-        """Return the error of a call for which its caller has no token."""
-        most = f"{buckets.quota.per_minute} a minute{self._for_tools}"
+    def too_many(self, tool: str, buckets: Buckets, wait_ms: int) -> RateExceeded:
+        """Return the error of a call of a tool for which its caller has no token."""
+        most = f"{buckets.quota.per_minute} a minute{self._for(tool)}"
         return RateExceeded(most, -(-wait_ms // 1000))
 
     def is_to_tell(self, caller: Caller) -> bool:
@@ -148,10 +156,11 @@ class Limit:
         self._told.add(caller)
         return True
 
-    @property
-    def _for_tools(self) -> str:
+    def _for(self, tool: str) -> str:
+        """Return the tools of a row in words, by the name under which the caller knows the tool."""
         kind, _, pattern = self.name.partition(" ")
-        return f" for {pattern}" if kind == "tools" else ""
+        others = " and tools that share its limit" if _WILDCARDS.intersection(pattern) else ""
+        return f" for {tool}{others}" if kind == "tools" else ""
 
 
 class Rates:
@@ -168,6 +177,7 @@ class Rates:
         self._clock = clock
         self.metrics = metrics
         self._limits: dict[tuple[str, bool], Limit] = {}
+        self._states = _States()
 
     def limits(self, config: RateConfig) -> Limits | None:
         """Return the limits of a configuration, or `None` if it sets none. Limits with the name of
@@ -189,7 +199,7 @@ class Rates:
         for name, row in rows.items():
             self._limits[name, config.shared].configure(row)
         by_name = {name: limit for (name, _), limit in self._limits.items()}
-        return Limits(config, by_name, self.metrics)
+        return Limits(config, by_name, self.metrics, self._states)
 
     def uses(self, most: int) -> list[Use]:
         """Return the present use of each limit, by at most `most` callers each."""
@@ -202,6 +212,23 @@ class Rates:
         return SharedBuckets(name, quota, self._rows, self._clock)
 
 
+class _States:
+    """The states of calls that this process has seen, the latest `MAX_STATES`."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+
+    def is_new(self, state: str) -> bool:
+        """Return whether a state was not seen before, and remember it."""
+        key = blake2b(state.encode("utf-8", "replace"), digest_size=16).digest()
+        is_new = key not in self._seen
+        self._seen[key] = None
+        self._seen.move_to_end(key)
+        if len(self._seen) > MAX_STATES:
+            self._seen.popitem(last=False)
+        return is_new
+
+
 class Limits:
     """The limits of one configuration.
 
@@ -209,13 +236,17 @@ class Limits:
         config: the configuration.
         rows: the limit of each row, by name.
         metrics: counts refused calls.
+        states: the states that the process has seen.
     """
 
-    def __init__(self, config: RateConfig, rows: Mapping[str, Limit], metrics: Metrics) -> None:
+    def __init__(
+        self, config: RateConfig, rows: Mapping[str, Limit], metrics: Metrics, states: _States
+    ) -> None:
         self._general = rows["callers"]
         self._scopes = [(scope, rows[f"scopes {scope}"]) for scope in config.scopes]
         self._patterns = [(pattern, rows[f"tools {pattern}"]) for pattern in config.tools]
         self._metrics = metrics
+        self._states = states
 
     def of_tools(self, catalog: Catalog) -> Mapping[str, Sequence[Limit]]:
         """Return the limits of the tools that match a row of `tools`, by the name of the tool."""
@@ -237,31 +268,35 @@ class Limits:
         params: P,
         serve: Callable[[RequestContext, P], Awaitable[R]],
         limits_of_tool: Sequence[Limit] = (),
+        tool: str = "",
     ) -> R:
-        """Serve a request that counts.
+        """Serve a request that counts, for a tool of this name if it is one of a tool.
 
         Raises:
             RateExceeded: the request is beyond a limit, and was not served.
         """
         if not context.is_counted:
             return await serve(context, params)
-        is_retry = getattr(params, "request_state", None) is not None
+        state: str | None = getattr(params, "request_state", None)
+        has_answers = state is not None and self._states.is_new(state)
         caller = _caller(context)
         entered: list[Limit] = []
         taken: list[Buckets] = []
         try:
             for limit in (self._of_caller(context.principal), *limits_of_tool):
                 if limit.most is not None:
-                    if not limit.enter(caller, limit.most):
-                        error = limit.too_many_at_once()
+                    if not limit.enter(caller, inf if has_answers else limit.most):
+                        error = limit.too_many_at_once(tool)
                         raise self._refused(error, limit, taken, context)
                     entered.append(limit)
-                buckets = limit.retries if is_retry else limit.calls
+                buckets = limit.calls if state is None else limit.retries
                 if buckets is not None:
-                    if wait_ms := await buckets.take(caller):
-                        error = limit.too_many(buckets, wait_ms)
+                    wait_ms = await buckets.take(caller)
+                    if wait_ms and not has_answers:
+                        error = limit.too_many(tool, buckets, wait_ms)
                         raise self._refused(error, limit, taken, context)
-                    taken.append(buckets)
+                    if not wait_ms:
+                        taken.append(buckets)
             return await serve(context, params)
         finally:
             work = context.continued
@@ -314,7 +349,7 @@ class LimitedTools:
         if params.name in self._served:  # any other name would make the metrics grow
             context.correlation.tool = params.name
         limits_of_tool = self._limits_of_tools.get(params.name, ())
-        return self._limits.serve(context, params, self._tools.call, limits_of_tool)
+        return self._limits.serve(context, params, self._tools.call, limits_of_tool, params.name)
 
 
 def limited_tools(tools: Tools, kit: Kit) -> Tools:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from roundgate.cli import main
 from roundgate.main import build_app
 from tests.support.asgi import client, config_of, stoppable
 from tests.support.scripted import Asked, error, http, result, scripted, text
@@ -184,6 +185,21 @@ async def test_answers_may_be_plain_words_and_a_failed_poll_is_repeated(tmp_path
     # a job's tools cannot ask, so the server is told that nobody can be asked
     for one in calls:
         assert one["_meta"]["io.modelcontextprotocol/clientCapabilities"] == {}
+
+
+async def test_a_job_whose_poll_is_quarantined_does_not_start(tmp_path: Path) -> None:
+    tools = [tool("go"), tool("look"), tool("stop")]
+    async with scripted(Upstream(Worded("done"), tools)) as up:
+        one = {**entry(up.url), "changes": "quarantine", "lock": str(tmp_path / "up.lock")}
+        file = tmp_path / "gateway.yaml"
+        file.write_text(json.dumps({"backends": [one]}))
+        assert await asyncio.to_thread(main, ["compile", str(file)]) == 0
+        tools[1] = tool("look", description="Another.")
+        async with gateway(tmp_path, one) as ann:
+            task = await ann.over(await ann.begin("up__go"))
+    assert task["result"]["isError"] is True
+    assert "changed the definition of look" in task["result"]["content"][0]["text"]
+    assert "tools/call" not in up.methods()
 
 
 async def test_a_poll_is_repeated_while_the_breaker_is_open(tmp_path: Path) -> None:

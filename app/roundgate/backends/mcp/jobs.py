@@ -107,6 +107,9 @@ class _ToolJob:
         return self.calls.tool.listed.may_be_repeated
 
     async def start(self) -> Any:
+        for request in (self.config.poll, self.config.fetch, self.config.cancel):
+            if request is not None:  # a job that cannot be followed must not start
+                await self.calls.require_accepted(request.tool)
         try:
             raw = await self._call(self.calls.tool, dict(self.arguments))
         except UnexpectedAnswer:
