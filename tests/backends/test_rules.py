@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from roundgate.auth import Principal
 from roundgate.backends.base import Tool
 from roundgate.backends.item_rules import ItemRules
-from roundgate.backends.policy import with_defaults_of
+from roundgate.backends.rule_arguments import looks_at
 from roundgate.backends.rule_texts import Texts
 from roundgate.backends.rules import Caller, Policy, decision
+from roundgate.backends.schema_values import Document, with_schema
 from roundgate.errors import ArgumentsRefused, CallRefused
-from roundgate.protocol import schemas
+from roundgate.protocol import PartlyKnown, schemas
 from roundgate.settings import Origin, RuleConfig
 from roundgate.settings.yaml_file import Located
 
@@ -108,7 +109,7 @@ def test_arguments_that_cannot_be_validated_are_refused() -> None:
         of_tool = rules.for_tool(TOOL, "t", "shop", "")
         assert of_tool is not None
         with pytest.raises(ArgumentsRefused):
-            of_tool.authorizer(ann())(lambda: {"n": "\ud800"})
+            of_tool.authorizer(ann())(lambda: PartlyKnown({"n": "\ud800"}))
 
 
 def test_arguments_that_would_take_too_long_to_validate_are_refused(
@@ -127,13 +128,13 @@ def test_arguments_that_would_take_too_long_to_validate_are_refused(
     ):
         of_tool = rules.for_tool(TOOL, "t", "shop", "")
         assert of_tool is not None
-        of_tool.authorizer(ann())(lambda: {"tree": {}})
+        of_tool.authorizer(ann())(lambda: PartlyKnown({"tree": {}}))
         with pytest.raises(ArgumentsRefused):
-            of_tool.authorizer(ann())(lambda: {"tree": value})
+            of_tool.authorizer(ann())(lambda: PartlyKnown({"tree": value}))
 
 
 def test_arguments_are_not_made_if_no_rule_looks_at_them() -> None:
-    def unused() -> dict[str, Any]:
+    def unused() -> PartlyKnown:
         raise AssertionError
 
     of_tool = policy({"allow": {}}).for_tool(TOOL, "t", "shop", "")
@@ -215,7 +216,7 @@ def test_the_first_rule_that_matches_decides_and_lists_hide_no_allowed_tool(
 ) -> None:
     of_tool = policy(*rules).for_tool(TOOL, "t", "shop", "")
     assert of_tool is not None
-    rule = decision(of_tool.deciding(Caller(caller)), lambda: arguments)
+    rule = decision(of_tool.deciding(Caller(caller)), lambda: PartlyKnown(arguments))
     is_allowed = rule is not None and rule.allows
     assert is_allowed == expected(rules, caller, arguments)
     assert of_tool.may_allow(caller) or not is_allowed
@@ -265,13 +266,36 @@ def test_the_first_rule_that_matches_decides_and_lists_hide_no_allowed_tool(
             {},
             None,
         ),
+        # a member without a name may be another name of a member that has one
+        ({"properties": {"a": {}}}, {"b": 1}, None),
+        ({"properties": {"a": {}}, "additionalProperties": True}, {"b": 1}, None),
+        ({"properties": {"a": {"properties": {"b": {}}}}}, {"a": {"c": 1}}, None),
+        ({"properties": {"a": {"items": {"properties": {"b": {}}}}}}, {"a": [{"c": 1}]}, None),
+        ({"type": "object"}, {"b": 1}, {"b": 1}),
+        ({"properties": {"a": {}}}, {"a": {"b": {"c": 1}}}, {"a": {"b": {"c": 1}}}),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {}}},
+            {"a": {"b": 1}},
+            {"a": {"b": 1}},
+        ),
+        (
+            {"properties": {"a": {"anyOf": [{"properties": {"b": {}}}, {"type": "null"}]}}},
+            {"a": {"c": 1}},
+            None,
+        ),
+        (
+            {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+            {"a": 1, "b": 1},
+            {"a": 1, "b": 1},
+        ),
     ],
 )
 def test_the_defaults_of_a_schema_are_set_at_any_depth(
     schema: Any, arguments: Any, expected: Any
 ) -> None:
     before = json.dumps([schema, arguments])
-    assert with_defaults_of(schema, arguments) == expected
+    known = with_schema(Document(schema), arguments)
+    assert (None if () in known.unknown else known.value) == expected
     assert json.dumps([schema, arguments]) == before
 
 
@@ -283,7 +307,7 @@ def test_a_rule_that_denies_applies_to_unknown_arguments() -> None:
         of_tool = rules.for_tool(TOOL, "t", "shop", "")
         assert of_tool is not None
         with pytest.raises(ArgumentsRefused):
-            of_tool.authorizer(ann())(lambda: None)
+            of_tool.authorizer(ann())(lambda: PartlyKnown({"n": 1}, [()]))
 
 
 PATTERN = st.from_regex(r"docs://[ab*]{1,3}(/[ab*]{1,2})?", fullmatch=True)
@@ -336,3 +360,70 @@ def test_a_page_is_read_only_if_no_reading_is_a_refused_page() -> None:
         if items.resource_refusal(uri, "up", caller) is None
     ]
     assert read == ["ui://up/a", "ui://up/%61", "docs://a"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "is_unknown"),
+    [
+        ({"type": "string"}, "1000", False),
+        ({}, "1000", False),
+        ({"type": ["string", "number"]}, "1000", True),
+        ({"type": ["string", "number"]}, " 1_000 ", True),
+        ({"type": ["string", "number"]}, "１０００", True),
+        ({"type": ["string", "integer"]}, "0x10", True),
+        ({"type": ["string", "number"]}, "nan", True),
+        ({"type": ["string", "number"]}, "ORDER-1", False),
+        ({"anyOf": [{"type": "number"}, {"type": "string", "pattern": "^[0-9]+$"}]}, "1000", True),
+        ({"anyOf": [{"$ref": "#/$defs/N"}, {"type": "string"}]}, "1000", True),
+        ({"anyOf": [{"const": 5}, {"type": "string"}]}, "5", True),
+        ({"type": ["string", "null"]}, "null", False),
+        ({"type": ["string", "boolean"]}, "Yes", True),
+        ({"type": ["string", "boolean"]}, "maybe", False),
+        ({"type": ["string", "array"]}, '["a"]', True),
+        ({"type": ["string", "object"]}, ' {"a": 1}', True),
+    ],
+)
+def test_a_text_that_may_be_read_as_another_value_is_unknown(
+    schema: Any, text: str, is_unknown: bool
+) -> None:
+    document = Document({"properties": {"a": schema}, "$defs": {"N": {"type": "number"}}})
+    assert with_schema(document, {"a": text}).unknown == [("a",)] * is_unknown
+    definitions = {"L": {"items": schema}, "N": {"type": "number"}}
+    of_list = Document({"properties": {"a": {"$ref": "#/$defs/L"}}, "$defs": definitions})
+    assert with_schema(of_list, {"a": [1, text]}).unknown == [("a", 1)] * is_unknown
+
+
+@pytest.mark.parametrize(
+    ("schema", "looks"),
+    [
+        ({"properties": {"b": {"maximum": 1}}, "required": ["a"]}, False),
+        ({"properties": {"a": {}}, "type": "object", "minProperties": 1}, False),
+        ({"properties": {"a": {"properties": {"c": {"const": 1}}}}}, False),
+        ({"properties": {"a": {"required": ["b"]}}}, False),
+        ({"additionalProperties": False}, False),
+        ({"properties": {"a": {"properties": {"b": {"type": "string"}}}}}, True),
+        ({"properties": {"a": {"properties": {"b": {"title": "b"}}}}}, False),
+        ({"properties": {"a": {"const": {}}}}, True),
+        ({"properties": {"a": {"enum": [{}]}}}, True),
+        ({"properties": {"a": {"$ref": "#/$defs/A"}}}, True),
+        ({"allOf": [{"properties": {"a": {"additionalProperties": {"maximum": 1}}}}]}, True),
+        ({"not": {"properties": {"a": {"properties": {"b": {"maximum": 1}}}}}}, True),
+        (
+            {"if": {"properties": {"c": {}}}, "then": {"properties": {"a": {"type": "object"}}}},
+            False,
+        ),
+        ({"patternProperties": {"a": {"const": 1}}}, True),
+        ({"unevaluatedProperties": {"properties": {"b": {"const": 1}}}}, True),
+    ],
+)
+def test_a_rule_looks_at_a_part_or_not(schema: Any, looks: bool) -> None:
+    assert looks_at(schema, ("a", "b")) is looks
+
+
+def test_a_rule_looks_at_the_items_of_a_list() -> None:
+    for keyword in ("items", "contains", "unevaluatedItems"):
+        assert looks_at({"properties": {"a": {keyword: {"maximum": 1}}}}, ("a", 3))
+        assert not looks_at({"properties": {"a": {keyword: {"required": ["x"]}}}}, ("a", 3, "b"))
+    assert looks_at({"properties": {"a": {"prefixItems": [{}, {"maximum": 1}]}}}, ("a", 1))
+    assert looks_at({"properties": {"a": {"uniqueItems": True}}}, ("a", 1))
+    assert not looks_at({"properties": {"a": {"maxItems": 1}}}, ("a", 1))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -24,6 +25,7 @@ from roundgate.protocol import (
     Completion,
     ForwardedPrompt,
     ForwardedRead,
+    PartlyKnown,
     PromptMessage,
     ResourceContents,
     Schema,
@@ -86,6 +88,21 @@ class ToolAbout:
     extensions: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Bound:
+    """One call of a tool that has bound its arguments, so that rules, approvals and the tool get the
+    same value."""
+
+    call: Callable[[Context], Awaitable[Returned]]
+    read: Callable[[], PartlyKnown]
+    """Returns the bound arguments under the names of the tool's schema."""
+
+    @cached_property
+    def known(self) -> PartlyKnown:
+        """The bound arguments, read once."""
+        return self.read()
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A tool. `definition` is the schema's `Tool`; the gateway checks arguments against its
@@ -124,6 +141,9 @@ class Tool:
     without_tasks: WithoutTasks | None = None
     """The substitute for tasks; `None` selects the default for all tools."""
     about: About = ToolAbout()
+    bind: Callable[[dict[str, Any]], Bound] | None = None
+    """Binds the arguments of `call`, or raises ToolError; `None` for a tool that gets them as they
+    are sent."""
     approvable: CallTool | None = None
     """The call with an approval question in front; set by the loader."""
     asks_first: bool = False

@@ -15,28 +15,19 @@ import hashlib
 import logging
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 from roundgate.auth import Principal
-from roundgate.backends.base import CallTool, Returned, Tool
+from roundgate.backends.base import Bound, CallTool, Returned, Tool
 from roundgate.backends.config import BackendConfig, ToolOverride
+from roundgate.backends.schema_values import Document, with_schema
 from roundgate.errors import ToolError
-from roundgate.json import at_reference
-from roundgate.protocol import Schema, visible, visible_json
-from roundgate.protocol.readings import walk
+from roundgate.protocol import PartlyKnown, Schema, visible, visible_json
 from roundgate.replay import Context, Form, form_schema, run_of
 
 log = logging.getLogger("roundgate.backends")
-
-MAX_STEPS: Final = 10_000
-"""The maximum number of pairs of a schema and a value in which defaults are set. They block the
-event loop for some 200 ms."""
-MAX_DEPTH: Final = 200
-"""The maximum depth of values in which defaults are set; a recursive schema may declare endless ones."""
-MAX_REFERENCES: Final = 16
-"""The maximum number of `$ref` that lead to one schema."""
 
 _VARIABLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 _APPROVAL: Final = {
@@ -53,48 +44,102 @@ def around_calls(tool: Tool, wrap: Callable[[CallTool], CallTool], **changes: An
     return replace(tool, call=wrap(tool.call), approvable=approvable, **changes)
 
 
-def with_approval(tool: Tool, backend: BackendConfig) -> Tool:
-    """Return the tool with an approval question in front if the settings require it. A client that
-    cannot be asked gets error -32021.
+def guarded(tool: Tool, backend: BackendConfig, *, has_policy: bool) -> Tool:
+    """Return the tool with a check of each call by the rules of `policy` (`Call.authorize`), and with
+    an approval question if the settings require one. Rules, question and tool get one value of the
+    arguments. A client that cannot be asked gets error -32021.
 
-    Otherwise only prepare the question, for a view that requires it. An override takes precedence
-    over the tool's declaration, which takes precedence over the back end's `approve`.
+    A tool that needs no approval keeps the question for a view that requires it (`approvable`). An
+    override takes precedence over the tool's declaration, which takes precedence over the back end's
+    `approve`.
     """
     override = backend.override.get(tool.definition["name"])
-    tool = replace(tool, approvable=_approved_first(tool, backend))
+    call = _Guarded(tool, backend, has_policy)
+    tool = replace(
+        tool, call=call if has_policy else tool.call, approvable=replace(call, asks=True)
+    )
     approval = tool.approve if override is None else override.approve or tool.approve
     return asking_first(tool) if _is_to_be_approved(tool, backend, override, approval) else tool
 
 
-def _approved_first(tool: Tool, backend: BackendConfig) -> CallTool:
-    """Return the tool's call with the approval question in front. The question parses the
-    definition only when it is asked, because every start prepares one for each tool."""
-    definition, call, text = tool.definition, tool.call, tool.approval
-    own = name = definition["name"]
-    if (override := backend.override.get(own)) is not None:
-        name = override.name or own
-        text = text if override.approval is None else override.approval
+@dataclass(frozen=True)
+class _Guarded:
+    """The call of a tool (`CallTool`) behind a check and an approval."""
 
-    async def approved(context: Context, arguments: dict[str, Any]) -> Returned:
-        argument_names = definition["inputSchema"].get("properties", ())
-        question = _question(backend.effective_prefix + name, text, arguments, argument_names)
-        questions = {"approve": Form(question, _APPROVAL, is_approval=True)}
-        answer, run = (await context.ask(questions))["approve"], run_of(context)
-        # `tasks.service` logs a task's decision once; this code would repeat it in each turn
-        if run.call.task_id is None and "approve" in run.journal.received:
-            is_approved = answer.accepted and answer.value["approve"]
-            log_decision(run.call.principal, is_approved)
-            if run.call.trail is not None:
-                run.call.trail.decided(run.call.principal, is_approved)
-        if not answer.get()["approve"]:
-            raise ToolError("The user did not approve the call; nothing was done")
-        return await call(context, arguments)
+    tool: Tool
+    backend: BackendConfig
+    has_policy: bool
+    asks: bool = False
 
-    return approved
+    async def __call__(self, context: Context, arguments: dict[str, Any]) -> Returned:
+        bound = None if self.tool.bind is None else self.tool.bind(arguments)
+        if self.has_policy:
+            _check(context, lambda: self._known(bound, arguments))
+        if self.asks:
+            known = PartlyKnown(arguments) if bound is None else bound.known
+            await _ask(context, self._question(known, arguments))
+        return await (self.tool.call(context, arguments) if bound is None else bound.call(context))
+
+    def _known(self, bound: Bound | None, arguments: dict[str, Any]) -> PartlyKnown:
+        """Return the arguments for rules. A value of another type than the schema says is unknown,
+        because a rule for that type would ignore it."""
+        if bound is None:
+            return with_schema(self._document, arguments)
+        value = bound.known.value
+        return PartlyKnown(value, [*bound.known.unknown, *self._schema.misfits(value)])
+
+    @cached_property
+    def _document(self) -> Document:
+        return Document(self.tool.definition["inputSchema"])
+
+    @cached_property
+    def _schema(self) -> Schema:
+        return Schema.compile(self.tool.definition["inputSchema"])
+
+    def _question(self, known: PartlyKnown, arguments: Mapping[str, Any]) -> str:
+        """Return the text of the approval question; raise ToolError if not all arguments can be
+        shown."""
+        definition, text = self.tool.definition, self.tool.approval
+        own = name = definition["name"]
+        if (override := self.backend.override.get(own)) is not None:
+            name = override.name or own
+            text = text if override.approval is None else override.approval
+        names = definition["inputSchema"].get("properties", ())
+        lines = [] if text is None else text.strip().split("\n")
+        filled = [_filled(line, known.value, names) for line in lines]
+        listed = "It is called without arguments."
+        if known.value:
+            listed = f"It is called with\n{shown(known.value)}"
+        if known.unknown and arguments:
+            listed += f"\n\nIt is made of\n{shown(arguments)}"
+        return "\n".join([f"Run {self.backend.effective_prefix + name}?", *filled, "", listed])
+
+
+def _check(context: Context, known: Callable[[], PartlyKnown]) -> None:
+    """Check a call by the rules. A call that ends the external work of a task needs no rule."""
+    facts = run_of(context).call
+    if facts.cleanup is None:
+        if facts.authorize is None:
+            raise RuntimeError("the call of a tool with a policy has no check")
+        facts.authorize(known)
+
+
+async def _ask(context: Context, question: str) -> None:
+    """Return if the user approves the call; otherwise raise ToolError."""
+    questions = {"approve": Form(question, _APPROVAL, is_approval=True)}
+    answer, run = (await context.ask(questions))["approve"], run_of(context)
+    # `tasks.service` logs a task's decision once; this code would repeat it in each turn
+    if run.call.task_id is None and "approve" in run.journal.received:
+        is_approved = answer.accepted and answer.value["approve"]
+        log_decision(run.call.principal, is_approved)
+        if run.call.trail is not None:
+            run.call.trail.decided(run.call.principal, is_approved)
+    if not answer.get()["approve"]:
+        raise ToolError("The user did not approve the call; nothing was done")
 
 
 def asking_first(tool: Tool) -> Tool:
-    """Return the tool with the approval question that `with_approval` has prepared.
+    """Return the tool with the approval question that `guarded` has prepared.
 
     An approval covers one run, so the tool becomes `once`. Only an answer to the question as shown
     is an approval, so unasked answers are refused.
@@ -158,22 +203,6 @@ def is_destructive(tool: Tool, override: ToolOverride | None = None) -> bool:
     return read_only is not True and destructive is not False
 
 
-def _question(
-    name: str, text: str | None, arguments: Mapping[str, Any], known: Container[str]
-) -> str:
-    """Return the text of the approval question; raise ToolError if not all arguments can be
-    shown."""
-    own = (
-        []
-        if text is None
-        else [_filled(line, arguments, known) for line in text.strip().split("\n")]
-    )
-    listed = (
-        f"It is called with\n{shown(arguments)}" if arguments else "It is called without arguments."
-    )
-    return "\n".join([f"Run {name}?", *own, "", listed])
-
-
 def check_approval(text: str | None, arguments: Sequence[str]) -> None:
     """Check that every `{name}` in the approval text is an argument of the tool.
 
@@ -198,147 +227,6 @@ def _filled(line: str, arguments: Mapping[str, Any], known: Container[str]) -> s
         return "(not given)" if name in known else match[0]
 
     return _VARIABLE.sub(said, visible(line))
-
-
-def checked(tool: Tool) -> Tool:
-    """Return the tool with a check of each call by the rules of `policy` (`Call.authorize`). The
-    rules see the arguments that the tool gets, with the defaults that its schema declares.
-
-    A call that ends the external work of a task needs no rule.
-    """
-    definition = tool.definition
-
-    @cache
-    def declares_inside() -> bool:
-        return _declares_defaults_inside(definition["inputSchema"])
-
-    def completed(arguments: dict[str, Any]) -> dict[str, Any] | None:
-        schema = definition["inputSchema"]
-        if declares_inside():
-            return with_defaults_of(schema, arguments)
-        return {**_top_defaults(schema), **arguments}
-
-    def checking(call: CallTool) -> CallTool:
-        async def check(context: Context, arguments: dict[str, Any]) -> Returned:
-            facts = run_of(context).call
-            if facts.cleanup is None:
-                if facts.authorize is None:
-                    raise RuntimeError("the call of a tool with a policy has no check")
-                facts.authorize(lambda: completed(arguments))
-            return await call(context, arguments)
-
-        return check
-
-    return around_calls(tool, checking)
-
-
-def with_defaults_of(
-    schema: Mapping[str, Any], arguments: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """Return arguments with the defaults that a tool's schema declares at any depth, because a back
-    end sets them; `None` beyond `MAX_STEPS` or `MAX_DEPTH`. The defaults of all alternatives of a
-    union count, unless a constant rules an alternative out."""
-    whole = dict(arguments)
-    copies: dict[int, Any] = {id(whole): whole}  # keeps each copy alive, so that no id is reused
-    seen: set[tuple[int, int]] = set()
-    todo: list[tuple[Any, Any, int]] = [(schema, whole, 0)]
-    while todo:
-        part, value, depth = todo.pop()
-        if not isinstance(part, Mapping) or (id(part), id(value)) in seen:
-            continue
-        seen.add((id(part), id(value)))
-        todo += ((other, value, depth) for other in _of_same_value(schema, part, value))
-        for key, member in _of_members(schema, part, value):
-            child = value[key]
-            if id(child) not in copies:
-                child = value[key] = child.copy()
-                copies[id(child)] = child
-            todo.append((member, child, depth + 1))
-            if len(seen) + len(todo) > MAX_STEPS or depth > MAX_DEPTH:
-                return None
-    return whole
-
-
-def _top_defaults(schema: Mapping[str, Any]) -> dict[str, Any]:
-    members: Mapping[str, Any] = schema.get("properties") or {}
-    return {name: member["default"] for name, member in members.items() if _has_default(member)}
-
-
-def _declares_defaults_inside(schema: Mapping[str, Any]) -> bool:
-    """Return whether a part of a schema declares a default, besides the arguments themselves."""
-    members: Mapping[str, Any] = schema.get("properties") or {}
-    outside = {id(schema), *map(id, members.values())}
-    return any(
-        isinstance(part, Mapping) and "default" in part and id(part) not in outside
-        for _, part in walk(schema)
-    )
-
-
-def _of_same_value(
-    document: Mapping[str, Any], schema: Mapping[str, Any], value: Any
-) -> Iterator[Any]:
-    """Yield the other schemas of a value: references, parts and alternatives."""
-    if "$ref" in schema:
-        yield _referred(document, schema)
-    yield from _listed(schema, "allOf")
-    for keyword in ("anyOf", "oneOf"):
-        for alternative in _listed(schema, keyword):
-            resolved = _referred(document, alternative)
-            members = resolved.get("properties") if isinstance(resolved, Mapping) else None
-            if not any(
-                isinstance(member, Mapping) and "const" in member and value[name] != member["const"]
-                for name, member in (members or {}).items()
-                if isinstance(value, dict) and name in value
-            ):
-                yield resolved
-
-
-def _of_members(
-    document: Mapping[str, Any], schema: Mapping[str, Any], value: Any
-) -> Iterator[tuple[Any, Any]]:
-    """Set the members of an object that are missing and have a default. Then yield the key and the
-    schema of each object and list in a value."""
-    if isinstance(value, dict):
-        members = schema.get("properties")
-        members = members if isinstance(members, Mapping) else {}
-        for name, member in members.items():
-            if name not in value:
-                about = member if _has_default(member) else _referred(document, member)
-                if _has_default(about):
-                    value[name] = about["default"]
-        others = schema.get("additionalProperties")
-        for name, child in list(value.items()):
-            if isinstance(child, (dict, list)):
-                yield name, members.get(name, others)
-    elif isinstance(value, list):
-        first, rest = _listed(schema, "prefixItems"), schema.get("items")
-        for place, child in enumerate(value):
-            if isinstance(child, (dict, list)):
-                yield place, first[place] if place < len(first) else rest
-
-
-def _has_default(schema: Any) -> bool:
-    return isinstance(schema, Mapping) and "default" in schema
-
-
-def _listed(schema: Mapping[str, Any], keyword: str) -> Sequence[Any]:
-    schemas = schema.get(keyword)
-    return schemas if isinstance(schemas, list) else ()
-
-
-def _referred(document: Mapping[str, Any], schema: Any) -> Any:
-    """Return the schema to which references lead, or the first with a default on the way; the last
-    usable one if a reference cannot be followed."""
-    for _ in range(MAX_REFERENCES):
-        if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
-            break
-        try:
-            schema = at_reference(document, schema["$ref"])
-        except LookupError:
-            break
-        if _has_default(schema):
-            break
-    return schema
 
 
 def with_defaults(tool: Tool, defaults: Mapping[str, Any]) -> Tool:

@@ -1,4 +1,5 @@
-"""The JSON Schemas of rules about arguments: only keywords that the validator checks."""
+"""The JSON Schemas of rules about arguments: only keywords that the validator checks, and the parts of
+arguments that a schema looks at."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, Final
 
-from roundgate.protocol import Schema
+from roundgate.protocol import Path, Schema
 
 
 def compiled_arguments(definition: Mapping[str, Any]) -> Schema:
@@ -64,3 +65,45 @@ def _unchecked(schema: Any, place: str = "") -> Iterator[str]:
         elif keyword in _SCHEMAS:
             for part in value if isinstance(value, (list, tuple)) else [value]:
                 yield from _unchecked(part, f"{path}.")
+
+
+_OF_NO_VALUE: Final = frozenset(
+    {
+        *("$schema", "$id", "$anchor", "$comment", "$defs", "definitions", "title", "description"),
+        *("default", "examples", "deprecated", "readOnly", "writeOnly"),
+    }
+)
+"""The keywords that look at no value."""
+_OF_SHAPE: Final = frozenset(
+    {
+        *(*_OF_NO_VALUE, "type", "required", "dependentRequired", "propertyNames"),
+        *("minProperties", "maxProperties", "minItems", "maxItems"),
+    }
+)
+"""The keywords that look at no value of a member or item."""
+_OF_SAME_VALUE: Final = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else"})
+_OF_MEMBERS: Final = frozenset(
+    {
+        *("items", "prefixItems", "unevaluatedItems", "contains"),
+        *("additionalProperties", "unevaluatedProperties"),
+    }
+)
+
+
+def looks_at(schema: Any, path: Path) -> bool:
+    """Return whether the result of a schema may depend on the value at a place; True in doubt."""
+    if not isinstance(schema, Mapping):  # true and false
+        return False
+    if not path:
+        return not schema.keys() <= _OF_NO_VALUE
+    for keyword in schema.keys() - _OF_SHAPE:
+        parts = schema[keyword] if isinstance(schema[keyword], (list, tuple)) else [schema[keyword]]
+        if keyword == "properties":
+            found = looks_at(schema[keyword].get(path[0]), path[1:])
+        elif keyword in _OF_SAME_VALUE:
+            found = any(looks_at(part, path) for part in parts)
+        else:
+            found = keyword not in _OF_MEMBERS or any(looks_at(part, path[1:]) for part in parts)
+        if found:
+            return True
+    return False

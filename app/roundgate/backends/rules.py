@@ -9,7 +9,7 @@ refused. A rule has three parts, which are known at different times:
     the arguments                                 when the handler begins      `ToolRules.authorizer`
 
 A list contains the tools of which some call may be allowed. The arguments are checked as the back
-end gets them, around the tool's own call (`policy.checked`), in each round and in each turn of a task.
+end gets them, around the tool's own call (`policy.guarded`), in each round and in each turn of a task.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any, Final, TypeAlias
 
 from roundgate.auth import Principal
 from roundgate.backends.base import Tool
-from roundgate.backends.rule_arguments import compiled_arguments
+from roundgate.backends.rule_arguments import compiled_arguments, looks_at
 from roundgate.backends.rule_texts import Texts, UriReadings, UriTexts
 from roundgate.backends.shaping import has_hint
 from roundgate.errors import ArgumentsRefused, CallRefused, ConfigError, Problem
-from roundgate.protocol import Schema
+from roundgate.protocol import PartlyKnown, Schema
 from roundgate.protocol.uri_template import has_dot_segments
 from roundgate.replay import Authorize
 from roundgate.settings import KINDS, CallMatch, Kind, Origin, RuleConfig
@@ -146,12 +146,14 @@ class Rule:
                 return False
         return True
 
-    def fits(self, arguments: Mapping[str, Any] | None) -> bool:
-        """Return whether the rule applies to arguments. If they cannot be validated, or are unknown
-        (`None`), a rule that denies applies, and a rule that allows does not."""
+    def fits(self, arguments: PartlyKnown) -> bool:
+        """Return whether the rule applies to arguments. If they cannot be validated, or the rule looks
+        at an unknown part, a rule that denies applies, and a rule that allows does not."""
         if self.arguments is None:
             return True
-        conforms = None if arguments is None else self.arguments.conforms(dict(arguments))
+        definition = self.config.match.arguments
+        is_known = not any(looks_at(definition, place) for place in arguments.unknown)
+        conforms = self.arguments.conforms(arguments.value) if is_known else None
         return not self.allows if conforms is None else conforms
 
 
@@ -209,13 +211,12 @@ class ToolRules:
         """Return a function that checks calls of a caller."""
         return partial(self._authorize, Caller(principal))
 
-    def _authorize(self, caller: Caller, arguments: Callable[[], Mapping[str, Any] | None]) -> None:
+    def _authorize(self, caller: Caller, arguments: Callable[[], PartlyKnown]) -> None:
         """Check a call with its arguments.
 
         Args:
             caller: the caller.
-            arguments: returns the arguments, or `None` if they are unknown; called only if a rule looks
-                at them.
+            arguments: returns the arguments; called only if a rule looks at them.
 
         Raises:
             ArgumentsRefused: the rules refuse the call.
@@ -226,13 +227,11 @@ class ToolRules:
             raise ArgumentsRefused(NO_RULE if rule is None else rule.name)
 
 
-def decision(
-    rules: Sequence[Rule], arguments: Callable[[], Mapping[str, Any] | None]
-) -> Rule | None:
+def decision(rules: Sequence[Rule], arguments: Callable[[], PartlyKnown]) -> Rule | None:
     """Return the first of the rules that applies to arguments, or `None` if none does."""
     if rules and rules[0].arguments is None:
         return rules[0]
-    values = arguments() if rules else {}
+    values = arguments() if rules else PartlyKnown({})
     return next((rule for rule in rules if rule.fits(values)), None)
 
 

@@ -27,8 +27,7 @@ from roundgate.backends.definitions import renamed
 from roundgate.backends.policy import (
     around_calls,
     check_approval,
-    checked,
-    with_approval,
+    guarded,
     with_defaults,
     with_questions,
 )
@@ -89,7 +88,7 @@ class ConfiguredBackend:
         tools: list[Tool] = []
         for tool in chosen:
             try:
-                guarded = self._guarded(tool)
+                prepared = self._guarded(tool)
             except ValueError as error:
                 tool_problems = left_out if tool.is_described_remotely else problems
                 tool_problems.append(self._problem(tool, str(error)))
@@ -97,7 +96,7 @@ class ConfiguredBackend:
             name = tool.definition["name"]
             try:
                 override = self.config.override.get(name)
-                tools.append(guarded if override is None else overridden(guarded, override))
+                tools.append(prepared if override is None else overridden(prepared, override))
             except ValueError as error:
                 place = self._origin.at("override", name)
                 problems.append(
@@ -147,9 +146,8 @@ class ConfiguredBackend:
             check_approval(
                 tool.approval, list(tool.definition["inputSchema"].get("properties", ()))
             )
-        approved = with_approval(tool, self.config)
-        guarded = checked(approved) if self._has_policy else approved
-        return with_questions(with_defaults(guarded, tool.defaults), tool.ask_for)
+        called = guarded(tool, self.config, has_policy=self._has_policy)
+        return with_questions(with_defaults(called, tool.defaults), tool.ask_for)
 
     def _problem(self, tool: Tool, message: str) -> Problem:
         if len(tool.place) < 2:

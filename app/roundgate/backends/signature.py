@@ -40,6 +40,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticSerializationError, to_jsonable_python
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
+from roundgate.backends.python_values import Names, schema_name
 from roundgate.errors import Inside
 from roundgate.json import encode, fresh
 from roundgate.protocol import (
@@ -49,6 +50,7 @@ from roundgate.protocol import (
     Completion,
     EmbeddedResource,
     ImageContent,
+    PartlyKnown,
     PromptMessage,
     Readings,
     ResourceContents,
@@ -105,6 +107,8 @@ class Signature:
     """The return annotation, or `Parameter.empty`."""
     _adapter: TypeAdapter[dict[str, Any]]
     _defaults: Mapping[str, Any]
+    _own_defaults: Mapping[str, Any]
+    """Defaults by the function's own names."""
     _changeable: Mapping[str, Any]
     """Mutable defaults by the function's own names. Each call gets a copy, so that calls cannot
     change the defaults of later calls."""
@@ -132,6 +136,15 @@ class Signature:
     def _readings(self) -> Readings:
         schema = self._adapter.json_schema(schema_generator=_WithEveryChoice)
         return Readings(schema, of_pydantic=True)
+
+    @cached_property
+    def names(self) -> Names:
+        """The names of arguments in the schema."""
+        return Names.of(self._adapter.core_schema)
+
+    def known(self, bound: Mapping[str, Any]) -> PartlyKnown:
+        """Return bound arguments as JSON, with the function's defaults, under the schema's names."""
+        return self.names.read({**self._own_defaults, **bound})
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return keyword arguments, converted to the annotated types. Lists and dicts, including
@@ -185,6 +198,7 @@ def describe(function: Callable[..., Any]) -> Signature:
     fields: dict[str, Any] = {}
     parameters: list[Parameter] = []
     defaults: dict[str, Any] = {}
+    own_defaults: dict[str, Any] = {}
     changeable: dict[str, Any] = {}
     takes_context, takes_any = None, False
     for name, parameter in inspect.signature(function).parameters.items():
@@ -211,6 +225,7 @@ def describe(function: Callable[..., Any]) -> Signature:
             fields[name] = Required[hint] if required else NotRequired[hint]
             parameters.append(Parameter(_public_name(name, hint), described.get(name), required))
             if not required:
+                own_defaults[name] = parameter.default
                 _note_default(defaults, parameters[-1].name, parameter.default)
                 if isinstance(parameter.default, _CHANGEABLE) and _can_be_copied(parameter.default):
                     changeable[name] = parameter.default
@@ -224,6 +239,7 @@ def describe(function: Callable[..., Any]) -> Signature:
         returns=hints.get("return", inspect.Parameter.empty),
         _adapter=adapter,
         _defaults=defaults,
+        _own_defaults=own_defaults,
         _changeable=changeable,
     )
 
@@ -279,9 +295,8 @@ def _public_name(name: str, hint: Any) -> str:
     """Return the name of a parameter for callers: `from_: Annotated[str, Field(alias="from")]` is
     `from`."""
     notes = [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, FieldInfo)]
-    return next(
-        (note.validation_alias for note in notes if isinstance(note.validation_alias, str)), name
-    )
+    alias: Any = next((n.validation_alias for n in notes if n.validation_alias is not None), name)
+    return schema_name(name, alias if isinstance(alias, str) else alias.convert_to_aliases())
 
 
 def _can_be_copied(default: Any) -> bool:

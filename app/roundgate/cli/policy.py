@@ -28,7 +28,7 @@ from roundgate.clock import Clock, Deadline
 from roundgate.config import ConfigFile
 from roundgate.errors import Inside, ParseError, ToolError, Unauthenticated, UsageError
 from roundgate.json import decode
-from roundgate.protocol import ClientCapabilities, Meta
+from roundgate.protocol import ClientCapabilities, Meta, PartlyKnown
 from roundgate.replay import Call, Context, Failed, Journal, Run, engine
 from roundgate.runtime import loading
 from roundgate.runtime.audit_log import audit_directory
@@ -81,6 +81,9 @@ def _explain(arguments: argparse.Namespace, file: ConfigFile, catalog: Catalog) 
     sent = None
     if arguments.arguments is not None:
         sent = _sent(tool, principal, _object(arguments.arguments, "--arguments"))
+        for place in sent.unknown:
+            where = f"arguments{''.join(f'.{step}' for step in place)}"
+            say(f"{where}: unknown, so a deny that looks at it matches, and an allow does not")
     target = Target("tool", tool.whole_name, tool.backend, view, tool.tool)
     show_table(list(_rows(catalog.policy, target, Caller(principal), sent, file)))
     rules = tool.rules.deciding(Caller(principal))
@@ -90,7 +93,7 @@ def _explain(arguments: argparse.Namespace, file: ConfigFile, catalog: Catalog) 
             return 0
         say("refused, whatever the arguments")
         return 1
-    return _say_decision(decision(rules, lambda: sent or {}), file)
+    return _say_decision(decision(rules, lambda: sent or PartlyKnown({})), file)
 
 
 def _explain_item(
@@ -158,7 +161,7 @@ def _rows(
     policy: Policy,
     target: Target,
     caller: Caller,
-    sent: Mapping[str, Any] | None,
+    sent: PartlyKnown | None,
     file: ConfigFile,
 ) -> Iterator[tuple[str, ...]]:
     """Yield a row for each rule: its place, name and effect, and whether it matches."""
@@ -171,7 +174,7 @@ def _rows(
             verdict = f"does not match: {', '.join(wrong)}"
         elif rule.arguments is not None and sent is None:
             verdict = "depends on the arguments"
-        elif rule.fits(sent or {}):
+        elif rule.fits(sent or PartlyKnown({})):
             verdict, is_decided = "matches", True
         else:
             verdict = "does not match: arguments"
@@ -216,23 +219,21 @@ def _object(text: str, option: str) -> dict[str, Any]:
 
 
 class _Sent(Inside):
-    """The arguments that the back end of a call would get; `None` if they are unknown."""
+    """The arguments that the back end of a call would get."""
 
-    def __init__(self, arguments: Mapping[str, Any] | None) -> None:
+    def __init__(self, arguments: PartlyKnown) -> None:
         super().__init__()
         self.arguments = arguments
 
 
-def _sent(
-    served: ServedTool, principal: Principal, arguments: Mapping[str, Any]
-) -> Mapping[str, Any]:
+def _sent(served: ServedTool, principal: Principal, arguments: Mapping[str, Any]) -> PartlyKnown:
     """Return the arguments that the back end would get, by running the call up to the check of its
     rules. Raise UsageError if the call would not get there."""
     if problems := served.arguments.problems(dict(arguments), "arguments"):
         raise UsageError("; ".join(problems))
 
-    def authorize(values: Callable[[], Mapping[str, Any] | None]) -> NoReturn:
-        raise _Sent(values())
+    def authorize(known: Callable[[], PartlyKnown]) -> NoReturn:
+        raise _Sent(known())
 
     call = Call(
         principal=principal,
@@ -246,13 +247,8 @@ def _sent(
         engine.run_handler(lambda: served.call(context, dict(arguments)), run_of_call)
     )
     match outcome:
-        case Failed(_Sent(arguments=None)):
-            raise UsageError(
-                "--arguments: too many values or levels for the defaults of the tool's schema; such a"
-                " call matches each deny and no allow that looks at arguments"
-            )
-        case Failed(_Sent(arguments=dict(values))):
-            return values
+        case Failed(_Sent(arguments=known)):
+            return known
         case Failed(ToolError() as error):
             raise UsageError(str(error))
     raise UsageError("the call asks its user for arguments; give all of them")

@@ -72,6 +72,8 @@ from roundgate.protocol.revision import ResultFormat as ResultFormat
 from roundgate.protocol.revision import Revision as Revision
 from roundgate.protocol.revision import Route as Route
 from roundgate.protocol.revisions import NEWEST as NEWEST
+from roundgate.protocol.schemas import PartlyKnown as PartlyKnown
+from roundgate.protocol.schemas import Path as Path
 from roundgate.protocol.schemas import Schema as Schema
 from roundgate.protocol.tasks import EXTENSION as EXTENSION
 from roundgate.protocol.tasks import OPEN as OPEN

@@ -7,9 +7,9 @@ bounded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import jsonschema_rs
 
@@ -30,6 +30,19 @@ _BACKTRACKING: Final = jsonschema_rs.FancyRegexOptions(backtrack_limit=5_000)
 """Options for patterns that look ahead, look behind or refer back: at most 0.1 ms for each text."""
 _MAX_ERRORS: Final = 8
 _MAX_MESSAGE: Final = 240
+
+
+Path: TypeAlias = tuple[str | int, ...]
+"""The place of a part of a JSON value: names of members and indexes of items."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartlyKnown:
+    """A JSON object of which some parts are unknown."""
+
+    value: dict[str, Any]
+    unknown: Sequence[Path] = ()
+    """The places of the unknown parts; `()` is the whole object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +87,15 @@ class Schema:
             return self._validator.is_valid(value)
         except (ValueError, OverflowError):
             return None
+
+    def misfits(self, value: Any) -> list[Path]:
+        """Return the places of the parts of a JSON value that do not conform; `()` alone if they
+        would take too much work to find."""
+        if (conforms := self.conforms(value)) is not False:
+            return [] if conforms else [()]
+        if not self._can_explain(value):
+            return [()]
+        return [tuple(error.instance_path) for error in self._validator.iter_errors(value)]
 
     def problems(self, value: Any, root: str) -> list[str]:
         """Return the problems of a value, one sentence each with its place: `arguments.limit: 500

@@ -19,7 +19,7 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -29,7 +29,7 @@ from roundgate.aio import Threads
 from roundgate.auth import Principal
 from roundgate.clock import Deadline
 from roundgate.errors import Suspend
-from roundgate.protocol import ClientCapabilities, Meta, ResourceContents
+from roundgate.protocol import ClientCapabilities, Meta, PartlyKnown, ResourceContents
 from roundgate.replay.branches import END, Branch, Owner, Scope, here
 from roundgate.replay.journal import (
     Answered,
@@ -90,7 +90,7 @@ PageDone: TypeAlias = Callable[[str], Awaitable[None]]
 """Notifies the client that its user has finished with the page of a question, by its wire key."""
 Publish: TypeAlias = Callable[[str, str | None], Awaitable[None]]
 """Notifies every subscribed `subscriptions/listen` stream of a change (method, uri)."""
-Authorize: TypeAlias = Callable[[Callable[[], Mapping[str, Any] | None]], None]
+Authorize: TypeAlias = Callable[[Callable[[], PartlyKnown]], None]
 """Checks a call. Takes a function that returns the arguments, and raises ArgumentsRefused."""
 Read: TypeAlias = Callable[[Any, str], Awaitable[Sequence[ResourceContents]]]
 """Reads a resource by its URI, as the caller of the handler that has the given context.

@@ -20,7 +20,16 @@ import roundgate
 from roundgate import declare
 from roundgate.aio import Threads
 from roundgate.auth import Principal
-from roundgate.backends.base import Complete, Offering, Prompt, Resource, Shared, Tool
+from roundgate.backends.base import (
+    Bound,
+    Complete,
+    Offering,
+    Prompt,
+    Resource,
+    Returned,
+    Shared,
+    Tool,
+)
 from roundgate.backends.config import BackendConfig
 from roundgate.backends.python import modules
 from roundgate.backends.python.modules import Modules
@@ -264,18 +273,26 @@ def _tool(callee: Callee, options: Mapping[str, Any]) -> Tool:
     # without a context the function cannot call `continue_as_task` itself
     becomes_task_at_once = signature.takes_context is None and task != "forbidden"
 
-    async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
+    def bind(arguments: dict[str, Any]) -> Bound:
         try:
             keywords = signature.bind(arguments)
         except ValueError as error:
             raise ToolError(f"Invalid arguments: {error}") from None
-        if becomes_task_at_once:
-            await context.continue_as_task()
-        return returns.result(await callee(context, keywords))
+
+        async def run(context: Context) -> ToolResult:
+            if becomes_task_at_once:
+                await context.continue_as_task()
+            return returns.result(await callee(context, keywords))
+
+        return Bound(run, lambda: signature.known(keywords))
+
+    async def call(context: Context, arguments: dict[str, Any]) -> Returned:
+        return await bind(arguments).call(context)
 
     return Tool(
         definition,
         call,
+        bind=bind,
         requires=options.get("requires") or {},
         scopes=frozenset(options.get("scopes", ())),
         once=options.get("once", False),

@@ -1,0 +1,564 @@
+"""Rules about arguments against Python functions: a rule reads the value that the function gets, however it was made of
+the arguments; a rule that cannot read it refuses the call."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import pytest
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    AliasPath,
+    AnyUrl,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Json,
+    RootModel,
+    SecretStr,
+    StringConstraints,
+    computed_field,
+    field_serializer,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+from typing_extensions import TypedDict
+
+from roundgate import tool
+from roundgate.backends.policy import shown
+from roundgate.backends.signature import describe
+from tests.support.asgi import Client, client, gateway
+from tests.support.rounds import ask
+
+ran: list[Any] = []
+NUMBER = {"type": "number", "maximum": 100}
+NOT_THESE = "does not allow this call with these arguments"
+
+
+def member(path: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of arguments with a member at a path: `order.sum`."""
+    for name in reversed(path.split(".")):
+        schema = {"type": "object", "properties": {name: schema}, "required": [name]}
+    return schema
+
+
+class Aliased(BaseModel):
+    model_config = ConfigDict(populate_by_name=True)
+    max_amount: float = Field(10, alias="sum")
+
+
+class Choices(BaseModel):
+    sum: float = Field(10, validation_alias=AliasChoices("sum", "max_amount"))
+
+
+class Path(BaseModel):
+    sum: float = Field(10, validation_alias=AliasPath("more", "sum"))
+
+
+class Generated(BaseModel):
+    model_config = ConfigDict(alias_generator=lambda name: name.lower(), validate_by_name=True)
+    SUM: float = 10
+
+
+class ByName(BaseModel):
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=False)
+    sum: float = Field(10, alias="max_amount")
+
+
+class Factory(BaseModel):
+    sum: float = Field(default_factory=lambda: 1000)
+
+
+class FactoryOfData(BaseModel):
+    factor: int = 1
+    sum: float = Field(default_factory=lambda data: data["factor"] * 100)
+
+
+class Money(BaseModel):
+    sum: Decimal = Decimal(10)
+
+
+class ModelValidator(BaseModel):
+    sum: float = 10
+    percent: float = 100
+
+    @model_validator(mode="after")
+    def _all(self) -> ModelValidator:
+        self.sum = self.sum * self.percent / 100
+        return self
+
+
+class Wrapped(BaseModel):
+    sum: float = 10
+
+    @model_validator(mode="before")
+    @classmethod
+    def _renamed(cls, value: Any) -> Any:
+        return {"sum": value.get("amount", value.get("sum", 10))}
+
+
+class Liar(BaseModel):
+    sum: float = 10
+
+    @field_serializer("sum")
+    def _small(self, value: float) -> float:
+        return 1.0
+
+
+class WholeLiar(BaseModel):
+    sum: float = 10
+
+    @model_serializer
+    def _small(self) -> dict[str, Any]:
+        return {"sum": 1.0}
+
+
+class Excluded(BaseModel):
+    sum: float = Field(10, exclude=True)
+
+
+class OtherName(BaseModel):
+    sum: float = Field(10, serialization_alias="amount")
+
+
+class Computed(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    total: float = Field(10, validation_alias="sum")
+
+    @computed_field(alias="sum")  # type: ignore[prop-decorator]
+    @property
+    def small(self) -> float:
+        return 1.0
+
+
+class Rooted(RootModel[Choices]):
+    pass
+
+
+class Paid(BaseModel):
+    kind: Literal["paid"]
+    sum: float = Field(10, validation_alias=AliasChoices("sum", "max_amount"))
+
+
+class Free(BaseModel):
+    kind: Literal["free"]
+
+
+class Holder(BaseModel):
+    sum: float = 10
+    token: SecretStr = SecretStr("k")
+    data: bytes = b""
+
+
+class Validated(BaseModel):
+    sum: float = 10
+
+    @field_validator("sum")
+    @classmethod
+    def _cents(cls, value: float) -> float:
+        return value * 100
+
+
+@dataclasses.dataclass
+class Plain:
+    sum: float = 10
+
+
+@dataclasses.dataclass
+class Renamed:
+    __pydantic_config__ = ConfigDict(extra="ignore")
+    amount: Annotated[float, Field(validation_alias=AliasChoices("sum", "max_amount"))] = 10
+
+
+@dataclasses.dataclass
+class Initial:
+    sum: float = 10
+    more: dataclasses.InitVar[float] = 0
+
+    def __post_init__(self, more: float) -> None:
+        self.total = self.sum + more
+
+
+class Typed(TypedDict, total=False):
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    amount: Annotated[float, Field(validation_alias=AliasChoices("sum", "max_amount"))]
+
+
+class Size(enum.Enum):
+    SMALL = "small"
+    LARGE = "large"
+
+
+class Text(BaseModel):
+    model_config = ConfigDict(str_to_lower=True, str_strip_whitespace=True)
+    name: str
+
+
+class Custom:
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+CustomNumber = Annotated[Any, AfterValidator(Custom), Field(json_schema_extra={"type": "number"})]
+
+
+def got(value: Any) -> str:
+    ran.append(value)
+    return "ran"
+
+
+def paying(annotation: Any, amount: Callable[[Any], Any] = lambda order: order.sum) -> Any:
+    """A tool with the argument `order`, which notes the amount that it would pay."""
+
+    def pay(order: Any) -> str:
+        return got(amount(order))
+
+    pay.__annotations__ = {"order": annotation, "return": str}
+    return tool(pay)
+
+
+def of(
+    name: str,
+    annotation: Any,
+    amount: Callable[[Any], Any] = lambda value: value,
+    more: bool = False,
+) -> Any:
+    """A tool with one argument of a name, and any others if `more`."""
+    scope: dict[str, Any] = {"of_value": amount, "got": got}
+    exec(f"def pay({name}{'=10, **others' * more}): return got(of_value({name}))", scope)
+    scope["pay"].__annotations__ = {name: annotation, "return": str}
+    return tool(scope["pay"])
+
+
+SUM = "order.sum"
+LARGE: dict[str, tuple[Any, str, Any]] = {
+    # the way in which the value changes: the tool, the place that the rule names, what a caller sends
+    "populate_by_name": (
+        paying(Aliased, lambda o: o.max_amount),
+        SUM,
+        {"order": {"max_amount": 1000}},
+    ),
+    "both names": (
+        paying(Choices),
+        SUM,
+        {"order": {"max_amount": 1000, "more": 1}},
+    ),
+    "AliasChoices": (paying(Choices), SUM, {"order": {"max_amount": 1000}}),
+    "AliasPath": (paying(Path), SUM, {"order": {"more": {"sum": 1000}}}),
+    "alias_generator": (
+        paying(Generated, lambda o: o.SUM),
+        SUM,
+        {"order": {"SUM": 1000}},
+    ),
+    "validate_by_alias=False": (paying(ByName), SUM, {"order": {"sum": 1000}}),
+    "default_factory": (paying(Factory), SUM, {"order": {}}),
+    "default_factory of data": (paying(FactoryOfData), SUM, {"order": {"factor": 10}}),
+    "Decimal as text": (paying(Money), SUM, {"order": {"sum": "1000"}}),
+    "Decimal as exponent": (paying(Money), SUM, {"order": {"sum": "1e3"}}),
+    "Decimal near the bound": (
+        paying(Money),
+        SUM,
+        {"order": {"sum": "100.00000000000000000000001"}},
+    ),
+    "Decimal of a billion digits": (paying(Money), SUM, {"order": {"sum": "1E+999999"}}),
+    "model_validator after": (
+        paying(ModelValidator),
+        SUM,
+        {"order": {"sum": 100, "percent": 1000}},
+    ),
+    "model_validator before": (paying(Wrapped), SUM, {"order": {"amount": 1000, "sum": 1}}),
+    "field_validator": (paying(Validated), SUM, {"order": {"sum": 100}}),
+    "field_serializer": (paying(Liar), SUM, {"order": {"sum": 1000}}),
+    "model_serializer": (paying(WholeLiar), SUM, {"order": {"sum": 1000}}),
+    "exclude=True": (paying(Excluded), SUM, {"order": {"sum": 1000}}),
+    "serialization_alias": (
+        paying(OtherName),
+        SUM,
+        {"order": {"sum": 1000, "amount": 1}},
+    ),
+    "computed_field": (paying(Computed, lambda o: o.total), SUM, {"order": {"sum": 1000}}),
+    "RootModel": (
+        paying(Rooted, lambda o: o.root.sum),
+        SUM,
+        {"order": {"max_amount": 1000}},
+    ),
+    "discriminated union": (
+        paying(Annotated[Paid | Free, Field(discriminator="kind")]),
+        SUM,
+        {"order": {"kind": "paid", "max_amount": 1000}},
+    ),
+    "union of models": (paying(Paid | Free), SUM, {"order": {"kind": "paid", "max_amount": 1000}}),
+    "optional model": (paying(Choices | None), SUM, {"order": {"max_amount": 1000}}),
+    "list of models": (
+        of("orders", list[Choices], lambda orders: orders[0].sum),
+        "orders",
+        {"orders": [{"max_amount": 1000}]},
+    ),
+    "dict of models": (
+        of("orders", dict[str, Choices], lambda orders: orders["a"].sum),
+        "orders.a.sum",
+        {"orders": {"a": {"max_amount": 1000}}},
+    ),
+    "dataclass": (
+        paying(Renamed, lambda o: o.amount),
+        SUM,
+        {"order": {"max_amount": 1000}},
+    ),
+    "InitVar": (paying(Initial, lambda o: o.total), SUM, {"order": {"sum": 1, "more": 1000}}),
+    "TypedDict": (
+        paying(Typed, lambda o: o.get("amount", 10)),
+        SUM,
+        {"order": {"sum": 1, "max_amount": 1000}},
+    ),
+    "TypedDict, alias alone": (
+        paying(Typed, lambda o: o.get("amount", 10)),
+        SUM,
+        {"order": {"max_amount": 1000}},
+    ),
+    "alias of a parameter": (
+        of(
+            "max_amount",
+            Annotated[float, Field(validation_alias=AliasChoices("sum", "amount"))],
+            more=True,
+        ),
+        "sum",
+        {"amount": 1000},
+    ),
+    "path of a parameter": (
+        of("sum", Annotated[float, Field(validation_alias=AliasPath("more", 0))], more=True),
+        "sum",
+        {"more": [1000]},
+    ),
+    "BeforeValidator": (
+        of("sum", Annotated[float, BeforeValidator(lambda value: value * 100)]),
+        "sum",
+        {"sum": 99},
+    ),
+    "AfterValidator": (
+        of("sum", Annotated[float, AfterValidator(lambda value: value * 100)]),
+        "sum",
+        {"sum": 99},
+    ),
+    "another type": (
+        paying(Annotated[Choices, AfterValidator(lambda order: order.sum)], lambda value: value),
+        SUM,
+        {"order": {"sum": 1000}},
+    ),
+    "custom type": (of("sum", CustomNumber, lambda value: value.value), "sum", {"sum": 1000}),
+    "Json": (of("sum", Json[float]), "sum", {"sum": "1000"}),
+    "Decimal parameter": (of("sum", Decimal), "sum", {"sum": "1000"}),
+    "float or text": (of("sum", float | str, float), "sum", {"sum": "1000"}),
+}
+LARGE_ORDER: dict[str, Any] = {
+    "list of models": {
+        "type": "object",
+        "properties": {"orders": {"type": "array", "items": member("sum", NUMBER)}},
+        "required": ["orders"],
+    }
+}
+OVER = {
+    "list of models": {
+        "properties": {
+            "orders": {"contains": member("sum", {"type": "number", "exclusiveMinimum": 100})}
+        },
+        "required": ["orders"],
+    }
+}
+
+
+SMALL: dict[str, tuple[Any, str, Any]] = {
+    "plain": (paying(Choices), SUM, {"order": {"sum": 5}}),
+    "default": (paying(Choices), SUM, {"order": {}}),
+    "populate_by_name": (
+        paying(Aliased, lambda o: o.max_amount),
+        SUM,
+        {"order": {"max_amount": 5}},
+    ),
+    "AliasChoices": (paying(Choices), SUM, {"order": {"max_amount": 5}}),
+    "AliasPath": (paying(Path), SUM, {"order": {"more": {"sum": 5}}}),
+    "alias_generator": (paying(Generated, lambda o: o.SUM), SUM, {"order": {"SUM": 5}}),
+    "default_factory of data": (paying(FactoryOfData), SUM, {"order": {"factor": 1}}),
+    "Decimal as text": (paying(Money), SUM, {"order": {"sum": "5.5"}}),
+    "Decimal as number": (paying(Money), SUM, {"order": {"sum": 0.1}}),
+    "model_validator": (paying(ModelValidator), SUM, {"order": {"sum": 1000, "percent": 1}}),
+    "field_validator": (paying(Validated), SUM, {"order": {"sum": 1}}),
+    "field_serializer": (paying(Liar), SUM, {"order": {"sum": 5}}),
+    "exclude=True": (paying(Excluded), SUM, {"order": {"sum": 5}}),
+    "serialization_alias": (paying(OtherName), SUM, {"order": {"sum": 5}}),
+    "RootModel": (paying(Rooted, lambda o: o.root.sum), SUM, {"order": {"max_amount": 5}}),
+    "union of models": (paying(Paid | Free), SUM, {"order": {"kind": "paid", "max_amount": 5}}),
+    "dataclass": (paying(Renamed, lambda o: o.amount), SUM, {"order": {"max_amount": 5}}),
+    "plain dataclass": (paying(Plain), SUM, {"order": {}}),
+    "alias of a parameter": (
+        of("amount", Annotated[float, Field(validation_alias=AliasChoices("sum", "max_amount"))]),
+        "sum",
+        {"sum": 5},
+    ),
+    "BeforeValidator": (
+        of("sum", Annotated[float, BeforeValidator(lambda value: value / 100)]),
+        "sum",
+        {"sum": 1000},
+    ),
+    "a secret and bytes beside": (
+        paying(Holder),
+        SUM,
+        {"order": {"sum": 5, "token": "t", "data": "d"}},
+    ),
+}
+UNREADABLE: dict[str, tuple[Any, str, Any]] = {
+    "custom type": (of("sum", CustomNumber, lambda value: value.value), "sum", {"sum": 5}),
+    "Json": (of("sum", Json[float]), "sum", {"sum": "5"}),
+    "another type": (
+        paying(Annotated[Choices, AfterValidator(lambda order: order.sum)], lambda value: value),
+        SUM,
+        {"order": {"sum": 5}},
+    ),
+    "alias in a TypedDict": (paying(Typed, lambda o: o["amount"]), SUM, {"order": {"sum": 5}}),
+    "InitVar": (paying(Initial), SUM, {"order": {"sum": 5}}),
+    "secret": (paying(Holder), "order.token", {"order": {"token": "t"}}),
+    "bytes": (paying(Holder), "order.data", {"order": {"data": "t"}}),
+    "Decimal with more digits than a double": (
+        paying(Money),
+        SUM,
+        {"order": {"sum": "1.00000000000000000000001"}},
+    ),
+}
+
+
+async def text_of(function: Any, arguments: Any, *rules: dict[str, Any]) -> str:
+    ran.clear()
+    async with client(gateway(function, policy=list(rules))) as mcp:
+        return await mcp.text("pay", arguments)
+
+
+def refused(text: str) -> bool:
+    return NOT_THESE in text or "Invalid arguments" in text
+
+
+@pytest.mark.parametrize("way", LARGE)
+async def test_an_allow_of_small_sums_refuses_a_large_sum(way: str) -> None:
+    function, place, arguments = LARGE[way]
+    small = LARGE_ORDER.get(way, member(place, NUMBER))
+    text = await text_of(function, arguments, {"allow": {"arguments": small}})
+    assert refused(text), ran
+    assert ran == []
+
+
+@pytest.mark.parametrize("way", [way for way in LARGE if way != "float or text"])
+async def test_a_deny_of_large_sums_refuses_a_large_sum(way: str) -> None:
+    function, place, arguments = LARGE[way]
+    large = OVER.get(way, member(place, {"type": "number", "exclusiveMinimum": 100}))
+    text = await text_of(function, arguments, {"deny": {"arguments": large}}, {"allow": {}})
+    assert refused(text), ran
+    assert ran == []
+
+
+@pytest.mark.parametrize("way", SMALL)
+async def test_a_small_sum_is_allowed_and_not_denied(way: str) -> None:
+    function, place, arguments = SMALL[way]
+    large = member(place, {"type": "number", "exclusiveMinimum": 100})
+    rules = ({"deny": {"arguments": large}}, {"allow": {"arguments": member(place, NUMBER)}})
+    assert await text_of(function, arguments, *rules) == "ran"
+    assert 0 < ran[0] <= 100
+
+
+@pytest.mark.parametrize("way", UNREADABLE)
+async def test_a_rule_that_cannot_read_a_value_refuses_it(way: str) -> None:
+    function, place, arguments = UNREADABLE[way]
+    anything: dict[str, Any] = member(place, {"not": {"const": "other"}})
+    assert NOT_THESE in await text_of(function, arguments, {"allow": {"arguments": anything}})
+    nothing = member(place, {"const": "other"})
+    denied = {"deny": {"arguments": nothing}}
+    assert NOT_THESE in await text_of(function, arguments, denied, {"allow": {}})
+    assert ran == []
+    other = {"deny": {"arguments": member("elsewhere", {"const": 1})}}
+    assert await text_of(function, arguments, other, {"allow": {}}) == "ran"
+
+
+LEAVES: dict[str, tuple[Any, Any, Any]] = {
+    # the annotation, what is sent, what a rule reads
+    "date": (date, "2024-02-01", "2024-02-01"),
+    "date as a number in text": (date, "1706745600", "2024-02-01"),
+    "datetime": (datetime, "2024-02-01T10:00:00+00:00", "2024-02-01T10:00:00Z"),
+    "timedelta": (timedelta, "PT60M", "PT1H"),
+    "UUID": (UUID, "00000000000000000000000000000001", "00000000-0000-0000-0000-000000000001"),
+    "Enum": (Size, "small", "small"),
+    "lower case": (Annotated[str, StringConstraints(to_lower=True)], "ADMIN", "admin"),
+    "strip": (Annotated[str, StringConstraints(strip_whitespace=True)], " admin ", "admin"),
+    "integer as 1.0": (int, 1.0, 1),
+    "whole Decimal": (Decimal, "1000.00", 1000),
+    "set": (set[int], [2, 1, 3], [1, 2, 3]),
+    "tuple": (tuple[int, str], [1, "a"], [1, "a"]),
+    "dict with numbers as keys": (dict[int, Decimal], {"1": "2.50"}, {"1": 2.5}),
+    "nested": (dict[str, list[Text]], {"a": [{"name": " Bob "}]}, {"a": [{"name": "bob"}]}),
+    "URL": (AnyUrl, "HTTP://EXAMPLE.com", "http://example.com/"),
+    "file path": (PurePosixPath, "/a//b/./c", "/a/b/c"),
+}
+
+
+async def question(mcp: Client, arguments: Any) -> str:
+    """The text of the approval question of a call."""
+    result = await ask(mcp, "tools/call", {"name": "pay", "arguments": arguments})
+    return str(result["inputRequests"]["approve"]["params"]["message"])
+
+
+@pytest.mark.parametrize("kind", LEAVES)
+async def test_a_rule_and_an_approval_read_the_value_after_validation(kind: str) -> None:
+    annotation, sent, read = LEAVES[kind]
+    function = of("value", annotation, lambda value: value)
+    only = {
+        "allow": {"arguments": {"properties": {"value": {"const": read}}, "required": ["value"]}}
+    }
+    sections: Any = {"policy": [only], "backend": {"approve": "always"}}
+    async with client(gateway(function, **sections)) as mcp:
+        message = await question(mcp, {"value": sent})
+        assert message == f"Run pay?\n\nIt is called with\n{shown({'value': read})}"
+
+
+async def test_an_approval_shows_what_runs_and_what_it_is_made_of() -> None:
+    async def asked(function: Any, arguments: Any) -> str:
+        async with client(gateway(function, backend={"approve": "always"})) as mcp:
+            return await question(mcp, arguments)
+
+    hidden = {"order": {"max_amount": 1000, "note": "sum: 1"}}
+    assert '- order: {"sum":1000.0}' in await asked(paying(Choices), hidden)
+    secret = await asked(paying(Holder), {"order": {"token": "t"}})
+    assert '"token":"(SecretStr)"' in secret
+    assert secret.endswith('It is made of\n- order: {"token":"t"}')
+    default = await asked(paying(Holder), {"order": {}})
+    assert "(SecretStr)" in default
+    assert '"k"' not in default
+
+
+def test_the_names_of_values_are_those_of_the_schema() -> None:
+    models = [
+        Aliased,
+        Choices,
+        Path,
+        Generated,
+        ByName,
+        Money,
+        Computed,
+        Paid,
+        Holder,
+        Renamed,
+        Plain,
+    ]
+    for model in models:
+        described = describe(paying(model))
+        bound = described.bind({"order": {"kind": "paid"} if model is Paid else {}})
+        read = described.known(bound)
+        schema = described.input_schema
+        reference = schema["properties"]["order"]["$ref"].rpartition("/")[2]
+        names = schema["$defs"][reference]["properties"].keys()
+        assert read.value["order"].keys() == names
