@@ -27,6 +27,7 @@ from pydantic import (
 from roundgate.backends import BackendConfig, SearchConfig, ViewConfig, registry
 from roundgate.errors import ConfigError, Problem
 from roundgate.settings import (
+    ArgumentsConfig,
     AuditConfig,
     AuthorizerConfig,
     CachingConfig,
@@ -109,6 +110,10 @@ class GatewayConfig(Model):
     fallback: FallbackConfig = Field(
         FallbackConfig.model_construct(),
         description="Substitutes for clients that do not support questions or tasks.",
+    )
+    arguments: ArgumentsConfig = Field(
+        ArgumentsConfig.model_construct(),
+        description="How arguments that models write are read.",
     )
     tasks: TasksConfig = Field(
         TasksConfig.model_construct(), description="Calls that outlive their request."

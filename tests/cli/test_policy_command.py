@@ -204,6 +204,41 @@ policy:
     assert "add `required: [sum]`" in printed
 
 
+def test_check_and_explain_name_what_a_rule_cannot_read(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "shop.py").write_text("""\
+from pydantic import SecretStr
+from roundgate import tool
+
+@tool
+def look(token: SecretStr, place: str = "") -> str:
+    \"\"\"Look.\"\"\"
+    return place
+""")
+    (folder / "gateway.yaml").write_text("""\
+backends:
+  - {kind: python, name: shop, path: shop.py}
+  - kind: http
+    name: bank
+    base_url: https://bank.example
+    tools:
+      - {name: pay, description: Pay., path: /pay, arguments: {sum: {schema: {type: [number, string]}}}}
+policy:
+  - deny: {arguments: {properties: {token: {const: x}}, required: [token]}}
+  - deny: {arguments: {properties: {sum: {const: 1}, place: {const: x}}, required: [sum]}}
+  - allow: {}
+""")
+    assert main(["check", "--file-only"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "policy[0].deny.arguments: token of shop__look cannot be read" in printed
+    assert "policy[1].deny.arguments: sum of bank__pay may be text" in printed
+    assert "place of" not in printed
+    status, lines = ran(capsys, "explain", "ann", "shop__look", "--arguments", '{"token": "t"}')
+    assert lines[0].startswith("arguments.token: unknown")
+    assert (status, lines[-1].split(",")[0]) == (1, "refused by policy[0]")
+
+
 def test_a_file_without_a_policy_has_nothing_to_explain(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -269,6 +269,7 @@ PLACES: dict[type[Model], str] = {
     sections.PackageConfig: "## `package`",
     sections.SessionsConfig: "## `sessions`",
     sections.FallbackConfig: "## `fallback`",
+    sections.ArgumentsConfig: "## `arguments`",
     sections.TasksConfig: "## `tasks`",
     sections.CachingConfig: "## `caching`",
     sections.CacheHint: "## `caching`",

@@ -266,8 +266,14 @@ async def test_a_small_value_is_shown_on_one_line() -> None:
 
 
 async def test_a_call_without_arguments_says_so() -> None:
+    async with guarded(loose) as mcp:
+        assert await question(mcp, "loose") == "Run loose?\n\nIt is called without arguments."
+
+
+async def test_the_defaults_of_a_function_are_shown() -> None:
     async with guarded(take_any) as mcp:
-        assert await question(mcp, "take_any") == "Run take_any?\n\nIt is called without arguments."
+        text = await question(mcp, "take_any", value=1)
+        assert text == "Run take_any?\n\nIt is called with\n- value: 1\n- more: null"
 
 
 @pytest.mark.parametrize(

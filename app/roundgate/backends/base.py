@@ -35,7 +35,7 @@ from roundgate.protocol import (
     without_none,
 )
 from roundgate.replay import MAX_STATUS_CHARS, Context, Url, form_schema
-from roundgate.settings import Origin, TaskMode, WithoutTasks
+from roundgate.settings import ArgumentMode, Origin, TaskMode, WithoutTasks
 
 Returned: TypeAlias = ToolResult | TaskView
 """A tool's result, or a task of the tool's service that finishes the call (`may_hand_over`)."""
@@ -140,10 +140,14 @@ class Tool:
     for all tools."""
     without_tasks: WithoutTasks | None = None
     """The substitute for tasks; `None` selects the default for all tools."""
+    argument_mode: ArgumentMode | None = None
+    """Whether slips in arguments are repaired; `None` selects the default for all tools."""
     about: About = ToolAbout()
     bind: Callable[[dict[str, Any]], Bound] | None = None
     """Binds the arguments of `call`, or raises ToolError; `None` for a tool that gets them as they
     are sent."""
+    unreadable: Callable[[], frozenset[str]] = frozenset
+    """Returns the arguments with a part that rules of `policy` cannot read."""
     approvable: CallTool | None = None
     """The call with an approval question in front; set by the loader."""
     asks_first: bool = False

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from roundgate.settings import Model, TaskMode, WithoutTasks
+from roundgate.settings import ArgumentMode, Model, TaskMode, WithoutTasks
 
 NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9_-]")
 """A character that several clients refuse in names of tools."""
@@ -88,6 +88,9 @@ class ToolOverride(Model):
     ask_in_words: bool | None = Field(None, description="As fallback.ask_in_words, for this tool.")
     without_tasks: WithoutTasks | None = Field(
         None, description="As fallback.without_tasks, for this tool."
+    )
+    argument_mode: ArgumentMode | None = Field(
+        None, description="As arguments.mode, for this tool."
     )
     once: Literal[True] | None = Field(
         None, description="A round that is sent again does not run again."

@@ -40,9 +40,9 @@ _NOT_SCHEMAS: Final = frozenset(
 )
 """The members of a core schema that contain no core schema."""
 _UNREADABLE: Final = frozenset(
-    {"bytes", "is-instance", "is-subclass", "callable", "function-plain", "complex", "generator"}
+    {"bytes", "json", "is-subclass", "callable", "function-plain", "complex", "generator"}
 )
-"""The core schemas of values that may have no JSON."""
+"""The core schemas of values that usually have no JSON of the type that their schema says."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,8 +52,10 @@ class Names:
     parameters: Mapping[str, str]
     fields: Mapping[type, Mapping[str, str] | None]
     """The names of fields by their class; `None` for a `RootModel`."""
-    unreadable: frozenset[str]
+    lost: frozenset[str]
     """The parameters of which a part can be renamed or lost in a way that its value does not show."""
+    unreadable: frozenset[str]
+    """The names in the schema of all parameters with a part that is never or seldom known."""
 
     @classmethod
     def of(cls, core_schema: Any) -> Names:
@@ -64,18 +66,23 @@ class Names:
         root = core_schema.get("schema") if "definitions" in core_schema else core_schema
         parameters: dict[str, str] = {}
         fields: dict[type, Mapping[str, str] | None] = {}
-        unreadable: set[str] = set()
+        lost, unreadable = set[str](), set[str]()
         for name, field in root["fields"].items():
             parameters[name] = schema_name(name, field.get("validation_alias"))
             for node in nodes(field["schema"], definitions):
                 kind = node.get("type")
                 if kind == "typed-dict-field" and "validation_alias" in node:
-                    unreadable.add(name)  # the dict has the names of Python alone
+                    lost.add(name)  # the dict has the names of Python alone
                 elif node.get("init_only") or (kind == "dataclass" and _is_open(node)):
-                    unreadable.add(name)
+                    lost.add(name)
                 elif kind in ("model", "dataclass"):
                     fields |= _field_names(node)
-        return cls(parameters, fields, frozenset(unreadable))
+                elif kind in _UNREADABLE or (
+                    kind == "is-instance" and not issubclass(node["cls"], _TEXTS)
+                ):
+                    unreadable.add(parameters[name])
+        unreadable |= {parameters[name] for name in lost}
+        return cls(parameters, fields, frozenset(lost), frozenset(unreadable))
 
     def read(self, bound: Mapping[str, Any]) -> PartlyKnown:
         """Return the bound arguments of a function."""
@@ -84,7 +91,7 @@ class Names:
         try:
             for own, value in bound.items():
                 name = self.parameters.get(own, own)
-                if own in self.unreadable:
+                if own in self.lost:
                     values[name] = reader.unknown_part(value, (name,))
                 elif name in values:  # `**arguments` have the name
                     return PartlyKnown({}, [()])
@@ -115,11 +122,6 @@ def nodes(schema: Any, definitions: Mapping[str, Any]) -> Iterator[Mapping[str, 
 
 def _is_open(node: Mapping[str, Any]) -> bool:
     return bool(node.get("config", {}).get("extra_fields_behavior") == "allow")
-
-
-def cannot_be_read(schema: Any, definitions: Mapping[str, Any]) -> bool:
-    """Return whether a part of a value may be unknown to rules."""
-    return any(node["type"] in _UNREADABLE for node in nodes(schema, definitions))
 
 
 def schema_name(name: str, alias: str | Sequence[Any] | None) -> str:

@@ -134,6 +134,16 @@ def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return members if isinstance(members, Mapping) else None
 
 
+def ambiguous(document: Document) -> frozenset[str]:
+    """Return the arguments whose schema accepts texts and values that a text may be read as."""
+    members = properties_of(document.schema) or {}
+    types = {name: document.types(member) for name, member in members.items()}
+    others = {"number", "integer", "boolean", "array", "object"}
+    return frozenset(
+        name for name, of in types.items() if "string" in of and of & others and of != ANY
+    )
+
+
 def with_schema(document: Document, arguments: Mapping[str, Any]) -> PartlyKnown:
     """Return arguments with the defaults that a schema declares at any depth, because a service sets
     them. All are unknown if a member has no name, or beyond `MAX_STEPS` or `MAX_DEPTH`. The defaults

@@ -281,7 +281,7 @@ def overridden(tool: Tool, override: ToolOverride) -> Tool:
     changed: dict[str, Any] = {} if override.task is None else {"task": override.task}
     if override.max_result is not None:
         changed["max_result"] = override.max_result
-    for name in ("ask_in_words", "without_tasks"):
+    for name in ("ask_in_words", "without_tasks", "argument_mode"):
         if (value := getattr(override, name)) is not None:
             changed[name] = value
     if override.scopes is not None:

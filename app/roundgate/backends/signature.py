@@ -144,7 +144,9 @@ class Signature:
 
     def known(self, bound: Mapping[str, Any]) -> PartlyKnown:
         """Return bound arguments as JSON, with the function's defaults, under the schema's names."""
-        return self.names.read({**self._own_defaults, **bound})
+        values = {**self._own_defaults, **bound}
+        in_order = {name: values[name] for name in self.names.parameters if name in values}
+        return self.names.read(in_order | values)
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return keyword arguments, converted to the annotated types. Lists and dicts, including

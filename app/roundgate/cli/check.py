@@ -14,6 +14,7 @@ from roundgate import config
 from roundgate.backends import Catalog, Fallback, ServedTool, Snapshot, Tool, kind_of
 from roundgate.backends.config import NOT_PLAIN
 from roundgate.backends.http.config import RemoteConfig
+from roundgate.backends.schema_values import Document, ambiguous
 from roundgate.cli.arguments import configuration_file
 from roundgate.cli.output import escaped_lines, show_table
 from roundgate.config import ConfigFile
@@ -83,6 +84,7 @@ def _print_served(file: ConfigFile, snapshot: Snapshot, fetched: dict[str, bytes
         *_uncovered(file, served),
         *_optional_arguments(file, served),
         *_unknown_arguments(file, served),
+        *_unreadable_arguments(file, served),
         *_backend_remarks(file, fetched),
         *_dotted_names(file, served),
         *_client_remarks(file, served),
@@ -247,6 +249,30 @@ def _unknown_arguments(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
                 f"no tool of this rule has an argument {', '.join(unknown)}",
                 "use the names in the schema of the back end, before `override` renames them",
             )
+
+
+def _unreadable_arguments(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
+    """Yield a remark for each argument that a rule cannot read as its schema says, because a call
+    with such a value matches a rule that denies, and no rule that allows."""
+    for number, rule in enumerate(() if served.policy is None else served.policy.rules):
+        schema = rule.config.match.arguments or {}
+        names = {*(schema.get("properties") or ()), *(schema.get("required") or ())}
+        place = file.origin.at("policy", number, "allow" if rule.allows else "deny", "arguments")
+        effect = "no call matches" if rule.allows else "each call matches"
+        for name, tool in served.tools.items():
+            if not tool.rules or rule not in tool.rules.rules or not names:
+                continue
+            if never := sorted(names & tool.tool.unreadable()):
+                message = f"{', '.join(never)} of {name} cannot be read: if the rule looks there, {effect}"
+                remedy = "look at other members, or give the argument a type that JSON has"
+                yield place.problem(message, remedy)
+            if tool.tool.bind is None and (
+                texts := sorted(names & ambiguous(Document(tool.tool.definition["inputSchema"])))
+            ):
+                message = f"{', '.join(texts)} of {name} may be text: for a text that reads as another value, {effect}"
+                yield place.problem(
+                    message, "narrow the type in the schema, if the service allows it"
+                )
 
 
 def _own_arguments(file: ConfigFile, served: ServedTool) -> set[str] | None:

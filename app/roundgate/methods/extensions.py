@@ -19,7 +19,7 @@ from pydantic import Field
 from roundgate.backends import Catalog
 from roundgate.backends.definitions import meta_of
 from roundgate.errors import InvalidParams
-from roundgate.methods.parts import Extension, Kit, Method, Results, Tools
+from roundgate.methods.parts import Extension, Kit, Method, Tools
 from roundgate.methods.rounds import Reply, RequestContext
 from roundgate.methods.skills import SkillsExtension
 from roundgate.methods.tools import invalid_arguments
@@ -143,17 +143,18 @@ class SearchExtension(Extension):
         call_tool = kit.catalog.call_tool
         if call_tool is None:
             return tools
-        return ThroughSearch(tools, kit.catalog, call_tool, kit.results)
+        return ThroughSearch(tools, call_tool, kit)
 
 
 class ThroughSearch:
     """Tools behind a search: a call of `call_tool` is a call of the tool that it names."""
 
-    def __init__(self, tools: Tools, catalog: Catalog, call_tool: str, results: Results) -> None:
+    def __init__(self, tools: Tools, call_tool: str, kit: Kit) -> None:
         self._tools = tools
-        self._catalog = catalog
+        self._catalog = kit.catalog
+        self._arguments = kit.arguments
         self._call_tool = call_tool
-        self._results = results
+        self._results = kit.results
 
     async def list(self, context: RequestContext, params: ListParams) -> Reply:
         """Serve tools/list."""
@@ -165,9 +166,10 @@ class ThroughSearch:
             return await self._tools.call(context, params)
         context.correlation.through = self._call_tool
         served = self._catalog.tool(params.name)
-        if not served.arguments.is_valid(params.arguments):
-            return self._results.tool(invalid_arguments(served, params.arguments))
-        name = params.arguments["name"]
+        sent, is_valid = self._arguments.of_tool(served, params.arguments)
+        if not is_valid:
+            return self._results.tool(invalid_arguments(served, sent))
+        name = sent["name"]
         try:
             named_tool = self._catalog.tool(name)
             is_known = named_tool.name != self._call_tool and apps.is_for_models(
@@ -178,7 +180,7 @@ class ThroughSearch:
         if not is_known:
             text = f"There is no tool {name[:64]!r}; search_tools finds the names"
             return self._results.tool(ToolResult.error(text))
-        arguments = params.arguments.get("arguments", {})
+        arguments = sent.get("arguments", {})
         named = params.model_copy(update={"name": name, "arguments": arguments})
         # headers mirror arguments by the schema of `call_tool`, not of the named tool
         inbound = replace(context.inbound, headers=None, name=name)

@@ -34,6 +34,7 @@ from roundgate.methods.parts import Kit, Listing, Tools
 from roundgate.methods.rounds import Reply, RequestContext
 from roundgate.methods.task_tools import (
     ANSWERS,
+    SCHEMAS,
     TaskTools,
     Waiting,
     arguments_schema,
@@ -84,6 +85,7 @@ class FallbackTools:
         self._tools = tools
         self._fallback = fallback
         self._access = kit.access
+        self._arguments = kit.arguments
         self._tasks = parts.tasks
         self._results = kit.results
         self._in_words = InWords(
@@ -142,6 +144,9 @@ class FallbackTools:
         if own is None:
             return await self._call(context, params, deadline)
         context.correlation.tool = params.name
+        schema = _ARGUMENTS if own is OwnTool.ANSWER else SCHEMAS[own]
+        arguments = self._arguments.of_own_tool(params.name, schema, params.arguments)
+        params = params.model_copy(update={"arguments": arguments})
         try:
             if own is not OwnTool.ANSWER:
                 return await self._task_tools.serve(own, params, context, deadline)

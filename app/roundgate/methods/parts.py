@@ -20,6 +20,7 @@ from roundgate.config import GatewayConfig
 from roundgate.errors import InternalError
 from roundgate.json import encode
 from roundgate.methods.access import Access
+from roundgate.methods.arguments import Arguments
 from roundgate.methods.changes import Changes
 from roundgate.methods.once import Once
 from roundgate.methods.rates import Limits, Rates
@@ -211,6 +212,7 @@ class Kit:
     """The features that are served."""
     results: Results
     access: Access
+    arguments: Arguments
     calls: Calls
     limits: Limits | None
     """The limits on the calls of each caller, if there are any."""

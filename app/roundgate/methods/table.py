@@ -9,6 +9,7 @@ from typing import Any
 from roundgate.backends import Catalog, Fallback
 from roundgate.config import GatewayConfig
 from roundgate.methods.access import Access
+from roundgate.methods.arguments import Arguments
 from roundgate.methods.extensions import EXTENSIONS
 from roundgate.methods.parts import Kit, Method, Methods, Parts, Results, Tools
 from roundgate.methods.prompts_and_resources import (
@@ -48,6 +49,7 @@ def make_methods(
         catalog_features(catalog, streams=parts.streams),
         Results(result_format, parts.clock),
         Access(catalog, parts.rates.metrics, checks_scopes=config.auth != "none"),
+        Arguments(config.arguments, parts.rates.metrics),
         Calls(
             parts.sealer,
             parts.clock,

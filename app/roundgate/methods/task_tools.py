@@ -252,12 +252,13 @@ def arguments_schema(**properties: Any) -> dict[str, Any]:
     }
 
 
-_SCHEMAS: Final = {
+SCHEMAS: Final = {
     own: arguments_schema(
         taskId=_TASK_ID, **({"answers": ANSWERS} if own is OwnTool.TASK_ANSWER else {})
     )
     for own in _DESCRIPTIONS
 }
+"""The schemas of the arguments of the tools that accept handles."""
 
 
 def definitions(names: Mapping[OwnTool, str]) -> list[dict[str, Any]]:
@@ -266,7 +267,7 @@ def definitions(names: Mapping[OwnTool, str]) -> list[dict[str, Any]]:
         {
             "name": names[own],
             "description": description,
-            "inputSchema": _SCHEMAS[own],
+            "inputSchema": SCHEMAS[own],
             "annotations": {"readOnlyHint": own in _READ_ONLY, "openWorldHint": False},
         }
         for own, description in _DESCRIPTIONS.items()
@@ -290,7 +291,7 @@ class TaskTools:
         self._access = access
         self._waiting = waiting
         self._results = results
-        self._arguments = {own: Schema.compile(schema) for own, schema in _SCHEMAS.items()}
+        self._arguments = {own: Schema.compile(schema) for own, schema in SCHEMAS.items()}
 
     def handle(self, created: Mapping[str, Any]) -> Reply:
         """Return the reply with the handle of a call that became a task: the schema's

@@ -52,6 +52,7 @@ class ToolMethods:
         parts, config = kit.parts, kit.config
         self._catalog = kit.catalog
         self._access = kit.access
+        self._arguments = kit.arguments
         self._calls = kit.calls
         self._once = parts.once
         self._tasks = parts.tasks.own
@@ -74,19 +75,22 @@ class ToolMethods:
         served = self._catalog.tool(params.name)
         context.correlation.tool = served.name
         self._access.check(served.name, context.principal)
+        arguments, is_valid = self._arguments.of_tool(served, params.arguments)
         if inbound.headers is not None:
             for mirrored in served.mirrored:
                 mirrored.check(params.arguments, inbound.headers)
+                if arguments is not params.arguments:  # what a proxy read is what the tool gets
+                    mirrored.check(arguments, inbound.headers)
         if requires := _requirements(served):
             inbound.meta.capabilities.require(requires, f"tool {served.name}")
-        target = Target("tools/call", served.name, params.arguments, served.backend)
+        target = Target("tools/call", served.name, arguments, served.backend)
         round_ = self._calls.begin(
             target, params, context, key=inbound.meta.raw.get(IDEMPOTENCY_KEY)
         )
         call = self._calls.call(context, round_, served)
         if served.tool.once:
-            return self._run_once(served, round_, call, params, context)
-        return self._run(served, round_, call)
+            return self._run_once(served, round_, call, params, context, is_valid)
+        return self._run(served, round_, call, is_valid)
 
     async def _run_once(
         self,
@@ -95,20 +99,24 @@ class ToolMethods:
         call: Call,
         params: CallToolParams,
         context: RequestContext,
+        is_valid: bool,
     ) -> Reply:
+        def run() -> Awaitable[Reply]:
+            return self._run_recorded(served, round_, call, is_valid)
+
         try:
-            return await self._once.serve(
-                round_, params, call, context, lambda: self._run_recorded(served, round_, call)
-            )
+            return await self._once.serve(round_, params, call, context, run)
         except ToolError as error:  # the outcome of an earlier attempt is unknown
             return self._result(Failed(error), served)
 
-    async def _run_recorded(self, served: ServedTool, round_: Round, call: Call) -> Reply:
+    async def _run_recorded(
+        self, served: ServedTool, round_: Round, call: Call, is_valid: bool
+    ) -> Reply:
         """Run a round of a `once` tool, and record that it ran: its client may hang up meanwhile, and
         get the stored outcome later."""
         outcome = "error"
         try:
-            reply = await self._run(served, round_, call)
+            reply = await self._run(served, round_, call, is_valid)
             outcome = reply.label
             return reply
         finally:
@@ -116,8 +124,8 @@ class ToolMethods:
                 ids = {"call": round_.correlation.call_id, "round": round_.number}
                 self._trail.record("ran", {**ids, "outcome": outcome})
 
-    async def _run(self, served: ServedTool, round_: Round, call: Call) -> Reply:
-        if not served.arguments.is_valid(round_.target.arguments):
+    async def _run(self, served: ServedTool, round_: Round, call: Call, is_valid: bool) -> Reply:
+        if not is_valid:
             result = invalid_arguments(served, round_.target.arguments)
             return self._results.tool(result, "invalid arguments")
 

@@ -79,6 +79,9 @@ class Instruments:
         self.refused = count(
             "roundgate.calls.refused", "Calls beyond a limit, or refused by a rule"
         )
+        self.repaired = count(
+            "roundgate.arguments.repaired", "Repairs of arguments that models wrote"
+        )
         self.steps = seconds("roundgate.steps.duration", "Duration of attempts of steps")
         # tasks
         self.created = count("roundgate.tasks.created", "New tasks")
@@ -197,6 +200,11 @@ class Metrics:
         self.embed("call refused", {"refused": 1})
         if made := instruments():
             made.refused.add(1, {"limit": row})
+
+    def repaired(self, tool: str, kind: str, count: int) -> None:
+        """Record repairs of a call's arguments. `kind` is text, null or name."""
+        if made := instruments():
+            made.repaired.add(count, {"gen_ai.tool.name": tool, "repair": kind})
 
     def missing(self, count: int) -> None:
         """Record the number of back ends that are not served."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from roundgate.errors import InvalidParams
@@ -48,7 +48,10 @@ class CallToolParams(InputParams):
     """The params of tools/call."""
 
     name: str
-    arguments: dict[str, Any] = {}
+    arguments: Annotated[
+        dict[str, Any], BeforeValidator(lambda sent: {} if sent is None else sent)
+    ] = {}
+    """The arguments; null, which some clients send, means none."""
 
 
 class GetPromptParams(InputParams):

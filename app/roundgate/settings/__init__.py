@@ -25,6 +25,8 @@ from roundgate.settings.references import parts as parts
 from roundgate.settings.references import read_file as read_file
 from roundgate.settings.references import settings_of as settings_of
 from roundgate.settings.sections import MAX_SESSION_S as MAX_SESSION_S
+from roundgate.settings.sections import ArgumentMode as ArgumentMode
+from roundgate.settings.sections import ArgumentsConfig as ArgumentsConfig
 from roundgate.settings.sections import AuditConfig as AuditConfig
 from roundgate.settings.sections import AuthorizerConfig as AuthorizerConfig
 from roundgate.settings.sections import CacheHint as CacheHint

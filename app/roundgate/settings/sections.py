@@ -239,6 +239,23 @@ class SessionsConfig(Model):
     )
 
 
+ArgumentMode: TypeAlias = Literal["lenient", "strict"]
+"""Whether usual slips in the arguments that models write are repaired or refused."""
+
+
+class ArgumentsConfig(Model):
+    """How arguments that models write are read. `override` sets the mode for one tool."""
+
+    mode: ArgumentMode = Field(
+        "lenient",
+        description="lenient: repair usual slips where the schema leaves no doubt; strict: refuse them.",
+    )
+    ignored: list[str] = Field(
+        ["toolCallId", "sessionId"],
+        description="Names that clients add to arguments, left out unless a tool's schema names them.",
+    )
+
+
 class FallbackConfig(Model):
     """Substitutes for clients that do not support questions or tasks. `override` sets them for one
     tool."""

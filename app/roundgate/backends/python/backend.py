@@ -293,6 +293,7 @@ def _tool(callee: Callee, options: Mapping[str, Any]) -> Tool:
         definition,
         call,
         bind=bind,
+        unreadable=lambda: signature.names.unreadable,
         requires=options.get("requires") or {},
         scopes=frozenset(options.get("scopes", ())),
         once=options.get("once", False),

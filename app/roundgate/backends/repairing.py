@@ -1,0 +1,121 @@
+"""Repairs of the usual slips in arguments that models write, before anything else looks at them.
+
+    {"ids": "[1, 2]"}              JSON as text, where the schema accepts no text      {"ids": [1, 2]}
+    {"note": null}                 null for an optional member that cannot be null     {}
+    {"toolCallId": "c1"}           a name that clients are known to add                {}
+
+Nothing is repaired where the schema leaves a doubt. The process keeps the number of repairs, and
+never a value.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final
+
+from roundgate.backends.schema_values import Document, listed, properties_of, type_of
+from roundgate.errors import ParseError
+from roundgate.json import decode
+from roundgate.protocol.readings import walk
+
+MAX_VALUES: Final = 10_000
+"""The maximum number of values in arguments that are repaired, because a walk over them blocks the
+event loop."""
+MAX_NESTED: Final = 32
+"""The maximum number of schemas that lead to the schema of one value."""
+_PARSED: Final = frozenset({"array", "object", "number", "integer", "boolean"})
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """Arguments after their repair, and the number of repairs by kind: text, null or name."""
+
+    arguments: dict[str, Any]
+    repairs: Mapping[str, int]
+
+
+def without_names(
+    schema: Mapping[str, Any], arguments: dict[str, Any], names: Collection[str]
+) -> dict[str, Any]:
+    """Return arguments without names that clients add, unless the schema names them or says that it
+    accepts further names."""
+    is_open = schema.get("additionalProperties") or "patternProperties" in schema
+    added = arguments.keys() & names - (properties_of(schema) or {}).keys()
+    if not added or is_open:
+        return arguments
+    return {name: value for name, value in arguments.items() if name not in added}
+
+
+def repaired(schema: Mapping[str, Any], arguments: dict[str, Any]) -> Repaired:
+    """Return invalid arguments with texts parsed and nulls left out, as the schema wants them."""
+    if any(islice(walk(arguments), MAX_VALUES, None)):
+        return Repaired(arguments, {})
+    repair = _Repair(Document(schema))
+    return Repaired(repair.value(schema, arguments), repair.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Repair:
+    document: Document
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def value(self, schema: Any, value: Any, *, reads_text: bool = True) -> Any:
+        """Return a value as its schema wants it. A text inside of a parsed text is not parsed."""
+        if isinstance(value, str) and reads_text:
+            parsed = self._parsed(schema, value)
+            if parsed is value:
+                return value
+            self.counts["text"] += 1
+            return self.value(schema, parsed, reads_text=False)
+        if not isinstance(value, (dict, list)):
+            return value
+        parts = list(self._applying(schema, type_of(value)))
+        if isinstance(value, dict):
+            return self._object(parts, value, reads_text)
+        items = next((part["items"] for part in parts if "items" in part), None)
+        return [self.value(items, item, reads_text=reads_text) for item in value]
+
+    def _object(
+        self, parts: list[Mapping[str, Any]], value: Mapping[str, Any], reads_text: bool
+    ) -> dict[str, Any]:
+        members = {name: m for part in parts for name, m in (properties_of(part) or {}).items()}
+        required = {name for part in parts for name in listed(part, "required")}
+        others = next(
+            (p["additionalProperties"] for p in parts if "additionalProperties" in p), None
+        )
+        result: dict[str, Any] = {}
+        for name, item in value.items():
+            is_optional = name in members and name not in required
+            if item is None and is_optional and "null" not in self.document.types(members[name]):
+                self.counts["null"] += 1
+                continue
+            result[name] = self.value(members.get(name, others), item, reads_text=reads_text)
+        return result
+
+    def _parsed(self, schema: Any, text: str) -> Any:
+        """Return the value that a text encodes as JSON, or the text itself."""
+        types = self.document.types(schema)
+        if "string" in types or not types & _PARSED:
+            return text
+        try:
+            value = decode(text.encode())
+        except (ParseError, UnicodeError):
+            return text
+        return value if type_of(value) in types & _PARSED else text
+
+    def _applying(self, schema: Any, kind: str, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+        """Yield the schemas that a value of a type has to match, whichever alternatives it is for."""
+        if not isinstance(schema, Mapping) or depth > MAX_NESTED:
+            return
+        yield schema
+        if "$ref" in schema and "$ref" not in (target := self.document.referred(schema)):
+            yield from self._applying(target, kind, depth + 1)
+        for part in listed(schema, "allOf"):
+            yield from self._applying(part, kind, depth + 1)
+        for keyword in ("anyOf", "oneOf"):
+            fitting = [p for p in listed(schema, keyword) if kind in self.document.types(p)]
+            if len(fitting) == 1:
+                yield from self._applying(fitting[0], kind, depth + 1)
