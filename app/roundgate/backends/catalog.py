@@ -42,7 +42,7 @@ from roundgate.protocol import (
     ResourceContents,
     Schema,
 )
-from roundgate.protocol.uri_template import has_dot_segments
+from roundgate.protocol.uri_template import ascii_uri, has_dot_segments
 from roundgate.replay import Context
 from roundgate.settings import Kind, Origin
 
@@ -178,6 +178,8 @@ class Catalog:
     item_rules: ItemRules | None = None
     """The rules for prompts and resources, if there are any rules."""
     _visible: dict[tuple[Any, ...], Pages] = field(default_factory=dict)
+    _by_ascii_uri: dict[str, str] = field(init=False, default_factory=dict)
+    """The URIs of `resources` by the form in which they are looked up."""
 
     def use(self) -> AbstractContextManager[Catalog]:
         """Return this catalog: a `CatalogSource` that is never swapped."""
@@ -354,10 +356,15 @@ class Catalog:
         """
         if uri in self.resources:
             return self.resources[uri], {}
+        normal = ascii_uri(uri)
+        if not self._by_ascii_uri:
+            self._by_ascii_uri.update((ascii_uri(each), each) for each in self.resources)
+        if normal in self._by_ascii_uri:
+            return self.resources[self._by_ascii_uri[normal]], {}
         if (unlisted := self._unlisted(uri)) is not None:
             return unlisted, {}
         for served in self.templates:
-            values = served.pattern.match(uri)
+            values = served.pattern.match(normal)
             if values is not None:
                 return served.resource, values
         absent = sorted(name for name, missing in self.missing.items() if missing.heals_itself)

@@ -33,6 +33,9 @@ _NAME: Final = re.compile(rf"(?:\w|{_TRIPLET})+(?:\.(?:\w|{_TRIPLET})+)*", re.AS
 _PART: Final = re.compile(r"\{(?P<body>[^{}]*)\}|(?P<literal>[^{}]+)|(?P<stray>[{}])")
 # Section 2.1, and lone surrogates, which have no UTF-8; "'" is allowed since erratum 6937.
 _NOT_LITERAL: Final = re.compile(rf'[\x00-\x20\x7f-\x9f"<>\\^`|\ud800-\udfff]|(?!{_TRIPLET})%')
+_ASCII: Final = bytes(range(128)).decode()
+_BEYOND_ASCII: Final = re.compile("%[89A-Fa-f][0-9A-Fa-f]")
+"""A byte of a percent-encoded character beyond ASCII."""
 _MAX_DECODINGS: Final = 3
 _IGNORED: Final = re.compile(r"[\t\r\n]")
 """The characters that URL parsers remove."""
@@ -69,12 +72,21 @@ def decodings_of(uri: str) -> list[str]:
     return texts
 
 
+def ascii_uri(uri: str) -> str:
+    """Return the form in which URIs are looked up: characters beyond ASCII are percent-encoded UTF-8
+    with upper case digits (RFC 3987 section 3.1). Everything else is unchanged."""
+    if uri.isascii() and "%" not in uri:
+        return uri
+    encoded = quote(uri, safe=_ASCII, errors="surrogatepass")
+    return _BEYOND_ASCII.sub(lambda triplet: triplet[0].upper(), encoded)
+
+
 def normalized_uri(uri: str) -> str:
     """Return a URI with scheme and authority in lower case and without repeated slashes in its path,
-    otherwise as `AnyUrl` normalizes it: many servers read URIs with it. Return text without a scheme
-    unchanged."""
+    otherwise as `ascii_uri` and `AnyUrl` normalize it: many servers read URIs with it. Return text
+    without a scheme unchanged."""
     try:
-        text = str(AnyUrl(uri))
+        text = str(AnyUrl(ascii_uri(uri)))
     except ValueError:
         text = uri
     return with_single_slashes(text)

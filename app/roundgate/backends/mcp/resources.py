@@ -23,6 +23,7 @@ from roundgate.protocol import (
     ResourceContents,
     TextResourceContents,
 )
+from roundgate.protocol.uri_template import ascii_uri
 from roundgate.replay import Context
 
 
@@ -70,10 +71,10 @@ def _resource(
 ) -> Resource:
     return Resource(
         {**without_hop(raw), member: uris.ours(raw[member])},
-        partial(_read, requests, uris),
+        partial(_read, requests, uris, raw["uri"] if member == "uri" else None),
         {},
         frozenset(config.scopes),
-        _Selected(Pattern.parse(uris.ours(raw[member])), config, uris)
+        _Selected(Pattern.parse(ascii_uri(uris.ours(raw[member]))), config, uris)
         if member == "uriTemplate"
         else None,
     )
@@ -109,15 +110,21 @@ def _completed(
 
 
 async def _read(
-    requests: Requests, uris: Uris, context: Context, uri: str, values: Mapping[str, Any]
+    requests: Requests,
+    uris: Uris,
+    listed: str | None,
+    context: Context,
+    uri: str,
+    values: Mapping[str, Any],
 ) -> ForwardedRead:
-    """Read a resource by the gateway's URI; return its contents.
+    """Read a resource by the gateway's URI, or by the URI under which the server lists it; return its
+    contents.
 
     Raises:
         UnexpectedAnswer: the answer has no contents.
         InvalidParams: the resource is a quarantined page.
     """
-    server_uri = uris.theirs(uri)
+    server_uri = listed or uris.theirs(uri)
     raw = await requests.send(context, "read", "resources/read", {"uri": server_uri})
     items = raw.get("contents")
     if not is_object_list(items):
@@ -172,6 +179,6 @@ def unlisted_resource(
     async def read(context: Context, uri: str, values: Mapping[str, Any]) -> ForwardedRead:
         if config.excludes(uris.theirs(uri)) or not may_read(uri):
             raise ResourceNotFound(uri)
-        return await _read(requests, uris, context, uri, values)
+        return await _read(requests, uris, None, context, uri, values)
 
     return Resource({"uri": start, "name": start}, read, scopes=frozenset(config.scopes))
