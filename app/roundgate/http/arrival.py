@@ -20,6 +20,9 @@ CLIENT_CLOSED: Final = 499
 LARGE_HEAD: Final = 8_192
 """The size of a head, in bytes, above which the response closes the connection: uvicorn keeps the
 last head of an idle connection in memory."""
+LARGE_BODY: Final = 65_536
+"""The size of a part of a response, in bytes, above which it counts as unread while it waits. The
+transport takes as much without a pause."""
 Interruption: TypeAlias = TransportError | Unavailable | Literal["disconnect"]
 _BODY_HEADERS: Final = frozenset({b"content-length", b"transfer-encoding"})
 
@@ -116,6 +119,13 @@ class Request:
             if self._closes or not self.is_received:
                 headers = [*message.get("headers", ()), (b"connection", b"close")]
                 message = {**message, "headers": headers}
+        elif len(message.get("body", b"")) > LARGE_BODY:
+            self._connection.note_waiting(len(message["body"]))
+            try:
+                await self._send(message)
+            finally:
+                self._connection.note_waiting(0)
+            return
         await self._send(message)
 
     async def finish(self) -> None:

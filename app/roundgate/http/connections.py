@@ -2,7 +2,8 @@
 
     accepted ──▶ head ──▶ body ──▶ response ──▶ idle ──▶ head …
        │          │        │         │           └ http.idle_timeout_s (uvicorn)
-       │          │        │         └ http.send_timeout_s: the connection is aborted
+       │          │        │         └ http.send_timeout_s: the connection is aborted;
+       │          │        │           http.max_unread_bytes: another one is (see `unread`)
        │          │        └ http.body_timeout_s: 408
        │          └ http.head_timeout_s: 408; http.max_header_bytes, http.max_headers: 431
        └ http.max_connections: another connection is closed (see `room`), or 503
@@ -20,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from math import inf
@@ -33,6 +35,7 @@ from roundgate.errors import TransportError, Unavailable
 from roundgate.http.arrival import STATE, Request
 from roundgate.http.exchange import error_headers
 from roundgate.http.room import Stage, connection_to_close
+from roundgate.http.unread import UnreadAnswers
 from roundgate.net.client_address import client_address
 from roundgate.protocol import NEWEST
 from roundgate.settings import HttpConfig
@@ -73,6 +76,7 @@ class Bounds:
     send_s: float
     connections: int
     per_address: int
+    unread_bytes: int
 
     @classmethod
     def from_config(cls, http: HttpConfig) -> Bounds:
@@ -86,6 +90,7 @@ class Bounds:
             send_s=http.send_timeout_s,
             connections=connections,
             per_address=http.max_connections_per_address or max(1, connections // 8),
+            unread_bytes=http.max_unread_bytes,
         )
 
 
@@ -102,6 +107,7 @@ class Connections:
     (`uvicorn.Config(http=…)`)."""
 
     bounds: Bounds
+    unread: UnreadAnswers = field(init=False)
     _open: dict[BoundedConnection, None] = field(default_factory=dict)
     """Every open connection, in the order in which they were accepted."""
     _leaving: dict[BoundedConnection, None] = field(default_factory=dict)
@@ -109,6 +115,9 @@ class Connections:
     _is_looking: bool = False
     _looked: float = 0.0
     """The time of the last check, or of its start, in seconds on the event loop's clock."""
+
+    def __post_init__(self) -> None:
+        self.unread = UnreadAnswers(self.bounds.unread_bytes, self.bounds.send_s)
 
     def __call__(
         self,
@@ -162,6 +171,7 @@ class Connections:
         blocked_s = since_s if since_s > 2 * LOOK_EVERY_S else 0.0
         for connection in [*self._open, *self._leaving]:
             connection.look(now, blocked_s)
+        self.unread.look(now)
         self._is_looking = bool(self._open or self._leaving)
         if self._is_looking:
             loop.call_later(LOOK_EVERY_S, self._look)
@@ -186,6 +196,11 @@ class BoundedConnection(asyncio.Protocol):
         self.since = 0.0
         """The time at which the stage began, in seconds on the event loop's clock."""
         self.address = ""
+        self.caller: Hashable = ""
+        self.last_write = 0
+        """The size of the newest part of a response."""
+        self.waiting_bytes = 0
+        """The size of an answer that waits for room in the buffer of the transport."""
         self._due = inf
         """The time at which to end the connection unless its stage changes, on the same clock."""
         self._head: bytes | None = b""
@@ -210,13 +225,14 @@ class BoundedConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._stock.connection_made(_StockTransport(self._transport, self))
         client = self._stock.client
-        self.address = client_address(client[0] if client else "")
+        self.address = self.caller = client_address(client[0] if client else "")
         self.since = self._loop.time()
         self._due = self.since + self._bounds.head_s
         self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
+        self._connections.unread.discard(self)
         self._held = b""
         self._stock.connection_lost(exc)
         if self._request is not None:
@@ -236,10 +252,12 @@ class BoundedConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
+        self._connections.unread.add(self)
         self._stock.pause_writing()
 
     def resume_writing(self) -> None:
         self._is_write_paused = False
+        self._connections.unread.discard(self)
         self._stock.resume_writing()
 
     # bytes
@@ -349,6 +367,32 @@ class BoundedConnection(asyncio.Protocol):
             self._loop.call_soon(self._feed_held)
         elif self._head is None:
             self._head = b""
+
+    # the answers that wait for their reader (`unread`)
+
+    @property
+    def unread_bytes(self) -> int:
+        """The number of bytes that are kept for the client. The event loop keeps a whole part of a
+        response until its last byte is sent."""
+        return self.waiting_bytes + (self.last_write if self._is_write_paused else 0)
+
+    async def turn(self, caller: Hashable) -> None:
+        """Wait until a request of a caller may be served; raise Unavailable if that takes too
+        long."""
+        self.caller = caller
+        if not self._connections.unread.is_idle:
+            await self._connections.unread.turn(self)
+
+    def note_waiting(self, size: int) -> None:
+        """Note that the app waits with so many bytes until the client reads; 0 if it no longer
+        does."""
+        self.waiting_bytes = size
+        if size and self._is_write_paused:
+            self._connections.unread.add(self)
+
+    def abort(self) -> None:
+        """Drop the connection and what its client has not read."""
+        self._transport.abort()
 
     # the ends of a connection
 
@@ -463,6 +507,7 @@ class _StockTransport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not self._connection.has_answered and not self._transport.is_closing():
+            self._connection.last_write, self._connection.waiting_bytes = len(data), 0
             self._transport.write(data)
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from ipaddress import ip_address
@@ -35,7 +35,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate import json
-from roundgate.auth import Verifier
+from roundgate.auth import LOCAL, Verifier
 from roundgate.clock import Clock
 from roundgate.errors import (
     AuthError,
@@ -45,6 +45,7 @@ from roundgate.errors import (
     TransportError,
 )
 from roundgate.http import bodies
+from roundgate.http.arrival import STATE
 from roundgate.http.exchange import (
     EVENT_STREAM,
     JSON,
@@ -58,6 +59,7 @@ from roundgate.http.exchange import (
 from roundgate.http.protected import ProtectedResource
 from roundgate.http.routes import HEALTH, OLD_TRANSPORT, READINESS
 from roundgate.net.addresses import canonical_host, canonical_origin, host_of
+from roundgate.net.client_address import client_address
 from roundgate.protocol import NEWEST, Headers, jsonrpc, may_be_older
 from roundgate.protocol import SESSION_HEADER as SESSION
 from roundgate.tasks.external import is_event_path
@@ -91,6 +93,7 @@ _FORWARDING: Final = frozenset(
 _FORWARDING_PREFIXES: Final = (b"x-forwarded", b"x-original-", b"cf-")
 _ELSEWHERE: Final = "roundgate.elsewhere"
 """The member of the ASGI scope of a probe that `Guard` would refuse on any other path."""
+_NO_STATE: Final[Mapping[str, Any]] = {}
 _EXPOSED: Final = (
     "There is no authentication, so the gateway serves this machine alone: configure auth, or set"
     " GATEWAY_ALLOW_ANONYMOUS=true if something in front authenticates"
@@ -318,6 +321,8 @@ class RequestMiddleware:
                     exchange.principal = await self._verifiers[exchange.view].principal(
                         exchange.headers.get(b"authorization"), exchange.host.claims
                     )
+                    if (connection := scope.get("state", _NO_STATE).get(STATE)) is not None:
+                        await connection.turn(_caller_of(exchange))
                     await self._app(scope, receive, send)
                 elif await self._is_open_to(scope, exchange):
                     await self._app(scope, receive, send)
@@ -411,6 +416,12 @@ class RequestMiddleware:
         exchange.label, exchange.error = "error", str(error)
         if exchange.responder.state is not State.DONE:
             await exchange.responder.error(error, exchange.request_id, exchange.revision)
+
+
+def _caller_of(exchange: Exchange) -> Hashable:
+    """Return what identifies the caller among others: its token's identity, or its address."""
+    principal = exchange.caller
+    return client_address(exchange.address) if principal is LOCAL else principal.identity
 
 
 def _is_event(method: str, path: str) -> bool:

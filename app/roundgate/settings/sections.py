@@ -83,6 +83,11 @@ class HttpConfig(Model):
         description="Bodies over 8 KB that are served at once, plus 100 bytes for each value; more get 503.",
         ge=1_000_000,
     )
+    max_unread_bytes: int = Field(
+        64_000_000,
+        description="Answers that wait for their readers; beyond it, the caller with most loses its oldest.",
+        ge=1_000_000,
+    )
     max_header_bytes: int = Field(
         65_536, description="Request line and headers; more get 431.", ge=4_096
     )
