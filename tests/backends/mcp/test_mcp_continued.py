@@ -516,7 +516,8 @@ async def test_a_lost_prompt_or_resource_is_one_clear_error(
 async def function(folder: Path, entry: dict[str, Any]) -> FastAPI:
     """A gateway on AWS Lambda, over the store of a folder."""
     file = config_of({"backends": [entry]})
-    return await asyncio.to_thread(build_app, file, task_settings(folder, on_lambda=True))
+    using = task_settings(folder, on_lambda=True, allow_anonymous=True)
+    return await asyncio.to_thread(build_app, file, using)
 
 
 async def test_any_function_of_aws_lambda_continues_a_call(tmp_path: Path) -> None:
