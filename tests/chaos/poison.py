@@ -383,7 +383,9 @@ async def _ends(
                 and record.status is Status.INPUT_REQUIRED
             )
             if record is not None and (record.status in SETTLED or asks):
-                ended.append((tool, facts, json.decode(detailed(record.view(), 1_000))))
+                ended.append(
+                    (tool, facts, json.decode(detailed(record.view(record.updated_ms), 1_000)))
+                )
                 del left[ref]
             await asyncio.sleep(0)
         await asyncio.sleep(0.5)

@@ -296,7 +296,7 @@ class _Story:
 
     async def _look(self, client: Process, plan: Plan) -> bool:
         record = await _insist(lambda: client.tasks.record(LOCAL, plan.id))
-        shown = json.decode(detailed(record.view(), 1_000))
+        shown = json.decode(detailed(record.view(client.clock.now_ms()), 1_000))
         if shown["status"] == Status.INPUT_REQUIRED:
             key, name = next(iter(shown["inputRequests"])), f"answer {len(plan.accepted)}"
             plan.accepted.append(name)

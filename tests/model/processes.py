@@ -167,7 +167,7 @@ class WorkerProcess(Process):
     def __init__(self, shared: Shared, name: str, catalog: Catalog) -> None:
         super().__init__(shared, name)
         config = shared.config
-        source = EventSource(lambda: TOKENS, "https://model", self.clock, config.max_open_events)
+        source = EventSource(lambda: TOKENS, "https://model", config)
         self.worker = Worker(
             *(catalog, self.store, self.clock, config, nobody_listens),
             external=source.of_task,

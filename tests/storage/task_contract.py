@@ -25,6 +25,7 @@ from roundgate.replay.journal import Asked, Entry, Finished, Opened, Raised, fro
 from roundgate.settings import TasksConfig
 from roundgate.storage import TaskQueue
 from roundgate.storage.tasks import (
+    FORGET_AFTER_MS,
     SHARD_AT_MOST_MS,
     Change,
     Drop,
@@ -560,7 +561,7 @@ class TaskStoreContract:
 
     async def test_a_record_tells_what_the_client_is_shown(self, store: StoredTasks) -> None:
         await asking(store, {"b": b"1", "a": b"2"})
-        shown = (await record(store)).view()
+        shown = (await record(store)).view(NOW)
         assert (shown.task_id, shown.status) == ("id", Status.INPUT_REQUIRED)
         assert list(shown.requests.items()) == [("b", b"1"), ("a", b"2")]
 
@@ -1162,6 +1163,16 @@ class TaskStoreContract:
         assert await store.forget(END) == 0
         assert await store.read(TaskRef("owner", "later"), END) is not None
         assert sorted(ids((await store.find()).records)) == ["id", "later"]
+
+    async def test_a_wait_keeps_a_task_and_its_work_longer(self, store: StoredTasks) -> None:
+        later_ms = END + 10 * FORGET_AFTER_MS
+        lease = await working(store, call=blob(50_000))
+        added = Added([b"1", blob(50_000)], expires_ms=later_ms)
+        await store.release(lease, added, NOW, wake_ms=later_ms - 1, due_ms=SOON)
+        assert await store.forget(END + 2 * FORGET_AFTER_MS) == 0
+        assert (await record(store, now_ms=later_ms - 1)).expires_ms == later_ms
+        claimed = await claim(store, now_ms=later_ms - 1, until_ms=later_ms)
+        assert (claimed.call, list(claimed.journal)) == (blob(50_000), [b"1", blob(50_000)])
 
     async def test_postponing_counts_until_the_next_claim(self, store: StoredTasks) -> None:
         await store.create(new())

@@ -43,7 +43,8 @@ from tests.support.clocks import FixedClock
 from tests.support.dynamodb import ROOT, Emulator
 from tests.support.postponing import postpone
 
-TWO_DAYS_S = 2 * 86_400
+DAY_S = 86_400
+TWO_DAYS_S = 2 * DAY_S
 
 _CLAIM = """
 import asyncio, sys
@@ -191,7 +192,32 @@ async def test_every_row_goes_two_days_after_the_end(
     await store.finish((await claim(store)).lease, Status.COMPLETED, blob(9000), None, NOW)
     rows = dynamodb.items(table)
     assert len(rows) == 7, "head, call, 2 of the journal, last state, answer, result"
-    assert {int(row["ttl"]["N"]) for row in rows} == {END // 1000 + TWO_DAYS_S}
+    ends = {row["sk"]["S"]: int(row["ttl"]["N"]) for row in rows}
+    assert ends.pop("0") == END // 1000 + TWO_DAYS_S
+    assert set(ends.values()) == {next_day_s(END // 1000 + TWO_DAYS_S)}
+
+
+def next_day_s(seconds: int) -> int:
+    return -(-seconds // DAY_S) * DAY_S
+
+
+async def test_every_row_stays_as_long_as_waits_extend_its_task(
+    tasks: Counted, dynamodb: Emulator, table: str
+) -> None:
+    store, later_ms = tasks.store, END + 5 * 1000 * DAY_S
+    await store.create(new(call=blob(9000), state=blob(9000), journal=[blob(9000)]))
+    lease = (await claim(store)).lease
+    await store.checkpoint(lease, Added([blob(9000)]), NOW)
+    added = Added([blob(9000)], expires_ms=later_ms)
+    await store.release(lease, added, NOW, wake_ms=SOON, due_ms=SOON)
+    ends = {row["sk"]["S"]: int(row["ttl"]["N"]) for row in dynamodb.items(table)}
+    assert len(ends) == 6, "head, call, state, 3 of the journal"
+    assert ends.pop("0") == later_ms // 1000 + TWO_DAYS_S
+    assert set(ends.values()) == {next_day_s(later_ms // 1000 + TWO_DAYS_S)}
+    lease = (await claim(store, now_ms=SOON)).lease
+    added = Added([b"1"], expires_ms=later_ms + 1_000)
+    calls = await tasks.calls(store.checkpoint(lease, added, SOON))
+    assert calls == {"update_item": 1}, "the rows stay until the end of that day already"
 
 
 async def test_what_is_over_is_in_no_index_and_keeps_nothing_of_the_work(

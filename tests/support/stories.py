@@ -45,6 +45,8 @@ Manner: TypeAlias = Literal["pool", "function"]
 TURNS = 60
 QUIET_S = 10
 """How far the clock goes when nothing moves; further and further while still nothing does."""
+LONGEST_S = 20_000
+"""How far at most: a sweep looks before a task expires."""
 
 
 class Floors(BaseModel):
@@ -143,6 +145,18 @@ async def waits(ctx: Context, effects: Effects, clock: FixedClock) -> Any:
     ]
 
 
+async def days(ctx: Context, effects: Effects, clock: FixedClock) -> Any:
+    """Waits that are longer than a task is kept."""
+    await ctx.continue_as_task()
+    first = await ctx.step("first", effects.do, ctx.task_id, "first")
+    await ctx.sleep(3 * 86_400)
+    missed = await ctx.event("missed", timeout_s=2 * 86_400)
+    try:
+        await missed.wait()
+    except TimeoutError:
+        return [first, await ctx.step("last", effects.do, ctx.task_id, "last")]
+
+
 STORIES: Mapping[str, tuple[Any, Any]] = {
     "everything": (
         everything,
@@ -158,6 +172,7 @@ STORIES: Mapping[str, tuple[Any, Any]] = {
     ),
     "questions": (questions, ["before", "me", "here"]),
     "rest": (rest, ["first", "last"]),
+    "days": (days, ["first", "last"]),
     "waits": (waits, [f"{PUBLIC_URL}/events/", "me", {"amount": 7}, "last"]),
 }
 PAYMENT: Final = {"amount": 7}
@@ -283,7 +298,7 @@ class Story:
                     await shop.queue.delete([message])
             quiet_s = QUIET_S if messages else quiet_s * 4
             if not messages:
-                self.clock.skip(quiet_s / 4)
+                self.clock.skip(min(quiet_s / 4, LONGEST_S))
                 await shop.sweep.sweep()
         raise AssertionError(f"it goes on and on: {shown}")
 

@@ -112,8 +112,7 @@ class Workshop:
     def __post_init__(self) -> None:
         self.tasks = Tasks(self.store, self.clock, self.config)
         trust = ClockTrust(self.clock, int(self.config.lease_s * 1000), 5_000)
-        most = self.config.max_open_events
-        source = EventSource(lambda: EventTokens(RING), self.public_url, self.clock, most)
+        source = EventSource(lambda: EventTokens(RING), self.public_url, self.config)
         self.worker = Worker(
             *(self.catalog, self.store, self.clock, self.config, nobody_listens),
             trust=trust,
@@ -147,7 +146,7 @@ class Workshop:
         """What `tasks/get` answers."""
         record = await self.tasks.record(principal, ref.id)
         assert record is not None, "there is no such task"
-        body: dict[str, Any] = json.decode(detailed(record.view(), 1_000))
+        body: dict[str, Any] = json.decode(detailed(record.view(self.clock.now_ms()), 1_000))
         return body
 
     async def value(self, ref: TaskRef) -> Any:

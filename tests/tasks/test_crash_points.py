@@ -175,7 +175,7 @@ def table(dynamodb: Emulator) -> Iterator[Callable[[], StoredTasks]]:
 
 
 @pytest.mark.parametrize(
-    "name", ["questions", "rest", "waits"]
+    "name", ["questions", "rest", "days", "waits"]
 )  # "everything" is both, and takes as long
 def test_a_process_dies_at_any_call_of_dynamodb(
     files: Files, table: Callable[[], StoredTasks], name: str
@@ -206,7 +206,7 @@ def test_a_cancel_comes_at_any_call_of_dynamodb_and_the_process_dies_there_too(
     report(len(points))
 
 
-@pytest.mark.parametrize("name", ["questions", "rest"])
+@pytest.mark.parametrize("name", ["questions", "rest", "days"])
 def test_a_process_dies_at_any_call_of_postgresql(
     files: Files, postgresql: Server, name: str
 ) -> None:

@@ -91,6 +91,33 @@ async def test_ended_tasks_count_until_they_are_forgotten(
     await shop.begin("plain")
 
 
+async def test_a_task_that_waits_for_days_counts_until_it_is_forgotten(
+    shop: Workshop, accounts: Accounts, clock: FixedClock
+) -> None:
+    async def stretch(ctx: Context, days: int) -> None:
+        await ctx.step("fill", lambda: "x" * 100_000)
+        await ctx.sleep(days * 86_400)
+        await ctx.sleep(86_400)
+
+    shop.catalog = catalog_of(stretch=stretch)
+    shop = Workshop(shop.catalog, shop.store, shop.queue, clock)
+    ref = await shop.begin("stretch", days=8)
+    await shop.all_turns()
+    clock.skip(8 * 86_400 + 1)
+    assert await accounts.usage(task_owner(LOCAL)) > 100_000
+    await shop.sweep.sweep()
+    await shop.all_turns()
+    assert (await shop.record(ref)).is_open
+    clock.skip(86_400 - 10)
+    assert 100_000 < await accounts.usage(task_owner(LOCAL)) < 400_000
+    for number in range(4):
+        await shop.begin("stretch", days=number + 20)
+        await shop.all_turns()
+    refused = await shop.begin("stretch", days=24)
+    assert await shop.all_turns()
+    assert "limits.max_stored_bytes" in await text(shop, refused)
+
+
 async def test_a_call_that_was_sent_before_counts_once(shop: Workshop, accounts: Accounts) -> None:
     from roundgate.replay.journal import Journal
     from roundgate.tasks.call import TaskCall

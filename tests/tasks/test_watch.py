@@ -79,6 +79,7 @@ class Watching:
     """A watch, and the tasks of one caller as it knows them."""
 
     def __init__(self, shop: Workshop, store: Counting) -> None:
+        self._clock = shop.clock
         own = Tasks(as_stored(store), shop.clock, shop.config)
         ids = TaskIds(KeyRing([Key(bytes(32))]))
         self._tasks = NamedTasks(own, ids, shop.catalog, shop.clock, shop.config)
@@ -86,7 +87,8 @@ class Watching:
 
     def begin(self, record: TaskRecord, tell: Tell) -> Callable[[], None]:
         """Watch a task that was read before."""
-        return self.watch.begin(self._tasks.find(LOCAL, record.ref.id), record.view(), tell)
+        view = record.view(self._clock.now_ms())
+        return self.watch.begin(self._tasks.find(LOCAL, record.ref.id), view, tell)
 
 
 @pytest.fixture

@@ -135,18 +135,14 @@ async def test_a_task_that_waits_for_nothing_is_no_endless_test() -> None:
             await gateway.call("stuck")
 
 
-async def test_a_task_that_sleeps_longer_than_it_is_kept_names_the_setting() -> None:
+async def test_a_sleep_longer_than_a_task_is_kept_extends_the_task_up_to_a_setting() -> None:
     async with Gateway(hibernate) as gateway:
-        with pytest.raises(NothingGoesOn) as told:
-            await gateway.call("hibernate", days=3)
-    assert "sleeps until 259200 s after its creation, but expires after 86400 s" in str(told.value)
-    assert "raise tasks.ttl_s and tasks.task_timeout_s in gateway.yaml" in str(told.value)
-    async with Gateway(hibernate, tasks={"ttl_s": 300_000}) as gateway:
-        result = await gateway.call("hibernate", days=3)
-        assert result.is_error
-        assert "tasks.task_timeout_s" in str(result.value)
-    async with Gateway(hibernate, tasks={"ttl_s": 300_000, "task_timeout_s": 300_000}) as gateway:
         assert (await gateway.call("hibernate", days=3)).value == "spring"
+        result = await gateway.call("hibernate", days=30)
+        assert result.is_error
+        assert "tasks.max_ttl_s" in str(result.value)
+    async with Gateway(hibernate, tasks={"max_ttl_s": 60 * DAY_S}) as gateway:
+        assert (await gateway.call("hibernate", days=30)).value == "spring"
 
 
 async def test_a_task_that_is_late_waits_for_a_sweep_that_another_is_at() -> None:

@@ -61,7 +61,7 @@ from roundgate.replay import (
     engine,
 )
 from roundgate.storage import RowsOf
-from roundgate.tasks import log_failure, said_by
+from roundgate.tasks import Life, log_failure, said_by
 from roundgate.tokens import Binding, FixedTask, Opened, StateSealer
 
 if TYPE_CHECKING:  # loaded only if there is an audit log
@@ -211,6 +211,7 @@ class Calls:
         rows_of: a function that returns the rows of a caller, for back ends.
         read: a function that reads resources of the catalog.
         shows_errors: whether callers see the text of unexpected exceptions.
+        life: the lengths of a task's life.
         trail: the audit log, if there is one.
     """
 
@@ -227,9 +228,11 @@ class Calls:
         rows_of: RowsOf,
         read: Read | None,
         shows_errors: bool,
+        life: Life,
         trail: Trail | None = None,
     ) -> None:
         self._trail = trail
+        self._life = life
         self._sealer = sealer
         self._clock = clock
         self._view = view
@@ -319,6 +322,9 @@ class Calls:
             served: the tool, if a tool is called.
         """
         mode = "forbidden" if served is None else served.tool.task
+        may_become_task = mode != "forbidden" and context.inbound.meta.capabilities.has(
+            tasks.REQUIRED
+        )
         limit_ms = self._timeout_ms if context.remaining_ms is None else context.remaining_ms
         return Call(
             principal=context.principal,
@@ -327,8 +333,8 @@ class Calls:
             notify=context.notify,
             page_done=context.page_done,
             publish=self._publish,
-            may_become_task=mode != "forbidden"
-            and context.inbound.meta.capabilities.has(tasks.REQUIRED),
+            may_become_task=may_become_task,
+            last_ms=self._life.last_ms(self._clock.now_ms()) if may_become_task else None,
             needs_row=mode == "required",
             takes_unasked=served is not None and served.tool.unasked_answers,
             round=round_,

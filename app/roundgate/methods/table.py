@@ -24,6 +24,7 @@ from roundgate.methods.tools import ToolMethods
 from roundgate.protocol import SUPPORTED_VERSIONS, ResultFormat, params, without_none
 from roundgate.replay import Texts
 from roundgate.settings import ServerConfig
+from roundgate.tasks import Life
 
 
 def make_methods(
@@ -61,6 +62,7 @@ def make_methods(
             rows_of=parts.rows_of,
             read=catalog.read_resource,
             shows_errors=parts.shows_errors,
+            life=Life.from_config(config.tasks),
             trail=parts.trail,
         ),
         parts.rates.limits(config.rate),

@@ -19,7 +19,7 @@ from roundgate.replay.journal import Answered, Asked, Unanswered, plain, wire_ke
 from roundgate.replay.questions import Answer, Form, Question, UnfitAnswer, question_digest
 from roundgate.replay.recording import recording_cut, repeat_cut, take_event
 from roundgate.replay.run import Run
-from roundgate.replay.waiting import within_scopes
+from roundgate.replay.waiting import check_wait, within_scopes
 
 MAX_CHANGES: Final = 3
 """The number of consecutive rounds with a changed question after which the run raises an error."""
@@ -165,6 +165,7 @@ def _open(
 
     Raises:
         MissingCapability: the client lacks a capability; no question was added.
+        ToolError: the time limit ends later than a task can wait; no question was added.
     """
     names = ", ".join(entry.key for _, entry, _ in opened)
     required = merged(question.requires for _, _, question in opened)
@@ -176,13 +177,16 @@ def _open(
         what_for = f"asking a person for approval ({names}), which text in a result cannot replace,"
         capabilities = capabilities.with_substitutes({})
     capabilities.require(required, what_for, has_substitute=not is_for_a_person)
+    now_ms = run.clock.now_ms()
+    if timeout_s is not None and any(entry.until_ms is None for _, entry, _ in opened):
+        check_wait(run, now_ms + round(timeout_s * 1000))
     untils: list[int] = []
     for name, entry, question in opened:
         if entry.key not in run.journal.questions:
             run.is_beyond = True
             entry = replace(entry, wire=_wire(run, entry.key, name))
         if timeout_s is not None:
-            until_ms = entry.until_ms or run.clock.now_ms() + round(timeout_s * 1000)
+            until_ms = entry.until_ms or now_ms + round(timeout_s * 1000)
             entry = replace(entry, until_ms=until_ms)
             untils.append(until_ms)
         run.journal.add(entry)

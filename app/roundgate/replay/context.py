@@ -545,7 +545,11 @@ class Context(CallFacts):
     async def sleep(self, seconds: float, name: str = "sleep") -> None:
         """Wait for a number of seconds, the same in every run. A task releases its worker
         meanwhile, and continues on time even if processes die. `name` is the place in the handler,
-        as for `step`."""
+        as for `step`.
+
+        Raises:
+            ToolError: a task cannot wait so long (`tasks.max_ttl_s`).
+        """
         await waiting.sleep(self._run, name, seconds)
 
     async def sleep_until(self, moment: datetime, name: str = "sleep") -> None:
@@ -554,6 +558,7 @@ class Context(CallFacts):
 
         Raises:
             ValueError: the moment has no time zone.
+            ToolError: as for `sleep`.
         """
         if moment.tzinfo is None:
             raise ValueError(
@@ -571,12 +576,12 @@ class Context(CallFacts):
         Args:
             name: the place in the handler, as for `step`.
             timeout_s: seconds from now, after which the gateway refuses payloads and `wait()`
-                raises `TimeoutError`; by default the gateway accepts a payload until the task
-                expires.
+                raises `TimeoutError`; by default `tasks.ttl_s`.
 
         Raises:
             NeedsTask: the call is not a task and cannot become one.
-            ToolError: the task has as many open events as it may (`tasks.max_open_events`).
+            ToolError: the task has as many open events as it may (`tasks.max_open_events`), or
+                cannot wait so long (`tasks.max_ttl_s`).
         """
         return ExternalEvent(self._run, name, await open_event(self._run, name, timeout_s))
 

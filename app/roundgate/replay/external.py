@@ -23,7 +23,7 @@ from roundgate.replay.branches import Branch
 from roundgate.replay.journal import MISSED, Opened, Slept
 from roundgate.replay.recording import recording_cut, repeat_cut, take_event, write
 from roundgate.replay.run import ExternalEvents, Run
-from roundgate.replay.waiting import within_scopes
+from roundgate.replay.waiting import check_wait, within_scopes
 
 
 class ExternalEvent:
@@ -83,7 +83,7 @@ async def open_event(run: Run, name: str, timeout_s: float | None) -> Opened:
 
     Raises:
         NeedsTask: the call is not a task and cannot become one.
-        ToolError: the task has `tasks.max_open_events` open events.
+        ToolError: the task has `tasks.max_open_events` open events, or cannot wait so long.
         ValueError: `timeout_s` is not positive.
     """
     if timeout_s is not None and timeout_s <= 0:
@@ -94,6 +94,8 @@ async def open_event(run: Run, name: str, timeout_s: float | None) -> Opened:
     opened = run.journal.steps.get(key)
     if isinstance(opened, Opened):
         return opened
+    if timeout_s is not None:
+        check_wait(run, run.clock.now_ms() + round(timeout_s * 1000))
     async with recording_cut(run, key):
         await within_scopes(run, branch)
         external = run.call.external
@@ -122,7 +124,11 @@ def _new(run: Run, external: ExternalEvents, key: str, timeout_s: float | None) 
     generation = run.journal.generation
     mark = None if generation == 1 else f"{key}@{generation}"
     token = external.token(key if mark is None else mark)
-    return Opened(key, external.until_ms(timeout_s), token, external.base, mark)
+    seconds = external.default_s if timeout_s is None else timeout_s
+    until_ms = run.clock.now_ms() + round(seconds * 1000)
+    if run.call.last_ms is not None:
+        until_ms = min(until_ms, run.call.last_ms)
+    return Opened(key, until_ms, token, external.base, mark)
 
 
 @engine_call

@@ -158,9 +158,9 @@ class ExternalEvents(Protocol):
     def token(self, name: str) -> str:
         """Return the token that allows a service to deliver the event of a name once."""
 
-    def until_ms(self, timeout_s: float | None) -> int:
-        """Return the end of the delivery time of an event that is opened now, in milliseconds since
-        the epoch: after its time limit, or when the task expires."""
+    @property
+    def default_s(self) -> float:
+        """Return the seconds for which an event without a time limit can be delivered."""
 
 
 class Round(Protocol):
@@ -192,6 +192,9 @@ class Call:
     """The id of the task that this call has become, or `None`."""
     may_become_task: bool = False
     """Whether this ordinary call may become a task: its tool and its client both support that."""
+    last_ms: int | None = None
+    """The latest end of a wait, in milliseconds since the epoch, of a task or of a call that may
+    become one; `None` for no limit."""
     needs_row: bool = False
     """Whether the call has to become a task before its first step: the tool has
     `task="required"`."""

@@ -25,8 +25,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, NoReturn
 
-from roundgate.clock import Timer
-from roundgate.errors import Suspend
+from roundgate.clock import Timer, iso
+from roundgate.errors import Suspend, ToolError
 from roundgate.replay.asyncio_internals import engine_call
 from roundgate.replay.branches import Branch, Scope, inside
 from roundgate.replay.journal import Passed, Slept, Told, plain
@@ -101,6 +101,8 @@ async def sleep(run: Run, name: str, seconds: float = 0.0, until_ms: int | None 
     await repeat_cut(run, key)
     if until_ms is None:
         until_ms = run.clock.now_ms() + round(seconds * 1000)
+    if key not in run.journal.steps:
+        check_wait(run, until_ms)
     begun = _begun(run, Slept(key, until_ms, what))
     async with recording_cut(run, key, what):
         if Told.of(key).key not in run.journal.steps:
@@ -121,6 +123,20 @@ async def begin_limit(run: Run, name: str, seconds: float) -> tuple[Branch, Slep
     if is_new:
         run.unwritten.append(begun)
     return branch, begun
+
+
+def check_wait(run: Run, until_ms: int) -> None:
+    """Check that a new wait can end within the life of the task.
+
+    Raises:
+        ToolError: the wait ends later than `tasks.max_ttl_s` allows.
+    """
+    last_ms = run.call.last_ms
+    if last_ms is not None and until_ms > last_ms:
+        raise ToolError(
+            f"The call would wait until {iso(until_ms)}, but a task can wait until {iso(last_ms)} "
+            "at the latest (tasks.max_ttl_s). Wait for less, or raise that setting"
+        )
 
 
 def _for_seconds(kind: str, seconds: float) -> str:

@@ -165,16 +165,16 @@ class Core:
             rows_of=self.rows_of,
             shows_errors=self.shows_errors,
             trust=trust,
-            external=lambda record: self.event_source(config, clock).of_task(record),
+            external=lambda record: self.event_source(config).of_task(record),
             trail=self.trail,
         )
 
-    def event_source(self, config: GatewayConfig, clock: Clock) -> EventSource:
+    def event_source(self, config: GatewayConfig) -> EventSource:
         """Return the source of the external events of tasks."""
         from roundgate.tasks.external import EventSource
 
         tokens = self.event_tokens if self.has_shared_keys else _no_shared_keys
-        return EventSource(tokens, self.public_url, clock, config.tasks.max_open_events)
+        return EventSource(tokens, self.public_url, config.tasks)
 
     def sweep(self, config: GatewayConfig, clock: Clock, trust: ClockTrust | None = None) -> Sweep:
         """Return the sweep, which finds due tasks that no worker has claimed."""

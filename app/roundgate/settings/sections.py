@@ -290,9 +290,15 @@ class TasksConfig(Model):
 
     ttl_s: float = Field(
         86_400,
-        description="Seconds from its creation for which a task is kept.",
+        description="Seconds for which a task is kept after its creation, or after the end of its last wait.",
         ge=1,
         le=2_592_000,
+    )
+    max_ttl_s: float = Field(
+        2_592_000,
+        description="Seconds from its creation for which waits and restarts can extend a task's life.",
+        ge=1,
+        le=31_536_000,
     )
     poll_interval_ms: int = Field(
         1_000,
@@ -337,9 +343,9 @@ class TasksConfig(Model):
         ge=0,
         le=3_600,
     )
-    task_timeout_s: float = Field(
-        86_400,
-        description="Seconds from its creation after which a task is ended.",
+    task_timeout_s: float | None = Field(
+        None,
+        description="Seconds of work and polls after a wait, after which a task is ended. Unset: nine tenths of ttl_s.",
         gt=0,
         le=2_592_000,
     )

@@ -33,8 +33,11 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
+from roundgate.clock import iso
 from roundgate.protocol import OPEN, TERMINAL, Status, TaskView
 
+SHORT_WAIT_MS: Final = 60_000
+"""The longest wait in milliseconds that the status message does not mention."""
 HIDDEN: Final = "~"
 """The first character of a hidden task's id. No id that clients receive contains it."""
 
@@ -195,18 +198,26 @@ class TaskRecord:
         answers. Otherwise a store may delete them."""
         return self.due_ms is not None or self.ending is Ending.STEP_FAILED
 
-    def view(self) -> TaskView:
+    def view(self, now_ms: int) -> TaskView:
         """Return the part of the record that a client can see."""
         return TaskView(
             self.ref.id,
             self.status,
-            self.status_message,
+            self._message(now_ms),
             self.created_ms,
             self.updated_ms,
             self.expires_ms,
             self.requests,
             self.outcome,
         )
+
+    def _message(self, now_ms: int) -> str | None:
+        """Return the status message. During a long wait it says until when the task waits."""
+        if self.wake_ms < now_ms + SHORT_WAIT_MS or self.wake_ms >= self.expires_ms:
+            return self.status_message
+        until = f"aiting until {iso(-(-self.wake_ms // 60_000) * 60_000)}"
+        message = self.status_message
+        return f"W{until}" if message is None else f"{message} (w{until})"
 
 
 class Part(StrEnum):

@@ -9,6 +9,7 @@ catalog, the engine and the ports of storage, but not on HTTP.
 from __future__ import annotations
 
 from roundgate.tasks.call import TaskCall as TaskCall
+from roundgate.tasks.life import Life as Life
 from roundgate.tasks.named import NamedTask as NamedTask
 from roundgate.tasks.named import NamedTasks as NamedTasks
 from roundgate.tasks.operating import StepDone as StepDone

@@ -285,7 +285,7 @@ class Added:
     events: Sequence[Mark] = ()
     """The external events that `entries` open."""
     expires_ms: int | None = None
-    """The new expiry of a hidden task; `None` for no change."""
+    """The new expiry; `None` for no change."""
 
 
 NOTHING = Added()
@@ -351,6 +351,8 @@ class Restart:
     state: bytes
     journal_version: int
     due_ms: int
+    expires_ms: int | None = None
+    """As `Added.expires_ms`."""
 
 
 @dataclass(frozen=True, slots=True)

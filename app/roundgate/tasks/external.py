@@ -57,13 +57,11 @@ class EventSource:
 
     tokens: Callable[[], EventTokens]
     public_url: str | None
-    clock: Clock
-    max_open: int
-    """The limit `tasks.max_open_events`."""
+    config: TasksConfig
 
     def of_task(self, record: TaskRecord) -> EventsOfTask:
         """Return the external events of one task."""
-        return EventsOfTask(self, record.ref, record.expires_ms)
+        return EventsOfTask(self, record.ref)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,6 @@ class EventsOfTask:
 
     source: EventSource
     ref: TaskRef
-    expires_ms: int
 
     @property
     def base(self) -> str | None:
@@ -83,17 +80,16 @@ class EventsOfTask:
     @property
     def max_open(self) -> int:
         """Return the maximum number of open events per task."""
-        return self.source.max_open
+        return self.source.config.max_open_events
+
+    @property
+    def default_s(self) -> float:
+        """Return `tasks.ttl_s`, the seconds for which an event without a time limit is open."""
+        return self.source.config.ttl_s
 
     def token(self, name: str) -> str:
         """Return the token of an event, as `replay.ExternalEvents.token` does."""
         return self.source.tokens().seal(EventPlace(self.ref.owner, self.ref.id, name))
-
-    def until_ms(self, timeout_s: float | None) -> int:
-        """Return the end of the delivery time, as `replay.ExternalEvents.until_ms` does."""
-        if timeout_s is None:
-            return self.expires_ms
-        return min(self.expires_ms, self.source.clock.now_ms() + round(timeout_s * 1000))
 
 
 @dataclass(frozen=True, slots=True)

@@ -303,6 +303,8 @@ def _release(record: TaskRecord, event: events.Release, now_ms: int) -> Decision
     is_ready = waited is Waited.READY
     wake_ms, due_ms = (0, event.ready_ms) if is_ready else (event.wake_ms, event.due_ms)
     message_ms = _message_ms(wake_ms, due_ms, now_ms)
+    if wake_ms and "expires_ms" in changes:
+        changes |= _seen(record, now_ms)
     changes |= {
         **_free_until(max(0, wake_ms - event.early_ms), due_ms, message_ms),
         "attempts": event.attempts,
@@ -322,6 +324,7 @@ def _restart(record: TaskRecord, event: events.Restart, now_ms: int) -> Decision
         "due_ms": event.due_ms,
         "unsent": False,
         "journal_version": event.journal_version,
+        "expires_ms": event.expires_ms or record.expires_ms,
         "asked": (),
         "events": (),
     }

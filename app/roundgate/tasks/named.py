@@ -223,7 +223,7 @@ class _OwnTask:
 
     async def look(self) -> TaskView:
         record, self._read = self._read or await self._record(), None
-        return record.view()
+        return record.view(self._tasks.clock.now_ms())
 
     async def update(self, responses: Mapping[str, Any]) -> None:
         self._read = None

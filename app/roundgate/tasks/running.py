@@ -164,7 +164,6 @@ LATE_S: Final = 0.5
 """The grace in seconds after the turn's own deadline."""
 TICK_S: Final = 0.25
 """The time in seconds between two checks whether to end a handler."""
-TOO_LONG: Final = "The task exceeded the time limit of this server (tasks.task_timeout_s)"
 
 Outcome: TypeAlias = engine.Outcome[Returned]
 
@@ -180,16 +179,13 @@ class Running:
         trust: ClockTrust,
         *,
         lease_s: float,
-        give_up_ms: int,
     ) -> None:
-        """Make a run that has not started. `lease_s` is the length of a lease in seconds;
-        `give_up_ms` is the time limit of the task, in milliseconds since the epoch."""
+        """Make a run that has not started. `lease_s` is the length of a lease in seconds."""
         self.carrier = carrier
         self.tool = tool
         self._clock = clock
         self._trust = trust
         self._every_s = min(1.0, lease_s / 6)
-        self._give_up_ms = give_up_ms
         self._last_look_ms = clock.monotonic_ms()
         self._told_s: float | None = None
         self._root: asyncio.Task[Outcome] | None = None
@@ -221,7 +217,7 @@ class Running:
             Exception: a fault of the gateway, for instance of the store.
         """
         if self._is_late:
-            return Failed(TaskTimeout(TOO_LONG))
+            return Failed(TaskTimeout(self._too_long))
         self._root = root = asyncio.create_task(self._run(handler))
         try:
             async with Heartbeat(self._every_s, self._beat, **self.facts()):
@@ -279,7 +275,7 @@ class Running:
 
     async def _beat(self) -> None:
         if self._is_late:
-            self.carrier.end(TaskTimeout(TOO_LONG))
+            self.carrier.end(TaskTimeout(self._too_long))
         try:
             await self.carrier.attend(look=self._is_time_to_look())
         except LeaseLost:
@@ -287,7 +283,11 @@ class Running:
 
     @property
     def _is_late(self) -> bool:
-        return self._clock.now_ms() >= self._give_up_ms and self._trust.expires
+        return self._clock.now_ms() >= self.carrier.end_ms and self._trust.expires
+
+    @property
+    def _too_long(self) -> str:
+        return f"The task exceeded the time limit of this server ({self.carrier.limit})"
 
     def _is_time_to_look(self) -> bool:
         now_ms = self._clock.monotonic_ms()

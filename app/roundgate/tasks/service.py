@@ -26,6 +26,7 @@ from roundgate.settings import TasksConfig
 from roundgate.storage import TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.events import Answered, Cancelled, NewTask
+from roundgate.tasks.life import Life
 from roundgate.tasks.machine import may_lack_message
 from roundgate.tasks.outcome import Ended
 from roundgate.tasks.stored import StoredTasks
@@ -54,8 +55,9 @@ class Tasks:
         self.view = view
         self._trail = trail
         self._store = store
-        self._clock = clock
+        self.clock = clock
         self._config = config
+        self._life = Life.from_config(config)
 
     async def create(
         self,
@@ -88,7 +90,7 @@ class Tasks:
             ToolError: the caller has too many open tasks, or the call is too large.
             NotJson: `ctx.state` has no JSON form.
         """
-        task = self._new(task_call, task_id or self._clock.new_id(), journal, message, ended)
+        task = self._new(task_call, task_id or self.clock.new_id(), journal, message, ended)
         task = replace(task, cleans_up=cleans_up and ended is None, call_id=call_id)
         if ended is None:
             await self._check_room(task.ref)
@@ -135,7 +137,7 @@ class Tasks:
         most = self._config.max_open_per_owner
         if await self._store.count_open(ref.owner, most) < most:
             return
-        if await self._store.read(ref, self._clock.now_ms()) is None:
+        if await self._store.read(ref, self.clock.now_ms()) is None:
             raise ToolError(
                 f"You have {most:,} unfinished tasks, the maximum (tasks.max_open_per_owner). Wait "
                 "until some have ended, or cancel some (tasks/cancel), and call again"
@@ -144,13 +146,13 @@ class Tasks:
     async def _created_before(
         self, ref: TaskRef, record: TaskRecord | None = None
     ) -> dict[str, Any]:
-        record = record or await self._store.read(ref, self._clock.now_ms())
+        record = record or await self._store.read(ref, self.clock.now_ms())
         if record is None:
             raise TaskNotFound
         sweep_after_ms = int(self._config.requeue_after_s * 1000)
-        if may_lack_message(record, self._clock.now_ms(), sweep_after_ms):
+        if may_lack_message(record, self.clock.now_ms(), sweep_after_ms):
             await self._store.send(ref)
-        return self._told(record.view())
+        return self._told(record.view(self.clock.now_ms()))
 
     def _told(self, view: TaskView) -> dict[str, Any]:
         return {"resultType": "task", **to_wire(view, self._config.poll_interval_ms)}
@@ -163,7 +165,7 @@ class Tasks:
         message: str | None,
         ended: Ended | None,
     ) -> NewTask:
-        now_ms = self._clock.now_ms()
+        now_ms = self.clock.now_ms()
         return NewTask(
             ref=TaskRef(task_owner(task_call.principal, self.view), task_id),
             tool=task_call.tool,
@@ -171,7 +173,7 @@ class Tasks:
             journal=[encode(row(entry)) for entry in journal.entries()],
             state=encode(plain(journal.state, "ctx.state")),
             created_ms=now_ms,
-            expires_ms=now_ms + int(self._config.ttl_s * 1000),
+            expires_ms=self._life.expires_ms(now_ms, now_ms),
             due_ms=self._due_ms(now_ms),
             status=Status.WORKING if ended is None else ended.status,
             status_message=message if ended is None else ended.status_message,
@@ -190,7 +192,7 @@ class Tasks:
     async def record(self, principal: Principal, task_id: str) -> TaskRecord | None:
         """Return the record of a task of the principal, or `None`."""
         ref = self._ref(principal, task_id)
-        return None if ref is None else await self._store.read(ref, self._clock.now_ms())
+        return None if ref is None else await self._store.read(ref, self.clock.now_ms())
 
     async def update(
         self, principal: Principal, task_id: str, responses: Mapping[str, Any]
@@ -208,18 +210,18 @@ class Tasks:
         if ref is None:
             raise TaskNotFound
         answers = {key: encode(response) for key, response in responses.items()}
-        decided = await self._decided(ref, responses, self._clock.now_ms())
-        until_ms = self._clock.monotonic_ms() + ANSWER_WAIT_S * 1000
+        decided = await self._decided(ref, responses, self.clock.now_ms())
+        until_ms = self.clock.monotonic_ms() + ANSWER_WAIT_S * 1000
         while True:
-            now_ms = self._clock.now_ms()
+            now_ms = self.clock.now_ms()
             answered = await self._store.answer(ref, answers, now_ms, self._due_ms(now_ms))
             if answered is not Answered.LATER:
                 break
-            if self._clock.monotonic_ms() >= until_ms:
+            if self.clock.monotonic_ms() >= until_ms:
                 raise Unavailable(
                     "The task is running now, and may ask this question again; send the answer again later"
                 )
-            await self._clock.sleep(ANSWER_PAUSE_S)
+            await self.clock.sleep(ANSWER_PAUSE_S)
         if decided is not None and answered in (Answered.FULLY, Answered.PARTLY):
             record, is_approved = decided
             ids = {"call": record.call_id, "task": str(ref), "tool": record.tool}
@@ -259,7 +261,7 @@ class Tasks:
         ref = self._ref(principal, task_id)
         if ref is None:
             raise TaskNotFound
-        now_ms = self._clock.now_ms()
+        now_ms = self.clock.now_ms()
         due_ms = self._due_ms(now_ms)
         cancelled = await self._store.cancel(ref, CANCELLED_BY_CLIENT, now_ms, due_ms)
         if cancelled is Cancelled.UNKNOWN_TASK:

@@ -74,6 +74,7 @@ log = logging.getLogger("roundgate.tasks")
 VALUE: Final = 64
 """The overhead of a value of a task in bytes: its name, its key, its place in an index."""
 
+DAY_MS: Final = 86_400_000
 KEEP_MS: Final = 600_000
 """The time in milliseconds for which a hidden task is kept after its end, for a client that resumes
 its stream."""
@@ -90,6 +91,8 @@ class _Held:
     """The record after the last write of this lease."""
     state_bytes: int = 0
     """The number of bytes of `ctx.state` that the account has counted."""
+    work_bytes: int = 0
+    """The number of bytes of the task's work. They count again when the task is kept longer."""
     number: int = 0
     """The number of the last write of entries."""
     in_doubt: dict[int, Sequence[bytes]] = field(default_factory=dict)
@@ -125,10 +128,14 @@ class Lease:
     held: _Held | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def of(cls, record: TaskRecord, state_bytes: int = 0) -> Lease:
-        """Return the lease of a claimed task. `record` is the record after the claim; `state_bytes`
-        is the size of its state, which the account has counted."""
-        return cls(record.ref, record.fence, _Held(record, state_bytes))
+    def of(cls, record: TaskRecord, work: Work | None = None) -> Lease:
+        """Return the lease of a claimed task. `record` is the record after the claim; the account
+        has counted its `work`."""
+        if work is None:
+            return cls(record.ref, record.fence, _Held(record))
+        values = [work.call, work.state, *work.journal, *work.answers.values()]
+        work_bytes = 2 * ROW + sum(VALUE + len(value) for value in values)
+        return cls(record.ref, record.fence, _Held(record, len(work.state), work_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,22 +233,28 @@ class StoredTasks:
 
         return end
 
-    async def _reserve(self, record: TaskRecord, size: int) -> Reserved | None:
+    async def _reserve(self, record: TaskRecord, size: int, expires_ms: int) -> Reserved | None:
         """Count bytes for the owner of a task, until its store forgets it. Return `None` if
         there is nothing to count."""
         if self._accounts is None or size <= 0:
             return None
-        until_ms = record.expires_ms + (KEEP_MS if record.ref.is_hidden else FORGET_AFTER_MS)
-        return await self._accounts.reserve(record.ref.owner, size, until_ms)
+        keep_ms = KEEP_MS if record.ref.is_hidden else FORGET_AFTER_MS
+        return await self._accounts.reserve(record.ref.owner, size, expires_ms + keep_ms)
 
     def _give_back(self, reserved: Reserved | None) -> None:
         if self._accounts is not None and reserved is not None:
             self._accounts.give_back(reserved)
 
-    async def _swap(self, change: Change, state_bytes: int = 0) -> TaskRecord | Lost:
+    async def _swap(
+        self, change: Change, state_bytes: int = 0, work_bytes: int = 0
+    ) -> TaskRecord | Lost:
         """Write a change and notify the listeners of the task. The values of the change count
-        towards the account, less `state_bytes` for the state that they replace."""
-        reserved = await self._reserve(change.before, counted_bytes(change.puts) - state_bytes)
+        towards the account, less `state_bytes` for the state that they replace. If the change
+        keeps the task for another day, the `work_bytes` of the task count again."""
+        expires_ms = change.changes.get("expires_ms", change.before.expires_ms)
+        is_longer = expires_ms // DAY_MS > change.before.expires_ms // DAY_MS
+        size = counted_bytes(change.puts) - state_bytes + (work_bytes if is_longer else 0)
+        reserved = await self._reserve(change.before, size, expires_ms)
         swapped = await self.store.swap(change)
         if isinstance(swapped, Lost):
             self._give_back(reserved)
@@ -325,7 +338,8 @@ class StoredTasks:
         """
         created = machine.create(task)
         record = created.record
-        reserved = await self._reserve(record, 2 * ROW + counted_bytes(created.puts))
+        size = 2 * ROW + counted_bytes(created.puts)
+        reserved = await self._reserve(record, size, record.expires_ms)
         is_new = await self.store.insert(record, created.puts)
         if not is_new:
             self._give_back(reserved)
@@ -444,7 +458,7 @@ class StoredTasks:
         if isinstance(event, events.ClaimCleanup) and event.journal is not None:
             journal = list(event.journal)
         return Claimed(
-            Lease.of(swapped, len(work.state)),
+            Lease.of(swapped, work),
             swapped,
             work.call,
             journal,
@@ -522,9 +536,12 @@ class StoredTasks:
         journal_version: int,
         now_ms: int,
         due_ms: int,
+        expires_ms: int | None = None,
     ) -> None:
         """Replace the call and the journal (`events.Restart`)."""
-        event = events.Restart(lease.fence, call, journal, state, journal_version, due_ms)
+        event = events.Restart(
+            lease.fence, call, journal, state, journal_version, due_ms, expires_ms
+        )
         await self._under_lease(lease, event, now_ms)
 
     async def park(self, lease: Lease, status_message: str, now_ms: int) -> None:
@@ -593,7 +610,7 @@ class StoredTasks:
                 if isinstance(decision, Next):
                     state_bytes = _state_bytes(decision)
                     counted = min(state_bytes, held.state_bytes)
-                    swapped = await self._swap(decision, counted)
+                    swapped = await self._swap(decision, counted, held.work_bytes)
                     if isinstance(swapped, Lost):
                         record = swapped.record
                         if record is not None and _creation(record) != _creation(held.known):
@@ -605,6 +622,7 @@ class StoredTasks:
                         continue
                     record = swapped
                     held.state_bytes = max(state_bytes, held.state_bytes)
+                    held.work_bytes += counted_bytes(decision.puts) - counted
                 elif record is None or decision.reason is not No.HAPPENED:
                     raise LeaseLost(str(lease.ref))
                 held.known = record

@@ -83,6 +83,7 @@ from roundgate.storage import Ending, TaskRef
 from roundgate.tasks.call import TaskCall, make_journal
 from roundgate.tasks.events import NOTHING, Added, Mark
 from roundgate.tasks.lease import ClockTrust, LeaseTime, Moment
+from roundgate.tasks.life import Life, waits_until_ms
 from roundgate.tasks.outcome import Ended, ended, failed, log_failure
 from roundgate.tasks.running import Outcome, Patience, to_its_end
 from roundgate.tasks.stored import Claimed, Lease, StoredTasks
@@ -135,6 +136,7 @@ class Means:
     tasks: StoredTasks
     clock: Clock
     config: TasksConfig
+    life: Life
     skew_ms: int
     """The maximum difference in milliseconds of the clocks that share the store."""
     trust: ClockTrust
@@ -165,6 +167,9 @@ class Carrier:
         self._time = LeaseTime(means.clock, int(means.config.lease_s * 1000), means.skew_ms)
         self._time.claimed(claimed.record.lease_until_ms)
         self._due_ms = claimed.record.due_ms or 0
+        self._expires_ms = claimed.record.expires_ms
+        """The expiry with every wait so far, perhaps not written yet."""
+        self._written_expires_ms = self._expires_ms
         self._keeping = asyncio.Lock()
         self._renewing = asyncio.Lock()
         self._message = claimed.record.status_message
@@ -182,6 +187,8 @@ class Carrier:
         self._task_call = task_call
         self._patience = Patience(lambda: call.deadline.is_past, task=str(self.ref))
         self.run = Run(call, make_journal(self.claimed, task_call), self, self._message)
+        if self.run.journal.received:  # an answer ends a wait
+            self._extend_life(self._clock.now_ms())
         # the store has the initial entries already: answers are read again with their questions
         self._saved = {_place(entry): entry for entry in self.run.journal.entries()}
 
@@ -206,6 +213,22 @@ class Carrier:
         if all(self._saved.get(_place(entry)) == entry for entry in entries):
             return None
         return [encode(row(entry)) for entry in entries]
+
+    @property
+    def end_ms(self) -> int:
+        """Return when the task is ended because it takes too long, in milliseconds since the
+        epoch."""
+        return self._means.life.end_ms(self._record.created_ms, self._expires_ms)
+
+    @property
+    def limit(self) -> str:
+        """Return the setting that limits the task."""
+        return self._means.life.limit(self._record.created_ms, self._expires_ms)
+
+    def _extend_life(self, from_ms: int) -> None:
+        """Keep the task after a wait until `from_ms`. The next write extends the row."""
+        expires_ms = self._means.life.expires_ms(self._record.created_ms, from_ms)
+        self._expires_ms = max(self._expires_ms, expires_ms)
 
     # for the engine
 
@@ -294,7 +317,7 @@ class Carrier:
             LeaseLost: the task was cancelled, taken over, or has expired.
             Exception: any error of the store.
         """
-        if self._clock.now_ms() >= self._record.expires_ms and self._means.trust.expires:
+        if self._clock.now_ms() >= self._expires_ms and self._means.trust.expires:
             raise LeaseLost(self.ref.id)
         is_due = self._time.is_half_over or self._time.is_due_soon(self._due_ms)
         if is_due or self._news() is not None:
@@ -315,7 +338,8 @@ class Carrier:
     async def _renew(self) -> None:
         async with self._renewing:  # the last write decides when the lease ends
             sent = Moment.now(self._clock)
-            await self._extend(Added(status_message=self._news()), sent)
+            added = Added(status_message=self._news(), expires_ms=self._later_expiry())
+            await self._extend(added, sent)
             self._time.renewed(sent)
 
     async def _extend(self, added: Added, sent: Moment) -> None:
@@ -323,6 +347,7 @@ class Carrier:
         until_ms, due_ms = self._time.until_ms(sent), self._time.due_ms(sent, self._due_ms)
         await self._store.checkpoint(self.lease, added, sent.wall_ms, until_ms, due_ms)
         self._due_ms = due_ms or self._due_ms
+        self._written_expires_ms = added.expires_ms or self._written_expires_ms
         self._message = self._message if added.status_message is None else added.status_message
 
     async def _look(self) -> None:
@@ -405,6 +430,8 @@ class Carrier:
     ) -> None:
         wire = {key: encode(request) for key, request in requests.items()}
         ready_ms = self._means.due_ms()
+        self._extend_life(self._clock.now_ms())
+        self._extend_life(waits_until_ms(self.run.journal.entries()))
 
         async def suspend(rest: Added) -> None:
             await self._store.suspend(
@@ -412,7 +439,7 @@ class Carrier:
                 rest,
                 wire,
                 now_ms=self._clock.now_ms(),
-                wake_ms=wake_ms,
+                wake_ms=min(wake_ms, self.end_ms),
                 awaits=awaits,
                 ready_ms=ready_ms,
             )
@@ -422,6 +449,8 @@ class Carrier:
             log.debug("a task asks its client", extra={"fields": {"questions": list(wire)}})
 
     async def _release(self, wake_ms: int, awaits: Collection[str] = ()) -> None:
+        self._extend_life(waits_until_ms(self.run.journal.entries()))
+        wake_ms = min(wake_ms, self.end_ms)
         due_ms, ready_ms = self._means.due_ms(wake_ms), self._means.due_ms()
 
         async def release(rest: Added) -> None:
@@ -443,10 +472,11 @@ class Carrier:
         generation = self._task_call.generation + 1
         task_call = replace(self._task_call, arguments=arguments, generation=generation)
         due_ms = self._means.due_ms()
+        self._extend_life(self._clock.now_ms())
         anew = partial(
             self._store.restart, self.lease, task_call.to_bytes(), (), b"{}", JOURNAL_VERSION
         )
-        await self._last(lambda: anew(self._clock.now_ms(), due_ms))
+        await self._last(lambda: anew(self._clock.now_ms(), due_ms, self._later_expiry()))
 
     async def _park(self, tool: str, error: NondeterminismError) -> None:
         reference = log_failure(f"task {self.ref} (tool {tool})", error, self._clock)
@@ -611,12 +641,17 @@ class Carrier:
             entries=rows,
             state=state if state != self._state else None,
             status_message=self._news(),
+            expires_ms=self._later_expiry(),
             events=[
                 Mark(entry.name, entry.until_ms)
                 for entry in entries
                 if isinstance(entry, Opened) and entry.outcome is None
             ],
         )
+
+    def _later_expiry(self) -> int | None:
+        """Return the expiry if the record has an earlier one, otherwise `None`."""
+        return self._expires_ms if self._expires_ms > self._written_expires_ms else None
 
     def _news(self) -> str | None:
         """Return the handler's status message, or `None` if the record already has it. Lone

@@ -70,6 +70,7 @@ from roundgate.storage import OpenTask, RowsOf, TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall, make_journal
 from roundgate.tasks.events import NotClaimed, Sending
 from roundgate.tasks.lease import ClockTrust
+from roundgate.tasks.life import Life
 from roundgate.tasks.outcome import failure_reason, tell_refused
 from roundgate.tasks.running import Outcome, Patience, Running, to_its_end
 from roundgate.tasks.stored import Claimed, Move, StoredTasks
@@ -152,7 +153,8 @@ class Worker:
         self._tracing = tracing or Tracing()
         self._metrics = metrics or Metrics()
         self._trust = trust or ClockTrust(clock, self._lease_ms, self._skew_ms)
-        self._means = Means(store, clock, config, self._skew_ms, self._trust, shows_errors)
+        life = Life.from_config(config)
+        self._means = Means(store, clock, config, life, self._skew_ms, self._trust, shows_errors)
         self._running: dict[Running, None] = {}
         self._stop_requested = False
         self._reasons: dict[TaskRef, str | None] = {}
@@ -330,15 +332,7 @@ class Worker:
             carrier.begin(task_call, self._call(record, task_call, catalog, deadline))
         except _UNREADABLE as error:
             raise NotServedHere("can read its journal") from error
-        give_up_ms = record.created_ms + int(config.task_timeout_s * 1000)
-        return Running(
-            carrier,
-            task_call.tool,
-            self._clock,
-            self._trust,
-            lease_s=config.lease_s,
-            give_up_ms=give_up_ms,
-        )
+        return Running(carrier, task_call.tool, self._clock, self._trust, lease_s=config.lease_s)
 
     def _call(
         self,
@@ -356,6 +350,7 @@ class Worker:
             deadline=deadline,
             publish=self._publish,
             task_id=task_call.continues or record.ref.id,
+            last_ms=self._means.life.last_ms(record.created_ms),
             texts=None if self._texts is None else self._texts(task_call.view),
             rows_of=None if self._rows_of is None else self._rows_of(task_call.view),
             read=None if offered is None else offered.read_resource,

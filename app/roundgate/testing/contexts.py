@@ -23,6 +23,7 @@ from roundgate.errors import Suspend
 from roundgate.protocol import ClientCapabilities, Meta
 from roundgate.replay import Branch, Call, Context, Journal, Parked, Run, Stop, inside, number_tasks
 from roundgate.settings import TasksConfig
+from roundgate.tasks import Life
 from roundgate.testing.instances import VirtualClock
 
 CAPABILITIES: Final[Mapping[str, Any]] = {
@@ -63,7 +64,8 @@ def fake_context(
         meta=Meta(ClientCapabilities(capabilities), None, None, None),
         deadline=Deadline(clock, None),
         task_id=task_id,
-        external=EventsHere(clock),
+        external=EventsHere(),
+        last_ms=Life.from_config(TasksConfig()).last_ms(clock.now_ms()),
     )
     run = AnsweredRun(call, Answers.of(answers), events=events)
     number_tasks(asyncio.get_running_loop())
@@ -79,16 +81,12 @@ def fake_context(
 class EventsHere:
     """External events with unusable tokens, which an `AnsweredRun` delivers."""
 
-    clock: VirtualClock
     base: str = "http://127.0.0.1/events/"
     max_open: int = TasksConfig().max_open_events
+    default_s: float = TasksConfig().ttl_s
 
     def token(self, name: str) -> str:
         return f"token-of-{name}"
-
-    def until_ms(self, timeout_s: float | None) -> int:
-        seconds = TasksConfig().ttl_s if timeout_s is None else timeout_s
-        return self.clock.now_ms() + round(seconds * 1000)
 
 
 def find_payload(events: Mapping[str, Any], name: str) -> tuple[Any] | None:

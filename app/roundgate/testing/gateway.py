@@ -402,12 +402,12 @@ class Gateway:
 
     def _stuck(self) -> str:
         rows = self._memory.connection.execute(
-            "select tool, status, status_message, events, due_ms, created_ms, expires_ms from tasks"
+            "select tool, status, status_message, events from tasks"
             " where status not in ('completed', 'failed', 'cancelled')"
         ).fetchall()
         open_tasks = "; ".join(
-            f"{tool} is {status}: {message or 'no status message'}{_waits_for(events)}{_too_late(*times)}"
-            for tool, status, message, events, *times in rows
+            f"{tool} is {status}: {message or 'no status message'}{_waits_for(events)}"
+            for tool, status, message, events in rows
         )
         return f"No event will continue the tasks. {open_tasks or 'There is no open task'}"
 
@@ -541,18 +541,6 @@ def _waits_for(events: str | None) -> str:
     marks = [Mark.parse(text) for text in decode(events.encode())] if events else []
     names = ", ".join(mark.name for mark in marks if mark.is_awaited)
     return f"; it waits for {names}: pass the payload (events=)" if names else ""
-
-
-def _too_late(due_ms: int | None, created_ms: int, expires_ms: int) -> str:
-    """Return the problem of a task that would continue only after its expiry, as a clause; empty
-    otherwise."""
-    if due_ms is None or due_ms < expires_ms:
-        return ""
-    due_s, ttl_s = (due_ms - created_ms) // 1000, (expires_ms - created_ms) // 1000
-    return (
-        f"; it sleeps until {due_s} s after its creation, but expires after {ttl_s} s:"
-        " raise tasks.ttl_s and tasks.task_timeout_s in gateway.yaml, or sleep for less"
-    )
 
 
 async def _take(core: Core, message: Message, file: GatewayConfig, clock: Clock) -> None:

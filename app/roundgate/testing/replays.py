@@ -225,7 +225,7 @@ async def truth(
                 may_become_task=False,
                 needs_row=False,
                 round=None,
-                external=EventsHere(clock),
+                external=EventsHere(),
                 texts=core.texts(file.config, clock, ""),
                 read=catalog.read_resource,
             )

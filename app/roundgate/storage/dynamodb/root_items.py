@@ -91,6 +91,8 @@ _USUAL: Final[Mapping[str, Any]] = MappingProxyType(
 """The values that are omitted."""
 _FIELDS: Final = tuple(one.name for one in fields(TaskRecord) if one.name not in _NOT_KEPT)
 
+_DAY_S: Final = 86_400
+
 
 @dataclass(frozen=True, slots=True)
 class Notes:
@@ -378,6 +380,12 @@ def partition_key(ref: TaskRef) -> str:
 def ttl_seconds(expires_ms: int) -> int:
     """Return when DynamoDB may delete a task, in seconds since the epoch."""
     return -(-expires_ms // 1000) + FORGET_AFTER_MS // 1000
+
+
+def value_ttl_seconds(expires_ms: int) -> int:
+    """Return when DynamoDB may delete the rows of a task's values, in seconds since the epoch. The
+    time is rounded up to a day, so that waits that extend the task seldom have to move it."""
+    return -(-ttl_seconds(expires_ms) // _DAY_S) * _DAY_S
 
 
 def _shard(ref: TaskRef, shards: int) -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
@@ -329,6 +329,20 @@ class Table:
                 "cannot delete unused rows; they expire by themselves",
                 extra={"fields": {"error": str(error)}},
             )
+
+    async def prolong(self, pk: str, names: Iterable[str], ttl: int) -> None:
+        """Keep the rows of values until `ttl`, in seconds since the epoch, unless they are kept
+        longer or do not exist."""
+        values = {":ttl": ttl}
+        condition = "#ttl < :ttl"
+        update = {
+            "UpdateExpression": "SET #ttl = :ttl",
+            "ConditionExpression": condition,
+            **_placeholders(condition, values),
+        }
+        for name in names:
+            key = _encoded({"pk": pk, "sk": name})
+            await self._write("update_item", {"Key": key, **update}, "")
 
     async def count(self, owner: str, up_to: int) -> int:
         """Return the number of rows of an owner in the index `owned`, up to a bound."""

@@ -31,7 +31,7 @@ from roundgate.storage.dynamodb.root_items import (
     partition_key,
     refs_for_work,
     refs_shown,
-    ttl_seconds,
+    value_ttl_seconds,
 )
 from roundgate.storage.dynamodb.table import (
     DUE,
@@ -86,7 +86,7 @@ class DynamoDbTasks:
 
     async def insert(self, record: TaskRecord, puts: Sequence[Put]) -> bool:
         pk = partition_key(record.ref)
-        draft = self._table.draft(pk, ttl_seconds(record.expires_ms))
+        draft = self._table.draft(pk, value_ttl_seconds(record.expires_ms))
         row = root_items.new_root_item(record, puts, draft, self._shards)
         await self._table.put(draft)
         match await self._table.put_new(row):
@@ -134,10 +134,12 @@ class DynamoDbTasks:
 
     async def swap(self, change: TaskChange) -> TaskRecord | Lost:
         before, pk = change.before, partition_key(change.before.ref)
-        expires_ms = change.changes.get("expires_ms", before.expires_ms)
-        draft = self._table.draft(pk, ttl_seconds(expires_ms))
+        ttl_s = value_ttl_seconds(change.changes.get("expires_ms", before.expires_ms))
+        draft = self._table.draft(pk, ttl_s)
         step = root_items.step(change, draft)
         await self._table.put(draft)
+        if ttl_s > value_ttl_seconds(before.expires_ms):
+            await self._table.prolong(pk, _live(step.notes.root) - {*draft.names}, ttl_s)
         write = Change(step.sets, [_IS_AS_SEEN], {":seen": before.version})
         match await self._table.update(pk, write):
             case ConditionFailed(row=root):
@@ -153,7 +155,7 @@ class DynamoDbTasks:
     async def _tidy(self, pk: str, root: Row) -> None:
         """Delete the rows of a worker that died before it wrote the root item. Otherwise each
         `tasks/get` would read them."""
-        live = {name for stored in refs_shown(root) for name in row_names(stored)}
+        live = _row_names(refs_shown(root))
         names = [name for name in await self._table.names_shown(pk) if name not in live]
         if names:
             await self._table.drop(pk, names)
@@ -166,8 +168,7 @@ class DynamoDbTasks:
     async def _drop_draft(self, pk: str, draft: Draft, root: Row | None) -> None:
         """Delete the rows of a write that did not happen. If botocore repeated a write that had
         happened, keep the rows that the root item refers to."""
-        refs = [] if root is None else [*refs_shown(root), *refs_for_work(root)]
-        live = {name for stored in refs for name in row_names(stored)}
+        live = set() if root is None else _live(root)
         names = [name for name in draft.names if name not in live]
         if names:
             await self._table.drop(pk, names)
@@ -235,6 +236,15 @@ class DynamoDbTasks:
 
     async def aclose(self) -> None:
         await self._table.aclose()
+
+
+def _live(root: Row) -> set[str]:
+    """Return the names of the rows that a root item refers to."""
+    return _row_names([*refs_shown(root), *refs_for_work(root)])
+
+
+def _row_names(stored_values: Sequence[Kept]) -> set[str]:
+    return {name for stored in stored_values for name in row_names(stored)}
 
 
 # an operator's search

@@ -1,0 +1,74 @@
+"""The life of a task's row: when the task is ended at the latest, and when it expires.
+
+Both times move with each wait: a sleep, an external event, a question, `ctx.restart`. Pauses between
+polls do not move them.
+
+    created ─── work, polls ─────────── ended: TaskTimeout ── result can be read ── expires
+    created ─── wait ─────────────────────────── work, polls ───── ended ── … ── expires
+                ╰ the same write extends the row ╯
+
+A task is ended before its row expires, so that its client sees the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from roundgate.replay import Asked, Entry, Slept
+from roundgate.settings import TasksConfig
+
+SHARE: Final = 0.9
+"""The part of its life after which a task is ended unless `tasks.task_timeout_s` is set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """The lengths of a task's life in milliseconds."""
+
+    timeout_ms: int
+    """The time for work and polls."""
+    keep_ms: int
+    """The time for which a task is kept after its creation or a wait, at least `timeout_ms`."""
+    max_ms: int
+    """The longest time from the creation of a task to its expiry."""
+
+    @classmethod
+    def from_config(cls, config: TasksConfig) -> Life:
+        """Return the lengths that a configuration sets."""
+        timeout_s = config.task_timeout_s or config.ttl_s * SHARE
+        keep_s = max(config.ttl_s, timeout_s / SHARE)
+        return cls(
+            int(timeout_s * 1000), int(keep_s * 1000), int(max(keep_s, config.max_ttl_s) * 1000)
+        )
+
+    def expires_ms(self, created_ms: int, from_ms: int) -> int:
+        """Return the expiry of a task that waits until `from_ms`, or was created then."""
+        return min(from_ms + self.keep_ms, created_ms + self.max_ms)
+
+    def end_ms(self, created_ms: int, expires_ms: int) -> int:
+        """Return when a task is ended that still works or polls."""
+        return max(created_ms + self.timeout_ms, expires_ms - self.keep_ms + self.timeout_ms)
+
+    def limit(self, created_ms: int, expires_ms: int) -> str:
+        """Return the setting that `end_ms` follows from."""
+        is_extended = expires_ms > created_ms + self.keep_ms
+        is_longest = expires_ms >= created_ms + self.max_ms
+        return f"tasks.{'max_ttl_s' if is_extended and is_longest else 'task_timeout_s'}"
+
+    def last_ms(self, created_ms: int) -> int:
+        """Return the time until which a task can wait, however often it is extended."""
+        return self.end_ms(created_ms, created_ms + self.max_ms)
+
+
+def waits_until_ms(entries: Iterable[Entry]) -> int:
+    """Return the latest end of the waits in a journal; 0 without any."""
+    return max((_until_ms(entry) for entry in entries), default=0)
+
+
+def _until_ms(entry: Entry) -> int:
+    match entry:
+        case Slept(until_ms=until_ms, was_left=None) | Asked(until_ms=int(until_ms)):
+            return until_ms
+    return 0
