@@ -484,7 +484,7 @@ async def test_too_large_an_answer_is_a_tool_error_that_says_the_limit(body: byt
     assert result["isError"] is True
     assert (
         result["content"][0]["text"]
-        == "GET / of api answered more than 1000 bytes; ask for less at once"
+        == "GET / of api answered more than 1000 bytes (max_response_bytes); ask for less at once"
     )
 
 
@@ -503,7 +503,8 @@ async def test_a_slow_answer_is_a_tool_error_that_says_how_long_it_was_waited_fo
     async with gateway_to(httpbin_url, {"path": "/delay/1"}, timeout_s=0.1) as gate:
         text = await gate.text("tool")
     assert (
-        text == "GET /delay/1 of api did not answer within 0.1 s; try again later or ask for less"
+        text
+        == "GET /delay/1 of api did not answer within 0.1 s (timeout_s); try again later or ask for less"
     )
 
 

@@ -303,7 +303,7 @@ async def test_a_service_that_falls_silent_is_given_up_early() -> None:
     times = {"timeouts": {"read_s": 0.1}, "timeout_s": 60}
     async with service(GOOD, pause_s=600) as told, gateway_to(told.url, {}, **times) as gate:
         assert await gate.text("tool") == (
-            "GET / of api failed: the service was silent for 0.1 s; try again later"
+            "GET / of api failed: the service was silent for 0.1 s (timeouts.read_s); try again later"
         )
 
 
@@ -328,37 +328,37 @@ PARTS = TimeoutsConfig(connect_s=1, write_s=2, read_s=3)
         (
             httpx.PoolTimeout(""),
             PARTS,
-            "GET / was not sent: no connection became free within 20 s; try again later",
+            "GET / was not sent: no connection became free within 20 s (timeout_s); try again later",
             False,
         ),
         (
             httpx.ConnectTimeout(""),
             PARTS,
-            "GET / could not be sent: there was no connection within 1 s",
+            "GET / could not be sent: there was no connection within 1 s (timeouts.connect_s)",
             False,
         ),
         (
             httpx.WriteTimeout(""),
             PARTS,
-            "GET / failed: the service was silent for 2 s; try again later",
+            "GET / failed: the service was silent for 2 s (timeouts.write_s); try again later",
             True,
         ),
         (
             httpx.ReadTimeout(""),
             PARTS,
-            "GET / failed: the service was silent for 3 s; try again later",
+            "GET / failed: the service was silent for 3 s (timeouts.read_s); try again later",
             True,
         ),
         (
             TimeoutError(),
             PARTS,
-            "GET / did not answer within 20 s; try again later or ask for less",
+            "GET / did not answer within 20 s (timeout_s); try again later or ask for less",
             True,
         ),
         (
             httpx.ConnectTimeout(""),
             None,
-            "GET / could not be sent: there was no connection within 20 s",
+            "GET / could not be sent: there was no connection within 20 s (timeout_s)",
             False,
         ),
     ],
@@ -380,7 +380,7 @@ async def test_a_request_that_got_no_connection_in_time_was_not_sent() -> None:
         while not told.requests:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         assert await gate.text("tool") == (
-            "GET / of api was not sent: no connection became free within 0.2 s; try again later"
+            "GET / of api was not sent: no connection became free within 0.2 s (timeout_s); try again later"
         )
         slow.cancel()
         assert len(told.requests) == 1
@@ -395,5 +395,5 @@ async def test_a_request_to_a_host_that_does_not_answer_was_not_sent() -> None:
         url = f"http://127.0.0.1:{full.getsockname()[1]}"
         async with gateway_to(url, {}, timeout_s=0.2) as gate:
             assert await gate.text("tool") == (
-                "GET / of api could not be sent: there was no connection within 0.2 s"
+                "GET / of api could not be sent: there was no connection within 0.2 s (timeouts.connect_s)"
             )

@@ -146,7 +146,9 @@ async def test_an_answer_that_does_not_come_is_given_up_in_time(
             await sent(told, 1)
             pass_time(31)
             text = error_of(await asked)
-    assert text.startswith("The function desk did not answer within 30 s, and may still be running")
+    assert text.startswith(
+        "The function desk did not answer within 30 s (timeout_s), and may still be running"
+    )
 
 
 async def test_nothing_that_listens_is_an_error_that_says_that_nothing_was_done(
@@ -433,7 +435,10 @@ async def test_an_answer_over_the_limit_of_the_back_end_is_an_error(
     _, result = await called(
         patch, tmp_path, said("x" * 2_000), backend={"max_response_bytes": 1_000}
     )
-    assert error_of(result) == "The function desk answered more than 1000 bytes; ask for less"
+    assert (
+        error_of(result)
+        == "The function desk answered more than 1000 bytes (max_response_bytes); ask for less"
+    )
 
 
 # Durable functions

@@ -65,12 +65,22 @@ def checked(
 def test_tools_that_some_clients_cannot_use_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = checked(tmp_path, capsys, "")
+    out = checked(tmp_path, capsys, "fallback: {ask_in_words: false, without_tasks: none}\n")
     assert "fallback: deploy, digest, paths: a client without elicitation gets an error" in out
     assert "ask_in_words: true" in out
     assert "fallback: report: a client that does not support tasks gets an error" in out
     assert "without_tasks: wait" in out
     assert "approve" not in out
+
+
+def test_a_file_without_the_section_has_substitutes_and_no_remarks_on_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = checked(tmp_path, capsys, "", ", override: {add: {approve: always}}")
+    assert "fallback:" not in out
+    remarks = [line for line in out.splitlines() if "-32021" in line]
+    places = [line.rpartition("gateway.yaml")[2].partition(" a client")[0] for line in remarks]
+    assert places == [":1: backends[0]: paths:", ":1: backends[0]: add:"], "`requires`, an approval"
 
 
 def test_a_substitute_ends_the_remark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +92,8 @@ def test_a_substitute_of_one_tool_ends_the_remark_on_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = ", override: {deploy: {ask_in_words: true}, report: {without_tasks: wait}}"
-    out = checked(tmp_path, capsys, "", own)
+    off = "fallback: {ask_in_words: false, without_tasks: none}\n"
+    out = checked(tmp_path, capsys, off, own)
     assert "fallback: digest, paths: a client without elicitation" in out
     assert "does not support tasks" not in out
 

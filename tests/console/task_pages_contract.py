@@ -57,6 +57,8 @@ class TaskPagesContract:
                 "tool=pay": {"task00001"},
                 "owner=uOther": {"task00002"},
                 "status=completed": {"task00003"},
+                "status=completed&status=working": {"task00001", "task00003"},
+                "owner=uOther&status=working&status=failed": {"task00002"},
                 "outcome=tool_error": {"task00003"},
                 "text=BANK": {"task00001", "task00002"},
                 "text=bank&status=failed": {"task00002"},

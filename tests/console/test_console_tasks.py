@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,27 @@ async def test_a_program_acts_with_json(tmp_path: Path) -> None:
         answers = {"confirm": {"action": "decline"}}
         assert (await act({"action": "answer", "answers": answers}))[1]["done"] is True
         assert (await act({"action": "answer", "answers": answers}))[1]["done"] is False
+
+
+async def test_a_page_says_why_a_step_failed_and_where_the_log_says_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for shows in (False, True):
+        async with operated(tmp_path / str(shows), refund, show_values=shows) as gateway:
+            task = await gateway.task("refund", "input_required", order="A-1")
+            await gateway.act(task, "answer", **ACCEPTED)
+            facts = (await gateway.until(task, "failed"))["facts"]
+            failure = facts["lastFailure"]
+            assert (failure["step"], failure["type"]) == ("pay", "ConnectionError")
+            assert failure.get("text") == ("4111 1111 1111 1111" if shows else None)
+            assert facts["created"] <= failure["at"] <= facts["changed"]
+            lines = [line for line in caplog.records if failure["reference"] in str(vars(line))]
+            assert [line.getMessage() for line in lines] == ["a step failed"]
+            page = await gateway.browser.page(f"/tasks/{task}")
+            assert f"grep -e {failure['reference']} LOG" in page
+            assert ("4111" in page) is shows
+            (link,) = re.findall(r'href="([^"]+)">Open tasks of this owner', page)
+            assert link.endswith("&amp;status=working&amp;status=input_required")
 
 
 async def test_texts_of_callers_and_tools_are_texts(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ async def renewal(app: FastAPI, clock: FixedClock) -> None:
     """Let a part of the lease pass, and wait until the gateway has renewed it."""
 
     async def lease_until_ms() -> int:
-        (task,) = [one for one in await tasks.open_tasks(10) if one.ref.is_hidden]
+        (task,) = [one for one in (await tasks.open_tasks(10))[0] if one.ref.is_hidden]
         found = await tasks.head(task.ref)
         assert found is not None
         return int(found.lease_until_ms)
@@ -346,7 +346,7 @@ async def test_a_call_that_was_cancelled_before_it_asks_asks_nothing(
         messages = await stream.over()
     assert not [one for one in messages if "id" in one]
     tasks = two[1].state.core.stores.tasks
-    assert not [one for one in await tasks.open_tasks(10) if one.ref.is_hidden]
+    assert not [one for one in (await tasks.open_tasks(10))[0] if one.ref.is_hidden]
 
 
 async def test_no_more_go_on_for_nobody_than_may_have_streams(

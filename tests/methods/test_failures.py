@@ -180,7 +180,8 @@ async def test_a_call_that_outlives_its_deadline_is_a_tool_error(make: Callable[
         let_go.set()
     assert result["isError"]
     assert re.fullmatch(
-        r"The call did not finish within 0\.0[1-5] s|No time was left for the call when it began; .*",
+        r"The call did not finish within 0\.0[1-5] s \(limits\.call_timeout_s\)"
+        r"|No time was left for the call when it began; .*",
         result["content"][0]["text"],
     )
 

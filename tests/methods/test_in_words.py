@@ -103,6 +103,7 @@ async def destroy() -> str:
 
 
 TOOLS = (greet, three, page, both, parts, long, pay, count, destroy)
+OFF = {"ask_in_words": False}
 IN_WORDS = {"ask_in_words": True}
 
 
@@ -193,7 +194,18 @@ async def test_the_tool_for_answers_is_listed_for_who_needs_it(
     listed = await Model(app, version).listed()
     assert listed["answer"]["inputSchema"]["required"] == ["state", "answers"]
     assert "outputSchema" not in listed["count"]
-    assert "answer" not in await Model(gateway(*TOOLS, using=using), version).listed()
+    off = gateway(*TOOLS, using=using, fallback=OFF)
+    assert "answer" not in await Model(off, version).listed()
+
+
+@EVERY
+async def test_a_tool_that_is_known_to_ask_asks_in_words_without_a_setting(
+    using: Settings, version: str
+) -> None:
+    model = Model(gateway(*TOOLS, using=using), version)
+    assert "Question" in told(await model.call("greet", greeting="Hi"))
+    assert "answer" in await model.listed()
+    assert "Question" not in told(await model.call("count")), "it asks nothing"
 
 
 async def test_a_client_that_can_be_asked_sees_and_gets_what_it_always_did(
@@ -202,7 +214,7 @@ async def test_a_client_that_can_be_asked_sees_and_gets_what_it_always_did(
     able: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
     async with client(app) as mcp:
         listed = await mcp.result("tools/list", clientCapabilities=able)
-        async with client(gateway(*TOOLS, using=using)) as off:
+        async with client(gateway(*TOOLS, using=using, fallback=OFF)) as off:
             assert listed["tools"] == (await off.result("tools/list"))["tools"]
         assert listed["cacheScope"] == "private"
         call = {"name": "greet", "arguments": {"greeting": "Hi"}}

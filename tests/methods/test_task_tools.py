@@ -395,9 +395,32 @@ async def test_what_a_task_asks_is_asked_in_words_where_its_call_waits(tmp_path:
     assert text(result) == "Hello Ann"
 
 
-async def test_without_a_setting_a_tool_that_must_be_a_task_is_refused(tmp_path: Path) -> None:
+async def test_without_a_setting_a_tool_that_must_be_a_task_returns_a_handle(
+    tmp_path: Path,
+) -> None:
     async with serving(tmp_path, *TOOLS, works=False) as app:
+        result = await call(app, "2025-06-18", "report", topic="tea")
+        assert handle(result)
+        instructions = result["structuredContent"]["instructions"]
+        assert instructions == text(result)
+        assert "Call task_result with" in instructions
+
+
+async def test_a_tool_that_must_be_a_task_is_refused_if_the_configuration_says_so(
+    tmp_path: Path,
+) -> None:
+    none = {"without_tasks": "none"}
+    async with serving(tmp_path, *TOOLS, works=False, fallback=none) as app:
         assert "tasks" in error_text(await call(app, "2025-06-18", "report", topic="tea"))
+
+
+def test_without_a_setting_tools_of_the_same_names_are_no_error() -> None:
+    @tool(task="required")
+    async def task_status() -> str:
+        """Somebody's own tool."""
+        return "mine"
+
+    gateway(task_status)
 
 
 async def test_each_tool_may_have_its_own_way(tmp_path: Path) -> None:

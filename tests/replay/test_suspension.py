@@ -387,7 +387,7 @@ async def test_the_deadline_ends_a_call_with_an_error_that_names_it() -> None:
 
     error = error_of(await play(handler, clock=FixedClock(), within_ms=250))
     assert isinstance(error, CallTimeout)
-    assert str(error) == "The call did not finish within 0.25 s"
+    assert str(error) == "The call did not finish within 0.25 s (limits.call_timeout_s)"
 
 
 async def test_a_call_whose_time_is_over_before_it_begins_is_told_so() -> None:

@@ -550,7 +550,7 @@ class TaskStoreContract:
         )
         assert (found.due_ms, found.created_ms, found.updated_ms) == (None, NOW, NOW)
         assert await store.claim(REF, NOW, UNTIL) is NotClaimed.OVER
-        assert await store.open_tasks(10) == []
+        assert (await store.open_tasks(10))[0] == []
         assert await store.due(END, 10) == []
 
     async def test_the_outcome_of_a_task_that_was_over_at_once_may_be_large(
@@ -1011,7 +1011,7 @@ class TaskStoreContract:
         await asking(store, {"a": b"?"}, tool="export", expires_ms=SOON, created_ms=NOW - 1)
         expected = OpenTask(REF, "export", Status.INPUT_REQUIRED, NOW - 1, SOON, SOON)
         assert await store.due(SOON, 10) == [expected]
-        assert await store.open_tasks(10) == [expected]
+        assert (await store.open_tasks(10))[0] == [expected]
 
     async def test_the_due_time_moves_with_the_task(self, store: StoredTasks) -> None:
         await store.create(new())
@@ -1050,7 +1050,7 @@ class TaskStoreContract:
     async def test_what_is_over_is_not_due(self, store: StoredTasks, status: Status) -> None:
         await over(store, status)
         assert await store.due(END * 2, 10) == []
-        assert await store.open_tasks(10) == []
+        assert (await store.open_tasks(10))[0] == []
 
     async def test_a_task_that_is_due_is_postponed_by_one_caller(
         self, stores: list[StoredTasks]
@@ -1073,7 +1073,7 @@ class TaskStoreContract:
         assert (await record(store)).due_ms == UNTIL
         await store.cancel(REF, "cancelled", NOW)
         assert await postpone(store, replace(task, due_ms=UNTIL), END) is False
-        assert await store.open_tasks(10) == []
+        assert (await store.open_tasks(10))[0] == []
         assert await postpone(store, replace(task, ref=TaskRef("owner", "unknown")), END) is False
         assert ids((await store.find()).records) == ["id"]
 
@@ -1140,7 +1140,7 @@ class TaskStoreContract:
             None,
         )
         assert found.updated_ms == END
-        assert await store.open_tasks(10) == []
+        assert (await store.open_tasks(10))[0] == []
 
     async def test_a_task_whose_time_is_not_over_is_not_ended(self, store: StoredTasks) -> None:
         await store.create(new())
@@ -1191,7 +1191,7 @@ class TaskStoreContract:
 
     async def test_what_is_due_with_no_message_on_its_way_says_so(self, store: StoredTasks) -> None:
         async def unsent() -> bool:
-            (task,) = await store.open_tasks(10)
+            (task,) = (await store.open_tasks(10))[0]
             return task.unsent
 
         await store.create(new())
@@ -1237,7 +1237,7 @@ class TaskStoreContract:
             {7: [], 8: [Postponed.HELD]}.get(n, [Postponed.MOVED]) for n in range(60)
         ]
         assert sum(one is not Postponed.MISSED for each in got for one in each) == 59
-        left = {task.ref: task.due_ms for task in await stores[0].open_tasks(100)}
+        left = {task.ref: task.due_ms for task in (await stores[0].open_tasks(100))[0]}
         assert left == {ref: UNTIL + (n if n != 8 else 0) for n, ref in enumerate(refs) if n != 7}
         assert await stores[0].postpone_many([], SOON) == []
 
@@ -1296,7 +1296,7 @@ class TaskStoreContract:
     async def test_shards_that_are_taken_are_no_tasks(self, store: StoredTasks) -> None:
         await store.take_shard(0, "me", NOW, UNTIL)
         assert (await store.find()).records == []
-        assert await store.open_tasks(10) == []
+        assert (await store.open_tasks(10))[0] == []
 
     # the operator
 
@@ -1304,8 +1304,8 @@ class TaskStoreContract:
         dues = [NOW + n * 37 % 101 for n in range(1, 31)]
         for n, due_ms in enumerate(dues):
             await store.create(new(TaskRef(f"owner{n % 3}", f"{n}"), due_ms=due_ms))
-        assert [task.due_ms for task in await store.open_tasks(100)] == sorted(dues)
-        assert [task.due_ms for task in await store.open_tasks(7)] == sorted(dues)[:7]
+        assert [task.due_ms for task in (await store.open_tasks(100))[0]] == sorted(dues)
+        assert [task.due_ms for task in (await store.open_tasks(7))[0]] == sorted(dues)[:7]
 
     async def test_tasks_are_found_by_owner_status_and_age(self, store: StoredTasks) -> None:
         await working(store, TaskRef("a", "1"))
@@ -1726,4 +1726,4 @@ class TaskStoreContract:
         assert await record(store) == before
         await store.cancel(REF, "cancelled", NOW)
         assert await store.requeue(REF, NOW, SOON) is False
-        assert await store.open_tasks(10) == []
+        assert (await store.open_tasks(10))[0] == []

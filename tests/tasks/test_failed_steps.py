@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,15 +17,18 @@ from roundgate import Context, StepFailed, ToolError, tool
 from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
 from roundgate.cli import main
-from roundgate.clock import Clock
+from roundgate.clock import Clock, iso
 from roundgate.replay import steps
 from roundgate.storage import TaskRef
 from roundgate.storage.sqlite import Database, SqliteTasks
+from roundgate.tasks import steps_done
+from roundgate.tasks.facts import task_facts
 from roundgate.tasks.stored import Claimed, StoredTasks
 from tests.support.log_lines import LogLines, log_lines
 from tests.support.replay import Name
 from tests.support.rounds import accept
 from tests.support.task_client import TaskClient, tasked
+from tests.support.tasks import Shared
 
 SECRET = "4242 4242 4242 4242"
 CALLS: Counter[str] = Counter()
@@ -210,6 +214,39 @@ async def test_the_log_tells_the_story_of_a_step_that_failed_for_good(
     turns = [line for line in lines.of("task") if line["task"] == ref(task_id)]
     assert [turn["outcome"] for turn in turns] == ["asked", "step failed"]
     assert len({line["call"] for line in (*again, given_up, ended, *turns)}) == 1
+
+
+async def test_a_task_tells_its_operator_why_and_when_its_step_failed(
+    tmp_path: Path, operator: Operator, lines: LogLines
+) -> None:
+    async with tasked(tmp_path, *TOOLS) as ann:
+        task_id = await failed_order(ann)
+    _, out, _ = await operator("show", ref(task_id))
+    (line,) = lines.of("a step failed")
+    reference = line["reference"]
+    (told,) = [one for one in out.splitlines() if one.startswith("last failure:")]
+    assert re.search(r"charge at 20\S+Z: ConnectionError \(reference", told)
+    assert f"grep -e {reference} LOG" in told
+    assert SECRET not in out, "gateway.yaml has no console.show_values"
+
+
+async def test_a_task_between_two_attempts_tells_its_last_failure(shared: Shared) -> None:
+    async def stubborn(ctx: Context) -> None:
+        await ctx.step("charge", broken, retries=3, backoff=3_600)
+
+    def broken() -> None:
+        raise ValueError("no such card")
+
+    shop = shared.workshop(stubborn=stubborn)
+    ref = await shop.begin("stubborn")
+    await shop.all_turns()
+    record, work = await shop.store.read_work(ref)
+    assert record is not None
+    assert work is not None
+    facts = task_facts(record, shop.clock.now_ms(), steps_done(record, work), shows_values=True)
+    failure = facts["lastFailure"]
+    assert (failure["type"], failure["text"]) == ("ValueError", "no such card")
+    assert failure["at"] == iso(shop.clock.now_ms())
 
 
 async def test_a_task_is_taken_up_again_at_the_failed_step(

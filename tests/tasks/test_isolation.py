@@ -280,7 +280,7 @@ async def test_a_suspect_that_waits_is_looked_at_again_soon_however_often_it_was
     hung = await shop.begin("work", waits=True)
     suspect = await suspected(shop, await shop.begin("work", waits=False))
     for due_ms in range(3):
-        (late,) = [task for task in await shop.store.open_tasks(2) if task.ref == suspect]
+        (late,) = [task for task in (await shop.store.open_tasks(2))[0] if task.ref == suspect]
         assert await postpone(shop.store, late, shop.clock.now_ms() + 500_000 + due_ms)
     async with at_work(shop.pool):
         until = time.monotonic() + 60
@@ -390,7 +390,7 @@ async def test_a_suspect_that_waits_in_a_function_is_looked_at_again_soon_howeve
         await suspected(shop, await shop.begin("work", waits=waits)) for waits in (True, False)
     ]
     for due_ms in range(3):
-        (late,) = [task for task in await shop.store.open_tasks(2) if task.ref == waiting]
+        (late,) = [task for task in (await shop.store.open_tasks(2))[0] if task.ref == waiting]
         assert await postpone(shop.store, late, shop.clock.now_ms() + 500_000 + due_ms)
     handling = asyncio.ensure_future(function.handle(batch(first, waiting), 60_000))
     until = time.monotonic() + 60

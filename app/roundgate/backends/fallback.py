@@ -5,7 +5,9 @@ tools that provide the substitutes.
     questions                `ask_in_words`    the question as text, and a tool that takes the answers
     the tasks extension      `without_tasks`   the result, after a wait; or a handle, and tools for it
 
-Both settings are off by default. They are set for all tools (`fallback`) or for one (`override`).
+The settings are set for all tools (`fallback`) or for one (`override`). If they are unset, tools that
+are known to ask and declare no `requires` are asked in words, and tools that have to be tasks return
+handles, unless a tool of a back end has the name of one of the gateway's own tools.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Self
 
 from roundgate.backends.catalog import Catalog
 from roundgate.errors import ConfigError, Problem
-from roundgate.settings import FallbackConfig, Origin
+from roundgate.settings import FallbackConfig, Origin, WithoutTasks
 
 
 class OwnTool(StrEnum):
@@ -47,29 +49,39 @@ class Fallback:
     def of(cls, catalog: Catalog, config: FallbackConfig) -> Self:
         """Build the substitutes from the defaults and each tool's own settings."""
         tools = [(name, served.tool) for name, served in catalog.tools.items()]
-        usual = config.ask_in_words
+        prefix = config.task_tool_prefix
+        of_tasks = {
+            OwnTool.STATUS: f"{prefix}status",
+            OwnTool.RESULT: f"{prefix}result",
+            OwnTool.TASK_ANSWER: f"{prefix}answer",
+            OwnTool.CANCEL: f"{prefix}cancel",
+        }
+        may_answer = config.answer_tool not in catalog.tools
+        usual_way: WithoutTasks = (
+            "tools" if catalog.tools.keys().isdisjoint(of_tasks.values()) else "none"
+        )
         in_words = frozenset(
             name
             for name, tool in tools
-            if (usual if tool.ask_in_words is None else tool.ask_in_words)
+            if _first(
+                tool.ask_in_words,
+                config.ask_in_words,
+                may_answer and tool.may_ask and not tool.requires,
+            )
         )
         ways = {
-            name: tool.without_tasks or config.without_tasks
+            name: tool.without_tasks
+            or config.without_tasks
+            or (usual_way if tool.task == "required" else "none")
             for name, tool in tools
             if tool.task != "forbidden"
         }
         with_handles = frozenset(name for name, way in ways.items() if way == "tools")
-        prefix = config.task_tool_prefix
         names: dict[OwnTool, str] = {}
         if in_words:
             names[OwnTool.ANSWER] = config.answer_tool
         if with_handles:
-            names |= {
-                OwnTool.STATUS: f"{prefix}status",
-                OwnTool.RESULT: f"{prefix}result",
-                OwnTool.TASK_ANSWER: f"{prefix}answer",
-                OwnTool.CANCEL: f"{prefix}cancel",
-            }
+            names |= of_tasks
         waiting = frozenset(name for name, way in ways.items() if way == "wait")
         return cls(in_words, waiting, with_handles, names)
 
@@ -77,6 +89,11 @@ class Fallback:
     def is_on(self) -> bool:
         """Whether any tool has a substitute."""
         return bool(self.in_words or self.waiting or self.with_handles)
+
+
+def _first(*choices: bool | None) -> bool:
+    """Return the first choice that was made."""
+    return next(choice for choice in choices if choice is not None)
 
 
 def check_names(

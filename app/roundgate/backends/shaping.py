@@ -447,7 +447,7 @@ async def _within(
             return await call(context, arguments)
     except TimeoutError:
         raise ToolError(
-            f"The call took more than {timeout_s:g} s; ask for less, or try again later"
+            f"The call took more than {timeout_s:g} s (timeout_s); ask for less, or try again later"
         ) from None
 
 

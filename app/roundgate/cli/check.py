@@ -22,7 +22,7 @@ from roundgate.errors import ConfigError, Problem, UsageError
 from roundgate.runtime import checks, loading
 from roundgate.runtime.effective_policy import override_of
 from roundgate.runtime.startup import EXTRA_MISSING, require_one_host
-from roundgate.settings import AuthorizerConfig, Settings
+from roundgate.settings import AuthorizerConfig, Origin, Settings
 from roundgate.settings import process as settings
 from roundgate.tokens import keys
 
@@ -319,16 +319,15 @@ def _client_remarks(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
     """Yield a remark for each client capability whose absence makes some tools fail."""
     fallback = Fallback.of(served, file.config.fallback)
     tools = {name: entry.tool for name, entry in served.tools.items()}
-    at = file.origin.at("fallback")
     asking = [name for name, tool in tools.items() if _asks(tool) and name not in fallback.in_words]
     if asking:
-        yield at.problem(
+        yield _place(file, served, asking).problem(
             f"{_named(asking)}: a client without elicitation gets an error (-32021)",
             "set ask_in_words: true if a model may answer for its user; `roundgate docs clients` "
             "lists the clients with elicitation",
         )
     if approved := [name for name, tool in tools.items() if tool.asks_first]:
-        yield at.problem(
+        yield _place(file, served, approved).problem(
             f"{_named(approved)}: a client that cannot show forms gets an error (-32021), because a "
             "person must approve each call",
             "use clients that can show forms (`roundgate docs clients`); there is no substitute",
@@ -336,7 +335,7 @@ def _client_remarks(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
     substituted = fallback.waiting | fallback.with_handles
     required = {name for name, tool in tools.items() if tool.task == "required"}
     if tasks := [name for name in tools if name in required - substituted]:
-        yield at.problem(
+        yield _place(file, served, tasks).problem(
             f"{_named(tasks)}: a client that does not support tasks gets an error (-32021)",
             "set without_tasks: wait for work of a few minutes, or tools for a handle; most "
             "clients do not support tasks",
@@ -345,6 +344,16 @@ def _client_remarks(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
 
 def _asks(tool: Tool) -> bool:
     return tool.may_ask or bool(_ASKS & tool.requires.keys())
+
+
+def _place(file: ConfigFile, served: Catalog, names: Sequence[str]) -> Origin:
+    """Return the place of a remark on tools: `fallback` if the file has it, otherwise the back end
+    of the first tool."""
+    if "fallback" in file.config.model_fields_set:
+        return file.origin.at("fallback")
+    owner = served.tools[names[0]].backend
+    index = next((n for n, backend in enumerate(file.backends) if backend.name == owner), None)
+    return file.origin if index is None else file.backend_origin(index)
 
 
 def _named(names: Sequence[str]) -> str:

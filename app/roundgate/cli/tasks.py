@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     trail = _trail(using, clock) if arguments.action in _ACTS else None
     stores = make_stores(using, clock, _shards(using), trail=trail)
     try:
-        return asyncio.run(_run(arguments, stores, clock))
+        return asyncio.run(_run(arguments, using, stores, clock))
     except (Unavailable, OSError) as error:
         reason = f": {error.__cause__}" if error.__cause__ is not None else ""
         say(f"{error}{reason}", to=sys.stderr)
@@ -120,13 +120,22 @@ def _trail(using: Settings, clock: Clock) -> Trail | None:
     return None if file is None else make_trail(file, using, clock, "command")
 
 
-async def _run(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
+def _shows_values(using: Settings) -> bool:
+    """Return `console.show_values` of gateway.yaml."""
+    if not using.config.is_file():
+        return False
+    file = config.inspect(using.config, placeholder=PLACEHOLDER).file
+    console = None if file is None else file.config.console
+    return console is not None and console.show_values
+
+
+async def _run(arguments: argparse.Namespace, using: Settings, stores: Stores, clock: Clock) -> int:
     try:
         match arguments.action:
             case "list":
                 return await _list(arguments, stores, clock)
             case "show":
-                return await _show(arguments, stores, clock)
+                return await _show(arguments, stores, clock, shows_values=_shows_values(using))
             case "watch":
                 return await _watch(arguments, stores, clock)
             case "count":
@@ -189,16 +198,19 @@ def _has_filters(arguments: argparse.Namespace) -> bool:
     return any(value is not None for value in (*filters, arguments.older_than))
 
 
-async def _show(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
+async def _show(
+    arguments: argparse.Namespace, stores: Stores, clock: Clock, *, shows_values: bool
+) -> int:
     record = await stores.tasks.read(arguments.task, 0)  # time 0: include expired tasks
     if record is None:
         return _unknown(arguments.task)
     _, work = await stores.tasks.read_work(arguments.task)
     steps = None if work is None else steps_done(record, work)
+    facts = task_facts(record, clock.now_ms(), steps, shows_values=shows_values)
     if arguments.json:
-        show_json(task_facts(record, clock.now_ms(), steps))
+        show_json(facts)
     else:
-        _print_facts(record, clock.now_ms(), steps)
+        _print_facts(facts, steps)
     return 0
 
 
@@ -227,8 +239,8 @@ async def _watch(arguments: argparse.Namespace, stores: Stores, clock: Clock) ->
 
 
 async def _count(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
-    tasks, now_ms = await stores.tasks.open_tasks(COUNTED), clock.now_ms()
-    is_capped = len(tasks) >= COUNTED
+    tasks, is_capped = await stores.tasks.open_tasks(COUNTED)
+    now_ms = clock.now_ms()
     ages_ms = {
         status: [now_ms - task.created_ms for task in tasks if task.status is status]
         for status in sorted(OPEN)
@@ -376,6 +388,7 @@ _LABELS: Final = {
     "leasedUntil": "leased until",
     "failedSteps": "failed at",
     "retriedAs": "retried as",
+    "lastFailure": "last failure",
 }
 _COUNTED: Final = {
     "attempts": "consecutive faults of the gateway",
@@ -385,16 +398,24 @@ _COUNTED: Final = {
 """The meanings of the counters."""
 
 
-def _print_facts(record: TaskRecord, now_ms: int, steps: Sequence[StepDone] | None) -> None:
+def _print_facts(facts: Mapping[str, Any], steps: Sequence[StepDone] | None) -> None:
     """Print the facts about a task as text."""
-    for name, value in task_facts(record, now_ms).items():
+    for name, value in facts.items():
         match name:
+            case "steps":
+                continue
             case "expired" if not value:
                 continue
             case "attempts" | "deaths" | "claims":
                 value = f"{value} ({_COUNTED[name]})"
             case "failedSteps":
                 value = ", ".join(value)
+            case "lastFailure":
+                text = f": {value['text']}" if "text" in value else ""
+                value = (
+                    f"{value['step']} at {value['at']}: {value['type']}{text} "
+                    f"(reference {value['reference']}, see `{value['find']}`)"
+                )
             case "asks":
                 value = ", ".join(f"{question['key']} ({question['method']})" for question in value)
             case "events":

@@ -29,6 +29,10 @@ def _cleaned(text: str) -> str:
     return text.replace("\0", "").strip()[:MAX_TEXT]
 
 
+def _known_statuses(statuses: list[str]) -> list[str]:
+    return [status for status in Status if status in statuses]
+
+
 Filter: TypeAlias = Annotated[str, AfterValidator(_cleaned)]
 
 
@@ -38,21 +42,23 @@ class Filters(BaseModel):
     text: Filter = Field("", description="A part of an id, call, tool, message or failed step.")
     tool: Filter = ""
     owner: Filter = ""
-    status: Annotated[str, AfterValidator(lambda text: text if text in set(Status) else "")] = ""
+    status: Annotated[list[str], AfterValidator(_known_statuses)] = Field(
+        [], description="Statuses, of which a task has one; empty for any."
+    )
     outcome: Annotated[str, AfterValidator(lambda text: text if text in set(Ending) else "")] = ""
     cursor: str = Field("", description="The cursor of the page; empty for the first page.")
 
     def query(self, **more: str) -> str:
         """Return the query of an address with these filters and further members."""
         members = self.model_dump() | more
-        return urlencode({name: value for name, value in members.items() if value})
+        return urlencode({name: value for name, value in members.items() if value}, doseq=True)
 
     def wanted(self) -> Wanted:
         """Return the filters that the store applies."""
         return Wanted(
             owner=self.owner or None,
             tool=self.tool or None,
-            statuses=frozenset({Status(self.status)}) if self.status else None,
+            statuses=frozenset(map(Status, self.status)) or None,
             endings=frozenset({Ending(self.outcome)}) if self.outcome else None,
         )
 

@@ -33,7 +33,7 @@ from roundgate.console.searching import PAGE, Filters, SearchResult, search
 from roundgate.console.timeline import make_timeline
 from roundgate.errors import BadAnswer, NotRetryable, ParseError
 from roundgate.json import decode
-from roundgate.protocol import Status
+from roundgate.protocol import OPEN, Status
 from roundgate.storage import Ending, TaskRecord, TaskRef, Work
 from roundgate.tasks import TaskCall, steps_done
 from roundgate.tasks.acts import ACTIONS, short_event
@@ -111,8 +111,8 @@ class _Task:
         lines = events.of_task(str(record.ref), record.call_id)
         self.moments = make_timeline(lines, record, self.steps, now_ms)
 
-    def facts(self) -> dict[str, Any]:
-        return task_facts(self.record, self.now_ms, self.steps)
+    def facts(self, *, shows_values: bool) -> dict[str, Any]:
+        return task_facts(self.record, self.now_ms, self.steps, shows_values=shows_values)
 
     def questions(self) -> list[Question]:
         """Return the outstanding questions that a page can ask: forms and pages of services."""
@@ -183,7 +183,7 @@ class _Pages:
         """Return a task with its line of time, from the store and the events of this process."""
         shown = await self._read(task)
         return TaskDetails(
-            facts=shown.facts(),
+            facts=shown.facts(shows_values=self._console.shows_values),
             moments=moment_views(shown.moments),
             actions=list(possible_actions(shown.record, shown.now_ms)),
         )
@@ -200,7 +200,7 @@ class _Pages:
         is_part = "hx-request" in request.headers
         page = await self._search(filters)
         is_first = not filters.cursor and not is_part
-        open_tasks = await self._store.open_tasks(SAMPLE) if is_first else []
+        open_tasks, is_sample = await self._store.open_tasks(SAMPLE) if is_first else ([], False)
         ended = [record for record in page.records if not record.is_open]
         return self._console.page(
             request,
@@ -215,7 +215,7 @@ class _Pages:
             is_full=len(page.records) >= PAGE,
             ages=histogram([(now_ms - task.created_ms) / 1000 for task in open_tasks], AGES_S),
             open_count=len(open_tasks),
-            is_sample=len(open_tasks) >= SAMPLE,
+            is_sample=is_sample,
             durations=histogram(
                 [(record.updated_ms - record.created_ms) / 1000 for record in ended], AGES_S
             ),
@@ -319,7 +319,8 @@ class _Pages:
         address = f"/tasks/{quote(str(record.ref), safe='')}/state"
         return {
             "task": TaskRow.of(record, shown.now_ms),
-            "facts": shown.facts(),
+            "facts": shown.facts(shows_values=self._console.shows_values),
+            "open_of_owner": Filters(owner=record.ref.owner, status=sorted(OPEN)).query(),
             "moments": moment_views(shown.moments),
             "picture": picture(shown.moments, shown.now_ms),
             "watch": None

@@ -230,7 +230,8 @@ class FallbackTools:
             await task.cancel()
             return self._results.tool(
                 ToolResult.error(
-                    "This call exceeded its time limit and was cancelled; ask for less at once"
+                    "This call exceeded its time limit (state.max_rounds) and was cancelled; ask for "
+                    "less at once"
                 )
             )
         reply = self._results.input_required(still)

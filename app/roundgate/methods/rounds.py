@@ -375,7 +375,8 @@ class Calls:
         if round_.number >= self._max_rounds:
             return Failed(
                 ToolError(
-                    f"The call needed more than {self._max_rounds} rounds; ask for less at once"
+                    f"The call needed more than {self._max_rounds} rounds (state.max_rounds); ask for "
+                    "less at once"
                 )
             )
         try:

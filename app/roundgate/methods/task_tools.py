@@ -306,7 +306,9 @@ class TaskTools:
             f"{self._names[OwnTool.STATUS]} returns its status, {self._names[OwnTool.CANCEL]} cancels it. "
             "Do not call the first tool again: that would start another task."
         )
-        return self._results.tool(ToolResult([text], structured_content=task))
+        # several frameworks give the model nothing but the structured content
+        structured = {**task, "instructions": text}
+        return self._results.tool(ToolResult([text], structured_content=structured))
 
     async def serve(
         self, own: OwnTool, params: CallToolParams, context: RequestContext, deadline: Deadline
@@ -408,8 +410,9 @@ class TaskTools:
             texts.append(f"Call {result} to wait for its result.")
         elif view.status is Status.COMPLETED:
             texts.append(f"Call {result} for its result.")
-        structured = {"taskId": task_id, "status": view.status.value}
-        return self._results.tool(ToolResult(["\n\n".join(texts)], structured_content=structured))
+        text = "\n\n".join(texts)
+        structured = {"taskId": task_id, "status": view.status.value, "instructions": text}
+        return self._results.tool(ToolResult([text], structured_content=structured))
 
 
 def _can_be_asked(requests: Mapping[str, Any], context: RequestContext) -> bool:

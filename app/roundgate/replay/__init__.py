@@ -22,6 +22,8 @@ from roundgate.replay.journal import DELIVERED as DELIVERED
 from roundgate.replay.journal import JOURNAL_VERSION as JOURNAL_VERSION
 from roundgate.replay.journal import MAX_DEPTH as MAX_DEPTH
 from roundgate.replay.journal import MISSED as MISSED
+from roundgate.replay.journal import NOT_JSON as NOT_JSON
+from roundgate.replay.journal import TIMED_OUT as TIMED_OUT
 from roundgate.replay.journal import VERSION as VERSION
 from roundgate.replay.journal import Answered as Answered
 from roundgate.replay.journal import Asked as Asked

@@ -66,6 +66,10 @@ class Raised:
     beside: Sequence[str] | None = None
     """The places of steps that ran at the same time, so that this failure did not cause their
     start."""
+    at_ms: int | None = None
+    """The time of the failure, in milliseconds since the epoch."""
+    reference: str | None = None
+    """The reference of the failure in the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ class Tried:
     attempts: int
     again_ms: int
     what: str | None = None
+    failure: Sequence[Any] | None = None
+    """The last failure: message, told, how, time and reference, as in `Raised`."""
 
 
 @dataclass(frozen=True, slots=True)

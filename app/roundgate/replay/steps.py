@@ -272,10 +272,12 @@ async def _record(
     attempt: int,
 ) -> Entry:
     if isinstance(entry, Raised):
+        now_ms = run.clock.now_ms()
+        entry = replace(entry, at_ms=now_ms, reference=run.clock.new_id())
         if entry.how != NOT_JSON and attempt <= options.retries:
-            tried = Tried(
-                entry.key, attempt, run.clock.now_ms() + options.pause_ms(attempt), entry.what
-            )
+            failure = [entry.message, entry.told, entry.how, entry.at_ms, entry.reference]
+            again_ms = now_ms + options.pause_ms(attempt)
+            tried = Tried(entry.key, attempt, again_ms, entry.what, failure)
             _log_failed(entry, error, attempt, tried.again_ms)
             await record(run, tried)
             return tried
@@ -380,6 +382,7 @@ def _log_failed(
     omits the message of the entry, because the message may be meant for the caller."""
     reason = "ToolError" if entry.told else entry.how or entry.message.partition(":")[0]
     fields: dict[str, Any] = {"step": entry.key, "attempt": attempt, "reason": reason}
+    fields["reference"] = entry.reference
     if again_ms is None and entry.told:
         log.info("a step ended with a tool error", extra={"fields": fields})
     elif again_ms is None:

@@ -265,13 +265,15 @@ class FallbackConfig(Model):
     """Substitutes for clients that do not support questions or tasks. `override` sets them for one
     tool."""
 
-    ask_in_words: bool = Field(
-        False,
-        description="Whether clients without elicitation get a question as text; never an approval.",
+    ask_in_words: bool | None = Field(
+        None,
+        description="Whether clients without elicitation get a question as text; never an approval. "
+        "Unset: for tools that are known to ask.",
     )
-    without_tasks: WithoutTasks = Field(
-        "none",
-        description="none: refuse the call; wait: wait for the result; tools: return a handle that tools accept.",
+    without_tasks: WithoutTasks | None = Field(
+        None,
+        description="none: refuse the call; wait: wait for the result; tools: return a handle that tools accept. "
+        "Unset: tools if a tool has to be a task, otherwise none.",
     )
     answer_tool: str = Field(
         "answer",

@@ -213,7 +213,7 @@ class TaskRecord:
 
     def _message(self, now_ms: int) -> str | None:
         """Return the status message. During a long wait it says until when the task waits."""
-        if self.wake_ms < now_ms + SHORT_WAIT_MS or self.wake_ms >= self.expires_ms:
+        if self.wake_ms <= now_ms + SHORT_WAIT_MS or self.wake_ms >= self.expires_ms:
             return self.status_message
         until = f"aiting until {iso(-(-self.wake_ms // 60_000) * 60_000)}"
         message = self.status_message

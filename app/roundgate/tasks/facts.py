@@ -1,6 +1,7 @@
 """The facts about a task that its operator sees: in commands, in JSON and in the console.
 
-Arguments, answers and results are never among them, because they belong to the task's owner.
+Arguments, answers and results are never among them, because they belong to the task's owner. The
+text of an error, which may repeat them, can be left out.
 """
 
 from __future__ import annotations
@@ -54,10 +55,15 @@ def is_retryable(record: TaskRecord) -> bool:
 
 
 def task_facts(
-    record: TaskRecord, now_ms: int, steps: Sequence[StepDone] | None = None
+    record: TaskRecord,
+    now_ms: int,
+    steps: Sequence[StepDone] | None = None,
+    *,
+    shows_values: bool = False,
 ) -> dict[str, Any]:
     """Return the facts about a task for JSON. Times are in UTC, unknown facts are omitted. `steps`
-    is the progress of the task, if known."""
+    is the progress of the task, if known. Without `shows_values` the text of its last failure is
+    left out."""
     requests = record.requests.items()
     retried_as = record.retried_as
     return known(
@@ -72,6 +78,7 @@ def task_facts(
             "retriedAs": retried_as and str(TaskRef(record.ref.owner, retried_as)),
             "expired": record.expires_ms <= now_ms,
             "message": record.status_message,
+            "lastFailure": _last_failure(steps or (), shows_values=shows_values),
             "doing": activity(record, now_ms),
             "created": iso(record.created_ms),
             "changed": iso(record.updated_ms),
@@ -89,6 +96,24 @@ def task_facts(
             "wakes": _iso(record.wake_ms),
             "due": _iso(record.due_ms),
             "steps": [_step_facts(step) for step in steps] if steps else None,
+        }
+    )
+
+
+def _last_failure(steps: Sequence[StepDone], *, shows_values: bool) -> dict[str, Any] | None:
+    """Return the last failure of a step, with the command that finds its lines in the log."""
+    failed = [(step, step.failure) for step in steps if step.failure is not None]
+    if not failed:
+        return None
+    step, failure = max(failed, key=lambda one: one[1].at_ms)
+    return known(
+        {
+            "step": step.name,
+            "type": failure.type,
+            "text": failure.text if shows_values else None,
+            "at": iso(failure.at_ms),
+            "reference": failure.reference,
+            "find": f"grep -e {failure.reference} LOG",
         }
     )
 

@@ -353,12 +353,15 @@ def _bounded(view: TaskView, max_bytes: int) -> TaskView:
     if asked_bytes > max_bytes:
         text = (
             f"The questions of this task are too large: {asked_bytes} bytes; the maximum is "
-            f"{max_bytes}"
+            f"{max_bytes} (tasks.max_result_bytes)"
         )
         return replace(view, requests={}, status=Status.WORKING, status_message=text)
     if view.outcome is None or len(view.outcome) <= max_bytes:
         return view
-    text = f"The result is too large: {len(view.outcome)} bytes; the maximum is {max_bytes}"
+    text = (
+        f"The result is too large: {len(view.outcome)} bytes; the maximum is {max_bytes} "
+        "(tasks.max_result_bytes)"
+    )
     return replace(
         view, status=Status.COMPLETED, outcome=NEWEST.kept_result(ToolResult.error(text).to_wire())
     )

@@ -31,6 +31,8 @@ from roundgate.errors import NotRetryable, ParseError
 from roundgate.json import digest, encode
 from roundgate.replay import (
     DELIVERED,
+    NOT_JSON,
+    TIMED_OUT,
     Answered,
     Asked,
     Began,
@@ -262,6 +264,34 @@ _STATES: Final[dict[type, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """The failure of an attempt at a step."""
+
+    type: str
+    """The class of the error."""
+    text: str
+    at_ms: int
+    """The time, in milliseconds since the epoch."""
+    reference: str
+    """The reference in the log."""
+
+    @classmethod
+    def of(
+        cls, message: str, told: bool, how: str | None, at_ms: int | None, reference: str | None
+    ) -> Failure | None:
+        """Return the failure that an entry records; `None` if an earlier version wrote it."""
+        if at_ms is None or reference is None:
+            return None
+        if told or how is not None:
+            return cls("ToolError" if told else _TYPES[how or ""], message, at_ms, reference)
+        kind, _, text = message.partition(": ")
+        return cls(kind, text, at_ms, reference)
+
+
+_TYPES: Final = {TIMED_OUT: "StepTimeout", NOT_JSON: "NotJson"}
+
+
+@dataclass(frozen=True, slots=True)
 class StepDone:
     """A step, pause or question that a task has done or begun."""
 
@@ -272,6 +302,8 @@ class StepDone:
     """The number of failed attempts; `None` without any."""
     again_ms: int | None = None
     """The time of the retry, in milliseconds since the epoch."""
+    failure: Failure | None = None
+    """The last failure, if the step failed."""
 
 
 def steps_done(record: TaskRecord, work: Work) -> list[StepDone] | None:
@@ -295,10 +327,12 @@ def _is_shown(entry: Entry) -> bool:
 def _step(entry: Entry) -> StepDone:
     state = _STATES[type(entry)]
     match entry:
-        case Raised(attempts=attempts):
-            return StepDone(entry.key, state, attempts or 1)
-        case Tried(attempts=attempts, again_ms=again_ms):
-            return StepDone(entry.key, state, attempts, again_ms)
+        case Raised(_, message, told, how=how, at_ms=at_ms, reference=reference, attempts=attempts):
+            failure = Failure.of(message, told, how, at_ms, reference)
+            return StepDone(entry.key, state, attempts or 1, failure=failure)
+        case Tried(attempts=attempts, again_ms=again_ms, failure=failed):
+            failure = None if failed is None else Failure.of(*failed)
+            return StepDone(entry.key, state, attempts, again_ms, failure)
         case Opened(outcome=str() as outcome):
             return StepDone(
                 entry.key, "delivered" if outcome == DELIVERED else "not delivered in time"

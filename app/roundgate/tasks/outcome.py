@@ -152,7 +152,8 @@ def ended(
         data = _encoded(result, tool, clock)
         if len(data) > max_bytes:
             result = ToolResult.error(
-                f"The result is too large: {len(data)} bytes; the maximum is {max_bytes}"
+                f"The result is too large: {len(data)} bytes; the maximum is {max_bytes} "
+                "(tasks.max_result_bytes)"
             )
             data = _encoded(result, tool, clock)
     except ProtocolError as error:

@@ -714,10 +714,11 @@ class StoredTasks:
 
     # for the operator
 
-    async def open_tasks(self, limit: int) -> Sequence[OpenTask]:
-        """Return open tasks, the soonest due first. If there are more than 200, a store may return
-        a sample. Eventually consistent."""
-        return [task for task in await self.store.scan(None, limit) if not task.status.is_terminal]
+    async def open_tasks(self, limit: int) -> tuple[Sequence[OpenTask], bool]:
+        """Return open tasks, the soonest due first, and whether there may be more. If there are
+        more than 200, a store may return a sample. Eventually consistent."""
+        due = await self.store.scan(None, limit)
+        return [task for task in due if not task.status.is_terminal], len(due) >= limit
 
     async def find(
         self, wanted: Wanted = ANY, limit: int = 100, cursor: str | None = None

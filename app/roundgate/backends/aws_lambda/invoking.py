@@ -181,13 +181,13 @@ def _too_slow(
     before the first."""
     if may_have_run:
         return FunctionAway(
-            f"The function {target.name} did not answer within {timeout_s:g} s, and may still be "
+            f"The function {target.name} did not answer within {timeout_s:g} s (timeout_s), and may still be "
             "running. Check whether its work was done before you call again, or ask for less"
         )
     if refused is not None:
         return error_from_refusal(refused, target)
     return FunctionAway(
-        f"The function {target.name} was not invoked within {timeout_s:g} s, because too many "
+        f"The function {target.name} was not invoked within {timeout_s:g} s (timeout_s), because too many "
         "calls of functions are running; nothing was done. Try again later",
         reached=False,
     )
@@ -360,7 +360,8 @@ class Functions:
         payload = _read(response["Payload"], self._max_bytes)
         if payload is None:
             raise BackendError(
-                f"The function {invocation.target.name} answered more than {self._max_bytes} bytes; ask for less"
+                f"The function {invocation.target.name} answered more than {self._max_bytes} bytes "
+                "(max_response_bytes); ask for less"
             )
         request_id = response.get("ResponseMetadata", {}).get("RequestId", "")
         has_failed = "FunctionError" in response

@@ -107,6 +107,7 @@ class HttpBackend:
             approve=config.approve,
             approval=config.approval,
             ask_for=config.ask_for,
+            may_ask=config.interactive,
             defaults=endpoint.defaults,
             place=("tools", index),
             cleans_up=config.job is not None and config.job.cancel is not None,

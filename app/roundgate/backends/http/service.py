@@ -199,7 +199,7 @@ class Service:
                 raise AnswerTooLarge
         except AnswerTooLarge:
             raise UnexpectedAnswer(
-                f"{what} answered more than {limit} bytes; ask for less at once"
+                f"{what} answered more than {limit} bytes (max_response_bytes); ask for less at once"
             ) from None
         except UnknownEncoding:
             raise UnexpectedAnswer(
@@ -303,19 +303,20 @@ def no_answer(
     reached = not isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout))
     if isinstance(error, httpx.PoolTimeout):
         return NoAnswer(
-            f"{what} was not sent: no connection became free within {timeout_s:g} s; try again "
-            "later",
+            f"{what} was not sent: no connection became free within {timeout_s:g} s "
+            "(timeout_s); try again later",
             "no connection became free",
             reached=False,
         )
     if isinstance(error, (TimeoutError, httpx.TimeoutException)):
-        limit_s = _limit_s(error, phases) or timeout_s
+        setting, limit_s = _limit(error, phases, timeout_s)
+        limit = f"{limit_s:g} s ({setting})"
         if isinstance(error, httpx.ConnectTimeout):
-            message = f"{what} could not be sent: there was no connection within {limit_s:g} s"
+            message = f"{what} could not be sent: there was no connection within {limit}"
         elif limit_s < timeout_s:
-            message = f"{what} failed: the service was silent for {limit_s:g} s; try again later"
+            message = f"{what} failed: the service was silent for {limit}; try again later"
         else:
-            message = f"{what} did not answer within {limit_s:g} s; try again later or ask for less"
+            message = f"{what} did not answer within {limit}; try again later or ask for less"
         return NoAnswer(message, f"there was no answer within {limit_s:g} s", reached=reached)
     cause = _cause(error)
     if isinstance(error, (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)):
@@ -328,19 +329,17 @@ def no_answer(
     return NoAnswer(message, cause, reached=reached)
 
 
-def _limit_s(error: Exception, phases: TimeoutsConfig | None) -> float | None:
+def _limit(error: Exception, phases: TimeoutsConfig | None, timeout_s: float) -> tuple[str, float]:
+    """Return the setting that a request exceeded, and its seconds."""
     import httpx
 
-    if phases is None:
-        return None
-    match error:
-        case httpx.ConnectTimeout():
-            return phases.connect_s
-        case httpx.ReadTimeout():
-            return phases.read_s
-        case httpx.WriteTimeout():
-            return phases.write_s
-    return None
+    name = {
+        httpx.ConnectTimeout: "connect_s",
+        httpx.ReadTimeout: "read_s",
+        httpx.WriteTimeout: "write_s",
+    }.get(type(error), "")
+    limit_s: float | None = getattr(phases, name, None)
+    return ("timeout_s", timeout_s) if limit_s is None else (f"timeouts.{name}", limit_s)
 
 
 def _cause(error: BaseException) -> str:

@@ -191,12 +191,22 @@ class DynamoDbTasks:
         if shard is not None:
             rows = await self._table.index(str(shard), until_ms, limit)
             return [make_open_task(row) for row in rows]
+        if until_ms is None and limit > EXACTLY:
+            return await self._sample(limit)
         # Exact for small limits. For large ones each part of the index returns twice its share, so
         # a result below the limit is complete unless the parts are very uneven.
         share = limit if limit <= EXACTLY else -(-2 * limit // self.shards)
         parts = (self._table.index(str(part), until_ms, share) for part in range(self.shards))
         rows = [row for rows in await asyncio.gather(*parts) for row in rows]
         return sorted(map(make_open_task, rows), key=lambda task: task.due_ms)[:limit]
+
+    async def _sample(self, limit: int) -> Sequence[OpenTask]:
+        """Return tasks from one part of the index after the other: all of them, or `limit`."""
+        rows: list[Row] = []
+        for part in range(self.shards):
+            if len(rows) < limit:
+                rows += await self._table.index(str(part), None, limit - len(rows))
+        return sorted(map(make_open_task, rows), key=lambda task: task.due_ms)
 
     async def count_open(self, owner: str, up_to: int) -> int:
         return await self._table.count(owner, up_to)
