@@ -1,6 +1,7 @@
 """Random handlers of branches with the same names, each lived through many processes: in memory,
 then as tasks of real workers on SQLite, DynamoDB Local and PostgreSQL, whose calls of the store and the
-queue are cut at random. Handlers with limits around any wait and with long yields live in memory."""
+queue are cut at random, and which first wait for days. Handlers with limits around any wait and with
+long yields live in memory."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import logging
 import random
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,21 @@ from tests.support.tasks import Fast, Files, Shared, Workshop, catalog_of
 
 CRASHES = 4
 ROUNDS = 400
+DAY_S = 86_400
+LONGEST_SKIP_S = 4_000
+"""How far time passes at most while nothing happens: a sweep looks before a task expires."""
+
+
+async def wait_for_days(ctx: Any, chances: random.Random) -> None:
+    """Waits that are together longer than a task is kept, in every second handler."""
+    for number in range(chances.choice((0, 0, 1, 3))):
+        seconds = chances.randint(DAY_S // 2, 4 * DAY_S)
+        if chances.random() < 0.5:
+            await ctx.sleep(seconds, f"days{number}")
+            continue
+        event = await ctx.event(f"days{number}", timeout_s=seconds)
+        with suppress(TimeoutError):
+            await event.wait()
 
 
 async def as_task(seed: int, store: Any, queue: Any, clock: SkippingClock) -> None:
@@ -39,9 +56,11 @@ async def as_task(seed: int, store: Any, queue: Any, clock: SkippingClock) -> No
     plan = Plan(points)
 
     async def tool(ctx: Any) -> Any:
+        await wait_for_days(ctx, random.Random(seed))
         return {"value": await perform(ctx, body, world)}
 
-    ref = await Workshop(catalog_of(tool=tool), store, queue, clock).begin("tool")
+    survivor = Workshop(catalog_of(tool=tool), *Plan().life().shares(store, queue), clock)
+    ref, idle_s = await survivor.begin("tool"), 31
     for _ in range(ROUNDS):
         life = plan.life()
         world.is_alive = lambda life=life: not life.dead  # type: ignore[misc]
@@ -53,9 +72,13 @@ async def as_task(seed: int, store: Any, queue: Any, clock: SkippingClock) -> No
             requests = shown.get("inputRequests", {})
             responses = {key: answer(request) for key, request in requests.items()}
             await shop.tasks.update(LOCAL, ref.id, responses)
-            if not await shop.turns():
-                clock.skip(31)
-                await shop.sweep.sweep()
+            if await shop.turns():
+                idle_s = 31
+            else:
+                clock.skip(idle_s)
+                idle_s = min(2 * idle_s, LONGEST_SKIP_S)
+                # one that has just begun does not trust its clock, but holds the shards
+                await (survivor if idle_s > 124 else shop).sweep.sweep()
         except Crash:
             await bury()
     result = shown.get("result", {})

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from roundgate import Context, tool
 from roundgate.errors import ConfigError
 from roundgate.main import build_app
 from roundgate.runtime import loading
-from tests.support.asgi import Client, client, config_file, gateway, stoppable
+from tests.support import asgi
+from tests.support.asgi import NO_FALLBACK, Client, client, config_file, stoppable
 from tests.support.audit import KEY, records
 from tests.support.issuer import PUBLIC_URL, bearer, gateway_for, guarded, jwks, token
 from tests.support.log_lines import log_lines
@@ -26,6 +28,8 @@ from tests.support.services import answer, service
 from tests.support.sessions import opened
 from tests.support.task_client import DECLARED, TaskClient, task_settings
 from tests.support.telemetry import recorded
+
+gateway = partial(asgi.gateway, fallback=NO_FALLBACK)
 
 ran: list[Any] = []
 NOT_THESE = "does not allow this call with these arguments"
@@ -88,6 +92,7 @@ def nothing_ran() -> None:
 
 @asynccontextmanager
 async def shop(rules: list[dict[str, Any]] = RULES, **sections: Any) -> AsyncIterator[Client]:
+    sections = {"fallback": NO_FALLBACK, **sections}
     async with gateway_for(*ALL, policy=rules, **sections) as (mcp, _):
         yield mcp
 

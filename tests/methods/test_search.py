@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from roundgate import Context, tool
 from roundgate.errors import ConfigError
 from roundgate.main import build_app
 from roundgate.runtime import loading
-from tests.support import wire
-from tests.support.asgi import Client, client, config_file, gateway, stoppable
+from tests.support import asgi, wire
+from tests.support.asgi import NO_FALLBACK, Client, client, config_file, stoppable
 from tests.support.issuer import bearer, gateway_for, token
 from tests.support.rounds import CAPABILITIES, accept, ask, retry
 from tests.support.task_client import DECLARED, TaskClient, task_settings
+
+gateway = partial(asgi.gateway, fallback=NO_FALLBACK)
 
 ran: list[str] = []
 
@@ -174,7 +177,8 @@ async def test_progress_comes_through(mcp: Client) -> None:
 
 
 async def test_a_task_comes_through(tmp_path: Path) -> None:
-    file = config_file(*ALL, search={}, tasks={"poll_interval_ms": 100})
+    tasks = {"poll_interval_ms": 100}
+    file = config_file(*ALL, search={}, tasks=tasks, fallback=NO_FALLBACK)
     async with (
         stoppable(build_app(file, task_settings(tmp_path))) as app,
         client(app) as mcp,

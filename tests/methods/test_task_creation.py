@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from roundgate.storage.queue import Message
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.events import NewTask
 from roundgate.tasks.stored import StoredTasks
-from tests.support import wire
+from tests.support import task_client, wire
+from tests.support.asgi import NO_FALLBACK
 from tests.support.clocks import SkippingClock
 from tests.support.rounds import CAPABILITIES, accept, retry, valid_input_required
 from tests.support.task_client import (
@@ -28,9 +30,10 @@ from tests.support.task_client import (
     MISSING,
     TaskClient,
     task_settings,
-    tasked,
     valid_created,
 )
+
+tasked = partial(task_client.tasked, fallback=NO_FALLBACK)
 
 
 class Name(BaseModel):

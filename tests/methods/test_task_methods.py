@@ -7,6 +7,7 @@ import asyncio
 import json
 import sqlite3
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import pytest
 
 from roundgate import Context, tool
 from roundgate.protocol.tasks import EXTENSION
-from tests.support import wire
-from tests.support.asgi import client, gateway
+from tests.support import task_client, wire
+from tests.support.asgi import NO_FALLBACK, client, gateway
 from tests.support.clocks import SkippingClock
 from tests.support.functions import SECRET, add
 from tests.support.jobs import JOBS, dig, greet
@@ -24,10 +25,11 @@ from tests.support.task_client import (
     DECLARED,
     MISSING,
     TaskClient,
-    tasked,
     valid_acknowledgement,
     valid_created,
 )
+
+tasked = partial(task_client.tasked, fallback=NO_FALLBACK)
 
 UNKNOWN = "AAAAAAAAAAAAAAAAAAAAAA"
 ON_A_TASK = ["tasks/get", "tasks/update", "tasks/cancel"]

@@ -48,6 +48,9 @@ def asks(
     )
 
 
+OFF = {"buy": {"ask_in_words": False}}
+
+
 @asynccontextmanager
 async def shop(*answers: bytes, **changes: Any) -> AsyncIterator[tuple[Client, Service]]:
     arguments = {"what": {"required": True}}
@@ -61,7 +64,7 @@ async def shop(*answers: bytes, **changes: Any) -> AsyncIterator[tuple[Client, S
     }
     async with AsyncExitStack() as stack:
         told = await stack.enter_async_context(service(*answers))
-        yield await stack.enter_async_context(gateway_to(told.url, declared)), told
+        yield await stack.enter_async_context(gateway_to(told.url, declared, override=OFF)), told
 
 
 async def test_the_service_asks_twice_and_gets_its_answers_and_its_state_back() -> None:
@@ -140,7 +143,8 @@ async def test_a_service_may_ask_the_same_again() -> None:
 
 
 async def test_a_service_asks_only_for_what_the_client_can_give() -> None:
-    async with shop(asks({"size": SIZE, "motto": MOTTO})) as (mcp, _):
+    buy = asks({"size": SIZE, "motto": MOTTO})
+    async with shop(buy) as (mcp, _):
         _, error = await mcp.error(*BUY, clientCapabilities={"elicitation": {}})
     assert (error["code"], error["data"]) == (-32021, {"requiredCapabilities": {"sampling": {}}})
 

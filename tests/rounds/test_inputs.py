@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from pydantic import BaseModel
 
 from roundgate import Context, prompt, resource, tool
 from roundgate.settings.process import Settings
-from tests.support import rounds, wire
-from tests.support.asgi import Client, client, gateway
+from tests.support import asgi, rounds, wire
+from tests.support.asgi import NO_FALLBACK, Client, client
 from tests.support.rounds import CAPABILITIES, KEYS, REFUSAL, Conversation, accept, names_in, retry
+
+gateway = partial(asgi.gateway, fallback=NO_FALLBACK)
 
 
 class Name(BaseModel):

@@ -24,7 +24,7 @@ from roundgate.storage.accounts import Accounts, Reserved
 from tests.rounds.conftest import Effects, Start
 from tests.rounds.served.tools import Consent, effect, pay
 from tests.support import rounds, wire
-from tests.support.asgi import Client, client, config_file
+from tests.support.asgi import NO_FALLBACK, Client, client, config_file
 from tests.support.rounds import CAPABILITIES, KEYS, REFUSAL, accept, names_in, retry
 from tests.support.server import Server
 
@@ -228,7 +228,8 @@ async def test_whatever_a_round_ended_in_is_its_outcome(
 
 
 async def test_an_error_is_an_outcome_too(tmp_path: Path, effects: Effects) -> None:
-    async with client(replica(tmp_path / "gateway.sqlite3", fickle)) as mcp:
+    app = replica(tmp_path / "gateway.sqlite3", fickle, fallback=NO_FALLBACK)
+    async with client(app) as mcp:
         params = await confirmed(mcp, "fickle", how="asks again")
         poor: dict[str, Any] = {"elicitation": {"url": {}}}
         answers = [

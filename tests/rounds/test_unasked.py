@@ -3,6 +3,7 @@ shown, and for no other."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from pydantic import BaseModel
 from roundgate import Context, prompt, resource, tool
 from roundgate.errors import ConfigError
 from roundgate.settings.process import Settings
-from tests.support import rounds
-from tests.support.asgi import built, client, config_of, gateway
+from tests.support import asgi, rounds
+from tests.support.asgi import NO_FALLBACK, built, client, config_of
 from tests.support.rounds import CAPABILITIES, KEYS, accept, retry
+
+gateway = partial(asgi.gateway, fallback=NO_FALLBACK)
 
 ADA = accept(name="Ada")
 USING = Settings(state_keys=KEYS)

@@ -51,6 +51,8 @@ def config_of(value: dict[str, Any], folder: Path = Path()) -> ConfigFile:
 
 
 STATE_KEY = new_key()
+NO_FALLBACK = {"ask_in_words": False, "without_tasks": "none"}
+"""A client without a capability gets an error (-32021)."""
 
 
 def gateway(

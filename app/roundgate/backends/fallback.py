@@ -42,6 +42,8 @@ class Fallback:
     """Tools whose calls wait for their tasks."""
     with_handles: frozenset[str]
     """Tools whose callers get a handle of the task."""
+    tasks: frozenset[str]
+    """Tools that may be tasks."""
     names: Mapping[OwnTool, str]
     """The names of the gateway's own tools that are served."""
 
@@ -83,7 +85,7 @@ class Fallback:
         if with_handles:
             names |= of_tasks
         waiting = frozenset(name for name, way in ways.items() if way == "wait")
-        return cls(in_words, waiting, with_handles, names)
+        return cls(in_words, waiting, with_handles, frozenset(ways), names)
 
     @property
     def is_on(self) -> bool:

@@ -200,7 +200,10 @@ class FallbackTools:
         """Return the capabilities that have a substitute for this tool; empty if the client has
         them all."""
         substituted: dict[str, Any] = {}
-        if tool in self._fallback.in_words:
+        # a client that has tasks reads the questions of its task itself
+        if tool in self._fallback.in_words and not (
+            tool in self._fallback.tasks and capabilities.has_declared(REQUIRED)
+        ):
             substituted |= CAN_BE_WORDS
         if tool in self._fallback.with_handles or tool in self._fallback.waiting:
             substituted |= REQUIRED

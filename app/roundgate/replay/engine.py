@@ -165,8 +165,8 @@ def _ended_by(
 def _call_timeout(after_s: float) -> CallTimeout:
     if after_s == 0:  # the process was busy before the handler began
         return CallTimeout("No time was left for the call when it began; call again later")
-    limit = f"{max(0.01, round(after_s, 2)):g} s (limits.call_timeout_s)"
-    return CallTimeout(f"The call did not finish within {limit}")
+    limit = f"{max(0.01, round(after_s, 2)):g} s"
+    return CallTimeout(f"The call did not finish within {limit} (limits.call_timeout_s)")
 
 
 async def _coroutine(handler: Callable[[], Awaitable[T]]) -> T:

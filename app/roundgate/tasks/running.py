@@ -217,7 +217,7 @@ class Running:
             Exception: a fault of the gateway, for instance of the store.
         """
         if self._is_late:
-            return Failed(TaskTimeout(self._too_long))
+            return Failed(self._timeout())
         self._root = root = asyncio.create_task(self._run(handler))
         try:
             async with Heartbeat(self._every_s, self._beat, **self.facts()):
@@ -275,7 +275,7 @@ class Running:
 
     async def _beat(self) -> None:
         if self._is_late:
-            self.carrier.end(TaskTimeout(self._too_long))
+            self.carrier.end(self._timeout())
         try:
             await self.carrier.attend(look=self._is_time_to_look())
         except LeaseLost:
@@ -285,9 +285,10 @@ class Running:
     def _is_late(self) -> bool:
         return self._clock.now_ms() >= self.carrier.end_ms and self._trust.expires
 
-    @property
-    def _too_long(self) -> str:
-        return f"The task exceeded the time limit of this server ({self.carrier.limit})"
+    def _timeout(self) -> TaskTimeout:
+        return TaskTimeout(
+            f"The task exceeded the time limit of this server ({self.carrier.limit})"
+        )
 
     def _is_time_to_look(self) -> bool:
         now_ms = self._clock.monotonic_ms()

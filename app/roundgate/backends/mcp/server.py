@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeAlias
@@ -339,7 +340,7 @@ class Server:
 
     def backend_error(self, error: ClientError) -> BackendError:
         """Return an error of the client library as a `BackendError`, with the gateway's remedies."""
-        fact, name = str(error.args[0]), self.name
+        fact, name = _with_settings(str(error.args[0])), self.name
         match error:
             case RpcError(code=-32021, message=message, details={"requiredCapabilities": required}):
                 text = f"{name} refused the request: {message}"
@@ -483,3 +484,17 @@ def _may_speak_other_revision(error: ClientError, server: ServerInfo) -> bool:
         return error.status in _HANDSHAKE_STATUSES
     codes = _OLDER_ERRORS if server.is_modern else _MODERN_ERRORS
     return isinstance(error, RpcError) and error.code in codes and not refuses_to_ask(str(error))
+
+
+_SETTINGS: Final = {
+    "connect_s": "timeouts.connect_s",
+    "idle_s": "timeout_s",
+    "max_items": "max_tools",
+    "max_message": "max_response_bytes",
+}
+"""The settings of a back end, by the limit of the client library that they set."""
+
+
+def _with_settings(fact: str) -> str:
+    """Return the text of an error with the settings in place of the client library's limits."""
+    return re.sub(r"\(limit (\w+)\)", lambda m: f"({_SETTINGS.get(m[1], m[1])})", fact)
