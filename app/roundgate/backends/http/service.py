@@ -333,11 +333,12 @@ def _limit(error: Exception, phases: TimeoutsConfig | None, timeout_s: float) ->
     """Return the setting that a request exceeded, and its seconds."""
     import httpx
 
-    name = {
+    names: dict[type[Exception], str] = {
         httpx.ConnectTimeout: "connect_s",
         httpx.ReadTimeout: "read_s",
         httpx.WriteTimeout: "write_s",
-    }.get(type(error), "")
+    }
+    name = names.get(type(error), "")
     limit_s: float | None = getattr(phases, name, None)
     return ("timeout_s", timeout_s) if limit_s is None else (f"timeouts.{name}", limit_s)
 
