@@ -221,7 +221,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
         (lambda asked: result(asked, {"resultType": "complete"}), "malformed tool result"),
         (lambda asked: result(asked, {"resultType": "task", "taskId": "1"}), "'task'"),
         (lambda asked: result(asked, [1]), "not an object"),
-        (lambda asked: http(200, b"x" * 2_000), "bytes"),
+        (lambda asked: http(200, b"x" * 2_000), "bytes (max_response_bytes)"),
         (lambda asked: http(302, b"", Location="http://elsewhere.example/"), "redirects"),
     ],
     ids=range(11),

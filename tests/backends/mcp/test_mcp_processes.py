@@ -350,7 +350,7 @@ async def test_a_message_beyond_the_limit_is_a_tool_error_and_the_server_starts_
         await until(True, listed(mcp))
         flooded = await mcp.call("up__flood")
         assert flooded["isError"]
-        assert "2000 bytes" in flooded["content"][0]["text"]
+        assert "2000 bytes (max_response_bytes)" in flooded["content"][0]["text"]
 
         async def answer() -> bool:
             return not (await mcp.call("up__pid")).get("isError", False)
