@@ -22,7 +22,7 @@ from roundgate.observability.outgoing import function_span
 from roundgate.protocol.tasks import EXTENSION
 from roundgate.protocol.v2026_07_28 import METHODS
 from tests.support import wire
-from tests.support.asgi import client
+from tests.support.asgi import NO_FALLBACK, client
 from tests.support.scripted import Asked, Scripted, error, result, scripted, text
 from tests.support.services import answer, service
 from tests.support.sessions import calling, opened, request
@@ -131,7 +131,7 @@ SERVED: dict[tuple[str, str], tuple[dict[str, Any], Expected]] = {
 
 @pytest.fixture
 async def app(seen: Telemetry) -> AsyncIterator[FastAPI]:
-    async with app_of(OWN) as app:
+    async with app_of(OWN, fallback=NO_FALLBACK) as app:
         seen.clear()
         yield app
 
