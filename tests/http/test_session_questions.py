@@ -20,7 +20,7 @@ from roundgate.client import Client, Question
 from roundgate.client.questions import Kind
 from roundgate.http.older import calls
 from roundgate.settings.process import Settings
-from tests.support.asgi import gateway
+from tests.support.asgi import NO_FALLBACK, gateway
 from tests.support.rounds import KEYS, accept, sampled
 from tests.support.sessions import Event, Session, calling, opened, request
 
@@ -163,7 +163,8 @@ def using(tmp_path: Path) -> Settings:
 def two(using: Settings) -> Iterator[tuple[FastAPI, FastAPI]]:
     """Two gateways with nothing in common but a store and a key."""
     steps.clear()
-    yield gateway(*TOOLS, using=using), gateway(*TOOLS, using=using)
+    apps = [gateway(*TOOLS, using=using, fallback=NO_FALLBACK) for _ in range(2)]
+    yield apps[0], apps[1]
     steps.clear()
 
 

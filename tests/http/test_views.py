@@ -23,7 +23,15 @@ from roundgate.methods import Hub
 from roundgate.protocol import SubscriptionFilter
 from roundgate.runtime import loading
 from tests.support import wire
-from tests.support.asgi import Client, Exchange, client, config_file, gateway, stoppable
+from tests.support.asgi import (
+    NO_FALLBACK,
+    Client,
+    Exchange,
+    client,
+    config_file,
+    gateway,
+    stoppable,
+)
 from tests.support.issuer import PUBLIC_URL, bearer, gateway_for, token
 from tests.support.rounds import CAPABILITIES, REFUSAL, accept, ask, retry
 from tests.support.sessions import BOTH, opening, request
@@ -102,6 +110,7 @@ ADMIN: dict[str, Any] = {
 
 @asynccontextmanager
 async def views(*given: dict[str, Any], **sections: Any) -> AsyncIterator[httpx.AsyncClient]:
+    sections = {"fallback": NO_FALLBACK, **sections}
     app = gateway(*ALL, views=list(given or (SUPPORT, ADMIN)), **sections)
     async with client(app) as made:
         yield made.http
