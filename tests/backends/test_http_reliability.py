@@ -395,5 +395,5 @@ async def test_a_request_to_a_host_that_does_not_answer_was_not_sent() -> None:
         url = f"http://127.0.0.1:{full.getsockname()[1]}"
         async with gateway_to(url, {}, timeout_s=0.2) as gate:
             assert await gate.text("tool") == (
-                "GET / of api could not be sent: there was no connection within 0.2 s (timeouts.connect_s)"
+                "GET / of api could not be sent: there was no connection within 0.2 s (timeout_s)"
             )

@@ -31,13 +31,13 @@ from roundgate.errors import (
     NothingGoesOn,
     Unauthenticated,
 )
-from roundgate.json import decode, encode
+from roundgate.json import encode
 from roundgate.main import build_app
 from roundgate.replay import WATCH, Run, StepWatch
 from roundgate.runtime.startup import Core, build_core
 from roundgate.settings import Settings
 from roundgate.storage import Message, TaskRef
-from roundgate.tasks.events import Mark, NotClaimed
+from roundgate.tasks.events import NotClaimed
 from roundgate.tasks.external import EVENTS_PATH
 from roundgate.tasks.stored import Claimed
 from roundgate.testing.contexts import find_payload
@@ -402,12 +402,12 @@ class Gateway:
 
     def _stuck(self) -> str:
         rows = self._memory.connection.execute(
-            "select tool, status, status_message, events from tasks"
+            "select tool, status, status_message from tasks"
             " where status not in ('completed', 'failed', 'cancelled')"
         ).fetchall()
         open_tasks = "; ".join(
-            f"{tool} is {status}: {message or 'no status message'}{_waits_for(events)}"
-            for tool, status, message, events in rows
+            f"{tool} is {status}: {message or 'no status message'}"
+            for tool, status, message in rows
         )
         return f"No event will continue the tasks. {open_tasks or 'There is no open task'}"
 
@@ -534,13 +534,6 @@ class _Paced(Clock):
 
     async def sleep(self, seconds: float) -> None:
         await self._gateway.advance(seconds)
-
-
-def _waits_for(events: str | None) -> str:
-    """Return the external events that a task awaits, as a clause; empty without any."""
-    marks = [Mark.parse(text) for text in decode(events.encode())] if events else []
-    names = ", ".join(mark.name for mark in marks if mark.is_awaited)
-    return f"; it waits for {names}: pass the payload (events=)" if names else ""
 
 
 async def _take(core: Core, message: Message, file: GatewayConfig, clock: Clock) -> None:
