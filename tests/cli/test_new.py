@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from roundgate import config
 from roundgate.cli import main, repository
 from roundgate.deployment import options
 from roundgate.errors import UsageError
+from roundgate.runtime import loading
 
 PLACEHOLDER = re.compile(r"\{\{\w+\}\}")
 PLAIN = ("-q", "-p", "no:asyncio", "-p", "no:xdist")
@@ -62,7 +64,48 @@ def test_the_operations_of_a_document_are_served_too(
     document.write_text(json.dumps(OPENAPI))
     assert main(["new", str(tmp_path / "shop"), "--from", str(document)]) == 0
     assert main(["check", str(tmp_path / "shop" / "gateway.yaml")]) == 0
-    assert "service__orders" in capsys.readouterr().out
+    assert "shop_api__orders" in capsys.readouterr().out  # `shop` is the back end of tools.py
+
+
+def test_a_large_document_is_compiled_searched_approved_and_has_its_credential(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schemes = {
+        "apiKey": {"type": "apiKey", "in": "header", "name": "X-Key"},
+        "OAuth2": {"type": "oauth2", "flows": {}},
+    }
+    paths = {
+        f"/items/{number}": {
+            "delete": {
+                "operationId": f"items.delete{number}",
+                "tags": ["items" if number else "first"],
+                "security": [{"apiKey": []} if number else {"OAuth2": []}],
+                "responses": {"204": {"description": "gone"}},
+            }
+        }
+        for number in range(45)
+    }
+    document = tmp_path / "Acme Openapi.json"
+    described = {**OPENAPI, "paths": paths, "components": {"securitySchemes": schemes}}
+    document.write_text(json.dumps(described))
+    shop = tmp_path / "shop"
+    assert main(["new", str(shop), "--from", str(document)]) == 0
+    assert (shop / "acme.index").exists()
+    text = (shop / "gateway.yaml").read_text()
+    entry = yaml.safe_load(text)["backends"][1]
+    assert (entry["name"], entry["approve"]) == ("acme", "destructive")
+    assert entry["credentials"] == {
+        "apiKey": {"header": "X-Key", "value": "${ACME_API_KEY:-unset}"},
+        "OAuth2": {"bearer": "${ACME_OAUTH2:-unset}"},
+    }
+    assert '# include: [{tag: "items"}, {tag: "first"}]' in text
+    assert "# ACME_API_KEY=\n" in (shop / ".env.example").read_text()
+    capsys.readouterr()
+    assert main(["check", "--file-only", str(shop / "gateway.yaml")]) == 0
+    served = loading.load(config.load(shop / "gateway.yaml", {})).catalog
+    listed = [name for name, _ in served.tool_pages.items]
+    assert listed == ["search_tools", "describe_tool", "call_tool"]
+    assert served.tools["acme__items_delete7"].tool.asks_first
 
 
 def test_for_aws_there_are_parameters_and_a_workflow_whose_steps_pass(tmp_path: Path) -> None:

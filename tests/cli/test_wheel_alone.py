@@ -172,13 +172,13 @@ def test_the_documents_are_there(shell: Shell) -> None:
 def test_what_is_packed_is_what_is_named_and_is_listed_before(repository: Shell) -> None:
     said = repository.run("roundgate", "package", "--arch", machine.architecture())
     files = re.findall(r"^  (\S+) {2,}", said.partition("packages of")[0], re.MULTILINE)
-    assert files == ["gateway.json", "service.index", "tools.py"]
+    assert files == ["gateway.json", "orders.index", "tools.py"]
     assert "python-slugify 8.0.4" in said
     for zipped in (repository.folder / ".build").glob("*.zip"):
         with zipfile.ZipFile(zipped) as archive:
             names = archive.namelist()
         assert not [one for one in names if Path(one).name in {Path(left).name for left in SECRETS}]
-        assert {"gateway.json", "service.index", "tools.py", "slugify/__init__.py"} <= set(names)
+        assert {"gateway.json", "orders.index", "tools.py", "slugify/__init__.py"} <= set(names)
     assert "(new)" in said
     assert "(new)" not in repository.run("roundgate", "package", "--list")
 
@@ -218,7 +218,7 @@ def test_the_stack_runs_it_with_its_dependency(repository: Shell) -> None:
         url = f"http://127.0.0.1:{port}/mcp"
         stack = repository.start("roundgate", "stack", "--port", str(port))
         try:
-            assert {"slug", "service__orders"} <= set(until(repository, url, "slug", 300).split())
+            assert {"slug", "orders__orders"} <= set(until(repository, url, "slug", 300).split())
         finally:
             stack.terminate()
             stack.wait(60)

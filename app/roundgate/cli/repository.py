@@ -11,14 +11,16 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from roundgate.backends.openapi.servers import base_url_for
 from roundgate.cli.output import show_table
 from roundgate.config import json_schema
 from roundgate.deployment import options
-from roundgate.errors import UnreadableDocument, UsageError
+from roundgate.errors import UsageError
 from roundgate.tokens import keys
+
+if TYPE_CHECKING:
+    from roundgate.cli.new_service import NewService
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,7 +58,6 @@ _FILES_FOR_AWS: Final = {
     "samconfig.toml": "samconfig.toml",
     "deploy.yml": ".github/workflows/deploy.yml",
 }
-_PLACEHOLDER_URL: Final = "http://127.0.0.1:8080"
 
 
 def _new(arguments: argparse.Namespace) -> None:
@@ -81,26 +82,32 @@ def write_repository(directory: Path, openapi: Path | None, *, aws: bool = False
             or has the name of a file of the repository.
     """
     name = _project_name(directory)
-    document = {} if openapi is None else _document(openapi)
+    package = name.replace("-", "_")
+    service = None if openapi is None else new_service(openapi, package)
     values = {  # in this order, because "aws" contains placeholders of later values
         "aws": _template("README.aws.md") if aws else "",
         "name": name,
-        "package": name.replace("-", "_"),
-        "backends": "".join(_backend(file, raw) for file, raw in document.items()),
+        "package": package,
+        "backends": "" if service is None else service.entry + service.sections,
+        "variables": "" if service is None else service.variables,
         "aws_extra": '\naws = ["roundgate[aws]"]' if aws else "",
         "parameters": options.commented() if aws else "",
     }
     templates = _FILES | _FILES_FOR_AWS if aws else _FILES
     contents = {place: _filled(file, values).encode() for file, place in templates.items()}
     contents["gateway.schema.json"] = gateway_schema().encode() + b"\n"
-    for file in document.keys() & {place.partition("/")[0] for place in contents}:
-        raise UsageError(f"the repository has its own {file}: rename {openapi}")
-    contents |= document
+    if service is not None:
+        if service.file in {place.partition("/")[0] for place in contents}:
+            raise UsageError(f"the repository has its own {service.file}: rename {openapi}")
+        contents[service.file] = service.raw
     for place, content in contents.items():
         path = directory / place
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    return sorted(Path(place) for place in contents)
+    files_written = {Path(place) for place in contents}
+    if service is not None:
+        files_written.add(service.compile(directory))
+    return sorted(files_written)
 
 
 def _project_name(directory: Path) -> str:
@@ -118,29 +125,11 @@ def _project_name(directory: Path) -> str:
     return name
 
 
-def _document(openapi: Path) -> dict[str, bytes]:
-    """Return the content of an OpenAPI document by its file name. Raise UsageError if it cannot be
-    read."""
-    if re.match(r"https?:/", str(openapi)):
-        raise UsageError(f"{openapi} is a URL: download the document, and pass the file")
-    try:
-        return {openapi.name: openapi.read_bytes()}
-    except OSError as error:
-        raise UsageError(f"{openapi} cannot be read: {error.strerror}") from None
+def new_service(openapi: Path, taken: str) -> NewService:
+    """Return the lines for an OpenAPI document; see `NewService.of`."""
+    from roundgate.cli.new_service import NewService  # imports the compiler
 
-
-def _backend(file: str, raw: bytes) -> str:
-    """Return the back end of gateway.yaml for an OpenAPI document. Raise UsageError for any other
-    file."""
-    try:
-        base_url = base_url_for(raw, file, _PLACEHOLDER_URL)
-    except UnreadableDocument as error:
-        raise UsageError(str(error)) from None
-    entry = f"  - kind: openapi\n    name: service\n    document: {json.dumps(file)}\n"
-    if base_url is not None:
-        url, why = base_url
-        entry += f"    base_url: {json.dumps(url)}  # {why}\n"
-    return entry
+    return NewService.of(openapi, taken)
 
 
 def _filled(file: str, values: Mapping[str, str]) -> str:

@@ -62,6 +62,18 @@ class Slot:
         """Whether a client certificate fills the slot, instead of a credential."""
         return self.description == _MUTUAL_TLS
 
+    def example(self, text: str) -> str | None:
+        """Return a credential with a text as YAML, or `None` if text is not enough to fill the slot."""
+        match self.description.partition(":")[0]:
+            case "bearer" | "basic" as kind:
+                return f'{{{kind}: "{text}"}}'
+            case "header" | "query" | "cookie" as place:
+                name = self.header or self.query or self.cookie
+                return f'{{{place}: {name}, value: "{text}"}}'
+            case "sigv4":
+                return "{sigv4: execute-api}"
+        return None
+
     @property
     def remedy(self) -> str:
         """The remedy for an unfilled slot, as text for a problem."""
