@@ -249,7 +249,11 @@ async def test_a_filter_of_the_wrong_shape_is_refused(mcp: Client, params: dict[
 
 @pytest.mark.parametrize(
     "using",
-    [Settings(listen="off"), Settings(on_lambda=True), Settings(listen="auto", on_lambda=True)],
+    [
+        Settings(listen="off"),
+        Settings(on_lambda=True, allow_anonymous=True),
+        Settings(listen="auto", on_lambda=True, allow_anonymous=True),
+    ],
 )
 async def test_where_nothing_can_stream_listen_is_neither_advertised_nor_served(
     using: Settings,
@@ -263,7 +267,7 @@ async def test_where_nothing_can_stream_listen_is_neither_advertised_nor_served(
 
 
 async def test_listen_can_be_forced_on_where_it_would_be_off() -> None:
-    app = gateway(add, note, using=Settings(listen="on", on_lambda=True))
+    app = gateway(add, note, using=Settings(listen="on", on_lambda=True, allow_anonymous=True))
     async with client(app) as mcp:
         assert (await mcp.result("server/discover"))["capabilities"]["resources"]["subscribe"]
     async with listening(app, ALL):
