@@ -202,7 +202,7 @@ async def test_a_function_of_aws_lambda_reads_no_secret_before_a_call_needs_it(
     async with service() as told:
         file = file_with(tmp_path, f'{{bearer: "${{secret:{name}}}"}}', told.url)
         boto3.client("secretsmanager").delete_secret(SecretId=name, ForceDeleteWithoutRecovery=True)
-        async with serving(file, on_lambda=True) as mcp:
+        async with serving(file, on_lambda=True, allow_anonymous=True) as mcp:
             assert len((await mcp.result("tools/list"))["tools"]) == 2
             text = await mcp.text("tool")
     assert text == (

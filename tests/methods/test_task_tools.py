@@ -21,6 +21,7 @@ from tests.support.clocks import pass_time
 from tests.support.rounds import accept
 from tests.support.sessions import Event, calling, opened, request
 from tests.support.task_client import TaskClient, serving, valid_created
+from tests.support.wire import events
 
 gates: dict[str, asyncio.Event] = {}
 began: list[str] = []
@@ -105,7 +106,9 @@ async def call(
             return await mcp.call(name, arguments, clientCapabilities=can or {})
     session = await opened(app, version, can or {})
     response = await session.send(app, calling(name, **arguments))
-    result: dict[str, Any] = response.json()["result"]
+    is_stream = response.headers["content-type"].startswith("text/event-stream")
+    answer = events(response.text)[-1] if is_stream else response.json()
+    result: dict[str, Any] = answer["result"]
     return result
 
 
