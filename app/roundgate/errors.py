@@ -469,6 +469,13 @@ class NotJson(GatewayError, TypeError):
     """A handler passed a value to the engine that JSON cannot represent, so it cannot be stored."""
 
 
+SAME_PATH: Final = (
+    "The path must depend only on arguments, answers and steps: take times, "
+    "random values and ids from ctx.now, ctx.random and ctx.uuid, and run parts concurrently with "
+    "ctx.map or ctx.branch"
+)
+
+
 class NondeterminismError(GatewayError):
     """A handler diverged from an earlier run, or took a path that no later run could repeat.
 
@@ -489,9 +496,7 @@ class NondeterminismError(GatewayError):
         if reason is None:
             reason = (
                 f"{key!r} is remembered as {remembered!r}, and the handler now asks for {asked!r} there: it took "
-                "another path than before. The path must depend only on arguments, answers and steps: take times, "
-                "random values and ids from ctx.now, ctx.random and ctx.uuid, and run parts concurrently with "
-                "ctx.map or ctx.branch"
+                f"another path than before. {SAME_PATH}"
             )
         elif key:
             reason = f"{key!r}: {reason}"

@@ -6,17 +6,19 @@ from __future__ import annotations
 import functools
 import gc
 import weakref
-from collections.abc import Callable, Coroutine
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
-from enum import Enum
-from pathlib import PurePosixPath
-from typing import Any
+from enum import Enum, StrEnum
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, NamedTuple
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, PrivateAttr, SecretStr
 from typing_extensions import TypedDict
 
 from roundgate import Context, tool
@@ -45,6 +47,63 @@ class Parcel:
 class Row(TypedDict):
     day: date
     count: int
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+class Card(BaseModel):
+    id: str
+    amount: int
+
+
+class Refund(BaseModel):
+    id: str
+    amount: int
+
+
+class Gift(Card):
+    note: str = ""
+
+
+class Trip(BaseModel):
+    id: str
+    day: date
+
+
+class Charged(Card):
+    kind: Literal["charged"] = "charged"
+
+
+class Paid(Card):
+    kind: Literal["paid"] = "paid"
+
+
+@dataclass
+class Priced:
+    """A whole number where a float is annotated stays what it is worth."""
+
+    price: float
+
+
+class Cached(BaseModel):
+    id: str
+    hidden: str = Field("default", exclude=True)
+    _seen: list[object] = PrivateAttr(default_factory=lambda: [object()])
+
+
+class Word(StrEnum):
+    YES = "yes"
+
+
+class Code(Enum):
+    LOW = "low"
+
+
+class Secret(BaseModel):
+    token: SecretStr
 
 
 QUOTE = Quote(sum=Decimal("9.90"), until=date(2026, 11, 23))
@@ -77,6 +136,23 @@ VALUES = [
     ([QUOTE], list[Quote]),
     ({"a": Decimal(1)}, dict[str, Decimal]),
     ((date(2026, 1, 2), 3), tuple[date, int]),
+    ((1, "a"), tuple[int, str]),
+    ((1, 2), tuple),
+    (Point(1, 2), Point),
+    ([Point(1, 2)], list[Point]),
+    ({1: "a"}, dict[int, str]),
+    ({date(2026, 1, 2): Decimal("1.50")}, dict[date, Decimal]),
+    (frozenset({Decimal("1.50")}), frozenset[Decimal]),
+    (datetime(2026, 1, 2, tzinfo=ZoneInfo("Europe/Berlin")), datetime),
+    (datetime(2026, 1, 2, 3, 4), date | datetime),
+    (date(2026, 1, 2), datetime | date),
+    (Decimal("1.5"), int | float | Decimal),
+    (b"ab", bytes | UUID),
+    (Path("a"), UUID | Path),
+    (Card(id="a", amount=1), Card | Trip),
+    (Trip(id="a", day=date(2026, 1, 2)), Card | Trip),
+    (Paid(id="a", amount=1), Annotated[Charged | Paid, Field(discriminator="kind")]),
+    (Priced(3), Priced),
     (None, Quote | None),
     (QUOTE, Quote | None),
     ({"day": date(2026, 1, 2), "count": 3}, Row),
@@ -91,7 +167,87 @@ async def test_a_value_comes_back_as_its_annotation_says(value: Any, hint: Any) 
     assert found is not value or value is None or isinstance(value, Colour)
 
 
-@pytest.mark.parametrize("hint", [int, str, list[int], tuple[int, str], dict[str, Any], Any, None])
+LOST = [
+    str | date,
+    date | str | None,
+    str | Decimal,
+    Decimal | str,
+    str | bytes,
+    bytes | str,
+    str | UUID,
+    str | PurePosixPath,
+    str | timedelta,
+    Code | str,
+    list[str] | set[str],
+    list[int] | tuple[int, ...],
+    list[str | Decimal],
+    dict[str, str | date],
+    tuple[int, str | Decimal],
+    dict[int | str, int],
+    dict[tuple[int, int], str],
+    dict[None, int],
+    Card | Refund,
+    Gift | Card,
+    list[Card | Refund],
+    Annotated[str | date, Field(description="when")],
+]
+
+
+@pytest.mark.parametrize("hint", LOST, ids=str)
+async def test_a_type_whose_values_json_cannot_tell_apart_is_refused_before_the_effect(
+    hint: Any,
+) -> None:
+    called: list[int] = []
+
+    def effect() -> Any:
+        called.append(1)
+
+    effect.__annotations__["return"] = hint
+    with fake_context() as ctx, pytest.raises(NotJson, match=r"step 'pay' returns .*discriminator"):
+        await ctx.step("pay", effect)
+    assert called == []
+
+
+CHANGED: list[tuple[Any, Any, str]] = [
+    (Gift(id="a", amount=1), Card, "is Gift, but would come back as Card"),
+    ([Gift(id="a", amount=1)], list[Card], r"\[0\] is Gift, but would come back as Card"),
+    ((date(2026, 1, 2),), Sequence[Any], "date"),
+    (Cached(id="a", hidden="other"), Cached, r"hidden would come back as another str"),
+    (Secret(token=SecretStr("4711")), Secret, "token would come back as another SecretStr"),
+    ({"due": [date(2026, 1, 2)]}, dict[str, Any], r"due\[0\] is date"),
+    (Word.YES, str, "is Word, but would come back as str"),
+    ({"a": [Word.YES]}, None, r"a\[0\] is Word, but would come back as str"),
+    ({Word.YES: 1}, None, "key is Word, but would come back as str"),
+    (defaultdict(int, a=1), dict[str, int], "is defaultdict, but would come back as dict"),
+    (Point(1, 2), None, r"annotate the function's return type \(-> Point\)"),
+    (Word.YES, None, r"annotate the function's return type \(-> Word\)"),
+    (Code.LOW, None, r"annotate the function's return type \(-> Code\)"),
+    ({1: "a"}, None, "has the key 1"),
+]
+
+
+@pytest.mark.parametrize(("value", "hint", "message"), CHANGED, ids=lambda one: str(one)[:30])
+async def test_a_value_that_would_come_back_as_another_is_an_error_at_its_record(
+    value: Any, hint: Any, message: str
+) -> None:
+    with fake_context() as ctx, pytest.raises(NotJson, match=message) as one:
+        await ctx.step("pay", returning(value, hint))
+    assert "4711" not in str(one.value)
+
+
+async def test_private_attributes_of_a_model_are_made_anew() -> None:
+    with fake_context() as ctx:
+        found = await ctx.step("one", returning(Cached(id="a"), Cached))
+    assert (found.id, found.hidden) == ("a", "default")
+
+
+@pytest.mark.parametrize("hint", [None, Any, list[int], Sequence[int]])
+async def test_a_tuple_is_a_list_unless_its_annotation_is_a_tuple(hint: Any) -> None:
+    with fake_context() as ctx:
+        assert await ctx.step("pair", returning((1, 2), hint)) == [1, 2]
+
+
+@pytest.mark.parametrize("hint", [int, str, list[int], int | str, dict[str, Any], Any, None])
 def test_what_json_has_is_remembered_as_it_was(hint: Any) -> None:
     assert find_conversion(returning(1, hint)) is None
 

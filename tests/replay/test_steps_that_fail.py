@@ -22,6 +22,7 @@ from roundgate.replay.engine import Failed, Restarted, Suspended
 from roundgate.replay.journal import Began, Cut, Entry, Finished, Journal
 from roundgate.replay.run import Run, Stop
 from roundgate.replay.sync_context import SyncContext
+from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name, asked_of, elsewhere, error_of, play, value_of
 from tests.support.rounds import accept
 from tests.support.task_runs import SharedJournal
@@ -297,7 +298,8 @@ async def test_a_step_is_tried_again_after_pauses_that_hold_no_worker(task: Shar
     for pause_s in (10, 20, 40):
         outcome = await task.run(handler)
         assert isinstance(outcome, Suspended)
-        assert outcome.wake_ms == task.clock.now_ms() + pause_s * 1000
+        assert outcome.wake_ms is not None
+        assert pause_s * 500 <= outcome.wake_ms - task.clock.now_ms() <= pause_s * 1000
         task.clock.skip(pause_s)  # type: ignore[attr-defined]
     assert await twice(task, handler) == ["there"] * 2
     assert len(tries) == 4
@@ -324,7 +326,14 @@ async def test_when_all_attempts_have_failed_the_last_error_is_remembered(
 
 
 @pytest.mark.parametrize(
-    "options", [{"timeout_s": 0}, {"retries": -1}, {"retries": 1, "at_most_once": True}]
+    "options",
+    [
+        {"timeout_s": 0},
+        {"retries": -1},
+        {"retries": 1, "at_most_once": True},
+        {"retry_if": ValueError},
+        {"retries": 1, "max_interval_s": 0},
+    ],
 )
 async def test_options_that_make_no_sense_are_refused(
     task: SharedJournal, options: dict[str, Any]
@@ -602,17 +611,103 @@ async def test_a_restart_cannot_be_swallowed(task: SharedJournal) -> None:
     assert await task.run(handler) == Restarted({})
 
 
-async def test_a_tool_error_is_tried_again_too(task: SharedJournal) -> None:
+async def test_a_tool_error_is_an_answer_and_never_tried_again(task: SharedJournal) -> None:
     tries: list[int] = []
 
     def tells() -> str:
         tries.append(1)
-        if len(tries) == 1:
-            raise ToolError("busy")
-        return "there"
+        raise ToolError("the card was declined")
 
     async def handler(ctx: Context) -> Any:
-        return await ctx.step("tells", tells, retries=1, backoff=0)
+        return await ctx.step("tells", tells, retries=3, backoff=0, retry_if=Exception)
 
-    assert not isinstance(await task.run(handler), Failed)
-    assert len(tries) == 2
+    for _ in range(2):
+        assert str(error_of(await task.run(handler))) == "the card was declined"
+    assert len(tries) == 1
+
+
+class Busy(Exception):
+    """A service that may be there later."""
+
+    status = 503
+
+
+def only_busy(error: BaseException) -> bool:
+    return getattr(error, "status", None) == 503
+
+
+@pytest.mark.parametrize("retry_if", [Busy, (Busy, KeyError), only_busy])
+@pytest.mark.parametrize(
+    ("error", "attempts"), [(Busy(), 3), (ValueError("wrong"), 1), (ToolError("no"), 1)]
+)
+async def test_retry_if_says_after_which_errors(
+    task: SharedJournal, retry_if: Any, error: Exception, attempts: int
+) -> None:
+    tries: list[int] = []
+
+    def fails() -> None:
+        tries.append(1)
+        raise error
+
+    async def handler(ctx: Context) -> Any:
+        await ctx.step("fails", fails, retries=2, backoff=0, retry_if=retry_if)
+
+    for _ in range(2):
+        assert isinstance(await task.run(handler), Failed)
+    assert len(tries) == attempts
+
+
+async def test_a_timeout_is_retried_as_a_timeout_error(task: SharedJournal) -> None:
+    tries: list[int] = []
+
+    async def slow() -> None:
+        tries.append(1)
+        await asyncio.Event().wait()
+
+    async def handler(ctx: Context) -> Any:
+        options: dict[str, Any] = {"timeout_s": 0.001, "retries": 1, "backoff": 0}
+        with suppress(StepTimeout):
+            await ctx.step("once", slow, **options, retry_if=ConnectionError)
+        await ctx.step("twice", slow, **options, retry_if=TimeoutError)
+
+    assert isinstance(error_of(await task.run(handler)), StepTimeout)
+    assert len(tries) == 3
+
+
+async def test_an_error_of_retry_if_is_the_failure_of_the_step(task: SharedJournal) -> None:
+    def fails() -> None:
+        raise Busy
+
+    async def handler(ctx: Context) -> Any:
+        await ctx.step("fails", fails, retries=2, retry_if=lambda error: error.missing)
+
+    for _ in range(2):
+        failed = str(error_of(await task.run(handler)))
+        assert "retry_if raised AttributeError" in failed
+
+
+@pytest.mark.parametrize(
+    ("fraction", "pauses_ms"), [(0.0, (4_000, 8_000, 9_000)), (0.5, (3_000, 6_000, 6_750))]
+)
+async def test_a_pause_is_random_and_has_a_longest_time(
+    fraction: float, pauses_ms: tuple[int, ...]
+) -> None:
+    class Dice(FixedClock):
+        def fraction(self) -> float:
+            return fraction
+
+    clock = Dice()
+    task = SharedJournal(clock=clock)
+
+    def fails() -> None:
+        raise Busy
+
+    async def handler(ctx: Context) -> Any:
+        await ctx.step("fails", fails, retries=3, backoff=4, max_interval_s=9)
+
+    for pause_ms in pauses_ms:
+        outcome = await task.run(handler)
+        assert isinstance(outcome, Suspended)
+        assert outcome.wake_ms == clock.now_ms() + pause_ms
+        clock.skip(pause_ms / 1000)
+    assert isinstance(await task.run(handler), Failed)

@@ -105,6 +105,7 @@ class Story:
         self.is_alive = True
         life = _Life(self)
         run = Run(_call(self), Journal.from_json(json.decode(self.stored)), life)
+        run.declare("the same")
         life.run = run
         work = asyncio.ensure_future(engine.run_handler(_bound(self.handler, Context(run)), run))
         dies = asyncio.ensure_future(life.died.wait())

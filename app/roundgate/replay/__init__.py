@@ -67,3 +67,4 @@ from roundgate.replay.scheduling import Parked as Parked
 from roundgate.replay.steps import WATCH as WATCH
 from roundgate.replay.steps import StepWatch as StepWatch
 from roundgate.replay.sync_context import SyncContext as SyncContext
+from roundgate.replay.values import digest_of_value as digest_of_value

@@ -113,6 +113,8 @@ class Owner:
         garbage collector."""
         self.begun_ms = 0.0
         """When the run began, in milliseconds on its clock's monotonic scale."""
+        self.paths = {""}
+        """The paths of the branches that the handler has created."""
         self.timeouts = Timeouts()
         """The timers of `asyncio.timeout` that the run has entered."""
 
@@ -156,6 +158,9 @@ class Branch:
         self.path = path
         self.scopes: tuple[Scope, ...] = ()
         """The durable time limits around its current code, outermost first."""
+        self.within: Branch | None = None
+        """The branch that does nothing else while this branch runs, if known (`ctx.branch`,
+        `ctx.gather`, `ctx.map`)."""
         self.is_thread = False
         """Whether its code runs in a thread, which is busy between two calls of the engine."""
         self.uses: dict[tuple[str, str], int] = {}
@@ -193,6 +198,7 @@ class Branch:
     def _child(self, segment: str) -> Branch:
         self.has_branched = True
         child = Branch(self.owner, f"{self.path}{segment}/")
+        self.owner.paths.add(child.path)
         child.scopes, child.is_thread = self.scopes, self.is_thread
         return child
 

@@ -52,7 +52,7 @@ from roundgate.replay.questions import (
     Url,
 )
 from roundgate.replay.run import Call, Run
-from roundgate.replay.steps import Options
+from roundgate.replay.steps import MAX_INTERVAL_S, Options, RetryIf
 from roundgate.replay.waiting import TimeLimit
 
 I = TypeVar("I")  # noqa: E741  # an item
@@ -335,6 +335,8 @@ class Context(CallFacts):
         timeout_s: float | None = None,
         retries: int = 0,
         backoff: float = 1.0,
+        max_interval_s: float = MAX_INTERVAL_S,
+        retry_if: RetryIf | None = None,
         at_most_once: bool = False,
         **kwargs: Any,
     ) -> Any:
@@ -356,9 +358,13 @@ class Context(CallFacts):
             function: called with `args` and `kwargs`, which must be the same in every run.
             timeout_s: seconds after which the step fails; a thread keeps running, and its result is
                 ignored.
-            retries: the number of retries after an exception or a timeout.
-            backoff: seconds before the first retry, doubling up to 300. A task releases its worker
-                meanwhile.
+            retries: the number of retries after an exception or a timeout, except a `ToolError`,
+                which is an answer.
+            backoff: seconds before the first retry, doubling with each further one. Each pause is
+                shortened at random by up to a half. A task releases its worker meanwhile.
+            max_interval_s: the longest pause between two attempts, in seconds.
+            retry_if: the errors to retry: a type, a tuple of types, or a function that returns
+                whether to retry after an error. A timeout is a `TimeoutError`.
             at_most_once: run the function at most once, as described above; excludes `retries`.
 
         Raises:
@@ -369,7 +375,7 @@ class Context(CallFacts):
                 shows this.
             OutcomeUnknown: the process died during an `at_most_once` step.
         """
-        options = Options(timeout_s, retries, backoff, at_most_once)
+        options = Options(timeout_s, retries, backoff, max_interval_s, retry_if, at_most_once)
         return await steps.step(self._run, name, function, args, kwargs, options)
 
     async def idempotency_key(self, name: str) -> str:
@@ -502,7 +508,9 @@ class Context(CallFacts):
         """Give a part of the handler a name: `async with ctx.branch("refund"): …`. Places inside
         the block do not depend on the code around the block."""
         parent = await self._run.enter("branch", name)
-        with inside(parent.named(name)):
+        part = parent.named(name)
+        part.within = parent
+        with inside(part):
             yield
 
     def timeout(self, seconds: float, name: str = "timeout") -> TimeLimit:

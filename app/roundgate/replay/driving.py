@@ -348,6 +348,9 @@ async def side_by_side(placed: Sequence[tuple[Branch, Coroutine[Any, Any, T]]]) 
     Raises:
         Exception: the error of a coroutine; the other coroutines were cancelled.
     """
+    parent = here.get()
+    for branch, _ in placed:
+        branch.within = parent if isinstance(parent, Branch) else None
     tasks = [spawn(branch, coroutine) for branch, coroutine in placed]
     try:
         if tasks:

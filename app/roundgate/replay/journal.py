@@ -37,6 +37,8 @@ stop at 200."""
 MAX_CAUSES: Final = 50
 """The maximum number of causes of an error that `find_failed_steps` follows."""
 JOURNAL_VERSION: Final = 1
+HANDLER: Final = "handler:"
+"""The key of the handler's version."""
 VERSION: Final = "version:"
 """The prefix of the key of a version."""
 
@@ -415,12 +417,18 @@ Place: TypeAlias = "str | tuple[Place, str | int]"
 """The place of a value: a text, or the place of the dict or list and the key or index in it."""
 
 
-def plain(value: Any, where: Place, room: int = MAX_DEPTH) -> Any:
+_PLAIN: Final = frozenset({dict, list, tuple, str, int, float, bool, type(None)})
+
+
+def plain(value: Any, where: Place, room: int = MAX_DEPTH, *, exact: bool = False) -> Any:
     """Return a copy of a JSON value in the form in which a later run reads it; tuples become lists.
+    Other subclasses of JSON's types become these types, or are refused if `exact`.
 
     Raises:
         NotJson: a part has no JSON form; the message names its place and type.
     """
+    if exact and type(value) not in _PLAIN:
+        _refuse_subclass(value, where)
     match value:
         case str():
             return _plain_text(value, where)
@@ -428,28 +436,43 @@ def plain(value: Any, where: Place, room: int = MAX_DEPTH) -> Any:
             return value
         case int() | float() if type(value) in (int, float):
             if isinstance(value, float) and not math.isfinite(value):
-                raise NotJson(f"{_path(where)} is {value}, which JSON cannot hold")
+                raise NotJson(f"{path(where)} is {value}, which JSON cannot hold")
             return value
         case dict() | list() | tuple() if room == 0:
             raise NotJson(
-                f"{_path(where)[:200]}… is nested more than {MAX_DEPTH} levels deep, or contains itself"
+                f"{path(where)[:200]}… is nested more than {MAX_DEPTH} levels deep, or contains itself"
             )
         case dict():
             return {
-                _plain_key(key, where): plain(item, (where, key), room - 1)
+                _plain_key(key, where, exact): plain(item, (where, key), room - 1, exact=exact)
                 for key, item in value.items()
             }
         case list() | tuple():
-            return [plain(item, (where, index), room - 1) for index, item in enumerate(value)]
+            return [
+                plain(item, (where, index), room - 1, exact=exact)
+                for index, item in enumerate(value)
+            ]
     raise NotJson(
-        f"{_path(where)} is {type(value).__name__}, which JSON cannot hold: "
+        f"{path(where)} is {type(value).__name__}, which JSON cannot hold: "
         "only dict, list, str, int, float, bool and None can (a pydantic model has model_dump(mode='json'))"
     )
 
 
-def _plain_key(key: Any, where: Place) -> str:
+def _refuse_subclass(value: Any, where: Place) -> None:
+    """Raise NotJson for an object whose class is derived from a JSON type."""
+    base = next((kind for kind in (str, dict, list, tuple) if isinstance(value, kind)), None)
+    if base is not None:
+        back = "list" if base is tuple else base.__name__
+        raise NotJson(
+            f"{path(where)} is {type(value).__name__}, but would come back as {back}: return {base.__name__}(…)"
+        )
+
+
+def _plain_key(key: Any, where: Place, exact: bool) -> str:
+    if exact and type(key) is not str:
+        _refuse_subclass(key, (where, "key"))
     if not isinstance(key, str):
-        raise NotJson(f"{_path(where)} has the key {key!r}; JSON objects have strings as keys")
+        raise NotJson(f"{path(where)} has the key {key!r}; JSON objects have strings as keys")
     return _plain_text(key, where, "a key of ")
 
 
@@ -462,19 +485,19 @@ def _plain_text(value: str, where: Place, prefix: str = "") -> str:
         value.encode()
     except UnicodeEncodeError:
         raise NotJson(
-            f"{prefix}{_path(where)} is {ascii(value)[:100]}, which is not valid Unicode text "
+            f"{prefix}{path(where)} is {ascii(value)[:100]}, which is not valid Unicode text "
             "(some file names are not)"
         ) from None
     return str.__str__(value)
 
 
-def _path(where: Place) -> str:
+def path(where: Place) -> str:
     """Return a place as text, such as `ctx.state.rows[3]`."""
     match where:
         case parent, int() as index:
-            return f"{_path(parent)}[{index}]"
+            return f"{path(parent)}[{index}]"
         case parent, key:
-            return f"{_path(parent)}.{key}"
+            return f"{path(parent)}.{key}"
     return where
 
 

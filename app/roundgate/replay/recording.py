@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 from roundgate.aio import to_its_end
-from roundgate.errors import NondeterminismError, StepFailed, Suspend
+from roundgate.errors import SAME_PATH, NondeterminismError, StepFailed, Suspend
 from roundgate.replay.branches import Branch, here, inside
 from roundgate.replay.journal import Cut, Entry, Told
 from roundgate.replay.run import Run
@@ -30,6 +30,9 @@ CUT_GRACE_S: Final = 5.0
 CUT_HOLD_S: Final = 0.5
 """The part of `CUT_GRACE_S` in seconds during which the wait for a cut keeps a resting run from
 being suspended."""
+PATH_GRACE_S: Final = 5.0
+"""The time in seconds within which a branch of an earlier run has to be created again."""
+PATH_LOOK_S: Final = 0.1
 TIMER_TURNS: Final = 3
 """The number of turns of the event loop within which a fired timer cancels a wait."""
 CUT_EARLY: Final = (
@@ -61,6 +64,34 @@ def compare(run: Run, key: str, what: str | None) -> None:
     before = getattr(entry, "what", None)
     if before is not None and not run.is_same(before, what):
         run.fail(NondeterminismError(key, before, what))
+        raise Suspend
+
+
+async def repeat_path(run: Run, branch: Branch, key: str) -> None:
+    """Return if a new step of this version may begin: an earlier run did nothing in its place.
+
+    A branch of the handler is a sequence, so an earlier run that reached a place after this step
+    has a record of the step. A branch that is not created yet may be about to be: the handler may
+    wait outside of ctx first.
+
+    Raises:
+        Suspend: the handler has taken another path; the run has ended with `NondeterminismError`.
+    """
+    skipped = run.skipped(branch)
+    if skipped is None and not branch.is_thread:
+        for _ in range(round(PATH_GRACE_S / PATH_LOOK_S)):
+            if (skipped := run.uncreated()) is None:
+                return
+            with run.quiescence.moving():
+                await asyncio.wait([run.ended], timeout=PATH_LOOK_S)
+            if run.stopped is not None:
+                await run.refuse()
+    if skipped is not None:
+        reason = (
+            f"the handler begins this step, but an earlier run of the same version first came to "
+            f"{skipped!r}. {SAME_PATH}"
+        )
+        run.fail(NondeterminismError(key, reason=reason))
         raise Suspend
 
 

@@ -32,6 +32,7 @@ from roundgate.errors import Suspend
 from roundgate.protocol import ClientCapabilities, Meta, PartlyKnown, ResourceContents
 from roundgate.replay.branches import END, Branch, Owner, Scope, here
 from roundgate.replay.journal import (
+    HANDLER,
     Answered,
     Began,
     Cut,
@@ -46,7 +47,7 @@ from roundgate.replay.journal import (
     Unanswered,
     WireNames,
 )
-from roundgate.replay.scheduling import Order, Parked, Quiescence, wake
+from roundgate.replay.scheduling import Order, Parked, Quiescence, path_from_key, wake
 from roundgate.storage import RowsOf
 
 if TYPE_CHECKING:  # loaded only if there is an audit log
@@ -297,6 +298,8 @@ class Run:
     is_beginning = False
     """Whether the run is starting external work whose id only the response contains. A handler
     cancelled at this moment could never end that work."""
+    is_same_version = False
+    """Whether the journal was written by the same version of the handler alone."""
     is_beyond = False
     """Whether this run has gone further than every earlier run."""
     values_made = 0
@@ -411,6 +414,54 @@ class Run:
     def is_same(self, before: str, now: str | None) -> bool:
         """Return whether two identities of an action at the same place are equal."""
         return before == now
+
+    def declare(self, version: str) -> None:
+        """Record the version of the handler that is about to begin.
+
+        If the journal is the work of this version alone, the handler has to take the same path
+        again (`other_path`). Entries of code in front of the handler, such as an approval, are no
+        part of its path.
+        """
+        entry = self.journal.steps.get(HANDLER)
+        if isinstance(entry, Remembered) and entry.value[0] == version:
+            self.is_same_version = True
+            self._ahead.difference_update(entry.value[1:])
+            return
+        is_first = entry is None and not self._ahead
+        before = [e.key for e in self.journal.entries() if not isinstance(e, _WITHOUT_PLACE)]
+        new = Remembered(HANDLER, [version, *before] if is_first else [""])
+        if new != entry:
+            self.journal.add(new)
+            self.unwritten.append(new)
+
+    def skipped(self, branch: Branch) -> str | None:
+        """Return a place that an earlier run of the same version reached before any new step of a
+        branch, and this run has not reached; `None` if there is none."""
+        if not self.is_same_version or self.decides_by_state:
+            return None
+        mine: set[str] = set()
+        part: Branch | None = branch
+        while part is not None:
+            mine.add(part.path)
+            part = part.within
+        return min((key for key in self._ahead if self._created(key) in mine), default=None)
+
+    def uncreated(self) -> str | None:
+        """Return the place of a step that an earlier run of the same version began in a branch that
+        this run has not created; `None` if there is none."""
+        if not self.is_same_version or self.decides_by_state:
+            return None
+        return min(
+            (key for key in self.unasked() if self._created(key) != path_from_key(key)),
+            default=None,
+        )
+
+    def _created(self, key: str) -> str:
+        """Return the path of the innermost branch around a place that this run has created."""
+        path = path_from_key(key)
+        while path not in self.owner.paths:
+            path = path[: path.rstrip("/").rfind("/") + 1]
+        return path
 
     async def enter(self, kind: str, *names: str) -> Branch:
         """Return the branch that calls the engine.

@@ -203,7 +203,7 @@ def _is_impatient(waiting: tuple[float, bool, int, asyncio.Future[None]]) -> boo
     return not is_patient or rank == math.inf
 
 
-def _path_from_key(key: str) -> str:
+def path_from_key(key: str) -> str:
     """Return the path of the branch to which a key belongs."""
     place = key.removeprefix(Told.PREFIX).partition("+")[0]
     return place[: place.rfind("/") + 1]
@@ -224,7 +224,7 @@ class Order:
         self._of_branch: defaultdict[str, deque[int]] = defaultdict(deque)
         for key, rank in self._ranks.items():
             if rank not in self._cut_waits:
-                self._of_branch[_path_from_key(key)].append(rank)
+                self._of_branch[path_from_key(key)].append(rank)
         self._owner = owner
         self._known = self._issued = len(self._ranks)
         self._next = 0
@@ -324,7 +324,7 @@ class Order:
         undelivered = (
             (rank, key)
             for key, rank in self._ranks.items()
-            if rank >= self._next and rank not in self._gone and _path_from_key(key) == path
+            if rank >= self._next and rank not in self._gone and path_from_key(key) == path
         )
         return min(undelivered, default=None)
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
 from roundgate.aio import Threads
@@ -50,16 +50,17 @@ from roundgate.replay.recording import (
     record,
     recording_cut,
     repeat_cut,
+    repeat_path,
     take_event,
     write_values,
 )
 from roundgate.replay.run import Run
-from roundgate.replay.values import find_conversion, identity, is_converted, returned
+from roundgate.replay.values import REMEDY, find_conversion, identity, is_converted, returned
 from roundgate.replay.waiting import SHED_MARGIN_MS, wait_until, within_scopes
 
 log = logging.getLogger("roundgate.replay")
 
-MAX_BACKOFF_S: Final = 300.0
+MAX_INTERVAL_S: Final = 300.0
 SLOW_S: Final = 30.0
 """The time in seconds after which a running step is logged."""
 SLOWER: Final = 1.25
@@ -69,6 +70,12 @@ THREADS: Final = 40
 replaces it."""
 
 
+RetryIf: TypeAlias = (
+    Callable[[BaseException], bool] | type[BaseException] | tuple[type[BaseException], ...]
+)
+"""The errors after which a step is tried again: a function, or types of errors."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """The options of `ctx.step`."""
@@ -76,6 +83,8 @@ class Options:
     timeout_s: float | None = None
     retries: int = 0
     backoff: float = 1.0
+    max_interval_s: float = MAX_INTERVAL_S
+    retry_if: RetryIf | None = None
     at_most_once: bool = False
 
     def __post_init__(self) -> None:
@@ -83,13 +92,30 @@ class Options:
             raise ValueError(f"timeout_s is {self.timeout_s}; it must be greater than 0")
         if self.retries < 0 or self.backoff < 0:
             raise ValueError("retries and backoff must not be negative")
+        if self.max_interval_s <= 0:
+            raise ValueError(f"max_interval_s is {self.max_interval_s}; it must be greater than 0")
+        if self.retry_if is not None and not self.retries:
+            raise ValueError("retry_if has no effect without retries; set retries")
         if self.at_most_once and self.retries:
             raise ValueError("a step cannot have both at_most_once and retries; leave one out")
 
-    def pause_ms(self, attempts: int) -> int:
+    def pause_ms(self, attempts: int, fraction: float) -> int:
         """Return the pause in milliseconds after a number of failed attempts. The pause doubles
-        with each attempt."""
-        return round(min(self.backoff * 2.0 ** min(attempts - 1, 30), MAX_BACKOFF_S) * 1000)
+        with each attempt. `fraction`, a random number from 0 to 1, shortens it by up to a half, so
+        that calls that failed together do not return together."""
+        longest_s = min(self.backoff * 2.0 ** min(attempts - 1, 30), self.max_interval_s)
+        return round(longest_s * (1 - fraction / 2) * 1000)
+
+    def retries_after(self, error: BaseException, attempt: int) -> bool:
+        """Return whether the step is tried again. A `ToolError` is an answer, and a value without
+        JSON form is the same in every attempt."""
+        if attempt > self.retries or isinstance(error, (ToolError, NotJson)):
+            return False
+        if self.retry_if is None:
+            return True
+        if isinstance(self.retry_if, (type, tuple)):
+            return isinstance(error, self.retry_if)
+        return bool(self.retry_if(error))
 
 
 ONCE: Final = Options()
@@ -188,6 +214,8 @@ async def step(
             await in_order(run, branch, key)
             if isinstance(recorded, Tried):
                 await wait_until(run, branch, recorded.again_ms)
+            elif run.is_same_version:
+                await repeat_path(run, branch, key)
             await _before_step(run, branch, needs_task=options.at_most_once)
             attempts = recorded.attempts if isinstance(recorded, Tried) else 0
             entry = await _run_step(run, branch, task, options, attempts + 1, every_s is not None)
@@ -274,9 +302,14 @@ async def _record(
     if isinstance(entry, Raised):
         now_ms = run.clock.now_ms()
         entry = replace(entry, at_ms=now_ms, reference=run.clock.new_id())
-        if entry.how != NOT_JSON and attempt <= options.retries:
+        try:
+            is_retried = error is not None and options.retries_after(error, attempt)
+        except Exception as fault:  # of the handler's `retry_if`
+            message = f"retry_if raised {type(fault).__name__}: {_text(fault)}"
+            entry, error, is_retried = replace(entry, message=message[:1000]), fault, False
+        if is_retried:
             failure = [entry.message, entry.told, entry.how, entry.at_ms, entry.reference]
-            again_ms = now_ms + options.pause_ms(attempt)
+            again_ms = now_ms + options.pause_ms(attempt, run.clock.fraction())
             tried = Tried(entry.key, attempt, again_ms, entry.what, failure)
             _log_failed(entry, error, attempt, tried.again_ms)
             await record(run, tried)
@@ -311,8 +344,7 @@ def _running(run: Run, key: str, attempt: int) -> Iterator[None]:
 async def _attempt(
     run: Run, task: Task, timeout_s: float | None
 ) -> tuple[Finished | Raised, BaseException | None]:
-    """Call the function once. Return the outcome as an entry, and the exception whose traceback
-    belongs in the log, if any.
+    """Call the function once. Return the outcome as an entry, and the exception of a failure.
 
     Raises:
         CancelledError: the step was cancelled.
@@ -326,15 +358,15 @@ async def _attempt(
         if current is None or current.cancelling():
             raise
         # raised by the function itself: its caller did not cancel the step
-        return task.raised(f"CancelledError: {_text(error)}"), None
+        return task.raised(f"CancelledError: {_text(error)}"), error
     except ToolError as error:
-        return Raised(task.key, _text(error), told=True, what=task.what), None
+        return Raised(task.key, _text(error), told=True, what=task.what), error
     except TimeoutError as error:
         if limit.expired():
-            return task.raised(f"it was not over within {timeout_s:g} s", TIMED_OUT), None
+            return task.raised(f"it was not over within {timeout_s:g} s", TIMED_OUT), error
         return task.raised_by(error), error
     except NotJson as error:
-        return task.raised(_text(error), NOT_JSON), None
+        return task.raised(_text(error), NOT_JSON), error
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         return task.raised_by(error), error
 
@@ -363,7 +395,7 @@ def _recordable(task: Task, value: Any) -> Any:
     if conversion is not None:
         return plain(conversion.to_json(value, where), where)
     try:
-        return plain(value, where)
+        return plain(value, where, exact=True)
     except NotJson as error:
         if not is_converted(value):
             raise
@@ -383,6 +415,8 @@ def _log_failed(
     reason = "ToolError" if entry.told else entry.how or entry.message.partition(":")[0]
     fields: dict[str, Any] = {"step": entry.key, "attempt": attempt, "reason": reason}
     fields["reference"] = entry.reference
+    if entry.how is not None or isinstance(error, asyncio.CancelledError):
+        error = None  # its traceback says nothing
     if again_ms is None and entry.told:
         log.info("a step ended with a tool error", extra={"fields": fields})
     elif again_ms is None:
@@ -435,9 +469,15 @@ def check_return(function: Callable[..., Any], name: str) -> None:
     """Check a function's return annotation before a call has effects.
 
     Raises:
-        NotJson: the function is annotated to return a class that JSON cannot hold.
+        NotJson: the function is annotated to return a class that JSON cannot hold, or a type whose
+            values would come back as others.
     """
-    if find_conversion(function) is not None:
+    conversion = find_conversion(function)
+    if conversion is not None and conversion.loss is not None:
+        raise NotJson(
+            f"step {name!r} returns {conversion.name}, which JSON cannot represent ({conversion.loss}): {REMEDY}"
+        )
+    if conversion is not None:
         return
     try:
         unheld = _unheld(returned(function))

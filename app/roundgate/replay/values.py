@@ -35,14 +35,19 @@ from pydantic_core import PydanticSerializationError
 
 from roundgate.errors import NondeterminismError, NotJson
 from roundgate.json import digest, encode
+from roundgate.replay.round_trip import change, loss
 
 _CONVERTED: Final = (
     *(BaseModel, Enum, date, time, timedelta, Decimal, UUID, PurePath),
-    *(bytes, bytearray, set, frozenset),
+    *(bytes, bytearray, set, frozenset, tuple),
 )
 _MAX_HINT_DEPTH: Final = 10
 """The maximum nesting depth of an annotation that is examined."""
 
+REMEDY: Final = (
+    "return a value of a narrower type, or give the members of a union a discriminator "
+    "(Field(discriminator=…))"
+)
 OTHER_TYPE: Final = "a value of another type"
 DIGEST_CHARS: Final = 11
 """The length of a digest in characters: 64 bits, enough to distinguish the calls of one place."""
@@ -138,25 +143,36 @@ class Conversion:
 
     adapter: TypeAdapter[Any]
     name: str
+    loss: str | None = None
+    """Why the annotation does not survive JSON, or `None`."""
 
     def to_json(self, value: Any, where: str) -> Any:
         """Return the JSON form of a value.
 
         Raises:
-            NotJson: the value does not have the type, or cannot be read back. The message does not
-                contain the value.
+            NotJson: the value does not have the type, or would come back as another value. The
+                message does not contain the value.
         """
         try:
-            (written,) = self.adapter.dump_python(
-                (value,), mode="json", by_alias=True, round_trip=True, warnings=False
-            )
-            self.adapter.validate_json(encode([written]))
+            written, back = self.trip(value)
+            changed = change(value, back, where)
         except (PydanticSerializationError, ValidationError, TypeError, ValueError, RecursionError):
             raise NotJson(
                 f"{where} is {type(value).__name__}, which JSON cannot convert back to the annotated "
                 f"return type {self.name}: return a value of that type, or correct the annotation"
             ) from None
+        if changed is not None:
+            raise NotJson(f"{changed}, as the return type {self.name} says: {REMEDY}")
         return written
+
+    def trip(self, value: Any) -> tuple[Any, Any]:
+        """Return the JSON form of a value, and the value that it becomes. Raise pydantic's errors
+        and those of validators."""
+        (written,) = self.adapter.dump_python(
+            (value,), mode="json", by_alias=True, round_trip=True, warnings=False
+        )
+        (back,) = self.adapter.validate_json(encode([written]))
+        return written, back
 
     def from_json(self, written: Any, key: str) -> Any:
         """Return the recorded value.
@@ -184,7 +200,7 @@ def find_conversion(function: Callable[..., Any]) -> Conversion | None:
 
 def is_converted(value: Any) -> bool:
     """Return whether a value could be recorded if its function were annotated."""
-    return _has_converted_type(type(value))
+    return type(value) is not tuple and _has_converted_type(type(value))
 
 
 _known: Final[WeakKeyDictionary[Any, dict[Any, Any]]] = WeakKeyDictionary()
@@ -238,7 +254,16 @@ def _conversion(hint: Any) -> Conversion | None:
         adapter: TypeAdapter[Any] = TypeAdapter(tuple[hint], config=config)
     except (PydanticUserError, TypeError, NameError):
         return None
-    return Conversion(adapter, getattr(hint, "__name__", None) or str(hint).replace("typing.", ""))
+    name = getattr(hint, "__name__", None) if not typing.get_args(hint) else None
+    conversion = Conversion(adapter, name or str(hint).replace("typing.", ""))
+    return dataclasses.replace(
+        conversion,
+        loss=loss(
+            hint,
+            lambda value: adapter.validate_python((value,), strict=True)[0],
+            lambda value: conversion.trip(value)[1],
+        ),
+    )
 
 
 def _has_converted_type(hint: Any, room: int = _MAX_HINT_DEPTH) -> bool:
@@ -249,6 +274,10 @@ def _has_converted_type(hint: Any, room: int = _MAX_HINT_DEPTH) -> bool:
     if origin is Annotated:
         return _has_converted_type(typing.get_args(hint)[0], room - 1)
     if origin is not None:
+        if isinstance(origin, type) and issubclass(origin, Mapping):
+            key, *_ = typing.get_args(hint)
+            if key not in (str, Any):
+                return True
         return _is_converted_type(origin) or any(
             _has_converted_type(argument, room - 1) for argument in typing.get_args(hint)
         )

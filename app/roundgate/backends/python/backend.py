@@ -34,6 +34,7 @@ from roundgate.backends.config import BackendConfig
 from roundgate.backends.python import modules
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.python.pages import Pages, UnusablePage
+from roundgate.backends.python.versions import Versions
 from roundgate.backends.signature import (
     Signature,
     ToolReturn,
@@ -57,7 +58,7 @@ from roundgate.protocol import (
     UriTemplate,
     without_none,
 )
-from roundgate.replay import Context, SyncContext
+from roundgate.replay import Context, SyncContext, run_of
 from roundgate.settings import Origin
 
 
@@ -112,13 +113,13 @@ class PythonBackend:
         prompts: list[Prompt] = []
         resources: list[Resource] = []
         problems: list[Problem] = []
-        pages = Pages(self._config.name)
+        pages, versions = Pages(self._config.name), Versions()
         for function, declaration in declared_in(self._module):
             if faults := self._faults(function, declaration):
                 problems += faults
                 continue
             try:
-                callee = Callee(function, describe(function), self._threads)
+                callee = Callee(function, describe(function), self._threads, versions.of(function))
                 match declaration.decorator:
                     case "tool":
                         tools.append(_tool(callee, _with_page(declaration, pages)))
@@ -233,10 +234,13 @@ class Callee:
     function: Callable[..., Any]
     signature: Signature
     threads: Threads
+    version: str
+    """A digest of the function's code (`versions`)."""
 
     async def __call__(self, context: Context, keywords: dict[str, Any]) -> Any:
         """Call the function with bound `keywords`, and the context if the function takes it; return
         its value."""
+        run_of(context).declare(self.version)
         if self.signature.is_async:
             if self.signature.takes_context:
                 keywords[self.signature.takes_context] = context

@@ -160,7 +160,17 @@ def _source(module: ModuleType) -> Path | None:
     if not isinstance(file, str) or not file.endswith(".py"):
         return None
     path = Path(file)
-    return None if _INSTALLED.intersection(path.parts) or path.is_relative_to(_STANDARD) else path
+    return None if is_installed(path) or is_standard(path) else path
+
+
+def is_installed(file: Path) -> bool:
+    """Return whether a file belongs to an installed package."""
+    return not _INSTALLED.isdisjoint(file.parts)
+
+
+def is_standard(file: Path) -> bool:
+    """Return whether a file belongs to the standard library."""
+    return file.is_relative_to(_STANDARD)
 
 
 def _imported(file: Path) -> ModuleType | None:
