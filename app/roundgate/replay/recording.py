@@ -80,7 +80,7 @@ async def repeat_path(run: Run, branch: Branch, key: str) -> None:
     skipped = run.skipped(branch)
     if skipped is None and not branch.is_thread:
         for _ in range(round(PATH_GRACE_S / PATH_LOOK_S)):
-            if (skipped := run.uncreated()) is None:
+            if (skipped := run.uncreated(branch)) is None:
                 return
             with run.quiescence.moving():
                 await asyncio.wait([run.ended], timeout=PATH_LOOK_S)

@@ -446,15 +446,16 @@ class Run:
             part = part.within
         return min((key for key in self._ahead if self._created(key) in mine), default=None)
 
-    def uncreated(self) -> str | None:
+    def uncreated(self, branch: Branch) -> str | None:
         """Return the place of a step that an earlier run of the same version began in a branch that
-        this run has not created; `None` if there is none."""
+        the ancestors of `branch` have not created in this run; `None` if there is none."""
         if not self.is_same_version or self.decides_by_state:
             return None
-        return min(
-            (key for key in self.unasked() if self._created(key) != path_from_key(key)),
-            default=None,
-        )
+        for key in sorted(self.unasked()):
+            creator = self._created(key)
+            if creator != path_from_key(key) and branch.path.startswith(creator):
+                return key
+        return None
 
     def _created(self, key: str) -> str:
         """Return the path of the innermost branch around a place that this run has created."""
