@@ -104,18 +104,6 @@ async def in_groups_in_groups(ctx: Context) -> str:
     return await deeper(6)
 
 
-async def under_a_timeout(ctx: Context) -> str:
-    try:
-        async with asyncio.timeout(60):
-            return (await ctx.elicit("who", "Who?", Name)).name
-    except TimeoutError:
-        return "skipped"
-
-
-async def under_wait_for(ctx: Context) -> str:
-    return (await asyncio.wait_for(ctx.elicit("who", "Who?", Name), 60)).name
-
-
 async def under_a_shield(ctx: Context) -> str:
     return (await asyncio.shield(ctx.elicit("who", "Who?", Name))).name
 
@@ -137,8 +125,6 @@ SWALLOWERS = [
     in_a_group_whose_errors_are_caught,
     in_a_group_with_a_finally_that_trips,
     in_groups_in_groups,
-    under_a_timeout,
-    under_wait_for,
     under_a_shield,
     in_a_task_that_is_waited_for,
 ]
@@ -257,7 +243,7 @@ async def test_a_branch_that_is_refused_an_answer_leaves_the_others_theirs() -> 
 async def test_a_refusal_that_is_not_caught_ends_the_call_politely(
     action: str, grouped: bool
 ) -> None:
-    handler = in_a_group if grouped else under_a_timeout
+    handler = in_a_group if grouped else under_a_shield
     error = error_of(await play(handler, await play(handler), {"who": {"action": action}}))
     assert isinstance(error, Declined)
     assert (error.name, error.action) == ("who", action)

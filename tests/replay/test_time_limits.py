@@ -14,7 +14,7 @@ import pytest
 
 from roundgate.errors import NondeterminismError
 from roundgate.replay.context import Context
-from roundgate.replay.engine import Suspended
+from roundgate.replay.engine import Failed, Suspended
 from roundgate.replay.journal import Entry, Journal, Told
 from tests.support.clocks import SkippingClock
 from tests.support.lives import DiesAt, Story
@@ -661,3 +661,69 @@ async def test_a_sibling_that_fails_while_a_limit_passes_fails_in_every_later_ru
     assert value_of(await home.run(handler)) == "failed"
     is_slow = False
     assert [value_of(await home.run(handler)) for _ in range(2)] == ["failed"] * 2
+
+
+async def ask(ctx: Context) -> str:
+    return (await ctx.elicit("who", "Who?", Name)).name
+
+
+async def asks_in_a_timeout(ctx: Context) -> str:
+    async with asyncio.timeout(3_600):
+        return await ask(ctx)
+
+
+async def asks_in_a_named_timeout(ctx: Context) -> str:
+    async with asyncio.timeout(3_600) as limit:
+        assert limit.when() is not None
+        return await ask(ctx)
+
+
+async def asks_in_wait_for(ctx: Context) -> str:
+    return await asyncio.wait_for(ask(ctx), 3_600)
+
+
+async def asks_in_a_branch(ctx: Context) -> str:
+    async with asyncio.timeout(3_600):
+        return await asyncio.create_task(ask(ctx))
+
+
+async def asks_in_a_branch_with_its_own(ctx: Context) -> str:
+    return (await asyncio.gather(asks_in_a_timeout(ctx)))[0]
+
+
+ASKING = [
+    asks_in_a_timeout,
+    asks_in_a_named_timeout,
+    asks_in_wait_for,
+    asks_in_a_branch,
+    asks_in_a_branch_with_its_own,
+]
+
+
+@pytest.mark.parametrize("task_id", ["task", None])
+@pytest.mark.parametrize("handler", ASKING, ids=name_of)
+async def test_a_limit_that_cannot_end_a_question_is_refused_before_it_is_asked(
+    handler: Callable[[Context], Any], task_id: str | None
+) -> None:
+    outcome = await SharedJournal(task_id=task_id).run(handler)
+    assert isinstance(outcome, Failed), outcome
+    assert "use `async with ctx.timeout(seconds):`" in str(outcome.error)
+
+
+@pytest.mark.parametrize("seconds", [None, 30])
+async def test_a_limit_that_a_task_can_keep_is_allowed_around_a_question(
+    seconds: float | None,
+) -> None:
+    async def handler(ctx: Context) -> str:
+        async with asyncio.timeout(seconds):
+            return await ask(ctx)
+
+    assert isinstance(await SharedJournal(clock=SkippingClock()).run(handler), Suspended)
+
+
+async def test_a_limit_around_a_question_that_ctx_keeps_is_allowed() -> None:
+    async def handler(ctx: Context) -> str:
+        async with ctx.timeout(3_600):
+            return await ask(ctx)
+
+    assert list(asked_of(await play(handler))) == ["who"]

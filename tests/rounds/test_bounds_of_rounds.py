@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from roundgate import Context, prompt, resource, tool
 from roundgate.settings.process import Settings
+from roundgate.testing import Gateway
 from tests.support import rounds
 from tests.support.asgi import client, gateway
 from tests.support.rounds import CAPABILITIES, KEYS, Conversation, accept, retry
@@ -65,6 +66,31 @@ async def test_the_last_round_that_is_allowed_may_still_finish() -> None:
     assert result["content"][0]["text"] == "Ada and Ada"
 
 
+@tool(task="optional")
+async def collect(ctx: Context, rounds: int, size: int) -> str:
+    """Asks again and again, and keeps all answers."""
+    names = [
+        (await ctx.elicit("who", f"Who is number {number}?", Name)).name for number in range(rounds)
+    ]
+    home = "rounds" if ctx.task_id is None else "a task"
+    return f"{len(names)} names of {sum(map(len, names)) // size} in {home}"
+
+
+@pytest.mark.parametrize(
+    ("state", "rounds", "size"), [({"max_rounds": 3}, 6, 3), ({"max_bytes": 2048}, 6, 500)]
+)
+async def test_a_call_near_its_bound_becomes_a_task_and_loses_no_answer(
+    state: dict[str, int], rounds: int, size: int
+) -> None:
+    async with Gateway(collect, state=state) as testing:
+        answer = {"name": "N" * size}
+        answers = {
+            "who" if number == 1 else f"who#{number}": answer for number in range(1, rounds + 1)
+        }
+        result = await testing.call("collect", rounds=rounds, size=size, answers=answers)
+    assert result.value == f"{rounds} names of {rounds} in a task"
+
+
 def failure(caplog: pytest.LogCaptureFixture) -> tuple[str, str]:
     """What the one failure in the log says, and its reference."""
     (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
@@ -99,6 +125,7 @@ async def test_a_state_that_is_too_large_names_its_largest_entry_in_the_log_alon
     assert "2048" in said
     assert "bbbb" not in caplog.text
     assert reference in text
+    assert "remembers too much (state.max_bytes), so it asked no further question" in text
     assert "ballast" not in text
 
 

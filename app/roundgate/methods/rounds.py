@@ -373,6 +373,8 @@ class Calls:
         if call.may_become_task and outcome.wants_task and not outcome.requests:
             return BecomesTask(outcome.journal, run.message)
         if round_.number >= self._max_rounds:
+            if call.may_become_task:
+                return BecomesTask(outcome.journal, run.message)
             return Failed(
                 ToolError(
                     f"The call needed more than {self._max_rounds} rounds (state.max_rounds); ask for "
@@ -389,9 +391,11 @@ class Calls:
                 log.debug("a call asks its client", extra={"fields": asked})
             return InputRequired(outcome.requests, state)
         except StateTooLarge as error:
+            if call.may_become_task:  # its row has more room, so no answer is lost
+                return BecomesTask(outcome.journal, run.message)
             largest = outcome.journal.largest()
             return Failed(
-                RuntimeError(
+                StateTooLarge(
                     f"the handler's journal is too large: {error}; its largest entry is {largest}"
                 )
             )

@@ -19,7 +19,7 @@ from roundgate.replay.journal import Answered, Asked, Unanswered, plain, wire_ke
 from roundgate.replay.questions import Answer, Form, Question, UnfitAnswer, question_digest
 from roundgate.replay.recording import recording_cut, repeat_cut, take_event
 from roundgate.replay.run import Run
-from roundgate.replay.waiting import check_wait, within_scopes
+from roundgate.replay.waiting import check_wait, refuse_timeout, within_scopes
 
 MAX_CHANGES: Final = 3
 """The number of consecutive rounds with a changed question after which the run raises an error."""
@@ -66,12 +66,13 @@ async def ask(
             return answers
         async with recording_cut(run, given_up):
             await within_scopes(run, branch)
+            refuse_timeout(run, branch)
             until_ms = _open(run, opened, timeout_s)
             try:
                 await run.quiescence.park(
                     branch, until_ms, None if until_ms is None else until_ms - run.clock.now_ms()
                 )
-            except asyncio.CancelledError:
+            except (asyncio.CancelledError, RuntimeError):
                 _withdraw(run, opened)
                 raise
 

@@ -8,6 +8,7 @@ every supported Python:
     creator            recognizes `wait_for` and `as_completed` by the code objects of the frames
                        that create a task, and reads their arguments from these frames
     function_name      reads the function that anyio's task groups wrap from the wrapper's frame
+    active_timeout     looks for an `asyncio.Timeout` among the objects that a coroutine refers to
     waits_alone        follows `cr_await`, `gi_yieldfrom` and `ag_await` to the object that a
                        coroutine awaits (`gc.get_referents` leads past objects that only delegate)
 """
@@ -166,6 +167,28 @@ def engine_call(function: F) -> F:
     """Mark a coroutine function as a call of ctx, whose results have a place in the order."""
     _calls.add(id(inspect.unwrap(function).__code__))
     return function
+
+
+NEVER_ENDS: Final = (
+    "an asyncio.timeout (or wait_for) around a question or an event cannot end it, because no process "
+    "waits meanwhile: use `async with ctx.timeout(seconds):`"
+)
+
+
+def active_timeout(coroutine: Any) -> bool:
+    """Return whether a suspended coroutine is in the block of an `asyncio.timeout` with a deadline.
+
+    The exit of an open `async with` is among the objects that the coroutine refers to.
+    """
+    while isinstance(coroutine, CoroutineType):
+        for referent in gc.get_referents(coroutine):
+            timer = getattr(referent, "__self__", referent)
+            if isinstance(timer, asyncio.Timeout) and timer.when() is not None:
+                return True
+        if id(coroutine.cr_code) in _calls:
+            return False
+        coroutine = coroutine.cr_await
+    return False
 
 
 def waits_alone(coroutine: Any) -> bool:

@@ -16,6 +16,7 @@ other names, so they do not change the numbers; tasks created in a step have no 
 from __future__ import annotations
 
 import asyncio
+import math
 import weakref
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -48,6 +49,8 @@ class _Set(NamedTuple):
     timer: Timer
     path: str
     task: weakref.ref[asyncio.Task[Any]]
+    seconds: float
+    """The length of the timer."""
 
     @property
     def state(self) -> str:
@@ -62,12 +65,20 @@ class Timeouts:
         self._watermark = 16
 
     def add(self, timer: Timer, path: str, task: asyncio.Task[Any]) -> None:
-        self._timers.append(_Set(timer, path, weakref.ref(task)))
+        when = timer.when()
+        seconds = math.inf if when is None else when - asyncio.get_running_loop().time()
+        self._timers.append(_Set(timer, path, weakref.ref(task), seconds))
         if len(self._timers) > self._watermark:
             self._timers = [
                 timer_set for timer_set in self._timers if timer_set.state in ("active", "expiring")
             ]
             self._watermark = 16 + 2 * len(self._timers)
+
+    def around(self, path: str) -> Iterator[float]:
+        """Yield the lengths in seconds of the active timers around the branch at `path`."""
+        for timer_set in self._timers:
+            if path.startswith(timer_set.path) and timer_set.state == "active":
+                yield timer_set.seconds
 
     def whens(self, now_s: float) -> list[float]:
         """Return the deadlines of timers that may still end a wait, in seconds on the loop's
@@ -115,6 +126,8 @@ class Owner:
         """When the run began, in milliseconds on its clock's monotonic scale."""
         self.paths = {""}
         """The paths of the branches that the handler has created."""
+        self.asks_in_root = False
+        """Whether a question was asked in the request's own task, whose timers are unknown."""
         self.timeouts = Timeouts()
         """The timers of `asyncio.timeout` that the run has entered."""
 

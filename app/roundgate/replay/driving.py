@@ -23,8 +23,10 @@ import anyio
 
 from roundgate.errors import Suspend
 from roundgate.replay.asyncio_internals import (
+    NEVER_ENDS,
     ByAsCompleted,
     ByWaitFor,
+    active_timeout,
     creator,
     entered_timeout,
     made_by_wait_for,
@@ -119,9 +121,18 @@ class Driven(Coroutine[Any, Any, T]):
             self._give_up()
         try:
             self._is_alone = waits_alone(self._coroutine)
+            if self._owner.asks_in_root and not self._is_alone:
+                self._refuse_timeout()
         except RuntimeError as refusal:
             return self._resume(self._coroutine.throw, refusal)
         return awaited
+
+    def _refuse_timeout(self) -> None:
+        """Raise `RuntimeError` if an `asyncio.timeout` of the handler's own task is open around the
+        question that it has just asked."""
+        self._owner.asks_in_root = False
+        if active_timeout(self._coroutine):
+            raise RuntimeError(NEVER_ENDS)
 
     def _raise_once_recorded(self, noting: asyncio.Task[None]) -> Any:
         """Raise the cancellation in the coroutine once it is recorded."""

@@ -177,11 +177,10 @@ def _driven(handler: Callable[[], Awaitable[T]], run: Run) -> InOwnContext[T]:
     """Begin the run, and return an awaitable that runs the handler in the current task."""
     run.begin()
     coroutine = handler()
-    return InOwnContext(
-        Driven(
-            coroutine if isinstance(coroutine, CoroutineType) else awaiting(coroutine), run.owner
-        )
-    )
+    if not isinstance(coroutine, CoroutineType):
+        coroutine = awaiting(coroutine)
+    run.root_coroutine = coroutine
+    return InOwnContext(Driven(coroutine, run.owner))
 
 
 async def _in_its_own_task(handler: Callable[[], Awaitable[T]], run: Run) -> T:

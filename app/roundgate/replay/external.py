@@ -23,7 +23,7 @@ from roundgate.replay.branches import Branch
 from roundgate.replay.journal import MISSED, Opened, Slept
 from roundgate.replay.recording import recording_cut, repeat_cut, take_event, write
 from roundgate.replay.run import ExternalEvents, Run
-from roundgate.replay.waiting import check_wait, within_scopes
+from roundgate.replay.waiting import check_wait, refuse_timeout, within_scopes
 
 
 class ExternalEvent:
@@ -147,6 +147,7 @@ async def receive(run: Run, name: str, opened_key: str) -> Any:
             if opened_key in run.journal.missed:
                 _record_missed(run, entry)
             else:
+                refuse_timeout(run, branch)
                 await _suspend(run, branch, key, entry)
         await take_event(run, branch, key)
     if entry.outcome == MISSED:

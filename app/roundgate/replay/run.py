@@ -282,6 +282,8 @@ class Run:
     """When a suspended run continues, in milliseconds since the epoch; `None` for at once."""
     root_task: asyncio.Task[Any] | None = None
     """The task in which the handler runs; `None` before and afterwards."""
+    root_coroutine: Any = None
+    """The handler's coroutine, if it runs in the task of its request."""
     is_enforced = False
     """Whether the run cancelled the handler because it continued after the end."""
     _enforcing: asyncio.TimerHandle | None = None
@@ -643,7 +645,7 @@ class Run:
             self.stopped, self._stopped_at_ms = Stop.OVER, self.clock.monotonic_ms()
         if self._enforcing is not None:
             self._enforcing.cancel()
-        self.root_task = self.owner.run = None
+        self.root_task = self.root_coroutine = self.owner.run = None
         if self._quiescence is not None:
             self._quiescence.close()
 

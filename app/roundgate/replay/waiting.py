@@ -27,7 +27,7 @@ from typing import Any, Final, NoReturn
 
 from roundgate.clock import Timer, iso
 from roundgate.errors import Suspend, ToolError
-from roundgate.replay.asyncio_internals import engine_call
+from roundgate.replay.asyncio_internals import NEVER_ENDS, active_timeout, engine_call
 from roundgate.replay.branches import Branch, Scope, inside
 from roundgate.replay.journal import Passed, Slept, Told, plain
 from roundgate.replay.recording import (
@@ -39,7 +39,7 @@ from roundgate.replay.recording import (
     take_turn,
     write,
 )
-from roundgate.replay.run import HOLD_MS, Run
+from roundgate.replay.run import HOLD_FOR_TIMEOUTS_S, HOLD_MS, Run
 from roundgate.replay.scheduling import wake
 
 LATE_S: Final = 1.0
@@ -218,6 +218,19 @@ async def within_scopes(run: Run, branch: Branch) -> None:
     if any(scope.has_fired for scope in branch.limits):
         # after all consequences of the limit's end
         await take_turn(run, branch, run.order_here.new_rank())
+
+
+def refuse_timeout(run: Run, branch: Branch) -> None:
+    """Raise RuntimeError if a timer of asyncio around a question or an event would never end it,
+    because no process waits for the timer. A task keeps its worker for `HOLD_FOR_TIMEOUTS_S`."""
+    longest_s = 0.0 if run.call.task_id is None else HOLD_FOR_TIMEOUTS_S
+    lengths_s = run.owner.timeouts.around(branch.path)
+    is_in_root = run.root_coroutine is not None and run.root_task is asyncio.current_task()
+    if any(longest_s < length_s < math.inf for length_s in lengths_s) or (
+        not is_in_root and active_timeout(run.root_coroutine)
+    ):
+        raise RuntimeError(NEVER_ENDS)
+    run.owner.asks_in_root = is_in_root  # its timers can be seen once it waits
 
 
 class TimeLimit(Scope):

@@ -22,6 +22,7 @@ from roundgate.errors import (
     GatewayError,
     ProtocolError,
     ServerRefused,
+    StateTooLarge,
     TaskTimeout,
     ToolError,
 )
@@ -59,6 +60,13 @@ def tool_result(
             return replace(ToolResult.error(str(error)), meta={REFUSAL: refusal})
         case Failed(ToolError() as error):
             return ToolResult.error(str(error))
+        case Failed(StateTooLarge() as error):
+            reference = log_failure(f"tool {tool}", error, clock)
+            return ToolResult.error(
+                "The call remembers too much (state.max_bytes), so it asked no further question and "
+                "ended. Ask for less in one call, or let it become a task; "
+                f"the server's log has the details under reference {reference}"
+            )
         case Failed(error):
             reference = log_failure(f"tool {tool}", error, clock)
             shown = f": {said_by(error)}" if shows_errors else ""
