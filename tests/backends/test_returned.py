@@ -5,6 +5,7 @@ import datetime as dt
 import enum
 import inspect
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -261,7 +262,7 @@ NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
             "has no structured content, which the output schema requires",
         ),
         (int, None, "x", 'result: "x" is not of type "integer"'),
-        (float, None, float("nan"), "result: "),
+        (float, None, float("nan"), "result is nan"),
         (Literal["a"], None, "b", "result: "),
         (Reading, None, {"deg": "warm"}, "result.deg: "),
         (list[int], None, [1, None], "result[1]: null"),
@@ -413,3 +414,41 @@ def test_completions_are_any_sequence_of_strings_and_a_hundred_at_most_are_sent(
     }
     many = completion([str(n) for n in range(101)]).to_wire()
     assert (len(many["values"]), many["total"], many["hasMore"]) == (100, 101, True)
+
+
+class Measured(BaseModel):
+    value: float
+    other: Any = None
+    history: list[float] = []
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "place"),
+    [
+        (math.nan, float, "result is nan"),
+        (-math.inf, float, "result is -inf"),
+        (
+            {"rows": [{"price": math.nan}], "none": None},
+            dict[str, Any],
+            r"result\.rows\[0\]\.price is nan",
+        ),
+        ([1.5, math.inf], list[float], r"result\[1\] is inf"),
+        (Measured(value=1, history=[1, math.nan]), Measured, r"result\.history\[1\] is nan"),
+        ({"a": Measured(value=math.nan)}, Any, r"result\.a\.value is nan"),
+        (Measured(value=1, other={"a": math.nan}), Measured, r"result\.other\.a is nan"),
+        (ToolResult([], {"a": math.nan}), ToolResult, r"result\.a is nan"),
+        (ToolResult([], {}, meta={"a": math.nan}), ToolResult, r"_meta\.a is nan"),
+    ],
+)
+def test_a_number_without_json_is_named_with_its_place(
+    value: Any, annotation: Any, place: str
+) -> None:
+    with pytest.raises(UnusableReturn, match=place):
+        ToolReturn.of(annotation, None).result(value)
+
+
+def test_the_same_holds_for_the_contents_of_a_resource() -> None:
+    with pytest.raises(UnusableReturn, match=r"contents\.a\[0\] is nan"):
+        resource_contents({"a": [math.nan]}, "x://y", None)
+    (contents,) = resource_contents({"a": None}, "x://y", None)
+    assert contents.text == '{"a":null}'  # type: ignore[union-attr]

@@ -13,6 +13,7 @@ import copy
 import functools
 import inspect
 import json
+import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import (
     Annotated,
     Any,
     Final,
+    Literal,
     NotRequired,
     Required,
     Union,
@@ -373,40 +375,68 @@ class ToolReturn:
             value is None or isinstance(value, (str, *BLOCKS)) or _is_block_list(value)
         ):
             return ToolResult(content=_blocks(value))
-        structured = self._structured(value)
-        return ToolResult(content=(encode(structured).decode(),), structured_content=structured)
+        structured, text = self._structured(value)
+        return ToolResult(content=(text,), structured_content=structured)
 
     def _explicit(self, value: ToolResult) -> ToolResult:
         content = _blocks(value.content)
-        meta = None if value.meta is None else to_json_value(value.meta)
+        meta = None if value.meta is None else to_json(value.meta, "_meta")[0]
         if value.structured_content is ABSENT:
             if self.checker is not None and not value.is_error:
                 raise UnusableReturn("has no structured content, which the output schema requires")
             return ToolResult(content, ABSENT, value.is_error, meta)
-        structured = self._structured(value.structured_content, check=not value.is_error)
-        return ToolResult(
-            content or (encode(structured).decode(),), structured, value.is_error, meta
-        )
+        structured, text = self._structured(value.structured_content, check=not value.is_error)
+        return ToolResult(content or (text,), structured, value.is_error, meta)
 
-    def _structured(self, value: Any, check: bool = True) -> Any:
-        structured = to_json_value(value, self.adapter)
+    def _structured(self, value: Any, check: bool = True) -> tuple[Any, str]:
+        """Return a value as JSON values and as text, checked against the output schema."""
+        structured, text = to_json(value, "result", self.adapter)
         if check and self.checker is not None and not self.checker.is_valid(structured):
             problems = self.checker.problems(structured, "result")
             raise UnusableReturn(f"does not conform to the output schema: {'; '.join(problems)}")
-        return structured
+        return structured, text
 
 
-def to_json_value(value: Any, adapter: TypeAdapter[Any] | None = None) -> Any:
-    """Convert a Python value to JSON values; raise UnusableReturn if that is impossible."""
+def to_json(value: Any, where: str, adapter: TypeAdapter[Any] | None = None) -> tuple[Any, str]:
+    """Convert a Python value to JSON values, and these to text; raise UnusableReturn if that is
+    impossible. `where` is the name of the value in the error."""
     try:
-        if adapter is not None:
-            # no warnings: the output schema decides whether the value fits
-            return adapter.serializer.to_python(value, mode="json", by_alias=True, warnings=False)
-        return to_jsonable_python(value, by_alias=True)
+        written = _dumped(value, adapter, "json")
+        text = encode(written).decode()
+        # pydantic and `encode` write NaN and Infinity as null
+        found = _not_finite(_dumped(value, adapter, "python")) if "null" in text else None
     except (PydanticSerializationError, ValueError) as error:
         raise UnusableReturn(
             f"cannot be written as JSON: {' '.join(str(error).split())[:500]}"
         ) from None
+    if found is not None:
+        raise UnusableReturn(f"cannot be written as JSON: {where}{found}, which JSON cannot hold")
+    return written, text
+
+
+def _dumped(value: Any, adapter: TypeAdapter[Any] | None, mode: Literal["json", "python"]) -> Any:
+    if adapter is None:
+        return to_jsonable_python(value, by_alias=True)
+    # no warnings: the output schema decides whether the value fits
+    return adapter.serializer.to_python(value, mode=mode, by_alias=True, warnings=False)
+
+
+def _not_finite(value: Any) -> str | None:
+    """Return the place of the first float that JSON cannot hold, and the float: `.rows[3] is
+    nan`."""
+    match value:
+        case float():
+            return None if math.isfinite(value) else f" is {value}"
+        case dict():
+            places = ((f".{key}", item) for key, item in value.items())
+        case list() | tuple() | set() | frozenset():
+            places = ((f"[{index}]", item) for index, item in enumerate(value))
+        case _:
+            return None
+    for place, item in places:
+        if (found := _not_finite(item)) is not None:
+            return place + found
+    return None
 
 
 def prompt_messages(value: Any) -> Sequence[PromptMessage]:
@@ -442,9 +472,7 @@ def resource_contents(value: Any, uri: str, mime_type: str | None) -> Sequence[R
     if isinstance(value, (bytes, bytearray, memoryview)):
         return (BlobResourceContents(uri, bytes(value), mime_type or "application/octet-stream"),)
     return (
-        TextResourceContents(
-            uri, encode(to_json_value(value)).decode(), mime_type or "application/json"
-        ),
+        TextResourceContents(uri, to_json(value, "contents")[1], mime_type or "application/json"),
     )
 
 
