@@ -307,7 +307,7 @@ MISTAKES: Final[Mapping[str, str]] = {
     "filled_list": "it returned: 0 instead of: it returned: 1",
     "process_cache": "step rate",
     "order_of_a_set": "'tag' is remembered as .*, and the handler now asks for",
-    "new_key": "it runs step charge-.*, unlike the call without replay",
+    "new_key": "begins this step where an earlier run of the same version came to .charge-.*another path",
     "random_id": "'charge' is remembered as",
     "time_of_day": "replayed in another process, .*: it returned: ordered on a",
     "random_branch": r"step survey\.",

@@ -88,8 +88,8 @@ async def repeat_path(run: Run, branch: Branch, key: str) -> None:
                 await run.refuse()
     if skipped is not None:
         reason = (
-            f"the handler begins this step, but an earlier run of the same version first came to "
-            f"{skipped!r}. {SAME_PATH}"
+            f"the handler begins this step where an earlier run of the same version came to {skipped!r}: "
+            f"it took another path than before. {SAME_PATH}"
         )
         run.fail(NondeterminismError(key, reason=reason))
         raise Suspend
