@@ -16,8 +16,15 @@ TITLES = [
     "Create a fork",
     "Get the settings of forks of private repositories",
     "Cancel a workflow run",
+    "Get a release",
+    "Create a release",
+    "Get a branch",
+    "Delete a reference",
 ]
-RANKING = Ranking((1.0,), [(title,) for title in TITLES])
+READS = frozenset(
+    number for number, title in enumerate(TITLES) if title.startswith(("Get ", "List "))
+)
+RANKING = Ranking((1.0,), [(title,) for title in TITLES], READS)
 
 
 def everything(number: int) -> bool:
@@ -34,6 +41,13 @@ def everything(number: int) -> bool:
         ("removeRepository", "Delete a repository"),
         ("make a fork", "Create a fork"),
         ("stop a running workflow", "Cancel a workflow run"),
+        ("publish a release", "Create a release"),
+        ("delete a branch", "Delete a reference"),
+        ("release", "Get a release"),
+        ("publsh a release", "Create a release"),
+        ("cancel a workfow", "Cancel a workflow run"),
+        ("workflwo", "Cancel a workflow run"),
+        ("commment on the issue", "Create an issue comment"),
     ],
 )
 def test_what_is_meant_comes_first(query: str, first: str) -> None:

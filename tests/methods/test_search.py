@@ -113,7 +113,8 @@ async def test_a_search_returns_names_arguments_and_first_lines(mcp: Client) -> 
     found = await mcp.text("search_tools", {"query": "show the disks", "limit": 1})
     assert found == "list_disks([owner]): List all disks."
     assert await mcp.text("search_tools", {"query": "xylophone"}) == (
-        "No tool fits these words; try others."
+        "No tool has any of these words. Try others: the action and its object, such as 'cancel order',"
+        " in the language of the tools."
     )
 
 

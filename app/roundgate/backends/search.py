@@ -41,6 +41,13 @@ SYNONYM: Final = 0.5
 TITLE: Final = 0.5
 """The part of a score that depends on how much of the title the query covers: "fork" means "Create
 a fork" rather than "Get fork settings of private repositories"."""
+CORRECTED: Final = 0.8
+"""The weight of a word that differs in a letter from a word of the query."""
+SHORTEST_CORRECTED: Final = 4
+LONGEST_CORRECTED: Final = 24
+"""The lengths of stems among which misspelt words are found."""
+READS: Final = 0.5
+"""The factor of a tool that only reads, if a query asks for a change."""
 _PARTS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _ENDINGS: Final = ("ation", "ion", "ing", "or", "er", "ee", "ed")
 _SAY_NOTHING: Final = """
@@ -67,20 +74,26 @@ _SPELLINGS: Final = (
 _SPELLED: Final = {
     other: preferred for preferred, *others in map(str.split, _SPELLINGS) for other in others
 }
-_GROUPS: Final = (
-    "create add make new open register insert",
+_ACTIONS: Final = (
+    "create add make new open register insert publish",
     "delete remove drop erase destroy discard",
-    "update edit change modify set alter adjust rename",
-    "list show all see view display every",
-    "fetch read retrieve show see find look view",
-    "search find query lookup",
-    "send post submit",
+    "update edit change modify set alter adjust rename close reopen archive",
+    "send post submit publish",
     "cancel stop abort halt",
     "run trigger start dispatch execute launch",
-    "enable activate",
+    "enable activate protect",
     "disable deactivate",
     "approve accept",
     "reject decline refuse deny",
+    "upload attach",
+)
+"""Words with one meaning, which ask for a change."""
+_GROUPS: Final = (
+    *_ACTIONS,
+    "list show all see view display every",
+    "fetch read retrieve show see find look view",
+    "search find query lookup",
+    "branch reference ref tag",
     "user person account people member",
     "my me myself authenticated current own",
     "file content document",
@@ -92,10 +105,10 @@ _GROUPS: Final = (
     "configuration setting option",
     "information detail",
     "token key credential",
-    "upload attach",
     "download export",
     "issue ticket",
 )
+"""Words with one meaning."""
 
 
 def word_stems(text: str) -> list[str]:
@@ -131,6 +144,13 @@ def _same() -> dict[str, frozenset[str]]:
 
 
 _SAME: Final = _same()
+_ACTS: Final = frozenset(stem(word) for group in _ACTIONS for word in group.split())
+
+
+def _shortened(word: str) -> set[str]:
+    """Return a word, and each text that it becomes without one of its letters. Two words that differ
+    in a letter, or in the order of two, share one."""
+    return {word, *(word[:place] + word[place + 1 :] for place in range(len(word)))}
 
 
 class Ranking:
@@ -140,10 +160,18 @@ class Ranking:
         score = (Σ over words: idf · tf / (k₁ + tf)) · (1 − t + t · part of the title that the query covers)
 
     b is `B`, k₁ is `K1`, t is `TITLE`. A word counts once in a field: in a name or description,
-    repetition adds nothing. Synonyms (`_GROUPS`) count less.
+    repetition adds nothing. Synonyms (`_GROUPS`) count less, and so do words that differ in a letter
+    from a word that no document has. If a query asks for a change, the documents in `reads` count
+    less.
     """
 
-    def __init__(self, weights: Sequence[float], documents: Iterable[Sequence[str]]) -> None:
+    def __init__(
+        self,
+        weights: Sequence[float],
+        documents: Iterable[Sequence[str]],
+        reads: Collection[int] = (),
+    ) -> None:
+        self._reads = reads
         indexed = [[dict.fromkeys(word_stems(text)) for text in fields] for fields in documents]
         self._where: dict[str, dict[int, float]] = {}
         for place, weight in enumerate(weights):
@@ -158,6 +186,11 @@ class Ranking:
             word: math.log(1 + (len(indexed) - len(places) + 0.5) / (len(places) + 0.5))
             for word, places in self._where.items()
         }
+        self._near: dict[str, list[str]] = {}
+        for word in {**self._where, **_SAME}:
+            if SHORTEST_CORRECTED <= len(word) <= LONGEST_CORRECTED:
+                for part in _shortened(word):
+                    self._near.setdefault(part, []).append(word)
         self._titles = [frozenset(fields[0]) for fields in indexed]
         self._wholes = [sum(map(self._rarities.__getitem__, title)) for title in self._titles]
 
@@ -165,8 +198,12 @@ class Ranking:
         """Return the numbers of the allowed documents that match the query best, the best first."""
         weights = dict.fromkeys(word_stems(query), 1.0)
         for word in list(weights):
+            for near in self._corrected(word):
+                weights.setdefault(near, CORRECTED)
+        for word, weight in list(weights.items()):
             for synonym in _SAME.get(word, ()):
-                weights.setdefault(synonym, SYNONYM)
+                weights.setdefault(synonym, SYNONYM * weight)
+        acts = not _ACTS.isdisjoint(weights)
         scores: dict[int, float] = {}
         for word in [known for known in weights if known in self._where]:
             worth = weights[word] * self._rarities[word]
@@ -174,8 +211,17 @@ class Ranking:
                 scores[number] = scores.get(number, 0.0) + worth * gain / (K1 + gain)
         for number in scores:
             scores[number] *= 1 - TITLE + TITLE * self._part_of_title(number, weights)
+            if acts and number in self._reads:
+                scores[number] *= READS
         ranked = sorted(scores, key=lambda number: (-scores[number], number))
         return list(islice((number for number in ranked if allowed(number)), limit))
+
+    def _corrected(self, word: str) -> set[str]:
+        """Return the known words that differ in a letter from an unknown word."""
+        is_known = word in self._where or not _SAME.get(word, frozenset()).isdisjoint(self._where)
+        if is_known or not SHORTEST_CORRECTED - 1 <= len(word) <= LONGEST_CORRECTED:
+            return set()
+        return {near for part in _shortened(word) for near in self._near.get(part, ())}
 
     def _part_of_title(self, number: int, weights: Mapping[str, float]) -> float:
         """Return the part of a title that the query covers, from 0 to 1."""
@@ -302,7 +348,7 @@ class _Search:
     async def _search(self, context: Context, arguments: dict[str, Any]) -> Returned:
         if self._ranking is None:  # in a thread: indexing takes some 100 ms for a thousand tools
             self._ranking = await asyncio.to_thread(
-                lambda: Ranking(_WEIGHTS, map(_fields, self._served))
+                lambda: Ranking(_WEIGHTS, map(_fields, self._served), self._reading())
             )
         matches = self._ranking.best(
             arguments["query"],
@@ -310,8 +356,18 @@ class _Search:
             lambda number: self._is_for(context, self._served[number]),
         )
         if not matches:
-            return _text("No tool fits these words; try others.")
+            return _text(
+                "No tool has any of these words. Try others: the action and its object, such as"
+                " 'cancel order', in the language of the tools."
+            )
         return _text("\n".join(_line(self._served[number]) for number in matches))
+
+    def _reading(self) -> frozenset[int]:
+        """Return the numbers of the tools that only read."""
+        hints = (served.tool.definition.get("annotations") or {} for served in self._served)
+        return frozenset(
+            number for number, hint in enumerate(hints) if hint.get("readOnlyHint") is True
+        )
 
     async def _describe(self, context: Context, arguments: dict[str, Any]) -> Returned:
         served = self._by_name.get(arguments["name"])

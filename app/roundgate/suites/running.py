@@ -36,12 +36,14 @@ from roundgate.errors import (
     AnswerInvalid,
     ClientError,
     HttpRefused,
+    ParseError,
     RpcError,
     TaskEnded,
     TimedOut,
     Unanswered,
     UsageError,
 )
+from roundgate.json import decode
 from roundgate.suites.expecting import Difference, Snapshots, Unmet, differences, unmet
 from roundgate.suites.loading import SuiteFile
 from roundgate.suites.models import AnswerRule, Case, Save, Step
@@ -427,7 +429,19 @@ def _json_from_result(
 
 
 def _json_from_call(result: CallResult) -> dict[str, Any]:
-    return {**_json_from_result(result, result.value, result.text), "is_error": result.is_error}
+    is_structured = "structuredContent" in result.raw
+    value = result.value if is_structured else _json_in(result.text)
+    return {**_json_from_result(result, value, result.text), "is_error": result.is_error}
+
+
+def _json_in(text: str) -> Any:
+    """Return the object or list that a text is as JSON, or the text. Many tools return JSON as text
+    alone. A number stays text: its spelling may matter."""
+    try:
+        value = decode(text.encode())
+    except (ParseError, UnicodeEncodeError):
+        return text
+    return value if isinstance(value, dict | list) else text
 
 
 def _json_from_prompt(result: PromptResult) -> dict[str, Any]:
