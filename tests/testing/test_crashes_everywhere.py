@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from pydantic import BaseModel
 
 from roundgate import Context, SyncContext, tool
 from roundgate.errors import Diverged
-from roundgate.testing import Gateway
+from roundgate.testing import Gateway, crashes
 
 outbox: list[str] = []
 
@@ -265,3 +266,45 @@ async def test_a_version_lets_a_changed_handler_go_on_anywhere() -> None:
         assert (await call("order", number=3, answers=GO, upgrade=after)).value == "charged"
         with pytest.raises(Diverged):
             await call("order", number=3, answers=GO, upgrade=careless)
+
+
+KIND = """
+from roundgate import ToolResult
+from roundgate.backends import BackendConfig, Offering, Tool
+
+made = []
+
+
+class Kind:
+    class Config(BackendConfig):
+        pass
+
+    def __init__(self, config, origin, shared):
+        made.append(config.name)
+
+    async def offer(self):
+        definition = {"name": "ask", "description": "Asks.", "inputSchema": {"type": "object"}}
+        return Offering([Tool(definition, self._call)])
+
+    async def aclose(self):
+        pass
+
+    async def _call(self, context, arguments):
+        await context.continue_as_task()
+        await context.step("begin", dict)
+        return ToolResult([await context.step("end", str)])
+"""
+
+
+async def test_back_ends_are_made_once_for_all_crashes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crashes, "PROGRESS_S", 0.0)
+    caplog.set_level("INFO", "roundgate.testing")
+    (tmp_path / "kind_of_a_test.py").write_text(KIND)
+    config = tmp_path / "gateway.yaml"
+    config.write_text("backends: [{kind: 'kind_of_a_test:Kind', name: own, prefix: ''}]\n")
+    async with Gateway(config) as gateway:
+        await gateway.call("ask", crash="everywhere")
+    assert sys.modules["kind_of_a_test"].made == ["own"]
+    assert "crash points of ask: 1 of 7 tried" in caplog.messages

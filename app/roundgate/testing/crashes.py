@@ -12,11 +12,13 @@ replay repeats them. It also replays the call in other processes (`replays`).
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
 
 from roundgate.client import Answers, AnswersLike, CallResult, Question
+from roundgate.clock import Clock
 from roundgate.config import ConfigFile
 from roundgate.errors import ClientError, Diverged, NondeterminismError, NothingGoesOn
 from roundgate.replay import VERSION, WATCH, Began, Cut, Run, StepWatch
@@ -30,12 +32,16 @@ from roundgate.testing.replays import (
     without_reference,
 )
 
+log: Final = logging.getLogger("roundgate.testing")
+
 Moment: TypeAlias = Literal["begins", "has run", "is remembered"]
 Crash: TypeAlias = Literal["everywhere"] | tuple[str, Moment]
 
 _UNKNOWN: Final = ("ended without a known outcome", "began, but its outcome is unknown")
 """The parts of error messages by which a `once` tool and an `at_most_once` step report an unknown
 outcome."""
+PROGRESS_S: Final = 5.0
+"""The time in seconds between two lines of the log about a test that goes on."""
 MAX_MOMENTS: Final = 1_000
 """The maximum number of crash points that one test tries."""
 
@@ -82,6 +88,11 @@ class Watched:
     def file(self) -> ConfigFile | None:
         """Return the configuration to serve now; `None` for the first one."""
         return self.upgrade if self.has_died or self.begins_upgraded else None
+
+    @property
+    def may_die(self) -> bool:
+        """Return whether the call's process dies at a crash point."""
+        return self._dies_at is not None
 
     def reaches(self, what: str, moment: str) -> bool:
         """Record a crash point, and return whether the process dies there."""
@@ -202,6 +213,22 @@ class _Record:
         ]
 
 
+class _Progress:
+    """Logs how far a long test is, every `PROGRESS_S`."""
+
+    def __init__(self, tool: str, count: int) -> None:
+        self._tool = tool
+        self._count = count
+        self._clock = Clock()
+        self._told_ms = self._clock.monotonic_ms()
+
+    def tell(self, tried: int) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._told_ms >= PROGRESS_S * 1000:
+            self._told_ms = now_ms
+            log.info("crash points of %s: %d of %d tried", self._tool, tried, self._count)
+
+
 Play: TypeAlias = Callable[[Watched, AnswersLike], Awaitable[CallResult]]
 """Makes the call at a new gateway and records it."""
 
@@ -259,7 +286,10 @@ class CrashTest:
             endings.append((await self._played(whole)).ending)
         then = "its process dies" if self.upgrade is None else "the other version continues"
         errors: list[NondeterminismError] = []
-        for number in self._crash_points(first.watched.points):
+        numbers = self._crash_points(first.watched.points)
+        progress = _Progress(self.tool, len(numbers))
+        for tried, number in enumerate(numbers):
+            progress.tell(tried)
             played = await self._played(Watched(number))
             errors += played.watched.errors
             happened = f"when {first.watched.points[number]}, and {then}"

@@ -208,6 +208,7 @@ class Gateway:
                 *setup.sources,
                 environ=setup.environ,
                 scopes=self._scopes,
+                fresh=not watched.may_die,  # an instance that does not die serves on
                 clock=VirtualClock(self.clock.now_ms()),
                 **setup.sections,
             )
@@ -452,7 +453,7 @@ class Gateway:
 
     def _instance(self) -> tuple[Life, Any]:
         """Return the instance for a request, with its app."""
-        if self._kept is not None and not self._fresh:
+        if self._kept is not None and not self._fresh and not self._kept[0].died.is_set():
             return self._kept
         life, file = Life(), self._file_now()
         app = build_app(
