@@ -46,6 +46,17 @@ async def test_the_server_still_answers_as_recorded(name: str, url: str) -> None
     assert await differing(read(RECORDED / f"{name}.yaml"), url) == {}
 
 
+async def test_another_text_of_a_question_of_a_task_is_a_difference(
+    url: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "asked.yaml"
+    text = (RECORDED / "task_with_a_question.yaml").read_text()
+    file.write_text(text.replace("Apply to prod?", "Deploy to prod?"))
+    found = [line for lines in (await differing(read(file), url)).values() for line in lines]
+    assert found
+    assert all("Deploy to prod?" in line and "Apply to prod?" in line for line in found)
+
+
 @EACH
 async def test_a_stand_in_holds_the_same_conversation_without_a_server(name: str) -> None:
     file = RECORDED / f"{name}.yaml"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import date
+from enum import Enum
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Base64Bytes, BaseModel, Field
 
 from roundgate import Context, tool
 from roundgate.errors import ToolError
@@ -27,6 +29,28 @@ def add(a: int, b: int = 1) -> int:
         b: The second.
     """
     return a + b
+
+
+class Size(Enum):
+    SMALL = "S"
+    LARGE = "L"
+
+
+class Address(BaseModel):
+    city: str
+    country: Literal["FR", "IT"] = "FR"
+
+
+@tool
+def ship(to: Address, when: date, size: Size | None = None) -> str:
+    """Ship something."""
+    return to.city
+
+
+@tool
+def measure(photo: Base64Bytes) -> int:
+    """Return the number of bytes."""
+    return len(photo)
 
 
 @tool

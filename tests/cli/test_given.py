@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given as any_of
 from hypothesis import strategies as st
 
+from roundgate.backends.http.bodies import FILE
 from roundgate.cli.call import parse_arguments as arguments
 from roundgate.errors import UsageError
 
@@ -141,3 +142,18 @@ def test_any_json_arrives_as_it_was_said(value: Any) -> None:
 def test_any_text_is_an_argument_or_a_usage_error(said: str) -> None:
     with suppress(UsageError):
         arguments([said], SCHEMA)
+
+
+def test_a_file_of_any_bytes_fills_a_file_argument(tmp_path: Path) -> None:
+    photo = tmp_path / "a.png"
+    photo.write_bytes(b"\xff\x00")
+    whole = {"base64": "/wA=", "file_name": "a.png"}
+    properties = {
+        "one": dict(FILE),
+        "maybe": {"anyOf": [dict(FILE), {"type": "null"}]},
+        "many": {"type": "array", "items": dict(FILE)},
+        "encoded": {"type": "string", "contentEncoding": "base64"},
+    }
+    words = [f"{name}=@{photo}" for name in properties]
+    given = arguments([*words, f"many=@{photo}"], {"type": "object", "properties": properties})
+    assert given == {"one": whole, "maybe": whole, "many": [whole, whole], "encoded": "/wA="}

@@ -158,11 +158,13 @@ def test_a_list_has_columns_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> No
     [
         ({"type": ["string", "null"]}, "string or null"),
         ({"enum": ["a", "b"], "default": "a"}, 'one of a, b, default "a"'),
+        ({"type": "string", "format": "date"}, "string, date"),
+        ({"type": "array", "items": {"enum": ["a"]}}, "array of one of a"),
         ({}, "any"),
     ],
 )
 def test_an_argument_says_what_it_may_be(schema: dict[str, Any], expected: str) -> None:
-    assert reading.argument_type(schema) == expected
+    assert reading.argument_type(schema, {}) == expected
 
 
 def test_who_has_read_enough_is_no_error(tmp_path: Path) -> None:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from roundgate.cli.remote import NO_CONNECTION
-from tests.support.scripted import http, scripted
+from tests.support.scripted import Asked, error, http, scripted
 from tests.support.server import Server, serving
 from tests.support.terminal import Terminal, needs_tmux
+from tests.support.upstreams import Upstream, tool
 
 COMMAND = [sys.executable, "-m", "roundgate.cli"]
 CONFIG = """\
@@ -131,6 +134,66 @@ def test_a_detached_task_is_gone_on_with_elsewhere(url: str, answers: str) -> No
     assert asked.returncode == 4
     done = roundgate("wait", handle, "--answers", answers)
     assert (done.returncode, done.stdout) == (0, "2 to Rome, slowly\n")
+
+
+def test_a_task_that_asks_without_input_keeps_its_handle(url: str, answers: str) -> None:
+    asked = roundgate("call", url, "slowly", "city=Rome", "--no-input")
+    assert (asked.returncode, len(json.loads(asked.stdout)["questions"])) == (4, 1)
+    *_, handle = re.findall(r"roundgate wait '?([^'\s]+)", asked.stderr)
+    assert roundgate("wait", handle, "--answers", answers).stdout == "2 to Rome, slowly\n"
+
+
+def test_the_bytes_of_a_file_are_sent_where_the_schema_wants_bytes(
+    url: str, tmp_path: Path
+) -> None:
+    photo = tmp_path / "photo.png"
+    photo.write_bytes(b"\x89PNG\xff")
+    assert roundgate("call", url, "measure", f"photo=@{photo}").stdout == "5\n"
+    as_text = roundgate("call", url, "book", f"city=@{photo}")
+    assert (as_text.returncode, as_text.stdout) == (2, "")
+    assert "photo.png is not text" in as_text.stderr
+
+
+def test_a_description_has_nested_members_choices_and_formats(url: str) -> None:
+    described = roundgate("describe", url, "ship").stdout
+    for line in (
+        "  to (object, required)",
+        "    city (string, required)",
+        '    country (one of FR, IT, default "FR")',
+        "  when (string, date, required)",
+        "  size (one of S, L)",
+    ):
+        assert line in described.splitlines()
+
+
+class Scoped(Upstream):
+    """A server that lists a dozen tools, and calls of another one need a scope."""
+
+    def __init__(self) -> None:
+        super().__init__(self.answer, [tool(f"t{n}") for n in range(12)])
+
+    def answer(self, asked: Asked) -> Any:
+        if asked.params["name"] == "pay":
+            challenge = 'Bearer error="insufficient_scope", scope="till:pay"'
+            return http(403, WWW_Authenticate=challenge)
+        return error(asked, -32602, "Unknown tool")
+
+
+async def test_a_missing_scope_is_no_missing_tool() -> None:
+    async with scripted(Scoped()) as server:
+        url = f"{server.url}"
+        refused = await asyncio.to_thread(roundgate, "call", url, "pay", "sum=3")
+        unknown = await asyncio.to_thread(roundgate, "call", url, "zzz")
+    assert "the token lacks the scope till:pay" in refused.stderr
+    assert "The server has no tool 'zzz' for this caller; it has t0, t1" in unknown.stderr
+    assert "t9 and 2 more" in unknown.stderr
+
+
+async def test_a_list_does_not_ask_for_what_the_server_denies() -> None:
+    async with scripted(Upstream()) as server:
+        listed = await asyncio.to_thread(roundgate, "list", server.url)
+        assert (listed.returncode, listed.stdout) == (0, "tools\tt\n")
+        assert [name for name in server.methods() if name.endswith("/list")] == ["tools/list"]
 
 
 def test_a_task_can_be_cancelled(url: str) -> None:

@@ -112,3 +112,21 @@ def test_any_text_is_an_object_or_a_problem(text: str) -> None:
     except ValueError as error:
         value = {"problem": str(error)}
     assert isinstance(value, dict)
+
+
+@pytest.mark.parametrize("rules", [{"format": "password"}, {"writeOnly": True}])
+def test_a_secret_is_typed_unseen_and_never_shown_again(rules: dict[str, Any]) -> None:
+    schema = {"properties": {"p": {"type": "string", "default": "hunter2", **rules}}}
+    for posted in (None, {"p": ["swordfish"]}):
+        (field,) = make_form(schema, posted=posted).fields
+        assert (field.input, field.value) == ("password", "")
+    assert read_form(schema, {"p": ["swordfish"]}).value == {"p": "swordfish"}
+
+
+def test_no_field_has_the_name_of_a_class() -> None:
+    size = {"title": "SizeOfCup", "enum": ["S", "L"]}
+    optional = {"anyOf": [{"$ref": "#/$defs/Size"}, {"type": "null"}]}
+    own = {"$ref": "#/$defs/Size", "title": "Size of the cup"}
+    properties = {"size": {"$ref": "#/$defs/Size"}, "other": optional, "own": own}
+    form = make_form({"properties": properties, "$defs": {"Size": size}})
+    assert [field.label for field in form.fields] == ["size", "other", "Size of the cup"]

@@ -293,6 +293,7 @@ class Verifier:
         if (
             status in ("completed", "failed", "cancelled")
             or status == recorded.get("status") != "input_required"
+            or (status == "input_required" and _keys_asked(result) == _keys_asked(recorded))
             or not any(compare(response.message, live.short(message), trial, (), self._ignore))
         ):
             return None
@@ -396,3 +397,9 @@ def _metadata(message: Any, is_older: bool) -> dict[str, str]:
         return {}
     headers = of_request(method, params_of(message), "")
     return {name: value for name, value in headers if name != "MCP-Protocol-Version"}
+
+
+def _keys_asked(task: Json) -> set[str]:
+    """Return the keys of a task's open questions: another text of a question is a difference, not a
+    reason to wait."""
+    return set(task.get("inputRequests") or ())

@@ -8,6 +8,7 @@ limit=5                a value of the property's type; text if the schema has no
 tag=a tag=b            the items of an array, in order; `tag=a` alone is an array of one item
 filter:='{"a": 1}'     JSON, regardless of the schema
 body=@letter.txt       the text of a file; `=@-` reads standard input
+photo=@photo.png       the bytes of a file, where the schema wants base64 or a file
 filter:=@filter.json   the JSON of a file
 address.city=Paris     a member of an object
 name=\\@handle          a value that begins with @
@@ -20,6 +21,7 @@ import asyncio
 import json
 import shlex
 import sys
+from base64 import b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +29,9 @@ from typing import Any, Final, TypeAlias
 
 from roundgate.cli import output, remote
 from roundgate.cli.output import Status, say
+from roundgate.cli.reading import resolved
 from roundgate.client import Answers, CallResult, Client, Task, split_handle
-from roundgate.errors import TimedOut, UsageError, WrongHandle
+from roundgate.errors import RpcError, TimedOut, Unanswered, UsageError, WrongHandle
 from roundgate.json import at_reference
 
 
@@ -56,19 +59,27 @@ async def _call(client: Client, arguments: argparse.Namespace) -> int:
 
 
 async def _call_without_limit(client: Client, arguments: argparse.Namespace) -> int:
-    tool = await client.tool(arguments.tool)
-    values = parse_arguments(arguments.pairs, tool.input_schema)
+    tool = next((each for each in await client.tools() if each.name == arguments.tool), None)
+    if tool is None and arguments.tool in client.rejected:
+        tool = await client.tool(arguments.tool)
+    # a tool that is not listed may lack a scope, which only a call tells
+    values = parse_arguments(arguments.pairs, {} if tool is None else tool.input_schema)
     with Status(sys.stderr) as status:
         answers = remote.answers(arguments, status.hide)
-        task = await client.start(
-            tool.name,
-            values,
-            answers=answers,
-            max_rounds=arguments.max_rounds,
-            on_progress=status.progressed,
-            on_log=status.logged if arguments.log_level else None,
-            log_level=arguments.log_level or "info",
-        )
+        try:
+            task = await client.start(
+                arguments.tool,
+                values,
+                answers=answers,
+                max_rounds=arguments.max_rounds,
+                on_progress=status.progressed,
+                on_log=status.logged if arguments.log_level else None,
+                log_level=arguments.log_level or "info",
+            )
+        except RpcError as error:
+            if tool is None and error.code == _INVALID_PARAMS:
+                await client.tool(arguments.tool)  # raises an error with similar names
+            raise
         if arguments.detach and task.handle is not None:
             print(task.handle)
             return remote.DONE
@@ -80,15 +91,18 @@ async def _call_without_limit(client: Client, arguments: argparse.Namespace) -> 
 async def _finished(
     task: Task, answers: Answers, status: Status, timeout_s: float | None
 ) -> CallResult:
-    """Return the result of a task. If the user interrupts, print the command that resumes the
-    wait."""
+    """Return the result of a task. If the user interrupts, or a question has no answer, print the
+    command that resumes the wait."""
     try:
         return await task.wait(answers=answers, timeout_s=timeout_s, on_task=status.task)
-    except (asyncio.CancelledError, KeyboardInterrupt):
+    except (asyncio.CancelledError, KeyboardInterrupt, Unanswered) as error:
         status.hide()
         if task.handle is not None:
             again = f"roundgate wait {shlex.quote(task.handle)}"
-            say(f"The task continues. To wait for it: {again}", to=sys.stderr)
+            how = (
+                ". To wait for it" if not isinstance(error, Unanswered) else ", once it is answered"
+            )
+            say(f"The task continues{how}: {again}", to=sys.stderr)
         raise
 
 
@@ -117,6 +131,7 @@ async def _cancel(client: Client, arguments: argparse.Namespace) -> int:
     return remote.DONE
 
 
+_INVALID_PARAMS: Final = -32602
 MAX_FILE_BYTES: Final = 32 * 1024 * 1024
 _MAX_REFERENCES: Final = 32
 _BOOLEANS: Final = {"true": True, "yes": True, "false": False, "no": False}
@@ -157,6 +172,9 @@ class _Pair:
     key: str
     text: str
     is_json: bool
+    data: bytes | None = None
+    """The bytes of a file."""
+    file: str = ""
 
     @classmethod
     def parse(cls, pair: str) -> _Pair:
@@ -166,7 +184,8 @@ class _Pair:
         if not equals or not key:
             raise UsageError(f"{pair!r} is not an argument: write key=value, or key:=json")
         if text.startswith("@"):
-            text = _read_file(text[1:], key)
+            data = _read_file(text[1:], key)
+            return cls(key, data.decode("utf-8", "replace"), is_json, data, text[1:])
         return cls(key, text.removeprefix("\\") if text.startswith("\\@") else text, is_json)
 
     def add_to(self, arguments: dict[str, Any], types: _PropertyTypes) -> None:
@@ -184,17 +203,18 @@ class _Pair:
                 raise UsageError(
                     f"{self.key} is set both as JSON and item by item: choose one form"
                 )
-            value.append(self._value(types.types(items), items))
+            value.append(self._value(types, items))
         elif name in holder:
             raise UsageError(f"{self.key} is set twice, but is not an array: remove one value")
         else:
-            holder[name] = (
-                self._json() if self.is_json else self._value(types.types(schema), schema)
-            )
+            holder[name] = self._json() if self.is_json else self._value(types, schema)
 
-    def _value(self, types: frozenset[str], schema: _Schema) -> Any:
+    def _value(self, of: _PropertyTypes, schema: _Schema) -> Any:
         """Return the text as a value of the first type that matches. Raise `UsageError` if none
         matches."""
+        types, shape = of.types(schema), of.without_null(schema)
+        if self.data is not None and (file := self._of_file(self.data, shape)) is not None:
+            return file
         text, choices = self.text, schema.get("enum")
         if isinstance(choices, list) and text in choices:
             return text
@@ -211,6 +231,20 @@ class _Pair:
         shown = repr(text if len(text) <= 40 else text[:37] + "…")
         expected = " or ".join(_TYPES[name] for name in sorted(types))
         raise UsageError(f"{self.key}: {shown} is not {expected}")
+
+    def _of_file(self, data: bytes, schema: _Schema) -> Any:
+        """Return a file as its schema wants bytes, or `None` if it wants text. Raise UsageError if
+        the file is not text then."""
+        encoded = b64encode(data).decode()
+        if schema.get("contentEncoding") == "base64" or schema.get("format") in ("base64", "byte"):
+            return encoded
+        members = schema.get("properties")
+        if isinstance(members, Mapping) and "base64" in members:
+            named = {"file_name": Path(self.file).name} if "file_name" in members else {}
+            return {"base64": encoded, **({} if self.file == "-" else named)}
+        if data != self.text.encode("utf-8", "replace"):
+            raise UsageError(f"{self.key}: {self.file} is not text, and the tool wants text")
+        return None
 
     def _json(self) -> Any:
         try:
@@ -236,21 +270,20 @@ def _parse_json(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-def _read_file(name: str, key: str) -> str:
-    """Return the text of a file, or of standard input for `-`. Raise UsageError if it cannot be
-    read or is too large."""
+def _read_file(name: str, key: str) -> bytes:
+    """Return the bytes of a file, or of standard input for `-`. Raise UsageError if it cannot be read
+    or is too large."""
     try:
         if name == "-":
             data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
         else:
             with Path(name).open("rb") as file:
                 data = file.read(MAX_FILE_BYTES + 1)
-        text = data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{key}: {name} cannot be read as text: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{key}: {name} cannot be read: {error}") from None
     if len(data) > MAX_FILE_BYTES:
         raise UsageError(f"{key}: {name} has more than {MAX_FILE_BYTES} bytes; use a smaller file")
-    return text
+    return data
 
 
 class _PropertyTypes:
@@ -273,6 +306,9 @@ class _PropertyTypes:
         for step in path:
             schema = self._followed(self._properties(schema).get(step, {}))
         return schema
+
+    def without_null(self, schema: _Schema) -> _Schema:
+        return resolved(schema, self._root)
 
     def items(self, schema: _Schema) -> _Schema | None:
         """Return the schema of an array's items, or `None` unless only an array or null is

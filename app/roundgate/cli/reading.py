@@ -14,11 +14,14 @@ from roundgate.cli import output, remote
 from roundgate.cli.output import Status, columns, cut, say
 from roundgate.client import Client, Prompt, Resource, Tool
 from roundgate.errors import BadAnswer, ClientError, RpcError, UsageError
+from roundgate.json import at_reference
 from roundgate.observability import Style, escaped
 
 _METHOD_NOT_FOUND: Final = -32601
 _MAX_DESCRIPTION: Final = 80
 _MAX_CHOICES: Final = 8
+_MAX_DEPTH: Final = 3
+_MAX_REFERENCES: Final = 32
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,8 +71,11 @@ def show_list(rows: Sequence[tuple[str, str, str]], *, has_kinds: bool) -> None:
 
 
 async def _entries(client: Client, kind: str, *, is_required: bool) -> list[Any]:
-    """Return the server's entries of a kind. If the server lacks the method, return an empty list,
-    or raise RpcError if `is_required`."""
+    """Return the server's entries of a kind. If the server lacks the capability or the method, return
+    an empty list; if they are required, ask nevertheless and raise its RpcError."""
+    server = await client.connect()
+    if not is_required and _CAPABILITIES.get(kind, kind) not in server.capabilities:
+        return []
     try:
         entries: list[Any] = await _LISTS[kind](client)
     except RpcError as error:
@@ -85,6 +91,10 @@ _LISTS: Final[Mapping[str, Any]] = {
     "resources": Client.resources,
     "templates": Client.resource_templates,
 }
+
+
+_CAPABILITIES: Final = {"templates": "resources"}
+"""The capability of a kind, unless it has the name of the kind."""
 
 
 def _key(entry: Tool | Prompt | Resource) -> str:
@@ -129,11 +139,7 @@ def _show_entry(entry: Tool | Prompt | Resource, *, as_json: bool) -> None:
 
 def _argument_lines(entry: Tool | Prompt | Resource) -> Iterator[str]:
     if isinstance(entry, Tool):
-        required = entry.input_schema.get("required") or ()
-        properties = entry.input_schema.get("properties") or {}
-        for name, schema in properties.items():
-            schema = schema if isinstance(schema, dict) else {}
-            yield _argument(name, argument_type(schema), name in required, schema)
+        yield from _member_lines(entry.input_schema, entry.input_schema, 0)
     elif isinstance(entry, Prompt):
         for argument in entry.arguments:
             yield _argument(argument.get("name"), "string", argument.get("required"), argument)
@@ -141,12 +147,51 @@ def _argument_lines(entry: Tool | Prompt | Resource) -> Iterator[str]:
         yield f"media type {entry.mime_type}"
 
 
-def argument_type(schema: Mapping[str, Any]) -> object:
-    """Return the type or the choices of an argument as text, with its default."""
+def _member_lines(schema: Mapping[str, Any], whole: Mapping[str, Any], depth: int) -> Iterator[str]:
+    """Yield a line for each member of an object, with the members of objects and of the items of
+    arrays below, to `_MAX_DEPTH`."""
+    required, properties = schema.get("required") or (), schema.get("properties")
+    for name, member in properties.items() if isinstance(properties, dict) else ():
+        about = resolved(member, whole)
+        yield "  " * depth + _argument(name, argument_type(about, whole), name in required, about)
+        items = resolved(about.get("items"), whole)
+        if depth < _MAX_DEPTH:
+            yield from _member_lines(items or about, whole, depth + 1)
+
+
+def resolved(schema: Any, whole: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a schema with its `$ref` followed and an alternative `null` removed; empty if it is not
+    an object."""
+    for _ in range(_MAX_REFERENCES):
+        if not isinstance(schema, Mapping):
+            return {}
+        own = {name: value for name, value in schema.items() if name not in ("$ref", "anyOf")}
+        options = schema.get("anyOf")
+        others = [each for each in options if each != {"type": "null"}] if options else []
+        try:
+            if isinstance(schema.get("$ref"), str):
+                target = at_reference(whole, schema["$ref"])
+            elif len(others) == 1:
+                target = others[0]
+            else:
+                return schema
+        except LookupError:
+            return own
+        schema = {**target, **own} if isinstance(target, Mapping) else own
+    return {}
+
+
+def argument_type(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> object:
+    """Return the type or the choices of an argument of the schema `whole` as text, with its format
+    and its default."""
     choices = schema.get("enum")
     kind: object = schema.get("type", "any")
     if isinstance(kind, list):
         kind = " or ".join(map(str, kind))
+    if kind == "array" and (items := resolved(schema.get("items"), whole)):
+        kind = f"array of {argument_type(items, whole)}"
+    if isinstance(shape := schema.get("format") or schema.get("contentEncoding"), str):
+        kind = f"{kind}, {shape}"
     if isinstance(choices, list) and choices:
         more = ", …" if len(choices) > _MAX_CHOICES else ""
         kind = f"one of {', '.join(map(str, choices[:_MAX_CHOICES]))}{more}"

@@ -51,6 +51,8 @@ _REPEATABLE: Final = _CACHEABLE | {
 }
 _LONGEST_TTL_MS: Final = 24 * 3_600_000
 _MAX_LOGGED: Final = 20
+_MAX_NAMED: Final = 10
+"""The number of tools that an error about another one names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,5 +443,8 @@ class ToolList:
         from difflib import get_close_matches
 
         names = list(self._tools or ())
-        near = get_close_matches(name, names, 3) or names[:10]
-        raise ClientError(f"The server has no tool {name!r}; it has {', '.join(near) or 'none'}")
+        near = get_close_matches(name, names, 3) or names[:_MAX_NAMED]
+        more = f" and {len(names) - len(near)} more" if len(names) > len(near) else ""
+        raise ClientError(
+            f"The server has no tool {name!r} for this caller; it has {', '.join(near) or 'none'}{more}"
+        )

@@ -135,7 +135,9 @@ class Sender:
             if await self._auth.renew(refusal):
                 return
         if response.status == 403:
-            raise AuthorizationFailed(403, f"The server refuses access (403){reason}")
+            raise AuthorizationFailed(
+                403, f"The server refuses access (403){reason}{_lacking_scope(response, reason)}"
+            )
         if self._auth is not None:
             fact, remedy = "rejected the credentials", Remedy.OTHER_CREDENTIALS
         else:
@@ -167,6 +169,14 @@ def redirect_target(url: Url, location: str) -> Url | None:
         return Url.parse(f"{url.root}{location}" if location.startswith("/") else location)
     except ClientError:
         return None
+
+
+def _lacking_scope(response: HttpResponse, reason: str) -> str:
+    """Return the scope that the server asks for, as a clause, unless its reason names it."""
+    challenge = challenge_parameters(response.headers.get("www-authenticate", ""))
+    scope = challenge.get("scope", "")
+    is_asked = challenge.get("error") == "insufficient_scope" and scope.isprintable()
+    return f"; the token lacks the scope {scope}" if is_asked and scope not in reason else ""
 
 
 async def reason_of(

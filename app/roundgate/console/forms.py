@@ -33,6 +33,7 @@ _INPUTS: Final = {
     "date": "date",
     "date-time": "text",
     "email": "email",
+    "password": "password",
     "uri": "url",
     "time": "time",
 }
@@ -170,7 +171,8 @@ def _resolved(rules: Any, schema: Mapping[str, Any]) -> Mapping[str, Any]:
                 rules = json.at_reference(schema, rules["$ref"])
             except (LookupError, TypeError):
                 return kept
-            rules = {**rules, **kept} if isinstance(rules, dict) else kept
+            # pydantic's title of an enum or a model is the name of its class
+            rules = {**rules, "title": None, **kept} if isinstance(rules, dict) else kept
         elif len(others) == 1 and isinstance(others[0], dict):
             rules = {**others[0], **kept}
         else:
@@ -202,7 +204,8 @@ def _field(name: str, rules: Mapping[str, Any], input_name: str, is_required: bo
     if kind in ("integer", "number"):
         return make(kind="text")
     if kind == "string":
-        return make(kind="text", input=_INPUTS.get(str(rules.get("format")), "text"))
+        format_ = "password" if rules.get("writeOnly") is True else str(rules.get("format"))
+        return make(kind="text", input=_INPUTS.get(format_, "text"))
     return make(kind="json")
 
 
@@ -227,8 +230,11 @@ def _with_value(
     each: Field, rules: Mapping[str, Any], posted: Posted | None, problems: Mapping[str, str]
 ) -> Field:
     """Return a field with the entered values, or with the default of its schema."""
-    if posted is not None:
-        values: Sequence[str] = posted.get(each.name, ())
+    values: Sequence[str]
+    if each.input == "password":
+        values = ()  # a page never shows a secret again
+    elif posted is not None:
+        values = posted.get(each.name, ())
     elif "default" not in rules or rules["default"] is None:
         values = ()
     elif each.kind == "checks":

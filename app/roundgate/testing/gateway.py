@@ -96,7 +96,7 @@ class Gateway:
         self._loads = Loads(self._using)
         self._is_again = False
         """Whether this gateway repeats a call of another one, which owns `_file` and `_loads`."""
-        self._kept: tuple[Life, Any] | None = None
+        self._kept: tuple[Life, Any, ConfigFile] | None = None
         self._events: dict[str, Any] = {}
         """The payloads for events of the current calls, by event name."""
         self._working = asyncio.Lock()
@@ -453,9 +453,12 @@ class Gateway:
 
     def _instance(self) -> tuple[Life, Any]:
         """Return the instance for a request, with its app."""
-        if self._kept is not None and not self._fresh and not self._kept[0].died.is_set():
-            return self._kept
-        life, file = Life(), self._file_now()
+        file = self._file_now()
+        if self._kept is not None and not self._fresh:
+            life, app, served = self._kept
+            if served is file and not life.died.is_set():
+                return life, app
+        life = Life()
         app = build_app(
             file,
             self._using,
@@ -464,8 +467,8 @@ class Gateway:
             verifier=self._callers,
             loaded=self._loads.of(file),
         )
-        self._kept = life, app
-        return self._kept
+        self._kept = life, app, file
+        return life, app
 
     def _file_now(self) -> ConfigFile:
         return self._file if self._watch is None else self._watch.file or self._file
