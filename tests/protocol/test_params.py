@@ -71,7 +71,7 @@ def test_each_required_member_is_missed_by_its_name(
     [
         (ListParams, {"cursor": 5}, "cursor"),
         (CallToolParams, {"name": 5}, "name"),
-        (CallToolParams, {"name": "a", "arguments": None}, "arguments"),
+        (CallToolParams, {"name": "a", "arguments": 0}, "arguments"),
         (CallToolParams, {"name": "a", "arguments": []}, "arguments"),
         (CallToolParams, {"name": "a", "arguments": "{}"}, "arguments"),
         (GetPromptParams, {"name": "a", "arguments": {"b": 5}}, "arguments.b"),

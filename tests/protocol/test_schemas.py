@@ -75,7 +75,7 @@ def test_a_million_mistakes_are_found_fast_and_not_explained(items: dict[str, An
     started = time.process_time()
     assert problems(schema, {"a": [1] * 1_000_000}) == UNEXPLAINED
     assert problems(schema, {"a": ["x"] * 1_000_000}) == []
-    assert problems(schema, {"a": ["x"] * 3000 + [1]})[0].startswith("arguments.a[3000]: 1 is not ")
+    assert problems(schema, {"a": ["x"] * 3000 + [1]})[0].startswith("arguments.a[3000]: 1 ")
     assert time.process_time() - started < 4
 
 
@@ -84,7 +84,7 @@ def test_a_mistake_deep_in_a_recursive_union_is_found_fast_and_not_explained() -
     union = {"$defs": {"any": {"anyOf": [one, one, {"type": "integer"}]}}, "$ref": "#/$defs/any"}
     value: Any = "wrong"
     assert problems(union, value) == [
-        "arguments: \"wrong\" is not valid under any of the schemas listed in the 'anyOf' keyword"
+        'arguments: "wrong" must be of type object or of type integer'
     ]
     for _ in range(150):
         value = {"of": value}

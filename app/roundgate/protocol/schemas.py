@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, TypeAlias
 
 import jsonschema_rs
 
+from roundgate.protocol.problem_texts import problem_texts
 from roundgate.protocol.readings import Readings, walk
 
 MAX_DEPTH: Final = 64
@@ -51,6 +53,7 @@ class Schema:
 
     _validator: jsonschema_rs.Validator
     _readings: Readings
+    _source: Mapping[str, Any]
     backtracks: bool
     """Whether matching a pattern takes more than linear time."""
 
@@ -64,11 +67,11 @@ class Schema:
         _check_bounds(schema)
         readings = Readings(schema)
         try:
-            return cls(_validator(schema, _LINEAR), readings, backtracks=False)
+            return cls(_validator(schema, _LINEAR), readings, schema, backtracks=False)
         except _UNUSABLE:  # perhaps only a pattern needs the other engine
             pass
         try:
-            return cls(_validator(schema, _BACKTRACKING), readings, backtracks=True)
+            return cls(_validator(schema, _BACKTRACKING), readings, schema, backtracks=True)
         except _UNUSABLE as error:
             place = ".".join(map(str, getattr(error, "instance_path", ())))  # properties.q.type
             reason = f"{place}: {_first_line(error)}" if place else _first_line(error)
@@ -115,13 +118,14 @@ class Schema:
         if not self._can_explain(value):
             return [f"{root}: does not conform to the schema; send fewer values to learn where"]
         problems: list[str] = []
-        for error in self._validator.iter_errors(value):
-            path = "".join(
-                f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path
-            )
-            problems.append(f"{root}{path}: {error.message}"[:_MAX_MESSAGE])
-            if len(problems) == _MAX_ERRORS:
-                break
+        found = (
+            text
+            for error in self._validator.iter_errors(value)
+            for text in problem_texts(error, self._source)
+        )
+        for place, text in islice(found, _MAX_ERRORS):
+            path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
+            problems.append(f"{root}{path}: {text}"[:_MAX_MESSAGE])
         return problems
 
     def _can_validate(self, value: Any) -> bool:

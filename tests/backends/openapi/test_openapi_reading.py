@@ -41,7 +41,7 @@ def test_parameters_of_the_path_hold_unless_the_operation_has_others(tmp_path: P
     assert one.schema["properties"] == {
         "id": {"type": "integer"},
         "v": {"type": "boolean"},
-        "v_2": {},
+        "v_2": {"description": "Only visible ASCII characters and blanks."},
     }
     assert one.schema["required"] == ["id"]
     assert one.sent(id=7, v=True) == "/x/7?v=true"

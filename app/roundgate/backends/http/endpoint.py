@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 from roundgate.backends.http.bodies import Argument, BodyPlan, encode_body, whole_body
 from roundgate.backends.http.credential_config import FRAMING, Taken
 from roundgate.backends.http.messages import Answer, Outgoing, result_from_answer, with_headers
-from roundgate.backends.http.values import in_header, in_path, pairs, path_text
+from roundgate.backends.http.values import header_schema, in_header, in_path, pairs, path_text
 from roundgate.errors import ToolError
 from roundgate.protocol import ABSENT, Schema, ToolResult, without_none
 
@@ -95,14 +95,7 @@ class Endpoint:
         }
 
     def _input_schema(self) -> dict[str, Any]:
-        properties = {
-            argument.name: {
-                **argument.schema,
-                **without_none(description=argument.description),
-                **({} if argument.default is ABSENT else {"default": argument.default}),
-            }
-            for argument in self.arguments
-        }
+        properties = {argument.name: _member(argument) for argument in self.arguments}
         required = [
             a.name
             for a in self.arguments
@@ -197,6 +190,15 @@ class Endpoint:
             return result_from_answer(self.name, answer, self.pointer, self._output)
         plain = result_from_answer(self.name, answer, self.pointer)
         return with_headers(plain, answer, self.result_headers, self._output)
+
+
+def _member(argument: Argument) -> dict[str, Any]:
+    schema = {
+        **argument.schema,
+        **without_none(description=argument.description),
+        **({} if argument.default is ABSENT else {"default": argument.default}),
+    }
+    return header_schema(schema) if argument.location == "header" else schema
 
 
 def _path_value(placed: Argument, value: Any) -> str:

@@ -87,6 +87,12 @@ def in_path(value: Any, style: ListStyle, write: Callable[[str], str]) -> str:
     return _IN_URL[style].join(map(write, items))
 
 
+def header_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of an argument in a header, which says that only ASCII can be sent."""
+    description = f"{schema.get('description') or ''}\nOnly visible ASCII characters and blanks."
+    return {**schema, "description": description.strip()}
+
+
 def in_header(value: Any, style: ListStyle) -> str:
     """Return a value as text for a header. Raise ValueError if a list's item contains the
     separator."""

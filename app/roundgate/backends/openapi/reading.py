@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias, cast
 from urllib.parse import parse_qsl
 
 from roundgate.backends.http.credential_config import FRAMING
+from roundgate.backends.http.values import header_schema
 from roundgate.backends.openapi import swagger2
 from roundgate.backends.openapi.documents import (
     DanglingReference,
@@ -367,7 +368,7 @@ class _Arguments:
         description = value.get("description")
         if isinstance(description, str) and description.strip():
             whole["description"] = description.strip()
-        self._properties[argument] = whole
+        self._properties[argument] = header_schema(whole) if place == "header" else whole
         if place == "path" or value.get("required") is True:
             self._required.append(argument)
         self.parameters.append(
