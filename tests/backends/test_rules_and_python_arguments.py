@@ -8,6 +8,7 @@ import enum
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from decimal import Decimal
+from itertools import count
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -36,9 +37,11 @@ from typing_extensions import TypedDict
 
 from roundgate import tool
 from roundgate.backends.policy import shown
+from roundgate.backends.python_values import MAX_VALUES
+from roundgate.backends.schema_values import Document, with_schema
 from roundgate.backends.signature import describe
 from tests.support.asgi import Client, client, gateway
-from tests.support.rounds import ask
+from tests.support.rounds import CAPABILITIES, accept, ask, retry
 
 ran: list[Any] = []
 NUMBER = {"type": "number", "maximum": 100}
@@ -562,3 +565,30 @@ def test_the_names_of_values_are_those_of_the_schema() -> None:
         reference = schema["properties"]["order"]["$ref"].rpartition("/")[2]
         names = schema["$defs"][reference]["properties"].keys()
         assert read.value["order"].keys() == names
+
+
+async def test_of_a_value_that_changes_at_each_call_what_was_approved_runs() -> None:
+    numbers = count(1)
+
+    class Changing(BaseModel):
+        sum: float = Field(default_factory=lambda: next(numbers))
+
+    ran.clear()
+    call = {"name": "pay", "arguments": {"order": {}}}
+    async with client(gateway(paying(Changing), backend={"approve": "always"})) as mcp:
+        first = await ask(mcp, "tools/call", call)
+        shown_first = first["inputRequests"]["approve"]["params"]["message"]
+        approved = retry(call, first, approve=accept(approve=True))
+        body = (await mcp.post("tools/call", approved, clientCapabilities=CAPABILITIES)).json()
+        assert ran == []
+        assert shown_first not in str(body)
+
+
+def test_too_many_values_are_unknown() -> None:
+    described = describe(of("value", list[int]))
+    few, many = ({"value": [1] * size} for size in (1000, MAX_VALUES))
+    assert described.known(few).unknown == []
+    assert described.known(many).unknown == [()]
+    document = Document(described.input_schema)
+    assert with_schema(document, few).unknown == []
+    assert with_schema(document, {"value": [1] * MAX_VALUES + [1]}).unknown == [()]

@@ -27,6 +27,9 @@ from roundgate.protocol import PartlyKnown, Path
 
 MAX_UNKNOWN: Final = 100
 """The maximum number of unknown parts, beyond which all arguments are unknown."""
+MAX_VALUES: Final = 100_000
+"""The maximum number of values that are read, because reading them blocks the event loop for some
+100 ms. Beyond, all arguments are unknown."""
 MAX_DIGITS: Final = 400
 """The maximum number of digits of a decimal number; a double has at most 309."""
 _TEXTS: Final = (
@@ -34,6 +37,7 @@ _TEXTS: Final = (
     *(IPv4Address, IPv4Network, IPv6Address, IPv6Network),
 )
 """The types whose text in JSON is unambiguous."""
+_PLAIN: Final = frozenset({str, int, bool, type(None)})
 _LISTS: Final = (list, tuple, set, frozenset, deque)
 _NOT_SCHEMAS: Final = frozenset(
     {"default", "metadata", "serialization", "expected", "members", "config", "function"}
@@ -97,7 +101,7 @@ class Names:
                     return PartlyKnown({}, [()])
                 else:
                     values[name] = reader.read(value, (name,))
-        except RecursionError:  # a value contains itself
+        except (RecursionError, _TooMany):  # a value contains itself, or too many others
             return PartlyKnown({}, [()])
         unknown = reader.unknown
         return PartlyKnown(values, unknown if len(unknown) <= MAX_UNKNOWN else [()])
@@ -152,12 +156,17 @@ def _field_names(node: Mapping[str, Any]) -> Mapping[type, Mapping[str, str] | N
     return {node["cls"]: names}
 
 
+class _TooMany(Exception):
+    """There are more than `MAX_VALUES` values."""
+
+
 class _Reader:
     """Reads Python values as JSON, and collects the places of unknown parts."""
 
     def __init__(self, fields: Mapping[type, Mapping[str, str] | None]) -> None:
         self.unknown: list[Path] = []
         self._fields = fields
+        self._values = 0
 
     def unknown_part(self, value: Any, path: Path) -> str:
         """Record an unknown part; return a text in its place."""
@@ -165,10 +174,13 @@ class _Reader:
         return f"({type(value).__name__})"
 
     def read(self, value: Any, path: Path) -> Any:
-        """Return a value as JSON."""
+        """Return a value as JSON. Raise _TooMany beyond the maximum number of values."""
+        self._values += 1
+        if self._values > MAX_VALUES:
+            raise _TooMany
+        if type(value) in _PLAIN:
+            return value
         match value:
-            case None | bool():
-                return value
             case Enum():
                 return self.read(value.value, path)
             case str():

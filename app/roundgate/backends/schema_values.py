@@ -18,6 +18,8 @@ from roundgate.protocol import PartlyKnown, Path
 MAX_STEPS: Final = 10_000
 """The maximum number of pairs of a schema and a value that are read. They block the event loop for
 some 200 ms."""
+MAX_VALUES: Final = 100_000
+"""The maximum number of members and items that are read."""
 MAX_DEPTH: Final = 200
 """The maximum depth of values that are read; a recursive schema may declare endless defaults."""
 MAX_REFERENCES: Final = 16
@@ -165,8 +167,8 @@ class _Reading:
         """The names that the schemas of an object know, by the id of the object."""
         self._maps: set[int] = set()
         """The ids of objects whose members may have any name."""
-        self._texts: dict[Path, tuple[str, frozenset[str]]] = {}
-        """Texts with the types that the schemas at their place accept."""
+        self._unknown: list[Path] = []
+        self._children = 0
 
     def run(self) -> list[Path] | None:
         """Read all parts. Return the places of unknown parts; `None` if all are unknown."""
@@ -179,14 +181,14 @@ class _Reading:
             todo += ((other, value, path) for other in self._document.of_same_value(part, value))
             if isinstance(value, dict):
                 self._note_names(part, value)
+            if isinstance(value, (dict, list)):
+                self._children += len(value)
             for key, member in self._members(part, value):
                 child = value[key]
                 place = (*path, key)
                 if isinstance(child, str):
-                    if member is None:  # another schema of the same value names the type
-                        continue
-                    _, types = self._texts.get(place, (child, frozenset[str]()))
-                    self._texts[place] = (child, types | self._document.types(member))
+                    if _is_ambiguous(child, self._document.types(member)):
+                        self._unknown.append(place)
                     continue
                 if id(child) not in self._copies:
                     child = value[key] = child.copy()
@@ -194,10 +196,12 @@ class _Reading:
                 todo.append((member, child, place))
                 if len(self._seen) + len(todo) > MAX_STEPS or len(path) > MAX_DEPTH:
                     return None
+            if self._children > MAX_VALUES:
+                return None
         for key, names in self._names.items():
             if key not in self._maps and self._copies[key].keys() - names:
                 return None
-        return [path for path, (text, types) in self._texts.items() if _is_ambiguous(text, types)]
+        return list(dict.fromkeys(self._unknown))
 
     def _note_names(self, part: Mapping[str, Any], value: dict[str, Any]) -> None:
         members = properties_of(part)
@@ -228,8 +232,9 @@ class _Reading:
 
 
 def _is_ambiguous(text: str, types: frozenset[str]) -> bool:
-    """Return whether a service that accepts values of these types may read a text as another value."""
-    if "string" not in types or types == ANY:
+    """Return whether a service that accepts values of these types, besides a text that another schema
+    of the value may accept, may read a text as another value."""
+    if types == ANY:
         return False
     if types & {"number", "integer", "boolean"} and _reads_as_number(text):
         return True
