@@ -59,7 +59,7 @@ HOMES = {
     },
     "jmespath": {"backends.shaping", "suites.variables"},
     "jsonpath_rfc9535": {"backends.openapi.overlays"},
-    "jsonschema_rs": {"protocol.schemas"},
+    "jsonschema_rs": {"protocol.schemas", "protocol.problem_texts"},
     "prompt_toolkit": {"cli.dialogue"},
     "docstring_parser": {"backends.signature"},
     "jiter": {"json"},

@@ -22,6 +22,7 @@ from uuid import UUID
 from pydantic import AnyUrl, BaseModel
 from pydantic_core import to_jsonable_python
 
+from roundgate.errors import Inside
 from roundgate.json import encode
 from roundgate.protocol import PartlyKnown, Path
 
@@ -156,7 +157,7 @@ def _field_names(node: Mapping[str, Any]) -> Mapping[type, Mapping[str, str] | N
     return {node["cls"]: names}
 
 
-class _TooMany(Exception):
+class _TooMany(Inside):
     """There are more than `MAX_VALUES` values."""
 
 
