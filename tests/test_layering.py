@@ -17,6 +17,7 @@ APP = Path(__file__).parent.parent / "app/roundgate"
 LAYERS = [
     {"errors", "background", "clock", "garbage", "net", "version"},
     {"json", "aws"},
+    {"lenient"},
     {"settings", "protocol", "observability"},
     {"auth", "client", "declare"},
     {"aio", "storage", "tokens"},
@@ -62,7 +63,7 @@ HOMES = {
     "jsonschema_rs": {"protocol.schemas", "protocol.problem_texts"},
     "prompt_toolkit": {"cli.dialogue"},
     "docstring_parser": {"backends.signature"},
-    "jiter": {"json"},
+    "jiter": {"json", "lenient"},
     "orjson": {"json"},
     "time": {
         *(

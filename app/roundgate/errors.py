@@ -36,6 +36,14 @@ class Inside(RoundgateError):
     `GatewayError`, or only a line in the log."""
 
 
+class AnswerTooLarge(Inside):
+    """An answer of a service or server exceeds its limit of bytes."""
+
+
+class UnknownEncoding(Inside):
+    """An answer has an unknown content encoding, or is invalid in its encoding."""
+
+
 # A request that cannot be served
 
 
@@ -231,6 +239,11 @@ class Unavailable(GatewayError):
     write may have taken effect."""
 
     retry_s: int = 5
+
+
+class ServerAway(Unavailable):
+    """The MCP server of a tool, prompt or resource has not answered since the gateway started. A call
+    of a tool then ends with `isError`, as it does if the server went down later."""
 
 
 class QuotaExceeded(Unavailable):

@@ -1,4 +1,4 @@
-"""JSON: reading, writing, and digests of values. Only this module uses jiter and orjson.
+"""JSON: reading, writing, and digests of values. Only this module uses orjson.
 
 Reading is strict: no duplicate keys, no NaN or Infinity, no number that overflows to infinity, at
 most 200 levels deep (the parser's own bound). Writing makes one line, because a reader of events

@@ -211,6 +211,7 @@ def _read_upstream(state: ServerState) -> Upstream:
         resources=state.resources,
         left_out=left_out or None,
         changed=list(islice(state.differing, MAX_LEFT_OUT)) or None,
+        skipped=state.skipped or None,
     )
 
 

@@ -26,6 +26,7 @@ from roundgate.backends.aws_lambda.messages import (
     encode_payload,
     facts,
 )
+from roundgate.backends.http.messages import DOUBT
 from roundgate.errors import ConfigError, FunctionAway, ToolError
 from roundgate.settings.process import Settings
 from tests.support.asgi import built, config_of
@@ -369,10 +370,12 @@ async def test_bytes_that_are_no_base64_and_json_that_is_none_are_errors(
 ) -> None:
     _, result = await called(patch, tmp_path, said({"isBase64Encoded": True, "body": "!"}))
     assert (
-        error_of(result) == "The function marked its answer as base64, but the body is not base64"
+        error_of(result)
+        == f"The function marked its answer as base64, but the body is not base64{DOUBT}"
     )
-    _, result = await called(patch, tmp_path, answer(b'{"n": NaN}'))
+    _, result = await called(patch, tmp_path, answer(b'{"n": NaN,}'))
     assert "not JSON" in error_of(result)
+    assert error_of(result).endswith(DOUBT)
 
 
 async def test_an_event_of_an_http_api_has_the_arguments_where_the_path_says(

@@ -3,7 +3,7 @@ what came of each step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,8 @@ from roundgate.client.transport import Limits
 from roundgate.client.types import Json, TaskState
 from roundgate.errors import (
     BadAnswer,
+    ClientError,
+    ConnectionLost,
     HttpRefused,
     NoCommonVersion,
     RpcError,
@@ -326,34 +328,62 @@ def test_what_says_nothing_of_the_era_is_no_reason_to_fall_back(failure: Excepti
 LISTED = Limits(max_pages=3, max_items=4, max_message=300)
 
 
-def pages(*replies: Mapping[str, Any]) -> list[Json]:
-    found: list[Json] = drive(flows.whole_list("tools/list", "tools", LISTED), replies)[0].items
+def listing(*replies: Any) -> flows.Listing:
+    found: flows.Listing = drive(flows.whole_list("tools/list", "tools", LISTED), replies)[0]
     return found
 
 
 def test_lists_are_read_page_after_page() -> None:
-    assert pages({"tools": [{"n": 1}], "nextCursor": "x"}, {"tools": [{"n": 2}]}) == [
-        {"n": 1},
-        {"n": 2},
-    ]
+    second = {"tools": [2, {"n": 2}], "nextCursor": ""}
+    found = listing({"tools": [{"n": 1}], "nextCursor": "x"}, second)
+    assert (found.items, found.error) == ([{"n": 1}, {}, {"n": 2}], None)
 
 
 @pytest.mark.parametrize(
     ("replies", "complaint"),
     [
-        ([{"tools": [], "nextCursor": "x"}] * 2, "sent before"),
-        ([{"tools": [], "nextCursor": str(n)} for n in range(3)], "max_pages"),
         ([{"tools": [{}] * 5}], "max_items"),
         ([{"tools": "all"}], "without a list"),
-        ([{"tools": [1]}], "without a list"),
         ([{"tools": [], "nextCursor": 5}], "an invalid cursor"),
         ([{"tools": [], "nextCursor": "x" * 100_000}], "an invalid cursor"),
-        ([{"tools": [{"n": "x" * 150}], "nextCursor": str(n)} for n in range(2)], "max_message"),
+        ([{"tools": [{"n": "x" * 400}], "nextCursor": "1"}], "max_message"),
+        ([RpcError(-32601, "no")], "no"),
     ],
 )
-def test_lists_that_make_no_sense_are_refused(replies: list[Json], complaint: str) -> None:
-    with pytest.raises(BadAnswer, match=complaint):
-        pages(*replies)
+def test_a_list_whose_first_page_makes_no_sense_is_refused(
+    replies: list[Any], complaint: str
+) -> None:
+    with pytest.raises(ClientError, match=complaint):
+        listing(*replies)
+
+
+FIRST: Json = {"tools": [{"n": 1}], "nextCursor": "0"}
+
+
+@pytest.mark.parametrize(
+    ("replies", "complaint"),
+    [
+        ([FIRST], "sent before"),
+        ([{"tools": [], "nextCursor": str(n)} for n in range(1, 3)], "max_pages"),
+        ([{"tools": [{}] * 5}], "max_items"),
+        ([{"tools": "all"}], "without a list"),
+        ([{"tools": [{}], "nextCursor": 5}], "an invalid cursor"),
+        ([{"tools": [{"n": "x" * 300}]}], "max_message"),
+        ([RpcError(-32603, "broken")], "broken"),
+        ([HttpRefused(500, "gone")], "gone"),
+    ],
+)
+def test_the_pages_before_one_that_makes_no_sense_are_kept(
+    replies: list[Any], complaint: str
+) -> None:
+    found = listing(FIRST, *replies)
+    assert found.items == [{"n": 1}]
+    assert complaint in str(found.error)
+
+
+def test_a_list_that_breaks_off_with_its_connection_is_not_kept() -> None:
+    with pytest.raises(ConnectionLost):
+        listing(FIRST, ConnectionLost("away"))
 
 
 def test_what_is_seen_of_a_task_is_shown() -> None:

@@ -85,25 +85,20 @@ async def test_a_few_interim_answers_are_passed_over() -> None:
 
 @pytest.mark.parametrize("over_httpx", [False, True])
 @pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
-async def test_what_is_compressed_is_not_unpacked(kind: str, over_httpx: bool) -> None:
+async def test_what_is_compressed_is_unpacked_up_to_the_limit(kind: str, over_httpx: bool) -> None:
     def bomb(asked: Asked) -> bytes:
         message = {"jsonrpc": "2.0", "id": asked.message["id"], "result": text("x" * 2_000_000)}
         plain = json.dumps(message).encode() if kind.endswith("json") else event(message)
         return http(200, gzip.compress(plain), kind, Content_Encoding="gzip")
 
-    with pytest.raises(BadAnswer, match="compressed"):
-        await called(bomb, over_httpx=over_httpx)
+    with pytest.raises(BadAnswer, match="more than 1000000 bytes"):
+        await called(bomb, Limits(max_message=1_000_000), over_httpx=over_httpx)
 
 
 @pytest.mark.parametrize("depth", [500, 100_000])
 async def test_json_that_is_nested_without_end_is_refused(depth: int) -> None:
     with pytest.raises(BadAnswer, match="not JSON"):
         await called(lambda asked: http(200, b'{"a":' * depth + b"1" + b"}" * depth))
-
-
-async def test_a_number_that_no_number_is_is_refused() -> None:
-    with pytest.raises(BadAnswer, match="not JSON"):
-        await called(lambda asked: http(200, b'{"jsonrpc":"2.0","id":3,"result":{"a":1e999}}'))
 
 
 @pytest.mark.parametrize("host", ["a" * 64 + ".example", "a..example", "a b", "x" * 300])

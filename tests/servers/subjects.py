@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,8 @@ VIENNA = {"timezone": "Europe/Vienna"}
 NOW = Check("call", "get_current_time", "Europe/Vienna", VIENNA, varies=True)
 LOG = Check("call", "git_log", "Commit", {"repo_path": str(ROOT), "max_count": 1})
 
+EMOJI = Check("call", "half_an_emoji", "caf", varies=True)
+
 SUBJECTS = [
     Subject(
         "FastMCP 4.1.2",
@@ -180,6 +182,13 @@ SUBJECTS = [
         headers={"Authorization": "token secret"},
         is_named=False,
     ),
+    Subject(
+        "half an emoji, nulls and pings",
+        "2025-11-25",
+        [sys.executable, str(HERE / "served_loosely.py"), "{port}"],
+        [EMOJI, replace(EMOJI, column="stream")],
+        is_named=False,
+    ),
 ]  # fmt: skip
 
 
@@ -199,6 +208,11 @@ THOUGHT = {"thought": "a", "nextThoughtNeeded": False, "thoughtNumber": 1, "tota
 SELECT = {"query": "select 42 as answer"}
 CHROMIUM = ["--headless", "--isolated", "--no-sandbox", "--executable-path", "/usr/bin/chromium"]
 PROGRAMS = [
+    Program(
+        "half an emoji, and lines of a log",
+        [sys.executable, str(ROOT / "tests" / "support" / "odd_answers.py")],
+        [EMOJI],
+    ),
     Program("mcp-server-git", installed("mcp-proxy", "mcp-server-git"), [LOG]),
     Program("mcp-server-time", installed("mcp-proxy", "mcp-server-time"), [NOW]),
     Program(

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import httpx
 
 from roundgate.client import VERSIONS, Client, Progress, envelope
+from roundgate.client.types import without_nulls
 from roundgate.errors import ClientError, RpcError
 from tests.servers.subjects import CACHE, CALL_S, PROGRAMS, SUBJECTS, Check, served
 from tests.support.server import running
@@ -195,7 +196,7 @@ async def _up(client: Client, url: str) -> str:
 
 
 async def _listed(request: Request) -> list[dict[str, Any]]:
-    """Return the entries of all lists, as the server wrote them."""
+    """Return the entries of all lists, as the server wrote them, but for null members."""
     entries = []
     for method, member in LISTS.items():
         cursor: dict[str, Any] = {}
@@ -205,13 +206,13 @@ async def _listed(request: Request) -> list[dict[str, Any]]:
             while True:
                 page = await request(method, cursor)
                 entries += page[member]
-                if "nextCursor" not in page:
+                if not page.get("nextCursor"):
                     break
                 cursor = {"cursor": page["nextCursor"]}
     for entry in entries:
         entry["name"] = entry["name"].removeprefix("up__")
         entry.pop("execution", None)
-    return [_without_hop(entry) for entry in entries]
+    return [without_nulls(_without_hop(entry)) for entry in entries]
 
 
 async def _all_read(entries: list[dict[str, Any]], direct: Request, through: Request) -> str:

@@ -254,6 +254,8 @@ class ServerState:
     """The reason why the last request failed; not shown to callers."""
     differing: Sequence[str] = ()
     """The names of definitions that differ from the accepted ones."""
+    skipped: int = 0
+    """The number of lines and events of the server that are no messages."""
 
 
 class Backend(Protocol):

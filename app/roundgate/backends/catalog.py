@@ -32,6 +32,7 @@ from roundgate.errors import (
     Problem,
     PromptNotFound,
     ResourceNotFound,
+    ServerAway,
     Unavailable,
 )
 from roundgate.protocol import (
@@ -344,6 +345,11 @@ class Catalog:
         """Raise Unavailable if a name has the prefix of a back end that is missing now."""
         for backend, missing in self.missing.items():
             if missing.prefix and name.startswith(missing.prefix):
+                if missing.heals_itself:
+                    raise ServerAway(
+                        f"{backend} did not answer: it has not been up since the gateway started; "
+                        "try again later"
+                    )
                 raise Unavailable(f"The back end {backend} is not served just now; try later")
 
     def resource(self, uri: str) -> tuple[Resource, Mapping[str, Any]]:

@@ -60,6 +60,8 @@ def _remarks(state: ServerState) -> Iterator[str]:
     for name in state.differing:
         if name not in state.left_out:
             yield f"{state.name}: {name} differs from the lock file"
+    if state.skipped:
+        yield f"{state.name}: {state.skipped} lines or events are no messages"
 
 
 def _members(state: ServerState) -> dict[str, Any]:
@@ -73,5 +75,6 @@ def _members(state: ServerState) -> dict[str, Any]:
         "resources": state.resources,
         "left_out": dict(state.left_out),
         "changed": list(state.differing),
+        "skipped": state.skipped,
         "error": state.error,
     }

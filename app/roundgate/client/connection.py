@@ -163,11 +163,25 @@ class Connection:
             return stop.value  # type: ignore[no-any-return]
 
     async def items(self, method: str, name: str) -> list[Json]:
-        """Return the items of all pages of a list."""
-        return (await self.listing(method, name)).items
+        """Return the items of all pages of a list. Raise a `ClientError` if a page cannot be
+        read."""
+        listing = await self.listing(method, name)
+        if listing.error is not None:
+            raise listing.error
+        return listing.items
+
+    async def read_items(self, method: str, name: str, read: Callable[[Json], T]) -> list[T]:
+        """Return the items of a list that `read` accepts; log the others."""
+        values: list[T] = []
+        for item in await self.items(method, name):
+            try:
+                values.append(read(item))
+            except BadAnswer as error:
+                log.warning("an entry of %s is not used: %s", method, error)
+        return values
 
     async def listing(self, method: str, name: str) -> Listing:
-        """Return all pages of a list, and the time for which they are fresh."""
+        """Return the pages of a list that can be read, and the time for which they are fresh."""
         await self.connect()
         return await self.drive(whole_list(method, name, self.limits))
 

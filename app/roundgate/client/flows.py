@@ -27,6 +27,7 @@ from roundgate.client.transport import Limits
 from roundgate.client.types import Json, ServerInfo, TaskState, Tool, is_modern, member
 from roundgate.errors import (
     BadAnswer,
+    ClientError,
     HttpRefused,
     NoCommonVersion,
     Remedy,
@@ -457,48 +458,68 @@ class Listing:
     none."""
     is_private: bool = False
     """Whether a page is for the authorization of this client alone (`cacheScope: private`)."""
+    error: ClientError | None = None
+    """The reason why the pages after `items` could not be read."""
 
 
 def whole_list(method: str, name: str, limits: Limits) -> Flow[Listing]:
-    """Return all pages of a list (server/utilities/pagination). Raise `BadAnswer` if a page is
-    malformed, a cursor repeats, or the list exceeds a limit."""
+    """Return all pages of a list (server/utilities/pagination). If a page after the first cannot be
+    read, return the pages before it with the error. An entry that is not an object counts as one
+    without members. Raise `BadAnswer` if the first page is malformed."""
     items: list[Json] = []
     ttls: list[int] = []
     is_private = False
     cursors: set[str] = set()
     params: Json = {}
+    error: ClientError | None = None
     size = 0
-    for _ in range(limits.max_pages):
-        result: Json = yield Send(method, params, True)
-        page = result.get(name)
-        if not isinstance(page, list) or not all(isinstance(item, dict) for item in page):
-            raise BadAnswer(f"The server answered {method} without a list of {name}")
+    while True:
+        try:
+            result: Json = yield Send(method, params, True)
+            page, cursor = _page(result, method, name, cursors)
+            size += len(encode(page)) if cursors or cursor else 0  # one message is bounded itself
+            _check_size(name, limits, len(items) + len(page), size)
+        except (BadAnswer, HttpRefused, RpcError) as failure:
+            if not cursors:
+                raise
+            error = failure
+            break
         items += page
         if isinstance(ttl_ms := result.get("ttlMs"), int) and not isinstance(ttl_ms, bool):
             ttls.append(ttl_ms)
         is_private = is_private or result.get("cacheScope") == "private"
-        if len(items) > limits.max_items:
-            raise BadAnswer(
-                f"The server lists more than {limits.max_items} {name} (limit max_items)"
-            )
-        cursor = result.get("nextCursor")
-        if cursor is None and not cursors:
-            # a single page is a single message, whose size is bounded
-            return Listing(items, min(ttls, default=None), is_private)
-        size += len(encode(page))
-        if size > limits.max_message:
-            raise BadAnswer(
-                f"The server's list of {name} has more than {limits.max_message} bytes (limit "
-                "max_message)"
-            )
-        if cursor is None:
-            return Listing(items, min(ttls, default=None), is_private)
-        if not isinstance(cursor, str) or len(cursor) > _LONGEST_CURSOR:
-            raise BadAnswer(f"The server answered {method} with an invalid cursor")
-        if cursor in cursors:
-            raise BadAnswer(f"The server answered {method} with a cursor that it sent before")
+        if not cursor:
+            break
         cursors.add(cursor)
+        if len(cursors) == limits.max_pages:
+            error = BadAnswer(
+                f"The server's {method} has more than {limits.max_pages} pages (limit max_pages)"
+            )
+            break
         params = {"cursor": cursor}
-    raise BadAnswer(
-        f"The server's {method} has more than {limits.max_pages} pages (limit max_pages)"
-    )
+    return Listing(items, min(ttls, default=None), is_private, error)
+
+
+def _page(result: Json, method: str, name: str, cursors: set[str]) -> tuple[list[Json], str | None]:
+    """Return the entries of a page, and the cursor of the next page. An empty cursor ends the list,
+    as it does for clients that use the official SDKs."""
+    page = result.get(name)
+    if not isinstance(page, list):
+        raise BadAnswer(f"The server answered {method} without a list of {name}")
+    cursor = result.get("nextCursor")
+    if not isinstance(cursor, str | None) or len(cursor or "") > _LONGEST_CURSOR:
+        raise BadAnswer(f"The server answered {method} with an invalid cursor")
+    if cursor in cursors:
+        raise BadAnswer(f"The server answered {method} with a cursor that it sent before")
+    return [item if isinstance(item, dict) else {} for item in page], cursor
+
+
+def _check_size(name: str, limits: Limits, items: int, size: int) -> None:
+    """Raise `BadAnswer` if a list exceeds a limit."""
+    if items > limits.max_items:
+        raise BadAnswer(f"The server lists more than {limits.max_items} {name} (limit max_items)")
+    if size > limits.max_message:
+        raise BadAnswer(
+            f"The server's list of {name} has more than {limits.max_message} bytes (limit "
+            "max_message)"
+        )

@@ -35,9 +35,11 @@ from roundgate.client.messages import (
     Listener,
     Observer,
     Reader,
+    Received,
     ServerEvent,
     Speaker,
     TryLater,
+    id_of,
     is_stream,
     read_session_id,
     result_of,
@@ -110,12 +112,14 @@ class Link:
         headers: Headers = (),
         observer: Observer | None = None,
         redact: Redact | None = None,
+        received: Received | None = None,
         first_id: int = 1,
     ) -> None:
         """Prepare the link without sending anything.
 
         `info` and `capabilities` describe the client. `headers` are sent with every request.
-        `redact` removes secrets from received messages. The caller closes `transport`.
+        `redact` removes secrets from received messages, `received` counts what is no message. The
+        caller closes `transport`.
 
         A client for several users needs a random `first_id`: servers on the Python SDK keep the
         events of all sessions together by the ids of requests, so a resumed stream has the events of
@@ -129,7 +133,7 @@ class Link:
         self.keeps_events = False
         """Whether a stream of the server began with an event that has an id and no data. 2025-11-25
         defines it for servers from which a stream can be resumed; a mere id does not show this."""
-        self.reader = Reader(limits, observer, redact)
+        self.reader = Reader(limits, observer, redact, received or Received(url.authority))
         self.session_stream = SessionStream(self)
         self.pending: list[OlderRequest] = []
         """The running requests to an older server, oldest first. The newest answers the questions
@@ -223,7 +227,7 @@ class Link:
                 return
             async with aclosing(self.reader.events(response)) as events:
                 async for event in events:
-                    if (received := self.reader.message(event.data)) is not None:
+                    if (received := self.reader.event(event, may_answer=False)) is not None:
                         yield received
         finally:
             await response.close()
@@ -419,7 +423,7 @@ class Link:
                 return await self.json_result(response, message["id"])
             async with aclosing(self.reader.events(response)) as events:
                 async for event in events:
-                    received = self.reader.message(event.data)
+                    received = self.reader.event(event)
                     if received is None:
                         continue
                     if "method" not in received:
@@ -482,7 +486,7 @@ class SessionStream:
                         async for event in events:
                             wait_s = _FIRST_WAIT_S
                             last_id = (event.id or last_id) if self.resumes else None
-                            await self._take(self._link.reader.message(event.data))
+                            await self._take(self._link.reader.event(event, may_answer=False))
                 except (ConnectionLost, TimedOut):
                     is_settled.set()
                 except HttpRefused as error:
@@ -691,7 +695,7 @@ class OlderRequest:
         if event.id and not event.data and self._last_id is None:
             self.is_kept = self._link.keeps_events = True
         self._retry_ms = self._retry_ms if event.retry_ms is None else event.retry_ms
-        result = await self._take_message(self._link.reader.message(event.data), own_id)
+        result = await self._take_message(self._link.reader.event(event), own_id)
         # `detach` returns a position before the result. An event without data may have a later id
         # than an event that the server did not send on this stream.
         if result is None and (event.data or self._last_id is None):
@@ -703,9 +707,7 @@ class OlderRequest:
             return None
         if "method" not in message:
             # a resumed stream may have the response to another request, or no response at all
-            is_own = message.get("id") == own_id or (
-                message.get("id") is None and "error" in message
-            )
+            is_own = id_of(message) == own_id or (message.get("id") is None and "error" in message)
             return result_of(message, own_id) if is_own else None
         if "id" in message:
             self.ask(message, self._last_id)

@@ -7,12 +7,14 @@ follow WHATWG HTML, section 9.2.
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from roundgate import lenient
 from roundgate.client.flows import is_error, rpc_error
 from roundgate.client.sender import Headers, Redact, reason_in, reason_of
 from roundgate.client.transport import (
@@ -20,11 +22,10 @@ from roundgate.client.transport import (
     Limits,
     read_body,
     read_media_type,
-    refuse_compressed,
+    unpacked_chunks,
 )
 from roundgate.client.types import Json, Tool, is_modern
 from roundgate.errors import BadAnswer, HttpRefused, Inside, ParseError
-from roundgate.json import decode
 from roundgate.protocol.v2026_07_28.requests import encode_value
 
 META: Final = "io.modelcontextprotocol/"
@@ -39,6 +40,8 @@ _NAMED_BY: Final = {
     "tasks/update": "taskId",
     "tasks/cancel": "taskId",
 }
+
+log = logging.getLogger("roundgate.client")
 
 # -- requests of 2026-07-28 ------------------------------------------------------------------------
 
@@ -185,11 +188,12 @@ _LONGEST_EVENT_ID: Final = 4096
 @dataclass(frozen=True, slots=True)
 class ServerEvent:
     """One event. `id` is the latest id on the stream, `retry_ms` the value of the event's `retry`
-    field."""
+    field, `type` the value of its `event` field."""
 
     data: bytes
     id: str | None
     retry_ms: int | None
+    type: bytes = b""
 
 
 class EventReader:
@@ -204,6 +208,7 @@ class EventReader:
         self._has_started = self._ended_with_cr = False
         self._retry_ms: int | None = None
         self._last_id: str | None = None
+        self._type = b""
 
     def feed(self, data: bytes) -> list[ServerEvent]:
         """Return the events that `data` completes. Raise `BadAnswer` if an event has more than
@@ -244,6 +249,8 @@ class EventReader:
             self._data += b"\n"
             self._has_data = True
             self._check_size(0)
+        elif name == b"event":
+            self._type = value
         elif name == b"id" and b"\0" not in value and len(value) <= _LONGEST_EVENT_ID:
             self._last_id = value.decode("utf-8", "replace")
         elif name == b"retry" and value.isdigit() and len(value) < 10:
@@ -251,11 +258,11 @@ class EventReader:
         return None
 
     def _dispatch(self) -> ServerEvent | None:
-        event = ServerEvent(bytes(self._data[:-1]), self._last_id, self._retry_ms)
+        event = ServerEvent(bytes(self._data[:-1]), self._last_id, self._retry_ms, self._type)
         # Unlike a browser, report a block without data if it sets the reconnection time.
         is_event = self._has_data or self._retry_ms is not None
         self._data.clear()
-        self._has_data, self._retry_ms = False, None
+        self._has_data, self._retry_ms, self._type = False, None, b""
         return event if is_event else None
 
     def _check_size(self, more: int) -> None:
@@ -274,18 +281,52 @@ a received body."""
 _LONGEST_RETRY_AFTER_S: Final = 30
 _LONGEST_SESSION_ID: Final = 8_192
 _NO_SESSION: Final = -32000
+_LONGEST_ID: Final = 15
+_LONGEST_END: Final = 200
+_FIRST_MEMBERS: Final = re.compile(
+    rb"""\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"""
+    rb"""(?:"id"\s*:\s*"?(\d{1,15})"?\s*,(?!\s*"method")|"(?:result|error)"\s*:)"""
+)
+_LAST_MEMBERS: Final = re.compile(
+    rb""""id"\s*:\s*"?(\d{1,15})"?\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$"""
+)
 _TRY_LATER_STATUSES: Final = frozenset({429, 502, 503, 504})
+
+
+@dataclass(slots=True)
+class Received:
+    """What one server sent that is no message: lines of its standard output, and events.
+
+    Args:
+        name: the server's name for the log.
+    """
+
+    name: str
+    skipped: int = 0
+    """The number of lines and events that were skipped."""
+
+    def skip(self, reason: str) -> None:
+        """Count a line or an event, and log the first one, without its text."""
+        self.skipped += 1
+        if self.skipped == 1:
+            fields = {"of": self.name, "error": reason}
+            log.warning("a server sends what is no message", extra={"fields": fields})
 
 
 class Reader:
     """A reader of one server's responses, which passes each message to the observer."""
 
     def __init__(
-        self, limits: Limits, observer: Observer | None = None, redact: Redact | None = None
+        self,
+        limits: Limits,
+        observer: Observer | None = None,
+        redact: Redact | None = None,
+        received: Received | None = None,
     ) -> None:
         self._limits = limits
         self._observer = observer
         self._redact = redact
+        self._received = received or Received("a server")
 
     async def json_result(
         self, response: HttpResponse, request_id: Any, *, in_session: bool, sent: Headers = ()
@@ -304,7 +345,6 @@ class Reader:
         """
         status = response.status
         is_success = 200 <= status < 300
-        refuse_compressed(response)
         media_type = read_media_type(response)
         if media_type != "application/json":
             if status == 404 and in_session:
@@ -317,7 +357,8 @@ class Reader:
             raise _no_message(response, await reason_of(response, sent, self._redact))
         body = await read_body(response, self._limits.max_message)
         try:
-            answer = self.message(body, status)
+            content_type = response.headers.get("content-type", "")
+            answer = self.message(lenient.in_utf8(body, content_type), status)
         except BadAnswer:
             if not is_success:
                 raise _refusal(status, reason_in(body, response, sent, self._redact)) from None
@@ -332,12 +373,25 @@ class Reader:
 
     async def events(self, response: HttpResponse) -> AsyncGenerator[ServerEvent, None]:
         """Yield the events of a stream as they arrive."""
-        refuse_compressed(response)
         reader = EventReader(self._limits.max_message)
-        async with aclosing(response.chunks()) as chunks:
+        async with aclosing(unpacked_chunks(response)) as chunks:
             async for data in chunks:
                 for event in reader.feed(data):
                     yield event
+
+    def event(self, event: ServerEvent, *, may_answer: bool = True) -> Json | None:
+        """Return the message of an event, or `None` if it has none. Servers also send events of
+        other types, and plain text as a sign of life. Raise `BadAnswer` if the event may be the
+        response of the stream's request (`may_answer`) and cannot be read."""
+        if event.type not in (b"", b"message"):
+            return None
+        try:
+            return self.message(event.data)
+        except BadAnswer as error:
+            if may_answer and unreadable_response(event.data, event.data) is not None:
+                raise
+            self._received.skip(str(error))
+            return None
 
     def message(self, data: bytes, status: int | None = None) -> Json | None:
         """Return the message in the data of a body or an event, or `None` if the data is empty.
@@ -346,7 +400,8 @@ class Reader:
         if not data.strip():
             return None
         try:
-            decoded = decode(data if self._redact is None else self._redact(data))
+            clean = data if self._redact is None else self._redact(data)
+            decoded = lenient.value(clean, self._received.name)
         except ParseError as error:
             raise BadAnswer(f"The server sent text that is not JSON: {error}") from None
         if not isinstance(decoded, dict):
@@ -354,6 +409,30 @@ class Reader:
         if self._observer is not None:
             self._observer("received", decoded, status)
         return decoded
+
+
+def id_of(message: Json) -> Any:
+    """Return the id of a response. Some servers echo the client's whole numbers as text or with a
+    fraction of zero."""
+    match message.get("id"):
+        case bool():
+            return None
+        case float() as number if number.is_integer():
+            return int(number)
+        case str() as text if text.isascii() and text.isdigit() and len(text) <= _LONGEST_ID:
+            return int(text)
+        case answered:
+            return answered
+
+
+def unreadable_response(beginning: bytes, end: bytes) -> int | None:
+    """Return the id of a response that cannot be read, 0 for a response without a readable id, or
+    `None` if the message is something else. SDKs write the id before or after the result."""
+    if (first := _FIRST_MEMBERS.match(beginning)) is None:
+        return None
+    last = _LAST_MEMBERS.search(end[-_LONGEST_END:])
+    number = first[1] or (last[1] if last else None)
+    return 0 if number is None else int(number)
 
 
 def result_of(message: Json, request_id: Any) -> Json:
@@ -368,8 +447,7 @@ def result_of(message: Json, request_id: Any) -> Json:
     """
     if "error" in message:
         raise rpc_error(message["error"])
-    answered = message.get("id")
-    if answered != request_id or isinstance(answered, bool):
+    if id_of(message) != request_id:
         raise BadAnswer("The server answered with the id of another request")
     result = message.get("result")
     if not isinstance(result, dict):

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
+from roundgate import lenient
 from roundgate.client.auth import Auth, Refusal, challenge_parameters
 from roundgate.client.transport import (
     HttpRequest,
@@ -19,11 +20,10 @@ from roundgate.client.transport import (
     IdleLimit,
     Transport,
     Url,
-    is_compressed,
     read_media_type,
+    unpacked_chunks,
 )
 from roundgate.errors import AuthorizationFailed, ClientError, HttpRefused, ParseError, Remedy
-from roundgate.json import decode
 
 Headers = Sequence[tuple[str, str]]
 Redact: TypeAlias = Callable[[bytes], bytes]
@@ -204,14 +204,11 @@ def reason_in(
 
 
 async def _beginning(response: HttpResponse) -> bytes:
-    """Return at most `_MAX_BODY` bytes of an uncompressed body that arrive within `_READ_S`
-    seconds; empty if the body is compressed."""
-    if is_compressed(response):
-        return b""
+    """Return at most `_MAX_BODY` bytes of a body that arrive within `_READ_S` seconds."""
     body = b""
     try:
         async with asyncio.timeout(_READ_S):
-            async for part in response.chunks():
+            async for part in unpacked_chunks(response):
                 body += part
                 if len(body) > _MAX_BODY:
                     break
@@ -226,7 +223,7 @@ def _reason_in_body(body: bytes, media_type: str) -> str:
     if not media_type.endswith("json"):
         return ""
     try:
-        return _reason_in_json(decode(body))
+        return _reason_in_json(lenient.read(body).value)
     except ParseError:
         return ""
 

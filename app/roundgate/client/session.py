@@ -8,6 +8,7 @@ async with Client("https://host/mcp", auth=Bearer(token)) as client:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urldefrag
 
@@ -173,21 +174,21 @@ class Client:
 
     async def prompts(self) -> list[Prompt]:
         """Return all prompts."""
-        return [Prompt.read(raw) for raw in await self._connection.items("prompts/list", "prompts")]
+        return await self._connection.read_items("prompts/list", "prompts", Prompt.read)
 
     async def resources(self) -> list[Resource]:
         """Return all resources."""
-        items = await self._connection.items("resources/list", "resources")
-        return [Resource.read(raw) for raw in items]
+        return await self._connection.read_items("resources/list", "resources", Resource.read)
 
     async def resource_templates(self) -> list[Resource]:
         """Return all resource templates."""
-        items = await self._connection.items("resources/templates/list", "resourceTemplates")
-        return [Resource.read(raw, is_template=True) for raw in items]
+        read = partial(Resource.read, is_template=True)
+        method = "resources/templates/list"
+        return await self._connection.read_items(method, "resourceTemplates", read)
 
     async def skills(self) -> list[Skill]:
         """Return the entries of all skills. No file is read."""
-        return [Skill.read(raw) for raw in await self._connection.items("skills/list", "skills")]
+        return await self._connection.read_items("skills/list", "skills", Skill.read)
 
     async def skill(self, uri: str) -> Skill:
         """Return the current entry of one skill, by the URI of its SKILL.md."""

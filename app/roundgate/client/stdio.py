@@ -31,8 +31,11 @@ from roundgate.client.messages import (
     Listener,
     Observer,
     Reader,
+    Received,
     Speaker,
+    id_of,
     result_of,
+    unreadable_response,
 )
 from roundgate.client.sender import Redact
 from roundgate.client.transport import Limits
@@ -47,6 +50,9 @@ PROBE_S: Final = 10.0
 """The seconds within which a server must answer `server/discover`; otherwise it counts as older."""
 STOP_S: Final = 2.0
 """The seconds that a process has to exit after its input is closed, and again after SIGTERM."""
+MAX_UNANSWERED: Final = 3
+"""The number of consecutive requests without an answer after which a process is pinged. A process
+that does not answer the ping within `PROBE_S`, and sends nothing else, is stopped."""
 EXIT_POLL_S: Final = 0.2
 """The seconds between two checks whether a process has ended."""
 MAX_NOISE: Final = 1_000
@@ -55,6 +61,8 @@ stopped."""
 MAX_LINE_OF_STDERR: Final = 16_000
 """The limit on the bytes of a line that `on_line` receives. It exceeds the limit of the log, so
 secrets in the line are complete and can be redacted."""
+END_BYTES: Final = 512
+"""The number of bytes at the beginning and at the end of a line in which its id is looked for."""
 MAX_ANSWERING: Final = 32
 """The limit on the concurrent requests of an older server."""
 MAX_WAITING: Final = 1_000
@@ -124,10 +132,11 @@ class StdioLink:
         observer: Observer | None = None,
         redact: Redact | None = None,
         on_line: Callable[[str], None] | None = None,
+        received: Received | None = None,
         is_patient: bool = True,
     ) -> None:
-        """Prepare the link without starting the process. `is_patient` gives the process time to end
-        before it is killed."""
+        """Prepare the link without starting the process. `received` counts the lines that are no
+        messages. `is_patient` gives the process time to end before it is killed."""
         self.limits = limits
         self.version: str | None = None
         """The negotiated revision; `None` before the negotiation."""
@@ -136,7 +145,8 @@ class StdioLink:
         """Queues that receive each notification outside a stream. A full queue drops it."""
         self._program = program
         self._speaker = Speaker(info, capabilities)
-        self._reader = Reader(limits, observer, redact)
+        self._received = received or Received(program.command[0])
+        self._reader = Reader(limits, observer, redact, self._received)
         self._observer = observer
         self._on_line = on_line or (lambda line: None)
         self._is_patient = is_patient
@@ -146,9 +156,13 @@ class StdioLink:
         self._reading: list[asyncio.Task[None]] = []
         self._waiting: dict[int, _Pending] = {}
         self._streams: dict[int, asyncio.Queue[Json | None]] = {}
-        self._failure: ClientError | None = None
+        self.failure: ClientError | None = None
+        """The reason why the process can answer no request any more."""
         self._answering: set[asyncio.Task[None]] = set()
         self._noise = 0
+        self._unanswered = 0
+        """The consecutive requests without an answer, since the process last sent a message."""
+        self._pinging: asyncio.Task[None] | None = None
         self.ended = asyncio.Event()
         """An event set once the process has ended or was stopped."""
 
@@ -190,6 +204,7 @@ class StdioLink:
                 span.received(result)
                 return result
         except TimeoutError:
+            self._count_unanswered(revision)
             if whole.expired():
                 limit = f"{self.limits.request_s:g} s (limit request_s)"
             else:
@@ -215,6 +230,24 @@ class StdioLink:
         finally:
             del self._waiting[request_id]
 
+    def _count_unanswered(self, version: str) -> None:
+        """Count a request without an answer. After `MAX_UNANSWERED` of them, ping the process."""
+        self._unanswered += 1
+        is_pinging = self._pinging is not None and not self._pinging.done()
+        if self._unanswered >= MAX_UNANSWERED and self.is_open and not is_pinging:
+            self._pinging = asyncio.create_task(self._ping(version))
+
+    async def _ping(self, version: str) -> None:
+        """Stop the process unless it answers, or sends anything else."""
+        method = "server/discover" if is_modern(version) else "ping"
+        message = self._speaker.message(method, {}, next(self._ids), version, NO_LISTENER)
+        with suppress(ClientError, TimeoutError):
+            limit = asyncio.timeout(PROBE_S)
+            await self._answer_to(message, _Pending(NO_LISTENER, PROBE_S), PROBE_S, limit)
+        if self._unanswered and self._process is not None:
+            self._fail(ConnectionLost("The server's process hung, so it was stopped"))
+            _signal_group(self._process, _KILL)
+
     async def notify(self, method: str, version: str) -> None:
         """Send a notification."""
         message: Json = {"jsonrpc": "2.0", "method": method}
@@ -234,7 +267,7 @@ class StdioLink:
                 yield received
                 if "method" not in received:
                     return
-            raise self._failure or ConnectionLost("The server's process has ended")
+            raise self.failure or ConnectionLost("The server's process has ended")
         finally:
             del self._streams[request_id]
             self._cancel(request_id)
@@ -266,7 +299,8 @@ class StdioLink:
         await self._stop_reading()
 
     async def _stop_reading(self) -> None:
-        tasks = [*self._reading, *self._answering]
+        pinging = [] if self._pinging is None else [self._pinging]
+        tasks = [*self._reading, *self._answering, *pinging]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -286,20 +320,30 @@ class StdioLink:
         """
         stdin = (await self._running()).stdin
         assert stdin is not None
-        if stdin.transport.get_write_buffer_size() > MAX_UNWRITTEN:
+        with self._pipe_errors(was_sent=False):
+            is_full = stdin.transport.get_write_buffer_size() > MAX_UNWRITTEN
+        if is_full:
             raise ConnectionLost("The server's process does not read its input", was_sent=False)
         if self._observer is not None:
             self._observer("sent", message, None)
-        try:
+        with self._pipe_errors(was_sent=True):
             stdin.write(encode(message) + b"\n")  # complete even if the wait below is cancelled
             await stdin.drain()
-        except OSError:
-            raise self._failure or ConnectionLost("The server's process has ended") from None
+
+    @contextmanager
+    def _pipe_errors(self, *, was_sent: bool) -> Iterator[None]:
+        """Raise the errors of the pipe to a process that ends as `ConnectionLost`. uvloop raises
+        RuntimeError for a pipe that is closed."""
+        try:
+            yield
+        except (OSError, RuntimeError):
+            reason = self.failure or "The server's process has ended"
+            raise ConnectionLost(str(reason), was_sent=was_sent) from None
 
     async def _running(self) -> Process:
         async with self._starting:
-            if self._failure is not None:
-                raise self._failure
+            if self.failure is not None:
+                raise ConnectionLost(str(self.failure), was_sent=False)
             if self._process is None:
                 self._process = await self._program.start(self.limits.max_message)
                 readers = (self._read, self._read_errors, self._watch_end)
@@ -316,7 +360,7 @@ class StdioLink:
         message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
         if self._observer is not None:
             self._observer("sent", message, None)
-        with suppress(OSError, RuntimeError):
+        with suppress(ConnectionLost), self._pipe_errors(was_sent=True):
             self._process.stdin.write(encode(message) + b"\n")
 
     # -- reading -----------------------------------------------------------------------------------
@@ -324,23 +368,35 @@ class StdioLink:
     async def _read(self, process: Process) -> None:
         assert process.stdout is not None
         try:
-            while line := await process.stdout.readline():
-                await self._take(line)
+            await self._read_lines(process.stdout)
             if not await _ends(process) and process.returncode is None:
                 # without an output, it can answer no request
                 _signal_group(process, _KILL)
             self._fail(_ended(await process.wait()))
-        except ValueError:  # `readline`: the line exceeds the limit
-            limit = self.limits.max_message
-            self._fail(
-                BadAnswer(f"The server sent a line of more than {limit} bytes (limit max_message)")
-            )
         except ClientError as error:
             self._fail(error)
         finally:
             self._fail(ConnectionLost("The client no longer reads the server's process"))
             if process.returncode is None:
                 _signal_group(process, _KILL)
+
+    async def _read_lines(self, stdout: asyncio.StreamReader) -> None:
+        """Handle each line of output until it ends. A line beyond the limit ends its own request
+        only."""
+        while True:
+            try:
+                line = await stdout.readuntil(b"\n")
+            except asyncio.LimitOverrunError as error:
+                beginning, end = await _skipped_line(stdout, error.consumed)
+                limit = self.limits.max_message
+                reason = f"The server sent a line of more than {limit} bytes (limit max_message)"
+                self._take_unreadable(BadAnswer(reason), beginning, end)
+                continue
+            except asyncio.IncompleteReadError as error:
+                line = error.partial
+            if not line:
+                return
+            self._take(line)
 
     async def _read_errors(self, process: Process) -> None:
         assert process.stderr is not None
@@ -362,24 +418,17 @@ class StdioLink:
         await asyncio.sleep(STOP_S)  # for the rest of its output
         self._fail(_ended(process.returncode))
 
-    async def _take(self, line: bytes) -> None:
+    def _take(self, line: bytes) -> None:
         """Handle a line of output. Skip lines that are not messages, because many servers print a
-        greeting.
-
-        Raises:
-            BadAnswer: more than `MAX_NOISE` consecutive lines are not messages.
-        """
+        greeting. Raise as `_take_unreadable` does."""
         try:
             message = self._reader.message(line)
         except BadAnswer as error:
-            self._noise += 1
-            if self._noise > MAX_NOISE:
-                raise
-            log.debug("a server's line is not a message", exc_info=error)
+            self._take_unreadable(error, line, line)
             return
         if message is None:
             return
-        self._noise = 0
+        self._noise = self._unanswered = 0
         if "method" not in message:
             self._take_response(message)
         elif "id" in message:
@@ -387,11 +436,33 @@ class StdioLink:
         else:
             self._take_notification(message)
 
-    def _take_response(self, message: Json) -> None:
-        request_id = message.get("id")
-        if not isinstance(request_id, int) or isinstance(request_id, bool):
+    def _take_unreadable(self, error: BadAnswer, beginning: bytes, end: bytes) -> None:
+        """Count a line that is not a message. If it is a response, end its request with the error.
+
+        Raises:
+            BadAnswer: more than `MAX_NOISE` consecutive lines are not messages.
+        """
+        self._received.skip(str(error))
+        request_id = unreadable_response(beginning, end)
+        if request_id is not None and (pending := self._pending_of(request_id or None)) is not None:
+            self._unanswered = 0
+            pending.put(error)
             return
-        if (pending := self._waiting.get(request_id)) is not None:
+        self._noise += 1
+        if self._noise > MAX_NOISE:
+            raise error
+
+    def _pending_of(self, request_id: Any) -> _Pending | None:
+        """Return the request with an id. A response without an id belongs to the only request."""
+        if request_id is None and len(self._waiting) == 1:
+            return next(iter(self._waiting.values()))
+        return self._waiting.get(request_id) if isinstance(request_id, int) else None
+
+    def _take_response(self, message: Json) -> None:
+        request_id = id_of(message)
+        if "error" not in message and "result" not in message:
+            self._received.skip("The server sent JSON that is not a JSON-RPC message")
+        elif (pending := self._pending_of(request_id)) is not None:
             pending.put(message)
         elif (queue := self._streams.get(request_id)) is not None:
             _put(queue, message)
@@ -453,9 +524,9 @@ class StdioLink:
 
     def _fail(self, error: ClientError) -> None:
         """End all requests and streams with an error, unless an earlier error ended them."""
-        if self._failure is not None:
+        if self.failure is not None:
             return
-        self._failure = error
+        self.failure = error
         self.ended.set()
         for pending in self._waiting.values():
             pending.put(error)
@@ -529,8 +600,23 @@ class _Pending:
             await self.listener.notify(received)
 
 
+async def _skipped_line(stdout: asyncio.StreamReader, size: int) -> tuple[bytes, bytes]:
+    """Read the rest of a line, of which `size` bytes have arrived; return its beginning and its
+    end."""
+    beginning = end = b""
+    while True:
+        part = await stdout.readexactly(size)
+        beginning, end = beginning or part[:END_BYTES], (end + part)[-END_BYTES:]
+        try:
+            return beginning, end + (await stdout.readuntil(b"\n"))[-END_BYTES:]
+        except asyncio.LimitOverrunError as error:
+            size = error.consumed
+        except asyncio.IncompleteReadError as error:
+            return beginning, end + error.partial[-END_BYTES:]
+
+
 def _ended(status: int) -> ConnectionLost:
-    return ConnectionLost(f"The server's process has ended (status {status})")
+    return ConnectionLost(f"The server's process ended with status {status}")
 
 
 def _put(queue: asyncio.Queue[Json | None], message: Json) -> None:

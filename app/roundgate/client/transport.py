@@ -9,13 +9,22 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 from urllib.parse import urlsplit
 
-from roundgate.errors import BadAnswer, ClientError, ConnectionLost, Remedy, TimedOut
+from roundgate.errors import (
+    AnswerTooLarge,
+    BadAnswer,
+    ClientError,
+    ConnectionLost,
+    Remedy,
+    TimedOut,
+    UnknownEncoding,
+)
+from roundgate.lenient import Unpacker
 from roundgate.protocol import is_plain_host
 
 if TYPE_CHECKING:
@@ -218,34 +227,46 @@ def read_media_type(response: HttpResponse) -> str:
     return response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def is_compressed(response: HttpResponse) -> bool:
-    return response.headers.get("content-encoding", "identity").strip().lower() != "identity"
-
-
-def refuse_compressed(response: HttpResponse) -> None:
-    """Raise `BadAnswer` if a body is compressed: a few bytes could unpack to any size."""
-    if is_compressed(response):
-        raise BadAnswer(
-            "The server compressed its answer, but the client accepts only uncompressed answers"
-        )
-
-
 async def read_body(response: HttpResponse, limit: int) -> bytes:
-    """Return the whole body.
+    """Return the whole body, unpacked if it is compressed.
 
     Raises:
-        BadAnswer: the body has more than `limit` bytes, or is compressed.
+        BadAnswer: the body has more than `limit` bytes, or an unknown encoding.
         ConnectionLost, TimedOut: the body did not arrive completely.
     """
-    refuse_compressed(response)
-    parts: list[bytes] = []
-    size = 0
-    async for part in response.chunks():
-        parts.append(part)
-        size += len(part)
-        if size > limit:
-            raise BadAnswer(f"The server sent more than {limit} bytes (limit max_message)")
-    return b"".join(parts)
+    try:
+        unpacker = Unpacker(_encoding(response), limit)
+        async for part in response.chunks():
+            unpacker.feed(part)
+        return unpacker.body()
+    except AnswerTooLarge:
+        raise BadAnswer(f"The server sent more than {limit} bytes (limit max_message)") from None
+    except UnknownEncoding:
+        raise _not_unpacked(response) from None
+
+
+async def unpacked_chunks(response: HttpResponse) -> AsyncGenerator[bytes, None]:
+    """Yield the body as it arrives, unpacked if it is compressed, in parts of a bounded size. Raise
+    as `read_body` does, except for the limit."""
+    try:
+        unpacker = Unpacker(_encoding(response))
+        async with aclosing(response.chunks()) as chunks:
+            async for part in chunks:
+                for unpacked in unpacker.unpacked(part):
+                    yield unpacked
+    except UnknownEncoding:
+        raise _not_unpacked(response) from None
+
+
+def _encoding(response: HttpResponse) -> str:
+    return response.headers.get("content-encoding", "")
+
+
+def _not_unpacked(response: HttpResponse) -> BadAnswer:
+    return BadAnswer(
+        f"The server's answer is not valid in its content encoding {_encoding(response)[:50]!r}, or "
+        "the client does not know that encoding"
+    )
 
 
 Send: TypeAlias = Callable[["httpx.Request"], Awaitable["httpx.Response"]]

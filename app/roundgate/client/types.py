@@ -65,6 +65,27 @@ def is_object_list(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
+_ANY_VALUE: Final = frozenset({"_meta", "default", "const", "enum", "examples"})
+"""Members of definitions and schemas whose parts may be null."""
+_DEEPEST: Final = 200
+_MAY_BE_NULL: Final = frozenset({"default", "const"})
+
+
+def without_nulls(definition: Any, levels: int = _DEEPEST) -> Any:
+    """Return a definition without null members down to a number of levels. Servers write null for
+    optional members, which may only be missing."""
+    match definition:
+        case dict() if levels:
+            return {
+                key: item if key in _ANY_VALUE else without_nulls(item, levels - 1)
+                for key, item in definition.items()
+                if item is not None or key in _MAY_BE_NULL
+            }
+        case list() if levels:
+            return [without_nulls(item, levels - 1) for item in definition]
+    return definition
+
+
 def is_modern(version: str) -> bool:
     """Return whether a revision has no sessions. Revisions are dates, so they compare as text."""
     return version >= "2026-07-28"
@@ -104,7 +125,7 @@ class ServerInfo:
             name,
             version,
             protocol_version,
-            optional(raw, "capabilities", dict, "a description of itself") or {},
+            without_nulls(optional(raw, "capabilities", dict, "a description of itself") or {}),
             optional(raw, "instructions", str, "a description of itself"),
             tuple(versions),
             raw,
@@ -138,6 +159,7 @@ class Tool:
             BadAnswer: the name or the input schema is missing, or a member has another type.
             ValueError: an `x-mcp-header` annotation is invalid, so the tool must not be used.
         """
+        raw = without_nulls(raw)
         schema: Json = member(raw, "inputSchema", dict, "a tool")
         return cls(
             member(raw, "name", str, "a tool"),
@@ -218,7 +240,9 @@ class CallResult:
     @classmethod
     def read(cls, raw: Json, rounds: int) -> CallResult:
         is_error: bool | None = optional(raw, "isError", bool, "a tool's result")
-        content = objects(raw, "content", "a tool's result") if "content" in raw else []
+        content = (
+            objects(raw, "content", "a tool's result") if raw.get("content") is not None else []
+        )
         if "content" not in raw and "structuredContent" not in raw:
             raise BadAnswer("The server sent a tool's result without 'content'")
         return cls(content, raw.get("structuredContent"), bool(is_error), rounds, raw)

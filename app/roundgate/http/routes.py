@@ -66,6 +66,10 @@ class Upstream(BaseModel):
     changed: list[str] | None = Field(
         None, description="Names of definitions that differ from the lock file."
     )
+    skipped: int | None = Field(
+        None,
+        description="Lines of its standard output, and events, that are no messages and were skipped.",
+    )
 
 
 class Health(BaseModel):

@@ -17,6 +17,7 @@ from roundgate.errors import (
     BackendError,
     MissingCapability,
     NotJson,
+    ServerAway,
     ToolError,
     Unavailable,
 )
@@ -72,7 +73,10 @@ class ToolMethods:
     def call(self, context: RequestContext, params: CallToolParams) -> Awaitable[Reply]:
         """Serve tools/call."""
         inbound = context.inbound
-        served = self._catalog.tool(params.name)
+        try:
+            served = self._catalog.tool(params.name)
+        except ServerAway as away:
+            return self._unserved(away)
         context.correlation.tool = served.name
         self._access.check(served.name, context.principal)
         arguments, is_valid = self._arguments.of_tool(served, params.arguments)
@@ -91,6 +95,9 @@ class ToolMethods:
         if served.tool.once:
             return self._run_once(served, round_, call, params, context, is_valid)
         return self._run(served, round_, call, is_valid)
+
+    async def _unserved(self, away: ServerAway) -> Reply:
+        return self._results.tool(ToolResult.error(str(away)), "not served")
 
     async def _run_once(
         self,

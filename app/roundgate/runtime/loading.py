@@ -105,9 +105,20 @@ async def refreshed(file: ConfigFile, snapshot: Snapshot, names: Collection[str]
     return Snapshot(arranged, snapshot.backends, offers)
 
 
-def tell_missing(catalog: Catalog) -> None:
-    """Log each back end that is not served, with its problems."""
+def tell_missing(
+    catalog: Catalog, known: Mapping[str, Missing] | None = None, *, follows: bool = True
+) -> None:
+    """Log each back end that is not served, with its problems.
+
+    Args:
+        catalog: the served catalog.
+        known: the missing back ends that were logged before.
+        follows: whether this process asks servers again. They log by themselves that they are
+            unavailable, if they take longer than a start waits for them.
+    """
     for name, missing in catalog.missing.items():
+        if (known or {}).get(name) == missing or (follows and missing.heals_itself):
+            continue
         problems = [str(problem) for problem in missing.problems]
         fields = {"backend": name, "problems": problems}
         log.error("cannot serve a back end; the others are served", extra={"fields": fields})

@@ -222,8 +222,8 @@ class Reloader:
         fields["resources"] = len(catalog.resources) + len(catalog.templates)
         log.info("reloaded %s", self._path, extra={"fields": fields})
 
-    def _note_missing(self, snapshot: Snapshot) -> None:
-        loading.tell_missing(snapshot.catalog)
+    def _note_missing(self, snapshot: Snapshot, before: Catalog | None = None) -> None:
+        loading.tell_missing(snapshot.catalog, None if before is None else before.missing)
         loading.tell_uncovered(snapshot.catalog)
         Metrics().missing(len(snapshot.catalog.missing))
 
@@ -261,7 +261,7 @@ class Reloader:
                 )
                 return
             _tell_refreshed(names, before, snapshot.catalog)
-            self._note_missing(snapshot)
+            self._note_missing(snapshot, before)
 
     def _is_missing(self) -> bool:
         """Return whether back ends are missing that do not recover by themselves."""
@@ -317,7 +317,7 @@ class Reloader:
                 return False
             again = sorted(missing.keys() - snapshot.catalog.missing.keys())
             log.info("back ends are served again", extra={"fields": {"backends": again}})
-            self._note_missing(snapshot)
+            self._note_missing(snapshot, now.catalog)
             self._follow_servers()
             return True
 

@@ -271,7 +271,7 @@ def load(file: ConfigFile, using: Settings, trail: Trail | None) -> Loaded:
     modules = Modules()
     names = () if file.config.limits.strict else [backend.name for backend in file.backends]
     snapshot = loading.load(file, modules, may_be_missing=names, is_cold=using.on_lambda)
-    loading.tell_missing(snapshot.catalog)
+    loading.tell_missing(snapshot.catalog, follows=not using.on_lambda)
     loading.tell_uncovered(snapshot.catalog)
     Metrics().missing(len(snapshot.catalog.missing))
     return Loaded(snapshot, modules, trail)

@@ -217,7 +217,7 @@ async def test_all_pages_of_each_list_are_read_and_a_circle_takes_only_its_list_
 
     async with scripted(Paged()) as server, gateway_of(entry(server)) as mcp:
         assert await uris(mcp) == ["r:0", "r:1", "r:2", "r:3"]
-        assert await prompts(mcp) == []
+        assert await prompts(mcp) == ["up__p"]
         assert "sent before" in (await health(mcp))["left_out"]["prompts/list"]
         assert await mcp.text("up__t") == "up refused the request: no"
 
@@ -290,7 +290,7 @@ async def test_a_list_that_is_not_declared_is_not_asked_for() -> None:
         {"name": "p", "arguments": {}},
         {"name": "p", "arguments": [{"required": True}]},
         {"name": "p", "arguments": [{"name": "a", "required": "yes"}]},
-        {"name": "p", "title": None},
+        {"name": "p", "title": 1},
         {"name": "good"},
         {"name": "a b"},
         {"name": "x" * 63},
@@ -508,13 +508,13 @@ async def test_a_server_that_is_down_is_named_and_heals() -> None:
         assert {"prompts", "resources"} <= capabilities.keys()
         listed = await mcp.result("resources/list")
         assert (listed["resources"], listed["ttlMs"]) == ([], 0)
-        for method, params in (
-            ("prompts/get", {"name": "up__p"}),
-            ("resources/read", {"uri": "r:1"}),
+        for method, params, words in (
+            ("prompts/get", {"name": "up__p"}, "up did not answer: it has not been up"),
+            ("resources/read", {"uri": "r:1"}, "not served just now"),
         ):
             status, refused = await mcp.error(method, params)
             assert status == 503
-            assert "not served just now" in refused["message"]
+            assert words in refused["message"]
         shelf.is_down = False
         await until(["r:1"], lambda: uris(mcp))
         assert await prompts(mcp) == ["up__p"]

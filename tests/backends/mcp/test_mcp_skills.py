@@ -243,8 +243,10 @@ async def test_an_entry_that_hosts_would_refuse_is_left_out_with_the_reason(
         assert "another skill" in left_out["skill://refunds/SKILL.md"]
 
 
-@pytest.mark.parametrize("skills", [None, 5, [5]])
-async def test_a_list_that_is_none_takes_no_tools_away(skills: Any) -> None:
+@pytest.mark.parametrize(
+    ("skills", "name"), [(None, "skills/list"), (5, "skills/list"), ([5], "None")]
+)
+async def test_a_list_that_is_none_takes_no_tools_away(skills: Any, name: str) -> None:
     class Broken(Server):
         def __call__(self, asked: Asked) -> Any:
             if asked.rpc == "skills/list":
@@ -254,7 +256,7 @@ async def test_a_list_that_is_none_takes_no_tools_away(skills: Any) -> None:
     async with scripted(Broken()) as server, gateway_of(entry(server)) as mcp:
         assert await uris(mcp) == []
         assert (await mcp.result("tools/list"))["tools"]
-        assert "skills/list" in (await health(mcp))["left_out"]
+        assert name in (await health(mcp))["left_out"]
 
 
 @pytest.mark.parametrize("entry_of_get", [None, {}, skill("other"), {**skill("x"), "resources": 1}])

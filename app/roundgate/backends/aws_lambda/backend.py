@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from roundgate import json
+from roundgate import json, lenient
 from roundgate.auth import LOCAL
 from roundgate.backends.aws_lambda.calling import Calling, check_job, make_caller
 from roundgate.backends.aws_lambda.config import (
@@ -304,7 +304,7 @@ async def ask(config: LambdaBackendConfig) -> list[Any]:
 
 def _tools(body: bytes) -> list[Any]:
     try:
-        answer = json.decode(body)
+        answer = lenient.read(body).value
     except ParseError:
         answer = None
     tools = answer.get("tools") if isinstance(answer, Mapping) else None

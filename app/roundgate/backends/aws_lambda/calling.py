@@ -66,7 +66,7 @@ from roundgate.backends.exchange import (
 )
 from roundgate.backends.http.bodies import Template
 from roundgate.backends.http.endpoint import Endpoint
-from roundgate.backends.http.messages import Answer, result_from_answer
+from roundgate.backends.http.messages import Answer, doubted, result_from_answer
 from roundgate.backends.http.secrets import Redactor
 from roundgate.errors import BackendError, FunctionAway, FunctionFailed, ParseError, ToolError
 from roundgate.observability.outgoing import OutgoingRequest, function_span
@@ -118,7 +118,9 @@ class Calling:
         Raises:
             BackendError: the answer is an error, or does not match the declared result.
         """
-        return result_from_answer(self.tool.name, answer, self.tool.result, self.output)
+        tool = self.tool
+        with doubted(not (tool.read_only or tool.idempotent)):
+            return result_from_answer(tool.name, answer, tool.result, self.output)
 
     def cleaned(self, data: bytes) -> bytes:
         """Remove the configuration's secrets from an answer."""
@@ -293,7 +295,7 @@ def _envelope(answer: Answer) -> Any:
     if b'"inputRequests"' not in answer.body:
         return None
     try:
-        value = json.decode(answer.body)
+        value = answer.value()
     except ParseError:
         return None
     return value if isinstance(value, dict) and "inputRequests" in value else None

@@ -26,7 +26,7 @@ from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
-from roundgate import json
+from roundgate import json, lenient
 from roundgate.auth import Principal
 from roundgate.backends.aws_lambda.config import (
     MAX_PAYLOAD_BYTES,
@@ -37,9 +37,9 @@ from roundgate.backends.aws_lambda.config import (
 from roundgate.backends.aws_lambda.invoking import Target
 from roundgate.backends.http.bodies import Argument, Location
 from roundgate.backends.http.endpoint import PATH_VARIABLE, Endpoint
-from roundgate.backends.http.messages import Answer, Outgoing
+from roundgate.backends.http.messages import DOUBT, Answer, Outgoing
 from roundgate.backends.http.secrets import SECRET_NAME, parted
-from roundgate.errors import BackendError, FunctionFailed, ParseError, ToolError
+from roundgate.errors import FunctionFailed, ParseError, ToolError, UnexpectedAnswer
 from roundgate.observability.tracing import outgoing
 from roundgate.protocol import without_none
 
@@ -246,7 +246,7 @@ def answer_from_payload(payload: bytes) -> Answer:
     """Convert the payload of a successful invocation to an answer.
 
     Raises:
-        BackendError: the body is declared as base64, but is not base64.
+        UnexpectedAnswer: the body is declared as base64, but is not base64.
     """
     value = _members(payload)
     if value.get("isBase64Encoded") is True and isinstance(value.get("body"), str):
@@ -264,7 +264,7 @@ def answer_from_payload(payload: bytes) -> Answer:
 def failure_from_payload(payload: bytes, target: Target) -> FunctionFailed:
     """Convert a function's own error to the caller's error: type and message, without the stack."""
     try:
-        details = json.decode(payload)
+        details = lenient.read(payload).value
     except ParseError:
         details = None
     details = details if isinstance(details, Mapping) else {}
@@ -290,7 +290,7 @@ def _members(payload: bytes) -> Mapping[str, Any]:
     if not (payload.lstrip()[:1] == b"{" and any(mark in payload for mark in _MARKS)):
         return {}
     try:
-        value = json.decode(payload)
+        value = lenient.read(payload).value
     except ParseError:
         return {}
     return value if isinstance(value, dict) else {}
@@ -303,7 +303,7 @@ def _response(value: Mapping[str, Any], body: bytes) -> Answer:
         reason = HTTPStatus(status).phrase
     except ValueError:
         reason = ""
-    return Answer(status, reason, _content_type(value, body), body)
+    return Answer(status, reason, _content_type(value, body), body).in_utf8()
 
 
 def _content_type(value: Mapping[str, Any], body: bytes) -> str:
@@ -325,8 +325,8 @@ def _bytes(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise BackendError(
-            "The function marked its answer as base64, but the body is not base64"
+        raise UnexpectedAnswer(
+            f"The function marked its answer as base64, but the body is not base64{DOUBT}"
         ) from None
 
 

@@ -12,7 +12,13 @@ from typing import Any, Final, Literal, TypeAlias
 
 from roundgate.backends.http.bodies import Argument, BodyPlan, encode_body, whole_body
 from roundgate.backends.http.credential_config import FRAMING, Taken
-from roundgate.backends.http.messages import Answer, Outgoing, result_from_answer, with_headers
+from roundgate.backends.http.messages import (
+    Answer,
+    Outgoing,
+    doubted,
+    result_from_answer,
+    with_headers,
+)
 from roundgate.backends.http.values import header_schema, in_header, in_path, pairs, path_text
 from roundgate.errors import ToolError
 from roundgate.protocol import ABSENT, Schema, ToolResult, without_none
@@ -186,10 +192,11 @@ class Endpoint:
         Raises:
             BackendError: the answer is an error, or does not match the declared result.
         """
-        if not self.result_headers:
-            return result_from_answer(self.name, answer, self.pointer, self._output)
-        plain = result_from_answer(self.name, answer, self.pointer)
-        return with_headers(plain, answer, self.result_headers, self._output)
+        with doubted(not self._is_repeatable()):
+            if not self.result_headers:
+                return result_from_answer(self.name, answer, self.pointer, self._output)
+            plain = result_from_answer(self.name, answer, self.pointer)
+            return with_headers(plain, answer, self.result_headers, self._output)
 
 
 def _member(argument: Argument) -> dict[str, Any]:

@@ -1,22 +1,16 @@
-"""HTTP requests and answers as plain values, and the conversion of answers to tool results.
-
-httpx decompresses each piece completely: 2.5 KB of `gzip, gzip` become 3 GB before their size can
-be checked. `Unpacker` decompresses within a limit.
-"""
+"""HTTP requests and answers as plain values, and the conversion of answers to tool results."""
 
 from __future__ import annotations
 
 import base64
 import logging
-import re
-import zlib
-from codecs import BOM_UTF8
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
-from roundgate import json
-from roundgate.errors import BackendError, Inside, ParseError, UnexpectedAnswer
+from roundgate import json, lenient
+from roundgate.errors import BackendError, NoAnswer, ParseError, UnexpectedAnswer
 from roundgate.protocol import (
     ABSENT,
     AudioContent,
@@ -34,27 +28,12 @@ ACCEPTED: Final = "gzip, deflate"
 LARGE_BYTES: Final = 262_144
 """The size in bytes above which an answer is parsed in a thread, so as not to block the event
 loop."""
+DOUBT: Final = "; the call may have taken effect, so check before you repeat it"
+"""The end of an error's text if the service may have processed a request that must not be sent
+twice."""
 _EXCERPT_CHARS: Final = 500
-_CHARSET: Final = re.compile(r"charset=\"?([A-Za-z0-9._:-]{1,40})", re.IGNORECASE)
-_CHARSETS: Final = frozenset(
-    {
-        "utf8", "utf16", "utf16le", "utf16be", "utf32", "ascii", "usascii", "latin1", "gb2312", "gbk", "gb18030",
-        "big5", "shiftjis", "sjis", "eucjp", "iso2022jp", "euckr", "koi8r", "koi8u", "tis620",
-        *(f"iso8859{part}" for part in range(1, 17)), *(f"windows{page}" for page in range(1250, 1259)),
-        *(f"cp{page}" for page in range(1250, 1259)),
-    }
-)  # fmt: skip
-"""Charsets of web pages. Some of Python's other codecs (punycode, idna) take minutes for 1 MB."""
 
 log = logging.getLogger("roundgate.backends")
-
-
-class AnswerTooLarge(Inside):
-    """A service's answer exceeds its limit of bytes."""
-
-
-class UnknownEncoding(Inside):
-    """A service's answer has an unrequested content encoding, or is invalid in its encoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +56,12 @@ class Outgoing:
     """The limit for the answer in bytes; `None` means the back end's limit."""
     route: str = ""
     """The path with the names of its variables, for spans; empty if it is not known."""
+
+    @property
+    def is_safe_to_repeat(self) -> bool:
+        """Whether another call with the same arguments changes no more than this one. A key protects
+        the attempts of one call only."""
+        return self.is_repeatable and not self.has_key
 
     @property
     def path_and_query(self) -> str:
@@ -107,14 +92,26 @@ class Answer:
         """The lower-case media type without parameters."""
         return self.content_type.partition(";")[0].strip().lower()
 
-    def value(self) -> Any:
-        """Return the JSON of the body. A byte order mark is ignored (RFC 8259 section 8.1), because
-        some services on Windows send one.
+    @property
+    def is_json(self) -> bool:
+        """Whether the body is declared as JSON."""
+        return self.media_type == "application/json" or self.media_type.endswith("+json")
+
+    def in_utf8(self) -> Answer:
+        """Return the answer with JSON in UTF-8, whatever its charset."""
+        return (
+            replace(self, body=lenient.in_utf8(self.body, self.content_type))
+            if self.is_json
+            else self
+        )
+
+    def value(self, of: str = "a service") -> Any:
+        """Return the JSON of the body. Repairs are logged once for the tool `of`.
 
         Raises:
             ParseError: the body is not JSON.
         """
-        return json.decode(self.body.removeprefix(BOM_UTF8))
+        return lenient.value(self.body, of)
 
     def kept(self) -> dict[str, Any]:
         """Return the answer as a JSON object, from which `revived` restores it."""
@@ -135,74 +132,25 @@ class Answer:
         return cls(kept["status"], kept["reason"], kept["content_type"], body, headers)
 
 
-Send: TypeAlias = Callable[[Outgoing], Awaitable[Answer]]
+def with_doubt(error: BackendError) -> BackendError:
+    """Add `DOUBT` to an error about an answer that did not arrive or cannot be used."""
+    if isinstance(error, UnexpectedAnswer) or (isinstance(error, NoAnswer) and error.reached):
+        error.args = (f"{error}{DOUBT}",)
+    return error
 
 
-class Unpacker:
-    """A decompressor for an answer while it arrives. The body never exceeds `limit` bytes by more
-    than one piece."""
-
-    def __init__(self, content_encoding: str, limit: int) -> None:
-        """Prepare to decompress.
-
-        Raises:
-            UnknownEncoding: the encoding is not gzip, deflate or identity.
-        """
-        encoding = content_encoding.strip().lower()
-        if encoding not in ("", "identity", "gzip", "x-gzip", "deflate"):
-            raise UnknownEncoding
-        self._limit = limit
-        self._raw_bytes = 0
-        self._body = bytearray()
-        self._inflate: Any = None
-        if encoding in ("gzip", "x-gzip"):
-            self._inflate = zlib.decompressobj(16 + zlib.MAX_WBITS)
-        elif encoding == "deflate":
-            self._inflate = zlib.decompressobj()
-        self._may_be_raw = encoding == "deflate"
-
-    def feed(self, piece: bytes) -> None:
-        """Decompress a piece and append it to the body.
-
-        Raises:
-            AnswerTooLarge: the limit is exceeded.
-            UnknownEncoding: the bytes are invalid in the encoding.
-        """
-        self._raw_bytes += len(piece)
-        if self._raw_bytes > self._limit + 1024:  # compression can add a few bytes
-            raise AnswerTooLarge
-        self._body += piece if self._inflate is None else self._inflated(piece)
-        if len(self._body) > self._limit:
-            raise AnswerTooLarge
-
-    def body(self) -> bytes:
-        """Return the whole body; raise UnknownEncoding if its compression is incomplete."""
-        if self._inflate is not None and self._raw_bytes and not self._inflate.eof:
-            raise UnknownEncoding
-        return bytes(self._body)
-
-    def _inflated(self, piece: bytes) -> bytes:
-        space = self._limit - len(self._body) + 1
-        try:
-            return bytes(self._inflate.decompress(piece, space))
-        except zlib.error:
-            if not self._may_be_raw or self._body:
-                raise UnknownEncoding from None
-        # some servers send raw deflate, contrary to RFC 9110
-        self._may_be_raw, self._inflate = False, zlib.decompressobj(-zlib.MAX_WBITS)
-        return self._inflated(piece)
-
-
-def decoded(body: bytes, content_type: str) -> str | None:
-    """Return the text of a body, or `None` if its charset is unknown or wrong."""
-    charset = _CHARSET.search(content_type)
-    name = charset[1].lower() if charset else "utf-8"
-    if re.sub(r"[^a-z0-9]", "", name) not in _CHARSETS:
-        return None
+@contextmanager
+def doubted(is_in_doubt: bool) -> Iterator[None]:
+    """Add the doubt of `with_doubt` to the errors of a block."""
     try:
-        return body.decode(name)
-    except (UnicodeDecodeError, LookupError):
-        return None
+        yield
+    except BackendError as error:
+        if is_in_doubt:
+            with_doubt(error)
+        raise
+
+
+Send: TypeAlias = Callable[[Outgoing], Awaitable[Answer]]
 
 
 def result_from_answer(
@@ -232,10 +180,9 @@ def result_from_answer(
             reason=f"upstream {answer.status}",
         )
     media_type = answer.media_type
-    is_json = media_type == "application/json" or media_type.endswith("+json")
-    if is_json and answer.body:  # HEAD and 204 answers may name a media type without a body
+    if answer.is_json and answer.body:  # HEAD and 204 answers may name a media type without a body
         try:
-            return _from_json(answer, pointer, output)
+            return _from_json(tool, answer, pointer, output)
         except UnexpectedAnswer as broken:
             if not lenient:
                 raise
@@ -244,7 +191,7 @@ def result_from_answer(
     if pointer or output is not None:
         kind = f"{media_type[:100] or 'no content type'}" if answer.body else "nothing"
         if not lenient:
-            raise BackendError(
+            raise UnexpectedAnswer(
                 f"The service answered {kind} where JSON was expected{excerpt(answer)}"
             )
         _warn(tool, f"The service answered {kind} where JSON was expected")
@@ -290,9 +237,9 @@ def _check_output(value: Any, output: Schema | None) -> None:
         raise UnexpectedAnswer(f"The service's answer is not as declared: {'; '.join(problems)}")
 
 
-def _from_json(answer: Answer, pointer: str, output: Schema | None) -> ToolResult:
+def _from_json(tool: str, answer: Answer, pointer: str, output: Schema | None) -> ToolResult:
     try:
-        value = json.at_pointer(answer.value(), pointer)
+        value = json.at_pointer(answer.value(tool), pointer)
     except ParseError:
         raise UnexpectedAnswer(f"The service's answer is not JSON{excerpt(answer)}") from None
     except LookupError:
@@ -336,7 +283,7 @@ def _blocks(tool: str, media_type: str, answer: Answer) -> tuple[ContentBlock, .
         return (ImageContent(answer.body, media_type),)
     if kind == "audio":
         return (AudioContent(answer.body, media_type),)
-    text = decoded(answer.body, answer.content_type)
+    text = lenient.text(answer.body, answer.content_type)
     if text is not None:
         return (TextContent(text),)
     blob = BlobResourceContents(

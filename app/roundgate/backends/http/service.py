@@ -19,16 +19,21 @@ from roundgate.backends.http.credentials import Access, authenticated
 from roundgate.backends.http.messages import (
     ACCEPTED,
     Answer,
-    AnswerTooLarge,
     Outgoing,
-    UnknownEncoding,
-    Unpacker,
+    doubted,
 )
 from roundgate.backends.http.reliability import Hosts, Retries
 from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.http.tls import Certificates
 from roundgate.clock import Deadline
-from roundgate.errors import BackendError, NoAnswer, UnexpectedAnswer
+from roundgate.errors import (
+    AnswerTooLarge,
+    BackendError,
+    NoAnswer,
+    UnexpectedAnswer,
+    UnknownEncoding,
+)
+from roundgate.lenient import Unpacker
 from roundgate.net.addresses import canonical_origin
 from roundgate.observability.outgoing import OutgoingRequest, http_span
 
@@ -106,7 +111,8 @@ class Service:
                 await self._access.tokens.token()
             return await self._gate.through(lambda: self._once(outgoing, timeout_s), until)
 
-        return await self._retries.send(outgoing, once, until)
+        with doubted(not outgoing.is_safe_to_repeat):
+            return await self._retries.send(outgoing, once, until)
 
     async def _once(self, outgoing: Outgoing, timeout_s: float) -> Answer:
         import httpx
@@ -205,16 +211,15 @@ class Service:
             raise UnexpectedAnswer(
                 f"{what} answered in an encoding that was not requested: {encoding[:50]!r}"
             ) from None
-        return self._redacted(
-            Answer(
-                response.status_code,
-                response.reason_phrase,
-                response.headers.get("content-type", ""),
-                body,
-                headers,
-                response.headers.get("retry-after"),
-            )
+        answer = Answer(
+            response.status_code,
+            response.reason_phrase,
+            response.headers.get("content-type", ""),
+            body,
+            headers,
+            response.headers.get("retry-after"),
         )
+        return self._redacted(answer.in_utf8())
 
     def _ready_client(self) -> httpx.AsyncClient:
         if self._client is None:
@@ -321,8 +326,7 @@ def no_answer(
     cause = _cause(error)
     if isinstance(error, (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)):
         message = (
-            f"{what} failed: the connection ended before there was an answer to read ({cause});"
-            " the request may still have been processed"
+            f"{what} failed: the connection ended before there was an answer to read ({cause})"
         )
     else:
         message = f"{what} failed: the service could not be reached ({cause})"

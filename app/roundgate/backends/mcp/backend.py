@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from roundgate.aio import Threads
 from roundgate.backends.base import Offering, Resource, ServerState, Shared, Tool
@@ -47,6 +47,7 @@ from roundgate.background import detached
 from roundgate.client import Answers, HttpxTransport, Limits, ServerInfo, Url
 from roundgate.client.connection import Connection
 from roundgate.client.link import Link
+from roundgate.client.messages import Received
 from roundgate.client.stdio import Program, StdioLink
 from roundgate.client.types import Json
 from roundgate.clock import Clock
@@ -94,6 +95,7 @@ class _Condition:
     info: ServerInfo | None = None
     failures: int = 0
     error: str | None = None
+    is_logged: bool = False
 
 
 @dataclass(slots=True)
@@ -125,6 +127,7 @@ class McpBackend:
         process_redactor = Redactor(self._secrets_of_process)
         self._redact = (process_redactor if config.command else self._accesses.redactor).of_bytes
         self._process_log = ProcessLog(config.name, self._clock, self._redact)
+        self._received = Received(config.name)
         # each held session needs three: its stream, its call, and an answer
         connections = max(self._limits.max_connections, 3 * config.max_held_calls)
         self._held_transport = self._transport(replace(self._limits, max_connections=connections))
@@ -149,6 +152,8 @@ class McpBackend:
         self._offered: Snapshot | None = None
         self._condition = _Condition()
         self._state = _FollowState()
+        self._logged: list[Any] = [[], {}]
+        """The last logged tools and lists that are not served."""
         self._following: asyncio.Task[None] | None = None
         self._changed: Callable[[], None] = _ignore
 
@@ -336,7 +341,7 @@ class McpBackend:
                     self._snapshot = await self._poll(server)
             self._condition = _Condition(self._snapshot.info)
         except TimeoutError:
-            self._condition = _Condition(None, 1, f"it did not answer within {limit_s:g} s")
+            self._condition = _Condition(None, 1, _slow(limit_s))
         except GatewayError as error:
             self._condition = _Condition(None, 1, self._reason(error))
         finally:
@@ -449,6 +454,7 @@ class McpBackend:
             | self._job_problems(),
             condition.error,
             self._pins.differing,
+            self._received.skipped,
         )
 
     async def aclose(self) -> None:
@@ -489,7 +495,7 @@ class McpBackend:
         except TimeoutError:
             if self._config.command and self._condition.failures >= STUCK_POLLS - 1:
                 await self._server.aclose()  # the next poll restarts the process
-            return self._record_failure(f"it did not answer within {POLL_S:g} s")
+            return self._record_failure(_slow(POLL_S))
         except GatewayError as error:
             return self._record_failure(self._reason(error))
         except Exception as error:
@@ -504,7 +510,8 @@ class McpBackend:
     def _record_failure(self, reason: str) -> float:
         condition = self._condition
         condition.failures, condition.error = condition.failures + 1, reason
-        if condition.failures == 1:
+        if not condition.is_logged:
+            condition.is_logged = True
             fields = {"backend": self.name, "error": reason}
             log.warning("a server is unavailable", extra={"fields": fields})
         return pause_s(condition.failures, self._clock)
@@ -512,7 +519,7 @@ class McpBackend:
     def _apply(self, snapshot: Snapshot) -> float:
         """Replace the snapshot, unless an empty list may be temporary. Return the seconds until the
         next poll."""
-        if self._condition.failures:
+        if self._condition.is_logged:
             log.info("a server is available again", extra={"fields": {"backend": self.name}})
         self._condition = _Condition(snapshot.info)
         polls = self._state.empty_polls
@@ -529,14 +536,22 @@ class McpBackend:
             self._state.empty_polls = polls + 1
         if not snapshot.offers_the_same_as(self._snapshot):
             self._snapshot = snapshot
-            self._log_left_out(snapshot)
             self._changed()
+        self._log_left_out(snapshot)
         if may_be_early and not snapshot.definitions:
             return EMPTY_POLL_PAUSES_S[polls]
         ttl_s = (snapshot.ttl_ms or 0) / 1000
         return min(max(ttl_s, LEAST_TTL_S), LONGEST_TTL_S) if ttl_s else self._config.refresh_s
 
     def _log_left_out(self, snapshot: Snapshot) -> None:
+        """Log the tools that cannot be served, and the lists that cannot be read, once each."""
+        found = [snapshot.left_out, snapshot.lists.faults]
+        if found == self._logged:
+            return
+        self._logged = found
+        if snapshot.lists.faults:
+            faults = {"backend": self.name, "lists": dict(snapshot.lists.faults)}
+            log.warning("lists of a server cannot be read", extra={"fields": faults})
         if snapshot.left_out:
             reasons = {tool.name: tool.reason for tool in snapshot.left_out[:MAX_LOGGED_NAMES]}
             fields = {"backend": self.name, "n": len(snapshot.left_out), "tools": reasons}
@@ -573,7 +588,7 @@ class McpBackend:
         return HeldCalls(
             config.name,
             self._asking_connection,
-            lambda error: self._server.backend_error(error),
+            lambda error: self._server.backend_error(error, is_in_doubt=True),
             self._negotiate_again_after,
             lambda principal: self._server.caller_headers(principal),
             self._clock,
@@ -620,6 +635,7 @@ class McpBackend:
             capabilities=_CAPABILITIES,
             limits=self._limits,
             redact=self._redact,
+            received=self._received,
             first_id=_random_id(self._clock),
         )
 
@@ -635,6 +651,7 @@ class McpBackend:
             limits=self._limits,
             redact=self._redact,
             on_line=self._process_log.write,
+            received=self._received,
             is_patient=not is_for_one_poll,
         )
 
@@ -645,6 +662,10 @@ class McpBackend:
             if value.references or SECRET_NAME.search(name)
         ]
         return self._shared.secrets.known(secret)
+
+
+def _slow(limit_s: float) -> str:
+    return f"it was slow: it did not answer within {limit_s:g} s"
 
 
 def _random_id(clock: Clock) -> int:

@@ -84,7 +84,7 @@ class HeldSessions:
         """Keep the session of a call for the caller's next call if it is clean; otherwise close it."""
         started_ms = self._started_ms.get(connection)
         if started_ms is not None and not is_clean and has_ended(connection):
-            self._count_failure(owner, started_ms)
+            self._count_failure(owner, started_ms, connection)
         if not self._keeps_idle:
             self._started_ms.pop(connection, None)
             await _end_session(connection)
@@ -122,15 +122,15 @@ class HeldSessions:
             await connection.connect()
         except BaseException as error:
             if isinstance(error, ClientError) and isinstance(connection.link, StdioLink):
-                self._count_failure(owner, started_ms)
+                self._count_failure(owner, started_ms, connection)
             await asyncio.shield(_end_session(connection))
             raise
         self._started_ms[connection] = started_ms
         return connection
 
-    def _count_failure(self, owner: str, started_ms: float) -> None:
+    def _count_failure(self, owner: str, started_ms: float, connection: Connection) -> None:
         restarts = self._restarts.setdefault(owner, Restarts(self._server, self._clock))
-        restarts.count_failure(started_ms)
+        restarts.count_failure(started_ms, connection)
         self._restarts.move_to_end(owner)
         if len(self._restarts) > MAX_FAILING:
             self._restarts.popitem(last=False)

@@ -24,6 +24,7 @@ LISTS: Final[Mapping[str, tuple[str, str]]] = {
     "resources/templates/list": ("resources", "resourceTemplates"),
 }
 """The capability that a list needs, and the member of its pages, by its method."""
+_KEYS: Final = {"resources/list": "uri", "resources/templates/list": "uriTemplate"}
 LIST_S: Final = 20.0
 """Seconds within which a server must return a list other than its list of tools."""
 _NOT_FOUND: Final = -32601
@@ -95,13 +96,28 @@ async def read_lists(connection: Connection, server: ServerInfo, previous: Lists
 
 async def _read(connection: Connection, method: str, previous: Lists) -> tuple[Listing, str | None]:
     """Return a list, and the reason for a failure to read it, or `None`."""
+    earlier = previous.get(method)
     try:
-        return await read_list(connection, method, LISTS[method][1]), None
+        listing = await read_list(connection, method, LISTS[method][1])
+        return read_with_earlier(listing, earlier, _KEYS.get(method, "name"))
     except (RpcError, BadAnswer, HttpRefused) as error:
         if isinstance(error, RpcError) and error.code == _NOT_FOUND:
             return Listing([], None), None
-        kept = Listing(list(previous.get(method)), None, previous.is_private)
+        kept = Listing(list(earlier), None, previous.is_private)
         return kept, str(error.args[0])[:MAX_REASON]
+
+
+def read_with_earlier(
+    listing: Listing, earlier: Sequence[Json], key: str
+) -> tuple[Listing, str | None]:
+    """Return a list, and the reason why its last pages could not be read, or `None`. Their entries
+    stay as they were in an earlier poll."""
+    if listing.error is None:
+        return listing, None
+    read = {str(entry.get(key)) for entry in listing.items}
+    rest = [entry for entry in earlier if str(entry.get(key)) not in read]
+    reason = f"after {len(read)} entries: {listing.error.args[0]}"[:MAX_REASON]
+    return replace(listing, items=[*listing.items, *rest]), reason
 
 
 async def read_list(connection: Connection, method: str, member: str) -> Listing:

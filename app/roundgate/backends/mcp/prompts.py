@@ -11,7 +11,7 @@ from roundgate.backends.mcp.lists import Lists, check_entry, checked_text, left_
 from roundgate.backends.mcp.requests import Requests
 from roundgate.backends.mcp.tools import MAX_NAME, LeftOut, without_hop
 from roundgate.backends.mcp.uris import Uris
-from roundgate.client.types import Json, is_object_list
+from roundgate.client.types import Json, is_object_list, without_nulls
 from roundgate.clock import Clock
 from roundgate.errors import UnexpectedAnswer
 from roundgate.protocol import ForwardedPrompt
@@ -24,7 +24,7 @@ def make_prompts(
     """Return the selected prompts that can be served, and records of the others."""
     prompts: dict[str, Prompt] = {}
     others: list[LeftOut] = []
-    for raw in lists.get("prompts/list"):
+    for raw in map(without_nulls, lists.get("prompts/list")):
         try:
             name = _checked(raw)
             if not config.has(name):

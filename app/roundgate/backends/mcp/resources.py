@@ -14,7 +14,7 @@ from roundgate.backends.mcp.lists import Lists, check_entry, checked_text, left_
 from roundgate.backends.mcp.requests import Requests
 from roundgate.backends.mcp.tools import LeftOut, own_meta, without_hop
 from roundgate.backends.mcp.uris import MAX_URI, SCHEME, Pattern, Uris
-from roundgate.client.types import Json, is_object_list
+from roundgate.client.types import Json, is_object_list, without_nulls
 from roundgate.clock import Clock
 from roundgate.errors import ResourceNotFound, UnexpectedAnswer
 from roundgate.protocol import (
@@ -39,7 +39,7 @@ def make_resources(
     served: dict[tuple[str, str], Resource] = {}
     others: list[LeftOut] = []
     for method, member in (("resources/list", "uri"), ("resources/templates/list", "uriTemplate")):
-        for raw in lists.get(method):
+        for raw in map(without_nulls, lists.get(method)):
             try:
                 uri = _checked(raw, member, uris)
                 if not config.has(uri):

@@ -19,6 +19,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 from roundgate.auth import Principal
 from roundgate.backends.http.caller_headers import caller_headers
 from roundgate.backends.http.config import RetryConfig
+from roundgate.backends.http.messages import doubted, with_doubt
 from roundgate.backends.http.reliability import Gate, Retries
 from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.eras import refuses_to_ask
@@ -108,6 +109,7 @@ class Restarts:
         self._server = server
         self._clock = clock
         self._failures = 0
+        self._reason = ""
         self._failed_ms = 0.0
         self._not_before_ms = 0.0
 
@@ -115,14 +117,17 @@ class Restarts:
         """Raise NoAnswer during the pause."""
         if (left_ms := self._not_before_ms - self._clock.monotonic_ms()) > 0:
             raise NoAnswer(
-                f"The process of {self._server} has ended; it can restart in {left_ms / 1000:.0f} s",
+                f"The process of {self._server} has ended; it can restart in {left_ms / 1000:.0f} s"
+                f"{self._reason}",
                 "its process has ended",
                 reached=False,
             )
 
-    def count_failure(self, started_ms: float) -> None:
+    def count_failure(self, started_ms: float, connection: Connection) -> None:
         """Count a process that ended by itself, unless it was started before another process that
         was counted had ended. The first failure after a steady process causes no pause."""
+        failure = connection.link.failure if isinstance(connection.link, StdioLink) else None
+        self._reason = "" if failure is None else f" ({failure.args[0]})"
         if started_ms < self._failed_ms:
             return
         now_ms = self._failed_ms = self._clock.monotonic_ms()
@@ -243,7 +248,7 @@ class Server:
     async def _drop(self, connection: Connection) -> None:
         """Close the connection to a process, and compute the earliest time of its restart."""
         self._connection = None
-        self._restarts.count_failure(self._started_ms)
+        self._restarts.count_failure(self._started_ms, connection)
         await _close(connection)
 
     def _try_other_handshake(self) -> None:
@@ -302,11 +307,12 @@ class Server:
     ) -> Json:
         """Call `exchange` within the back end's limits; return its result. Raise the same errors as
         `request` if it raises `ClientError` or `BackendError`."""
-        answer = await self._retries.send(
-            _Request(is_repeatable),
-            lambda: self._gate.through(lambda: self._attempt(exchange), deadline),
-            deadline,
-        )
+        with doubted(not is_repeatable):
+            answer = await self._retries.send(
+                _Request(is_repeatable),
+                lambda: self._gate.through(lambda: self._attempt(exchange), deadline),
+                deadline,
+            )
         if answer.refusal is not None:
             self._raise(answer.refusal)
         return answer.result
@@ -338,8 +344,13 @@ class Server:
         """Raise an error of the client library as a `BackendError`."""
         raise self.backend_error(error) from None
 
-    def backend_error(self, error: ClientError) -> BackendError:
-        """Return an error of the client library as a `BackendError`, with the gateway's remedies."""
+    def backend_error(self, error: ClientError, *, is_in_doubt: bool = False) -> BackendError:
+        """Return an error of the client library as a `BackendError`, with the gateway's remedies. See
+        `with_doubt` for `is_in_doubt`."""
+        converted = self._backend_error(error)
+        return with_doubt(converted) if is_in_doubt else converted
+
+    def _backend_error(self, error: ClientError) -> BackendError:
         fact, name = _with_settings(str(error.args[0])), self.name
         match error:
             case RpcError(code=-32021, message=message, details={"requiredCapabilities": required}):
@@ -352,10 +363,9 @@ class Server:
                 text = f"{name} refused the request: {message}{''.join(pages)}"
                 return ServerRefused(text, code, details)
             case ConnectionLost(was_sent=reached) | TimedOut(was_sent=reached):
-                doubt = "; the call may have taken effect" if reached else ""
                 is_late = isinstance(error, TimedOut)
                 reason = "no answer arrived in time" if is_late else "the connection was lost"
-                return NoAnswer(f"{name} did not answer: {fact}{doubt}", reason, reached=reached)
+                return NoAnswer(f"{name} did not answer: {fact}", reason, reached=reached)
             case AuthorizationFailed(status=status):
                 text = f"{name} refuses the gateway's credentials ({status})"
                 if not self._has_credentials:

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from roundgate.backends.base import Directory
 from roundgate.backends.mcp.config import PartConfig
-from roundgate.backends.mcp.lists import checked_text, left_out, read_list
+from roundgate.backends.mcp.lists import checked_text, left_out, read_list, read_with_earlier
 from roundgate.backends.mcp.server import Server
 from roundgate.backends.mcp.tools import MAX_REASON, LeftOut, without_hop
 from roundgate.backends.mcp.uris import MAX_URI, SCHEME, Uris
@@ -81,7 +81,8 @@ async def read_skill_list(
     except (RpcError, BadAnswer, HttpRefused) as error:
         reason = str(error.args[0])[:MAX_REASON]
         return SkillList(previous.entries, True, has_directories, reason, previous.is_private)
-    return SkillList(listing.items, True, has_directories, is_private=listing.is_private)
+    listing, fault = read_with_earlier(listing, previous.entries, "uri")
+    return SkillList(listing.items, True, has_directories, fault, listing.is_private)
 
 
 @dataclass(frozen=True, slots=True)

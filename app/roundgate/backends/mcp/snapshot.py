@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roundgate.backends.mcp.apps import is_page
-from roundgate.backends.mcp.lists import Lists, read_lists
+from roundgate.backends.mcp.lists import Lists, read_lists, read_with_earlier
 from roundgate.backends.mcp.server import Server
 from roundgate.backends.mcp.skills import SkillList, read_skill_list
 from roundgate.backends.mcp.tools import LeftOut, UsableTool, usable_tools
@@ -99,8 +99,12 @@ async def read_snapshot(
         ClientError, BackendError: the server is unavailable, or its list of tools is unusable.
     """
     info, listing = await server.tools()
+    earlier = () if previous is None else previous.definitions
+    listing, fault = read_with_earlier(listing, earlier, "name")
     connection = await server.connection()
     lists = await read_lists(connection, info, None if previous is None else previous.lists)
+    if fault is not None:
+        lists = replace(lists, faults={**lists.faults, "tools/list": fault})
     known_skills = SkillList() if previous is None else previous.skills
     skills = await read_skill_list(connection, info, known_skills)
     ttl_ms = min((ms for ms in (listing.ttl_ms, lists.ttl_ms) if ms is not None), default=None)

@@ -1,8 +1,8 @@
 """The tools of an MCP server as the gateway lists them, and their results. Pure functions.
 
-Definitions and results are forwarded unchanged, with two exceptions. Members of `_meta` whose names
-begin with `io.modelcontextprotocol/` belong to one hop and are removed, and so is `execution`, which
-declares tasks of an older revision. A tool whose definition would make a client refuse the whole
+Definitions and results are forwarded unchanged, without null members, members of `_meta` whose names
+begin with `io.modelcontextprotocol/`, which belong to one hop, and `execution`, which declares tasks
+of an older revision. A tool whose definition would make a client refuse the whole
 list is left out.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from roundgate.client import Tool as ListedTool
 from roundgate.client.messages import META
-from roundgate.client.types import Json, is_object_list
+from roundgate.client.types import Json, is_object_list, without_nulls
 from roundgate.errors import BadAnswer, UnexpectedAnswer
 from roundgate.protocol import ABSENT, ForwardedContent, Schema, ToolResult
 
@@ -31,6 +31,10 @@ _TYPES: Final[Mapping[str, tuple[type, str]]] = {
     "_meta": (dict, "an object"),
 }
 """The types of the optional members that clients read."""
+_OPTIONAL: Final = frozenset(
+    {"_meta", "annotations", "blob", "description", "icons", "mimeType", "size", "text", "title"}
+)
+"""The optional members of content blocks and of the resources in them."""
 _HINTS: Final = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
 _ANYTHING: Final = Schema.compile({"type": "object"})
 
@@ -80,6 +84,7 @@ def _usable(raw: Json, *, check_arguments: bool) -> UsableTool:
     Raises:
         ValueError, BadAnswer: clients would refuse the definition.
     """
+    raw = without_nulls(raw)
     name, schema = raw.get("name"), raw.get("inputSchema")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         raise ValueError(f"its name is not text of 1 to {MAX_NAME} characters")
@@ -108,6 +113,18 @@ def _compiled(schema: Json, member: str) -> Schema:
         raise ValueError(f"its {member} is {error}") from None
 
 
+def _block(raw: Json) -> Json:
+    """Return a content block without optional members that are null, which clients refuse."""
+    resource = raw.get("resource")
+    if isinstance(resource, dict) and None in resource.values():
+        raw = {**raw, "resource": _block(resource)}
+    if None not in raw.values():
+        return raw
+    return {
+        name: value for name, value in raw.items() if value is not None or name not in _OPTIONAL
+    }
+
+
 def without_hop(value: Json) -> Json:
     """Return an object without the members of `_meta` that belong to one hop."""
     meta = value.get("_meta")
@@ -129,17 +146,21 @@ def result_from_wire(raw: Json, server: str) -> ToolResult:
     Raises:
         UnexpectedAnswer: the server's answer is not a tool result.
     """
-    has_content = "content" in raw or "structuredContent" not in raw
-    blocks = raw.get("content", () if has_content else [])
-    if not is_object_list(blocks) or not isinstance(raw.get("isError", False), bool):
+    blocks = raw.get("content")
+    if blocks is None and "structuredContent" in raw:
+        blocks = []
+    if raw.get("isError", False) is None:
+        raw = {name: value for name, value in raw.items() if name != "isError"}
+    is_error = raw.get("isError", False)
+    if not is_object_list(blocks) or not isinstance(is_error, bool):
         raise UnexpectedAnswer(f"{server} answered with a malformed tool result")
     meta = raw.get("_meta")
     passed_meta = own_meta(meta) if isinstance(meta, dict) else {}
     own = ("content", "structuredContent", "_meta", "resultType")
     return ToolResult(
-        [ForwardedContent(block) for block in blocks],
+        [ForwardedContent(_block(block)) for block in blocks or ()],
         raw.get("structuredContent", ABSENT),
-        raw.get("isError", False),
+        is_error,
         passed_meta or None,
         {name: value for name, value in raw.items() if name not in own},
     )

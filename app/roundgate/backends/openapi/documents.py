@@ -16,9 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
-from roundgate.backends.http.messages import ACCEPTED, AnswerTooLarge, UnknownEncoding, Unpacker
-from roundgate.errors import Inside, UnreadableDocument, YamlTooCostly
+from roundgate.backends.http.messages import ACCEPTED
+from roundgate.errors import (
+    AnswerTooLarge,
+    Inside,
+    UnknownEncoding,
+    UnreadableDocument,
+    YamlTooCostly,
+)
 from roundgate.json import at_pointer
+from roundgate.lenient import Unpacker
 from roundgate.settings import yaml_file
 
 if TYPE_CHECKING:

@@ -1,0 +1,197 @@
+"""The client library and its command line with servers that write JSON loosely; processes that end,
+hang, or are slow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roundgate import lenient
+from roundgate.client import Client, Limits, stdio
+from roundgate.client.messages import EventReader, Reader, unreadable_response
+from roundgate.client.stdio import Program, StdioLink
+from roundgate.errors import BadAnswer, ConnectionLost, ParseError, RpcError, TimedOut
+from roundgate.json import decode
+from tests.support import odd_answers
+from tests.support.command import roundgate
+from tests.support.odd_answers import EXPECTED, NAMES
+from tests.support.scripted import Asked, http, modern, result, scripted
+
+VALUES: Any = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def call(asked: Asked) -> bytes:
+    return http(200, odd_answers.answer(asked.params["name"], asked.message["id"]))
+
+
+async def test_the_library_reads_json_that_is_written_loosely() -> None:
+    async with (
+        scripted(modern(call, odd_answers.tools())) as server,
+        Client(server.url, limits=Limits(max_message=20_000)) as client,
+    ):
+        for name in NAMES:
+            if name in EXPECTED:
+                found = await client.call(name)
+                assert (found.text, found.value["n"]) == EXPECTED[name], name
+            else:
+                with pytest.raises(BadAnswer):
+                    await client.call(name)
+
+
+async def test_the_command_line_reads_json_that_is_written_loosely() -> None:
+    async with scripted(modern(call, odd_answers.tools())) as server:
+        command = ("call", server.url, "half_an_emoji", "--json")
+        ran = await asyncio.to_thread(roundgate, *command)
+    assert ran.status == 0, ran.err
+    assert odd_answers.CAFE in ran.out
+    assert "\ufffd" in ran.out
+
+
+@given(VALUES)
+def test_valid_json_is_read_as_it_is_strictly(value: Any) -> None:
+    body = json.dumps(value, allow_nan=True).encode()
+    found = lenient.read(body)
+    try:
+        strict = decode(body)
+    except ParseError:
+        assert found.repairs
+    else:
+        assert (found.value, found.repairs) == (strict, ())
+
+
+@given(st.text(st.characters(categories=None, exclude_categories=())))
+def test_each_half_of_a_surrogate_pair_becomes_one_character(text: str) -> None:
+    # Python and JSON join a pair of halves
+    joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    found = lenient.read(json.dumps({"\\" + text: ["\\" + text]}).encode()).value
+    assert found == {"\\" + joined: ["\\" + joined]}
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_read_or_refused(body: bytes) -> None:
+    for content_type in ("", "application/json; charset=utf-16", "a; charset=idna"):
+        try:
+            found = lenient.read(lenient.in_utf8(body, content_type))
+        except ParseError:
+            continue
+        json.dumps(found.value, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (b'{"jsonrpc":"2.0","id":7,"result":{', 7),
+        (b'{"jsonrpc": "2.0", "id": "7", "error": {', 7),
+        (b'{"id":7,"jsonrpc":"2.0","result":', 7),
+        (b'{"result":{"items":[{"id":1}],},"jsonrpc":"2.0","id":7}\n', 7),
+        (b'{"result":{"items":[{"id":1}],},"id":7,"jsonrpc":"2.0"}', 7),
+        (b'{"result":{"items":[{"id":1},', 0),
+        (b'{"jsonrpc":"2.0","id":7,"method":"ping"', None),
+        (b'{"jsonrpc":"2.0","method":"notifications/progress","params":{', None),
+        (b'{"level":"info","id":7,', None),
+        (b"ready {", None),
+    ],
+)
+def test_the_request_of_an_unreadable_response_is_found(
+    message: bytes, expected: int | None
+) -> None:
+    assert unreadable_response(message, message) == expected
+
+
+def test_the_type_of_an_event_belongs_to_one_event() -> None:
+    stream = b"event: ping\ndata: {}\n\ndata: {}\n\nevent: message\ndata: {}\n\n"
+    events = EventReader(100).feed(stream)
+    reader = Reader(Limits())
+    assert [reader.event(one) for one in events] == [None, {}, {}]
+
+
+async def test_an_entry_that_is_unusable_leaves_out_no_other() -> None:
+    def script(asked: Asked) -> bytes:
+        if asked.rpc == "prompts/list":
+            return result(asked, {"prompts": [{"name": "a", "title": None}, {}, 7, {"name": "b"}]})
+        return result(asked, {"supportedVersions": ["2026-07-28"], "capabilities": {"prompts": {}}})
+
+    async with scripted(script) as server, Client(server.url) as client:
+        assert [one.name for one in await client.prompts()] == ["a", "b"]
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+def link_to(*arguments: str, **limits: Any) -> StdioLink:
+    command = [sys.executable, odd_answers.__file__, *arguments]
+    link = StdioLink(Program(command, {}), info={}, capabilities={}, limits=Limits(**limits))
+    link.version = "2025-11-25"
+    return link
+
+
+async def answered(link: StdioLink, tool: str = "nan") -> Any:
+    return await link.request("tools/call", {"name": tool}, may_repeat=False)
+
+
+async def test_an_error_without_an_id_ends_the_only_request() -> None:
+    code = (
+        'import sys; input(); print(\'{"jsonrpc":"2.0","id":null,"error":'
+        '{"code":-32700,"message":"no"}}\', flush=True); sys.stdin.read()'
+    )
+    link = StdioLink(
+        Program([sys.executable, "-c", code], {}), info={}, capabilities={}, limits=Limits()
+    )
+    link.version = "2025-11-25"
+    try:
+        async with asyncio.timeout(30):
+            with pytest.raises(RpcError, match="no"):
+                await answered(link)
+    finally:
+        await link.end_session()
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_process_that_ends_shows_no_error_of_the_event_loop(loop: Any) -> None:
+    code = "import os; input(); os._exit(2)"
+    large = {"text": "x" * 100_000}  # more than a pipe holds
+
+    async def main() -> list[Any]:
+        program = Program([sys.executable, "-c", code], {})
+        link = StdioLink(program, info={}, capabilities={}, limits=Limits())
+        link.version = "2025-11-25"
+        calls = [asyncio.ensure_future(link.request("x", {}, may_repeat=False))]
+        try:
+            for _ in range(500):
+                await asyncio.sleep(0.002)
+                calls.append(asyncio.ensure_future(link.request("x", large, may_repeat=False)))
+            return await asyncio.gather(*calls, return_exceptions=True)
+        finally:
+            await link.end_session()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        for _ in range(3):
+            for error in runner.run(main()):
+                assert isinstance(error, ConnectionLost), repr(error)
+                assert "process" in str(error)
+
+
+async def test_a_process_that_answers_the_ping_is_not_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stdio, "PROBE_S", 2.0)
+    link = link_to("mute", idle_s=2.0)
+    try:
+        await link.request("tools/list", {}, may_repeat=True)
+        for _ in range(stdio.MAX_UNANSWERED + 2):
+            with pytest.raises(TimedOut):
+                await answered(link)
+        assert link.is_open
+        await link.request("tools/list", {}, may_repeat=True)
+    finally:
+        await link.end_session()
