@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from roundgate.backends.python.pages import MAX_BYTES
+from roundgate.cli import main
 from roundgate.errors import ConfigError, Problem
 from tests.support.asgi import Client, built, client, config_of
 
@@ -243,3 +244,25 @@ async def test_two_folders_cannot_have_pages_of_one_name(tmp_path: Path) -> None
     (tmp_path / "odd_pages_package/plots.py").write_text(source.replace("chart()", "plot()"))
     with pytest.raises(ConfigError, match=r"has the URI of .*odd_pages_package/chart\.html"):
         served(tmp_path, f"from odd_pages_package.plots import plot\n{source}")
+
+
+def test_check_remarks_pages_that_cannot_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "chart.html").write_text(PAGE)
+    (tmp_path / "tools.py").write_text(TOOLS.replace("{options}", 'ui="chart.html"'))
+    path = tmp_path / "gateway.yaml"
+    entry = "{kind: python, name: own, prefix: '', path: tools.py%s}"
+
+    def remarks(more: str = "", sections: str = "") -> str:
+        path.write_text(f"backends: [{entry % more}]\n{sections}")
+        assert main(["check", "--file-only", str(path)]) == 0
+        return capsys.readouterr().out
+
+    unpinned, cut = "chart: hosts show no page", "chart: max_result removes structuredContent"
+    assert unpinned in remarks(sections="search: {}\n")
+    assert unpinned in remarks(sections="views: [{name: v, search: {}}]\n")
+    assert cut in remarks(", override: {chart: {max_result: 500}}")
+    plain = remarks(sections="search: {pinned: [chart]}\n")
+    assert unpinned not in plain
+    assert cut not in plain

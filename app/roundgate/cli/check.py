@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Final
 from roundgate import config
 from roundgate.backends import Catalog, Fallback, ServedTool, Snapshot, Tool, kind_of
 from roundgate.backends.config import NOT_PLAIN
+from roundgate.backends.definitions import meta_of
 from roundgate.backends.http.config import RemoteConfig
 from roundgate.backends.schema_values import Document, ambiguous
 from roundgate.cli.arguments import configuration_file
 from roundgate.cli.output import escaped_lines, show_table
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem, UsageError
+from roundgate.protocol.apps import page_uris
 from roundgate.runtime import checks, loading
 from roundgate.runtime.effective_policy import override_of
 from roundgate.runtime.startup import EXTRA_MISSING, require_one_host
@@ -87,6 +89,7 @@ def _print_served(file: ConfigFile, snapshot: Snapshot, fetched: dict[str, bytes
         *_unreadable_arguments(file, served),
         *_backend_remarks(file, fetched),
         *_dotted_names(file, served),
+        *_useless_pages(file, served),
         *_client_remarks(file, served),
     ]
     if remarks:
@@ -313,6 +316,28 @@ def _dotted_names(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
                     'set `names: {dots: "_"}`, or rename tools by `override`',
                 )
             )
+
+
+def _useless_pages(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
+    """Yield a remark for tools whose pages no host can show, or may show without data."""
+    hidden: dict[str, None] = {}
+    cut: dict[str, None] = {}
+    for catalog in (served, *(served.of_view(view.name) for view in file.config.views)):
+        listed = {name for name, _ in catalog.tool_pages.items}
+        for name, tool in catalog.tools.items():
+            if any(page_uris(meta_of(tool.tool.definition))):
+                hidden |= {} if name in listed else {name: None}
+                cut |= {} if tool.tool.max_result is None else {name: None}
+    if hidden:
+        yield file.origin.at("search").problem(
+            f"{_named(list(hidden))}: hosts show no page for a call through call_tool",
+            "add the tools to `pinned`",
+        )
+    if cut:
+        yield file.origin.at("backends").problem(
+            f"{_named(list(cut))}: max_result removes structuredContent, so a page may have no data",
+            "remove max_result, or let the page call another tool",
+        )
 
 
 def _client_remarks(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
