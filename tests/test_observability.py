@@ -1,5 +1,5 @@
-"""docs/observability.md has every message of the log and every metric, and no others. Messages
-that need no explanation are in `support/clear_log.txt` instead."""
+"""docs/appendix-messages.md has every message of the log, docs/observability.md every metric, and
+no others. Messages that need no explanation are in `support/clear_log.txt` instead."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from tests.support.documents import ROOT
 from tests.support.said import Said, logged, measured
 
 PAGE = (ROOT / "docs" / "observability.md").read_text()
+MESSAGES = (ROOT / "docs" / "appendix-messages.md").read_text()
 CLEAR = (ROOT / "tests" / "support" / "clear_log.txt").read_text()
 
 
-def compare(code: list[Said], told: list[tuple[str, str]], row: str) -> None:
+def compare(code: list[Said], told: list[tuple[str, str]], row: str, page: str) -> None:
     """Fail with the row that is missing, or too many."""
     places = {(said.kind, said.template): said.at for said in code}
     missing = [
@@ -25,26 +26,31 @@ def compare(code: list[Said], told: list[tuple[str, str]], row: str) -> None:
         f"take out of it, no code says it: {row.format(*one)}" for one in told if one not in places
     ]
     assert not missing + surplus, "\n".join(
-        ["docs/observability.md is not what the code says:", *missing, *surplus]
+        [f"docs/{page} is not what the code says:", *missing, *surplus]
     )
-    assert len(told) == len(set(told)), "a row of docs/observability.md stands there twice"
+    assert len(told) == len(set(told)), f"a row of docs/{page} stands there twice"
 
 
 def test_every_message_of_the_log_is_in_the_documentation() -> None:
-    rows = re.findall(r"^\| `(debug|info|warning|error)` \| `([^`]+)` \|", PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| `(debug|info|warning|error)` \| `([^`]+)` \|", MESSAGES, re.MULTILINE)
     clear = re.findall(r"^(debug|info|warning|error) (.+)$", CLEAR, re.MULTILINE)
-    compare(list(logged()), [*rows, *clear], "| `{}` | `{}` | when, and what to do |")
+    compare(
+        list(logged()),
+        [*rows, *clear],
+        "| `{}` | `{}` | when, and what to do |",
+        "appendix-messages.md",
+    )
 
 
 def test_every_metric_is_in_the_documentation() -> None:
     rows = re.findall(r"^\| (counter|histogram|gauge)[^|]*\| `([^`]+)` \|", PAGE, re.MULTILINE)
-    compare(list(measured()), rows, "| {} | `{}` | attributes | meaning |")
+    compare(list(measured()), rows, "| {} | `{}` | attributes | meaning |", "observability.md")
 
 
 def test_every_outcome_of_a_turn_is_in_the_documentation() -> None:
     from roundgate.tasks.turn import Turn
 
-    table = PAGE.partition("### A turn")[2].partition("###")[0]
+    table = PAGE.partition("### A turn")[2].partition("\n##")[0]
     told = {
         word
         for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
