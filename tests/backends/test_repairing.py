@@ -77,6 +77,16 @@ def test_a_slip_is_repaired(member: Any, sent: Any, expected: Any) -> None:
         (INTEGERS, "1, 2"),
         # which of two objects is meant is not known
         ({"anyOf": [ORDER, {"type": "object", "properties": {"x": {}}}]}, {"sum": "5"}),
+        # texts that a nearer schema accepts
+        ({"type": "array", "prefixItems": [{}], "items": {"type": "integer"}}, ["5"]),
+        (
+            {
+                "type": "object",
+                "patternProperties": {"^x": {}},
+                "additionalProperties": {"type": "integer"},
+            },
+            {"x": "5"},
+        ),
         # texts inside of a text
         (ORDER, '{"sum": "5"}'),
     ],
@@ -109,6 +119,11 @@ def test_many_values_are_not_repaired() -> None:
         (args(toolCallId={"type": "string"}), False),
         ({"type": "object", "additionalProperties": True}, False),
         ({"type": "object", "patternProperties": {"Id$": {}}}, False),
+        ({"type": "object", "additionalProperties": {}}, False),
+        ({"type": "object", "unevaluatedProperties": {"type": "string"}}, False),
+        ({"type": "object", "required": ["toolCallId"]}, False),
+        ({"anyOf": [{"properties": {"toolCallId": {}}}, {"properties": {"a": {}}}]}, False),
+        ({"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"toolCallId": {}}}}}, False),
     ],
 )
 def test_a_name_that_clients_add_is_left_out_unless_the_schema_wants_it(

@@ -26,6 +26,7 @@ MAX_VALUES: Final = 10_000
 event loop."""
 MAX_NESTED: Final = 32
 """The maximum number of schemas that lead to the schema of one value."""
+_OPEN: Final = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 _PARSED: Final = frozenset({"array", "object", "number", "integer", "boolean"})
 
 
@@ -40,13 +41,13 @@ class Repaired:
 def without_names(
     schema: Mapping[str, Any], arguments: dict[str, Any], names: Collection[str]
 ) -> dict[str, Any]:
-    """Return arguments without names that clients add, unless the schema names them or says that it
-    accepts further names."""
-    is_open = schema.get("additionalProperties") or "patternProperties" in schema
-    added = arguments.keys() & names - (properties_of(schema) or {}).keys()
-    if not added or is_open:
+    """Return arguments without names that clients add, unless the schema mentions them anywhere or
+    says that it accepts further names."""
+    if any(schema.get(keyword, False) is not False for keyword in _OPEN):
         return arguments
-    return {name: value for name, value in arguments.items() if name not in added}
+    parts = (part for _, part in walk(schema) if isinstance(part, (Mapping, list)))
+    left_out = set(names).difference(*(map(str, part) for part in parts))
+    return {name: value for name, value in arguments.items() if name not in left_out}
 
 
 def repaired(schema: Mapping[str, Any], arguments: dict[str, Any]) -> Repaired:
@@ -75,8 +76,12 @@ class _Repair:
         parts = list(self._applying(schema, type_of(value)))
         if isinstance(value, dict):
             return self._object(parts, value, reads_text)
-        items = next((part["items"] for part in parts if "items" in part), None)
-        return [self.value(items, item, reads_text=reads_text) for item in value]
+        rest = next((part["items"] for part in parts if "items" in part), None)
+        first = max((listed(part, "prefixItems") for part in parts), key=len, default=())
+        return [
+            self.value(first[at] if at < len(first) else rest, item, reads_text=reads_text)
+            for at, item in enumerate(value)
+        ]
 
     def _object(
         self, parts: list[Mapping[str, Any]], value: Mapping[str, Any], reads_text: bool
@@ -86,6 +91,8 @@ class _Repair:
         others = next(
             (p["additionalProperties"] for p in parts if "additionalProperties" in p), None
         )
+        if any("patternProperties" in part for part in parts):  # a text may be meant
+            others = None
         result: dict[str, Any] = {}
         for name, item in value.items():
             is_optional = name in members and name not in required
