@@ -366,7 +366,8 @@ def test_a_page_is_read_only_if_no_reading_is_a_refused_page() -> None:
     ("schema", "text", "is_unknown"),
     [
         ({"type": "string"}, "1000", False),
-        ({}, "1000", False),
+        ({}, "1000", True),
+        ({}, "ORDER-1", False),
         ({"type": ["string", "number"]}, "1000", True),
         ({"type": ["string", "number"]}, " 1_000 ", True),
         ({"type": ["string", "number"]}, "１０００", True),
@@ -391,6 +392,18 @@ def test_a_text_that_may_be_read_as_another_value_is_unknown(
     definitions = {"L": {"items": schema}, "N": {"type": "number"}}
     of_list = Document({"properties": {"a": {"$ref": "#/$defs/L"}}, "$defs": definitions})
     assert with_schema(of_list, {"a": [1, text]}).unknown == [("a", 1)] * is_unknown
+    of_map = Document({"patternProperties": {"^a": schema}, "$defs": definitions})
+    assert with_schema(of_map, {"a": text}).unknown == [("a",)] * is_unknown
+
+
+@pytest.mark.parametrize("schema", [{"type": "object"}, {"type": "array"}])
+def test_a_text_of_which_the_schema_says_nothing_is_unknown_if_it_reads_as_another_value(
+    schema: Any,
+) -> None:
+    document = Document({"properties": {"a": schema}})
+    part: Any = {"sum": "1000", "note": "hi"} if schema["type"] == "object" else ["1000", "hi"]
+    place = "sum" if schema["type"] == "object" else 0
+    assert with_schema(document, {"a": part}).unknown == [("a", place)]
 
 
 @pytest.mark.parametrize(

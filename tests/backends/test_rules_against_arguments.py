@@ -88,6 +88,17 @@ WAYS = {
     "number as text": Way(order(TEXT_OR_NUMBER), {"order": {"sum": "1000"}}),
     "number as spaced text": Way(order(TEXT_OR_NUMBER), {"order": {"sum": " 1_000"}}),
     "number beside text": Way(order(TEXT_OR_NUMBER), {"order": {"sum": 5}}, {"order": {"sum": 5}}),
+    "number as text, without a type": Way(order({}), {"order": {"sum": "1000"}}),
+    "number as text in a map": Way({"type": "object"}, {"order": {"sum": "1000"}}),
+    "alternatives with different defaults": Way(
+        {
+            "anyOf": [
+                order({"type": "number", "default": 1000}),
+                order({"type": "number", "default": 10}),
+            ]
+        },
+        {"order": {}},
+    ),
     "float without a fraction": Way(order(), {"order": {"sum": 5.0}}, {"order": {"sum": 5.0}}),
     "large integer": Way(order({"type": "integer"}), {"order": {"sum": 10**40}}),
     "large float": Way(order(), {"order": {"sum": 1e300}}),

@@ -543,6 +543,44 @@ async def test_an_approval_shows_what_runs_and_what_it_is_made_of() -> None:
     assert '"k"' not in default
 
 
+DECLARED: dict[str, tuple[Any, Any]] = {
+    # the schema of `order` that the author of the function wrote, and what a caller sends
+    "name in Python": ({"properties": {"max_amount": {"type": "number"}}}, {"max_amount": 1000}),
+    "both names": (
+        {"properties": {"max_amount": {"type": "number"}, "sum": {"type": "number"}}},
+        {"max_amount": 1000},
+    ),
+    "no names": ({}, {"max_amount": 1000}),
+    "default under another name": ({"properties": {"max_amount": {"type": "number"}}}, {}),
+}
+
+
+@pytest.mark.parametrize("way", DECLARED)
+async def test_a_rule_cannot_read_an_argument_that_a_declared_schema_names_otherwise(
+    way: str,
+) -> None:
+    schema, order = DECLARED[way]
+
+    @tool(input_schema={"type": "object", "properties": {"order": {"type": "object", **schema}}})
+    def pay(order: Aliased) -> str:
+        return got(order.max_amount)
+
+    large = member("order.max_amount", {"type": "number", "exclusiveMinimum": 5})
+    text = await text_of(pay, {"order": order}, {"deny": {"arguments": large}}, {"allow": {}})
+    assert refused(text), ran
+    assert ran == []
+
+
+async def test_a_rule_reads_arguments_under_the_names_of_a_declared_schema() -> None:
+    @tool(input_schema=member("order.sum", {"type": "number"}))
+    def pay(order: Aliased) -> str:
+        return got(order.max_amount)
+
+    small = {"allow": {"arguments": member("order.sum", NUMBER)}}
+    assert await text_of(pay, {"order": {"sum": 5}}, small) == "ran"
+    assert refused(await text_of(pay, {"order": {"sum": 1000}}, small))
+
+
 def test_the_names_of_values_are_those_of_the_schema() -> None:
     models = [
         Aliased,

@@ -141,9 +141,7 @@ def ambiguous(document: Document) -> frozenset[str]:
     members = properties_of(document.schema) or {}
     types = {name: document.types(member) for name, member in members.items()}
     others = {"number", "integer", "boolean", "array", "object"}
-    return frozenset(
-        name for name, of in types.items() if "string" in of and of & others and of != ANY
-    )
+    return frozenset(name for name, of in types.items() if "string" in of and of & others)
 
 
 def with_schema(document: Document, arguments: Mapping[str, Any]) -> PartlyKnown:
@@ -153,6 +151,22 @@ def with_schema(document: Document, arguments: Mapping[str, Any]) -> PartlyKnown
     reading = _Reading(document, dict(arguments))
     unknown = reading.run()
     return PartlyKnown(reading.whole, [()] if unknown is None else unknown)
+
+
+def named_by(document: Document, sent: Mapping[str, Any], read: PartlyKnown) -> PartlyKnown:
+    """Return what a function gets of arguments, if its author wrote the schema: all is unknown if the
+    function reads a member under another name than the schema's or the caller's."""
+    unknown = [()] if _renames(sent, read.value) else with_schema(document, read.value).unknown
+    return PartlyKnown(read.value, [*read.unknown, *unknown])
+
+
+def _renames(sent: Any, read: Any) -> bool:
+    match sent, read:
+        case dict(), dict():
+            return any(key not in read or _renames(sent[key], read[key]) for key in sent)
+        case list(), list():
+            return any(map(_renames, sent, read))
+    return False
 
 
 class _Reading:
@@ -169,6 +183,13 @@ class _Reading:
         """The ids of objects whose members may have any name."""
         self._unknown: list[Path] = []
         self._children = 0
+        self._typed: set[Path] = set()
+        """The places of texts of which a schema says the type."""
+        self._untyped: list[Path] = []
+        """The places of texts of which a schema does not say the type, and that may be read as another
+        value."""
+        self._defaults: dict[Path, Any] = {}
+        """Defaults that are set."""
 
     def run(self) -> list[Path] | None:
         """Read all parts. Return the places of unknown parts; `None` if all are unknown."""
@@ -183,12 +204,11 @@ class _Reading:
                 self._note_names(part, value)
             if isinstance(value, (dict, list)):
                 self._children += len(value)
-            for key, member in self._members(part, value):
+            for key, member in self._members(part, value, path):
                 child = value[key]
                 place = (*path, key)
                 if isinstance(child, str):
-                    if _is_ambiguous(child, self._document.types(member)):
-                        self._unknown.append(place)
+                    self._note_text(child, self._document.types(member), place)
                     continue
                 if id(child) not in self._copies:
                     child = value[key] = child.copy()
@@ -201,7 +221,8 @@ class _Reading:
         for key, names in self._names.items():
             if key not in self._maps and self._copies[key].keys() - names:
                 return None
-        return list(dict.fromkeys(self._unknown))
+        untyped = [place for place in self._untyped if place not in self._typed]
+        return list(dict.fromkeys(self._unknown + untyped))
 
     def _note_names(self, part: Mapping[str, Any], value: dict[str, Any]) -> None:
         members = properties_of(part)
@@ -210,32 +231,46 @@ class _Reading:
         elif "object" in self._document.types(part) and not any(key in part for key in _SAME):
             self._maps.add(id(value))
 
-    def _members(self, part: Mapping[str, Any], value: Any) -> Iterator[tuple[Any, Any]]:
+    def _members(
+        self, part: Mapping[str, Any], value: Any, path: Path
+    ) -> Iterator[tuple[Any, Any]]:
         """Set the members of an object that are missing and have a default. Then yield the key and
         the schema of each object, list and text in a value."""
         if isinstance(value, dict):
             members = properties_of(part) or {}
             for name, member in members.items():
-                if name not in value:
-                    about = member if has_default(member) else self._document.referred(member)
-                    if has_default(about):
-                        value[name] = about["default"]
-            others = part.get("additionalProperties")
+                about = member if has_default(member) else self._document.referred(member)
+                if has_default(about):
+                    self._set_default(value, name, about["default"], (*path, name))
+            patterns = part.get("patternProperties")
+            others = [*patterns.values()] if isinstance(patterns, Mapping) else []
+            others.append(part.get("additionalProperties"))
             for name, child in list(value.items()):
                 if isinstance(child, (dict, list, str)):
-                    yield name, members.get(name, others)
+                    yield from ((name, m) for m in ([members[name]] if name in members else others))
         elif isinstance(value, list):
             first, rest = listed(part, "prefixItems"), part.get("items")
             for place, child in enumerate(value):
                 if isinstance(child, (dict, list, str)):
                     yield place, first[place] if place < len(first) else rest
 
+    def _note_text(self, text: str, types: frozenset[str], path: Path) -> None:
+        if types != ANY:
+            self._typed.add(path)
+        if _is_ambiguous(text, types):
+            (self._untyped if types == ANY else self._unknown).append(path)
+
+    def _set_default(self, value: dict[str, Any], name: str, default: Any, path: Path) -> None:
+        """Set a member that is missing. It is unknown if alternatives have different defaults."""
+        if name not in value:
+            value[name] = self._defaults[path] = default
+        elif path in self._defaults and self._defaults[path] != default:
+            self._unknown.append(path)
+
 
 def _is_ambiguous(text: str, types: frozenset[str]) -> bool:
     """Return whether a service that accepts values of these types, besides a text that another schema
     of the value may accept, may read a text as another value."""
-    if types == ANY:
-        return False
     if types & {"number", "integer", "boolean"} and _reads_as_number(text):
         return True
     if "boolean" in types and text.strip().lower() in _WORDS:

@@ -35,6 +35,7 @@ from roundgate.backends.python import modules
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.python.pages import Pages, UnusablePage
 from roundgate.backends.python.versions import Versions
+from roundgate.backends.schema_values import Document, named_by
 from roundgate.backends.signature import (
     Signature,
     ToolReturn,
@@ -52,6 +53,7 @@ from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFou
 from roundgate.observability import innermost
 from roundgate.protocol import (
     Completion,
+    PartlyKnown,
     PromptMessage,
     ResourceContents,
     ToolResult,
@@ -276,6 +278,7 @@ def _tool(callee: Callee, options: Mapping[str, Any]) -> Tool:
     task = options.get("task", "forbidden")
     # without a context the function cannot call `continue_as_task` itself
     becomes_task_at_once = signature.takes_context is None and task != "forbidden"
+    document = None if schema is None else Document(definition["inputSchema"])
 
     def bind(arguments: dict[str, Any]) -> Bound:
         try:
@@ -288,7 +291,11 @@ def _tool(callee: Callee, options: Mapping[str, Any]) -> Tool:
                 await context.continue_as_task()
             return returns.result(await callee(context, keywords))
 
-        return Bound(run, lambda: signature.known(keywords))
+        def known() -> PartlyKnown:
+            read = signature.known(keywords)
+            return read if document is None else named_by(document, arguments, read)
+
+        return Bound(run, known)
 
     async def call(context: Context, arguments: dict[str, Any]) -> Returned:
         return await bind(arguments).call(context)
