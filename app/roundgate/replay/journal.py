@@ -69,9 +69,9 @@ class Raised:
     """The places of steps that ran at the same time, so that this failure did not cause their
     start."""
     at_ms: int | None = None
-    """The time of the failure, in milliseconds since the epoch."""
+    """The time of the failure in a task, in milliseconds since the epoch."""
     reference: str | None = None
-    """The reference of the failure in the log."""
+    """The reference of the failure in the log of a task."""
 
 
 @dataclass(frozen=True, slots=True)

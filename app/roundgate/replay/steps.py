@@ -301,7 +301,8 @@ async def _record(
 ) -> Entry:
     if isinstance(entry, Raised):
         now_ms = run.clock.now_ms()
-        entry = replace(entry, at_ms=now_ms, reference=run.clock.new_id())
+        if run.call.task_id is not None:  # nobody looks up an ordinary call
+            entry = replace(entry, at_ms=now_ms, reference=run.clock.new_id())
         try:
             is_retried = error is not None and options.retries_after(error, attempt)
         except Exception as fault:  # of the handler's `retry_if`
@@ -309,8 +310,9 @@ async def _record(
             entry, error, is_retried = replace(entry, message=message[:1000]), fault, False
         if is_retried:
             failure = [entry.message, entry.told, entry.how, entry.at_ms, entry.reference]
+            is_kept = entry.reference is not None
             again_ms = now_ms + options.pause_ms(attempt, run.clock.fraction())
-            tried = Tried(entry.key, attempt, again_ms, entry.what, failure)
+            tried = Tried(entry.key, attempt, again_ms, entry.what, failure if is_kept else None)
             _log_failed(entry, error, attempt, tried.again_ms)
             await record(run, tried)
             return tried
@@ -414,7 +416,8 @@ def _log_failed(
     omits the message of the entry, because the message may be meant for the caller."""
     reason = "ToolError" if entry.told else entry.how or entry.message.partition(":")[0]
     fields: dict[str, Any] = {"step": entry.key, "attempt": attempt, "reason": reason}
-    fields["reference"] = entry.reference
+    if entry.reference is not None:
+        fields["reference"] = entry.reference
     if entry.how is not None or isinstance(error, asyncio.CancelledError):
         error = None  # its traceback says nothing
     if again_ms is None and entry.told:
