@@ -220,7 +220,8 @@ class Unpacker:
         self._raw_bytes = 0
         self._body = bytearray()
         self._inflate: Any = None
-        if encoding in ("gzip", "x-gzip"):
+        self._is_gzip = encoding in ("gzip", "x-gzip")
+        if self._is_gzip:
             self._inflate = zlib.decompressobj(16 + zlib.MAX_WBITS)
         elif encoding == "deflate":
             self._inflate = zlib.decompressobj()
@@ -255,9 +256,18 @@ class Unpacker:
             return
         part = b""
         while piece or len(part) == _PIECE_BYTES:  # after a full part, zlib may hold more
+            if piece and self._inflate.eof:  # it would keep all further bytes
+                self._inflate = self._next_member()
             part = self._inflated(piece)
             yield part
-            piece = self._inflate.unconsumed_tail
+            piece = self._inflate.unconsumed_tail or self._inflate.unused_data
+
+    def _next_member(self) -> Any:
+        """Return a decompressor for what follows the end of gzip data: more gzip data (RFC 1952
+        section 2.2). Raise UnknownEncoding after the end of deflate data."""
+        if not self._is_gzip:
+            raise UnknownEncoding
+        return zlib.decompressobj(16 + zlib.MAX_WBITS)
 
     def _inflated(self, piece: bytes) -> bytes:
         try:

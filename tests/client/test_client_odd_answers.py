@@ -4,8 +4,12 @@ hang, or are slow."""
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import sys
+import zlib
+from collections import deque
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -17,7 +21,14 @@ from roundgate import lenient
 from roundgate.client import Client, Limits, stdio
 from roundgate.client.messages import EventReader, Reader, unreadable_response
 from roundgate.client.stdio import Program, StdioLink
-from roundgate.errors import BadAnswer, ConnectionLost, ParseError, RpcError, TimedOut
+from roundgate.errors import (
+    BadAnswer,
+    ConnectionLost,
+    ParseError,
+    RpcError,
+    TimedOut,
+    UnknownEncoding,
+)
 from roundgate.json import decode
 from tests.support import odd_answers
 from tests.support.command import roundgate
@@ -125,6 +136,28 @@ async def test_an_entry_that_is_unusable_leaves_out_no_other() -> None:
         assert [one.name for one in await client.prompts()] == ["a", "b"]
 
 
+def test_gzip_data_may_have_several_members() -> None:
+    packed = gzip.compress(b"one ") + gzip.compress(b"two")
+    for size in (1, 7, len(packed)):
+        unpacker = lenient.Unpacker("gzip", 100)
+        for start in range(0, len(packed), size):
+            unpacker.feed(packed[start : start + size])
+        assert unpacker.body() == b"one two"
+
+
+@pytest.mark.parametrize(("encoding", "window"), [("gzip", 31), ("deflate", 15), ("deflate", -15)])
+@pytest.mark.parametrize("size", [1, 1_000])
+def test_bytes_after_the_end_of_packed_data_are_refused(
+    encoding: str, window: int, size: int
+) -> None:
+    # zlib would keep all of them for as long as a stream is open
+    packed = zlib.compress(b"data: {}\n\n" * 9, wbits=window) + b"xyz"
+    unpacker = lenient.Unpacker(encoding)
+    pieces = (packed[start : start + size] for start in range(0, len(packed), size))
+    with pytest.raises(UnknownEncoding):
+        deque(chain.from_iterable(map(unpacker.unpacked, pieces)), maxlen=0)
+
+
 # -- processes -------------------------------------------------------------------------------------
 
 
@@ -152,6 +185,41 @@ async def test_an_error_without_an_id_ends_the_only_request() -> None:
         async with asyncio.timeout(30):
             with pytest.raises(RpcError, match="no"):
                 await answered(link)
+    finally:
+        await link.end_session()
+
+
+ODD_FORMS = {
+    "list": '{"jsonrpc":"2.0","id":[%d],"result":{}}',
+    "object": '{"jsonrpc":"2.0","id":{"a":%d},"result":{}}',
+    "nothing": '{"jsonrpc":"2.0","id":%d}',
+    "null": '{"jsonrpc":"2.0","id":%d,"result":null,"error":null}',
+    "nulls": '{"jsonrpc":"2.0","id":%d,"method":null,"params":null,"result":{"n":1},"error":null}',
+    "log": '{"level":"info","id":%d}\\n{"jsonrpc":"2.0","id":%d,"result":{"n":1}}',
+}
+
+
+async def test_an_odd_form_of_an_answer_ends_only_its_call_and_at_once() -> None:
+    code = (
+        f"import json, sys\nforms = json.loads({json.dumps(json.dumps(ODD_FORMS))})\n"
+        "for line in sys.stdin:\n"
+        "    asked = json.loads(line)\n"
+        "    if asked['method'] == 'tools/call':\n"
+        "        form = forms[asked['params']['name']]\n"
+        "        print(form.replace('\\\\n', '\\n').replace('%d', str(asked['id'])), flush=True)\n"
+    )
+    program = Program([sys.executable, "-c", code], {})
+    link = StdioLink(program, info={}, capabilities={}, limits=Limits())
+    link.version = "2025-11-25"
+    try:
+        for name in ODD_FORMS:
+            async with asyncio.timeout(50):  # less than `idle_s`
+                if name in ("nulls", "log"):
+                    assert await answered(link, name) == {"n": 1}
+                else:
+                    with pytest.raises(BadAnswer):
+                        await answered(link, name)
+            assert link.is_open, name
     finally:
         await link.end_session()
 

@@ -26,6 +26,7 @@ from roundgate.client.transport import (
 )
 from roundgate.client.types import Json, Tool, is_modern
 from roundgate.errors import BadAnswer, HttpRefused, Inside, ParseError
+from roundgate.protocol import without_none
 from roundgate.protocol.v2026_07_28.requests import encode_value
 
 META: Final = "io.modelcontextprotocol/"
@@ -395,8 +396,8 @@ class Reader:
 
     def message(self, data: bytes, status: int | None = None) -> Json | None:
         """Return the message in the data of a body or an event, or `None` if the data is empty.
-        `status` is the HTTP status of a body. Raise `BadAnswer` if the data is not a JSON
-        object."""
+        `status` is the HTTP status of a body. Members that are null, such as `"error": null` beside
+        a result, count as missing. Raise `BadAnswer` if the data is not a JSON object."""
         if not data.strip():
             return None
         try:
@@ -408,12 +409,12 @@ class Reader:
             raise BadAnswer("The server sent JSON that is not a JSON-RPC message")
         if self._observer is not None:
             self._observer("received", decoded, status)
-        return decoded
+        return without_none(**decoded)
 
 
 def id_of(message: Json) -> Any:
-    """Return the id of a response. Some servers echo the client's whole numbers as text or with a
-    fraction of zero."""
+    """Return the id of a response, or `None` if it is neither a number nor text. Some servers echo
+    the client's whole numbers as text or with a fraction of zero."""
     match message.get("id"):
         case bool():
             return None
@@ -421,8 +422,9 @@ def id_of(message: Json) -> Any:
             return int(number)
         case str() as text if text.isascii() and text.isdigit() and len(text) <= _LONGEST_ID:
             return int(text)
-        case answered:
+        case int() | float() | str() as answered:
             return answered
+    return None
 
 
 def unreadable_response(beginning: bytes, end: bytes) -> int | None:

@@ -460,7 +460,7 @@ class StdioLink:
 
     def _take_response(self, message: Json) -> None:
         request_id = id_of(message)
-        if "error" not in message and "result" not in message:
+        if message.keys().isdisjoint(("jsonrpc", "result", "error")):  # a line of a log
             self._received.skip("The server sent JSON that is not a JSON-RPC message")
         elif (pending := self._pending_of(request_id)) is not None:
             pending.put(message)
