@@ -197,3 +197,18 @@ async def test_what_reaches_the_service_is_what_the_rule_reads(
             assert got() == []
         else:
             assert got() == [reaches], said
+
+
+def table() -> str:
+    """The table of this module: what becomes of each way under a rule for small sums, for each kind."""
+    lines = [f"| way | sent | {' | '.join(KINDS)} |", "|---" * (len(KINDS) + 2) + "|"]
+    for name, way in WAYS.items():
+        outcome = "refused" if way.reaches is None else f"runs: `{json.dumps(way.reaches)}`"
+        lines.append(
+            f"| {name} | `{json.dumps(way.sent)}` | {' | '.join([outcome] * len(KINDS))} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())
