@@ -1,7 +1,7 @@
 """Random handlers of branches with the same names, each lived through many processes: in memory,
 then as tasks of real workers on SQLite, DynamoDB Local and PostgreSQL, whose calls of the store and the
-queue are cut at random, and which first wait for days. Handlers with limits around any wait and with
-long yields live in memory."""
+queue are cut at random, and which first wait for days. Handlers with limits around any wait, with long
+yields, and with paths by chance live in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bench import postgresql
 from roundgate.auth.principal import LOCAL
 from roundgate.settings import TasksConfig
 from roundgate.tasks.stored import StoredTasks
-from tests.replay.test_any_branches import check, doubled, expected_of
+from tests.replay.test_any_branches import check, check_paths, doubled, expected_of
 from tests.replay.test_any_limits import check_limits
 from tests.support import dynamodb
 from tests.support.clocks import SkippingClock
@@ -49,7 +49,7 @@ async def wait_for_days(ctx: Any, chances: random.Random) -> None:
 
 async def as_task(seed: int, store: Any, queue: Any, clock: SkippingClock) -> None:
     """A handler as a task whose workers die at some of their calls."""
-    body, world, chances = program(seed), World(), random.Random(seed)
+    body, world, chances = program(seed, wide=True), World(), random.Random(seed)
     expected, plain = await expected_of(body)
     hows: tuple[How, ...] = ("before", "after")
     points = {chances.randint(0, 60): chances.choice(hows) for _ in range(CRASHES)}
@@ -140,7 +140,8 @@ def run(name: str, seeds: range, one: Any) -> bool:
 def main(arguments: argparse.Namespace) -> bool:
     logging.disable(logging.CRITICAL)
     first, count = arguments.seed, arguments.count
-    good = run("memory", range(first, first + count), check)
+    good = run("memory", range(first, first + count), lambda seed: check(seed, wide=True))
+    good &= run("paths", range(first, first + count // 5), check_paths)
     good &= run("limits", range(first, first + count // 5), check_limits)
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)

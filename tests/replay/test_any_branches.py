@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from roundgate.replay.engine import Completed, Outcome
+from roundgate.errors import NondeterminismError
+from roundgate.replay.engine import Completed, Failed, Outcome
 from tests.support.lives import AtRandom, DiesAt, Fate, Story, nothing_happens
 from tests.support.programs import (
     Direct,
@@ -88,16 +89,39 @@ async def told(
     return story
 
 
-async def check(seed: int, *, blocking: bool = False) -> None:
-    """A handler whom nothing happens to, one that has to let go again and again, and one whose processes die too."""
-    body = program(seed, blocking=blocking)
-    expected, plain = await expected_of(body)
-    for fate in (
+def fates(seed: int) -> tuple[Fate, ...]:
+    """Nothing happens; a process has to let go again and again; processes die too."""
+    return (
         nothing_happens,
         AtRandom(random.Random(seed), 0.0, 0.3),
         AtRandom(random.Random(seed), 0.15, 0.1),
-    ):
+    )
+
+
+async def check(seed: int, *, blocking: bool = False, wide: bool = False) -> None:
+    """A handler with each fate."""
+    body = program(seed, blocking=blocking, wide=wide)
+    expected, plain = await expected_of(body)
+    for fate in fates(seed):
         await told(body, fate, expected, plain, blocking=blocking)
+
+
+async def check_paths(seed: int) -> None:
+    """A handler that takes paths by chance: it ends as if nothing had happened, or because it took
+    another path, and an effect on such a path is doubled only by a death."""
+    body = program(seed, wide=True, chance=True)
+    expected, _ = await expected_of(body)
+    for fate in fates(seed):
+        world = World()
+        story = story_of(body, world, fate)
+        async with asyncio.timeout(60):
+            outcome = await story.told()
+        about = f"{fate}, {story.lives} lives: {json.dumps(body)}"
+        if not (isinstance(outcome, Failed) and isinstance(outcome.error, NondeterminismError)):
+            assert value_of(outcome) == expected, f"{outcome} instead of {expected}: {about}"
+        charged = {what: n for what, n in world.effects.items() if "chance" in what}
+        many = {what: n for what, n in charged.items() if n > 1 + story.deaths}
+        assert not many, f"{many}: {about}"
 
 
 @pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + EXAMPLES, BATCH))
@@ -106,6 +130,16 @@ def test_lived_through_any_number_of_processes_a_handler_ends_as_if_nothing_had_
 ) -> None:
     for seed in range(first, first + BATCH):
         asyncio.run(check(seed))
+
+
+def test_so_it_does_with_steps_of_all_kinds() -> None:
+    for seed in range(FIRST_SEED, FIRST_SEED + max(1, EXAMPLES // 5)):
+        asyncio.run(check(seed, wide=True))
+
+
+def test_a_handler_that_takes_another_path_has_no_effect_twice() -> None:
+    for seed in range(FIRST_SEED, FIRST_SEED + max(1, EXAMPLES // 5)):
+        asyncio.run(check_paths(seed))
 
 
 def test_so_it_does_on_the_event_loop_that_servers_use() -> None:

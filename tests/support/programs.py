@@ -18,14 +18,19 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Annotated, Any, Literal, TypeAlias
 from uuid import UUID, uuid4
 
-from roundgate.errors import OutcomeUnknown, StepFailed, StepTimeout, ToolError
+from pydantic import BaseModel, Field
+
+from roundgate.errors import NotJson, OutcomeUnknown, StepFailed, StepTimeout, ToolError
 from roundgate.replay.context import Context
 from roundgate.replay.questions import Answer, Form, Question
+from roundgate.replay.steps import check_return
 from roundgate.replay.sync_context import SyncContext
+from roundgate.replay.values import find_conversion
 from tests.support.replay import Name
 
 Program: TypeAlias = list[Any]
@@ -41,6 +46,18 @@ STEPS = (
     "retried",
     "at most once",
 )
+WIDE_STEPS = (
+    *STEPS,
+    "union",
+    "ambiguous",
+    "subclass",
+    "exact",
+    "retried if",
+    "not retried",
+    "tells again",
+)
+"""Steps that return members of unions, or say which errors they retry. Seeds of earlier programs have
+only `STEPS`."""
 LEAVES = ("step", "step", "step", "ask", "ask", "sleep", "long sleep", "poll", "shed", "wait", "wait", "fails", "cut",
           "cut sleep", "limited", "key", "changed", "changed", "now", "random", "uuid", "version")  # fmt: skip
 TREES = ("loop", "try", "gather", "group", "create", "map", "map at most", "completed", "first", "wait for", "named",
@@ -65,10 +82,30 @@ BLOCKING_LEAVES = (
 BLOCKING_TREES = ("loop", "try", "map", "map at most", "named", "in limit")
 
 
-def program(seed: int, *, blocking: bool = False) -> Program:
-    """The program of a number."""
+class Charged(BaseModel):
+    kind: Literal["charged"] = "charged"
+    what: str
+    day: date = date(2026, 1, 2)
+
+
+class Paid(BaseModel):
+    kind: Literal["paid"] = "paid"
+    what: str
+
+
+class PaidTwice(Paid):
+    again: str = "yes"
+
+
+def program(
+    seed: int, *, blocking: bool = False, wide: bool = False, chance: bool = False
+) -> Program:
+    """The program of a number; a `wide` one has steps of all kinds, one of `chance` paths that another
+    run may not take."""
     choices = random.Random(seed)
     leaves, trees = (BLOCKING_LEAVES, BLOCKING_TREES) if blocking else (LEAVES, TREES)
+    leaves = (*leaves, *(["chance"] * 12 if chance else []))
+    steps = WIDE_STEPS if wide else STEPS
 
     def some(room: int) -> Program:
         return [one(room) for _ in range(choices.randint(0 if room < 3 else 1, 3))]
@@ -76,7 +113,7 @@ def program(seed: int, *, blocking: bool = False) -> Program:
     def one(room: int) -> list[Any]:
         if room == 0 or choices.random() < 0.45:
             what = choices.choice(leaves)
-            return [what, choices.choice(STEPS)] if what == "step" else [what]
+            return [what, choices.choice(steps)] if what == "step" else [what]
         return [choices.choice(trees), [some(room - 1) for _ in range(choices.randint(1, 3))]]
 
     return some(3)
@@ -131,7 +168,7 @@ class World:
         """The function of a step, what it is called with, and how it is run. Names of functions say nothing."""
 
         what = f"?{what}" if how == "too slow" else what  # it may be too slow even for its effect
-        if how == "retried":
+        if how in ("retried", "retried if"):
             self.retried.add(what)
 
         async def work(what: str = what) -> Any:
@@ -140,9 +177,11 @@ class World:
             match how:
                 case "at most once":
                     self.at_most_once.add(what)
-                case "raises":
+                case "raises" | "not retried":
                     raise ValueError(what)
-                case "tells":
+                case "retried if" if self.effects[what] < 3:
+                    raise ConnectionError("not yet")
+                case "tells" | "tells again":
                     raise ToolError(what)
                 case "too slow":
                     await asyncio.Event().wait()
@@ -153,12 +192,34 @@ class World:
         def plain(what: str) -> Any:
             return self.happens(what)
 
+        async def union(what: str) -> Annotated[Charged | Paid, Field(discriminator="kind")]:
+            self.happens(what)
+            return Paid(what=what) if sum(what.encode()) % 2 else Charged(what=what)
+
+        async def ambiguous(what: str) -> date | str:
+            self.happens(what)
+            return what
+
+        async def subclass(what: str) -> Paid:
+            self.happens(what)
+            return PaidTwice(what=what)
+
+        async def exact(what: str) -> tuple[Decimal, dict[int, Paid | None]]:
+            self.happens(what)
+            return Decimal("1.50"), {1: Paid(what=what), 2: None}
+
         options: dict[str, dict[str, Any]] = {
             "too slow": {"timeout_s": 0.01},
             "retried": {"retries": 2, "backoff": 0.001},
             "at most once": {"at_most_once": True},
+            "retried if": {"retries": 2, "backoff": 0.001, "retry_if": ConnectionError},
+            "not retried": {"retries": 2, "backoff": 0.001, "retry_if": is_connection_error},
+            "tells again": {"retries": 2, "backoff": 0.001},
         }
         more = options.get(how, {})
+        annotated = {f.__name__: f for f in (union, ambiguous, subclass, exact)}
+        if how in annotated:
+            return annotated[how], (what,), more
         match how:
             case "no arguments":
                 return work, (), more
@@ -186,24 +247,48 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
 _limit: ContextVar[float] = ContextVar("limit", default=1e9)
 
 
+def is_connection_error(error: BaseException) -> bool:
+    return isinstance(error, ConnectionError)
+
+
+def _as_recorded(function: Any, value: Any) -> Any:
+    """What a step gives back."""
+    conversion = find_conversion(function)
+    if conversion is None:
+        return json.loads(json.dumps(value))
+    return conversion.from_json(conversion.to_json(value, "value"), "value")
+
+
 class Direct:
     """A context without an engine: every question is answered on the spot, every step simply called."""
 
     async def step(
-        self, name: str, function: Any, *args: Any, retries: int = 0, **options: Any
+        self,
+        name: str,
+        function: Any,
+        *args: Any,
+        retries: int = 0,
+        retry_if: Any = Exception,
+        **options: Any,
     ) -> Any:
+        check_return(function, name)
         for left in reversed(range(retries + 1)):
             try:
                 async with asyncio.timeout(options.get("timeout_s")):
                     value = function(*args)
-                    return json.loads(
-                        json.dumps(await value if asyncio.iscoroutine(value) else value)
+                    return _as_recorded(
+                        function, await value if asyncio.iscoroutine(value) else value
                     )
             except TimeoutError:
                 raise StepTimeout(name) from None
-            except ValueError as error:
-                if not left:
-                    raise StepFailed(f"step {name!r} failed: ValueError: {error}") from None
+            except (ValueError, ConnectionError) as error:
+                again = (
+                    isinstance(error, retry_if) if isinstance(retry_if, type) else retry_if(error)
+                )
+                if not left or not again:
+                    raise StepFailed(
+                        f"step {name!r} failed: {type(error).__name__}: {error}"
+                    ) from None
         raise AssertionError
 
     async def ask(self, questions: Mapping[str, Question]) -> dict[str, Answer]:
@@ -278,7 +363,10 @@ async def perform(
 async def _step(ctx: Any, world: World, how: str, about: str) -> Any:
     function, args, more = world.step(how, about)
     try:
-        return await ctx.step("do", function, *args, **more)
+        value = await ctx.step("do", function, *args, **more)
+        return repr(value) if how in ("union", "exact") else value
+    except NotJson:
+        return "not JSON"
     except StepTimeout:
         return "too slow"
     except OutcomeUnknown:  # it looks whether it happened, as a careful handler does
@@ -313,6 +401,11 @@ async def _one(ctx: Any, operation: list[Any], world: World, place: str, about: 
             return await ctx.step("do", world.is_given, about, value)
         case ("wait",):
             return await real_wait()
+        case ("chance",):
+            card = random.choice(("visa", "amex"))
+            function, args, _ = world.step("returns", f"chance {place}")
+            await ctx.step(f"charge_{card}", function, *args)
+            return "charged"
         case ("fails",):
             function, args, _ = world.step("raises", about)
             return await ctx.step("do", function, *args)
