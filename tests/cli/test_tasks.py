@@ -736,7 +736,7 @@ async def test_histories_are_exported_without_values_unless_the_operator_says_so
     (line,) = plain[1].splitlines()
     assert "4711" not in line
     assert "hunter2" not in line
-    assert json.loads(line)["journal"][0] == ["s", "login", None, "step str"]
+    assert ["s", "login", None, "step str"] in json.loads(line)["journal"]
     assert "hunter2" not in valued[1]
     assert '"4711 by ***"' in valued[1]
     assert "4711" not in redacted[1]

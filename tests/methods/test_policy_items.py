@@ -7,7 +7,6 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from roundgate.backends import Catalog
 from roundgate.errors import ConfigError, ResourceNotFound
 from roundgate.runtime import loading
 from roundgate.settings import Settings
+from roundgate.testing import fake_context
 from tests.support import wire
 from tests.support.asgi import Client, Exchange, client, config_file, gateway
 from tests.support.audit import KEY, records
@@ -427,18 +427,19 @@ async def test_a_handler_reads_only_what_its_caller_may_read_also_in_a_task() ->
     rules = [{"deny": {"resource": SECRET, **STAFF}}, {"allow": {}}]
     file = guarded("https://issuer.example/jwks", *ALL, policy=rules)
     catalog = loading.load(file).catalog
-    context: Any = SimpleNamespace(principal=Principal("i", "ann", claims={"groups": ["staff"]}))
+
+    async def read(uri: str, **claims: Any) -> Any:
+        with fake_context(principal=Principal("i", "ann", **claims)) as context:
+            return await catalog.read_resource(context, uri)
+
     with pytest.raises(ResourceNotFound):
-        await catalog.read_resource(context, SECRET)
-    assert await catalog.read_resource(context, OPEN)
-    context.principal = Principal("i", "ann")
-    assert await catalog.read_resource(context, SECRET)
+        await read(SECRET, claims={"groups": ["staff"]})
+    assert await read(OPEN, claims={"groups": ["staff"]})
+    assert await read(SECRET)
     for kept in ({"groups": ["staff"]}, {}):
-        context.principal = Principal("i", "ann", kept_claims=kept)
         with pytest.raises(ResourceNotFound):
-            await catalog.read_resource(context, SECRET)
-    context.principal = Principal("i", "ann", kept_claims={"groups": ["other"]})
-    assert await catalog.read_resource(context, SECRET)
+            await read(SECRET, kept_claims=kept)
+    assert await read(SECRET, kept_claims={"groups": ["other"]})
 
 
 @pytest.mark.parametrize(

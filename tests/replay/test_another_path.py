@@ -14,7 +14,7 @@ from roundgate import Context, tool
 from roundgate.errors import NondeterminismError
 from roundgate.replay import run_of
 from roundgate.replay.engine import Completed, Failed, Suspended
-from roundgate.replay.journal import HANDLER, Journal
+from roundgate.replay.journal import HANDLER, Journal, Remembered
 from roundgate.replay.run import Run
 from roundgate.testing import Gateway
 from tests.support.task_runs import SharedJournal
@@ -248,3 +248,20 @@ async def test_a_tool_whose_path_is_left_to_chance_charges_once(name: str) -> No
 
 def test_the_version_is_an_entry_that_every_engine_can_read() -> None:
     assert Journal.from_json([[["r", HANDLER, ["one"]]], {}, 1]).steps[HANDLER].key == HANDLER
+
+
+async def test_a_resource_that_a_handler_reads_does_not_change_its_version() -> None:
+    outcomes = []
+    home = SharedJournal()
+    for _ in range(2):
+
+        async def handler(ctx: Context) -> str:
+            run_of(ctx).declare("tool")
+            run_of(ctx).declare("resource")
+            await ctx.shed()
+            return "done"
+
+        outcomes.append(await home.run(handler))
+    entry = home.journal.steps[HANDLER]
+    assert isinstance(entry, Remembered)
+    assert (outcomes[1], entry.value) == (Completed("done"), ["tool"])

@@ -82,7 +82,7 @@ async def told(
     story = story_of(body, world, fate, blocking=blocking)
     async with asyncio.timeout(60):
         value = value_of(await story.told())
-    about = f"{fate}, {story.lives} lives: {json.dumps(body)}"
+    about = f"{fate}, {story.lives} lives: {json.dumps(body)}; stored: {story.stored.decode()}"
     assert value == expected, f"{value} instead of {expected}: {about}"
     wrong = doubled(world, plain, story.deaths)
     assert not wrong, f"{wrong} of {world.effects}: {about}"

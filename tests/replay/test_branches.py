@@ -47,7 +47,8 @@ async def to_the_end(handler: Callable[[Context], Awaitable[Any]]) -> Any:
         outcome = await home.run(handler)
         if home.died:  # nothing is left of its run but what it has written
             home.journal = before
-            home.journal.add(home.written[written])
+            for entry in home.written[written:]:
+                home.journal.add(entry)
             continue
         if not isinstance(outcome, Suspended):
             return value_of(outcome)

@@ -211,6 +211,7 @@ async def take_event(run: Run, branch: Branch, place: str) -> None:
     if run.root.has_branched and entry.key not in run.journal.steps:
         run.journal.add(entry)
         run.unwritten.append(entry)
+        run.values_made += 1  # durable before the next step begins, which may follow from it
         await take_turn(run, branch, run.order_here.new_rank())
 
 

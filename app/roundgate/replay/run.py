@@ -300,6 +300,8 @@ class Run:
     is_beginning = False
     """Whether the run is starting external work whose id only the response contains. A handler
     cancelled at this moment could never end that work."""
+    is_declared = False
+    """Whether the version of the handler is known; a resource that it reads has another."""
     is_same_version = False
     """Whether the journal was written by the same version of the handler alone."""
     is_beyond = False
@@ -424,6 +426,9 @@ class Run:
         again (`other_path`). Entries of code in front of the handler, such as an approval, are no
         part of its path.
         """
+        if self.is_declared:
+            return
+        self.is_declared = True
         entry = self.journal.steps.get(HANDLER)
         if isinstance(entry, Remembered) and entry.value[0] == version:
             self.is_same_version = True

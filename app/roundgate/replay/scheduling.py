@@ -52,6 +52,9 @@ a margin."""
 MAX_TURNS: Final = 100_000
 """The maximum number of turns in which branches may resume by themselves while another branch waits
 for a result."""
+TICKS: Final = 8
+"""The number of turns of the event loop into which a wait for missing results is divided, so that a
+process that did not run meanwhile has not waited."""
 GRACE_S: Final = 0.5
 LIMIT_GRACE_S: Final = 5.0
 """The time in seconds for which a passed time limit waits for missing results while its block
@@ -374,7 +377,16 @@ class Order:
         elif turns < 0:
             self._skip()
         else:
-            self._loop.call_later(self._patience_s(), self._look, generation, -1)
+            self._be_patient(generation, self._patience_s() / TICKS, TICKS)
+
+    def _be_patient(self, generation: int, tick_s: float, ticks: int) -> None:
+        """Look again after a number of ticks, unless a result is delivered meanwhile."""
+        if generation != self._generation:
+            return
+        if ticks == 0 or tick_s == 0:
+            self._look(generation, -1)
+        else:
+            self._loop.call_later(tick_s, self._be_patient, generation, tick_s, ticks - 1)
 
     def _is_last(self) -> bool:
         """Return whether all recorded results are delivered and every waiter has an infinite
