@@ -4,9 +4,10 @@ sleeps and of time limits."""
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import anyio
@@ -15,7 +16,7 @@ import pytest
 from roundgate.errors import NondeterminismError
 from roundgate.replay import scheduling
 from roundgate.replay.context import Context
-from roundgate.replay.engine import Suspended
+from roundgate.replay.engine import Completed, Suspended
 from roundgate.replay.journal import Told
 from tests.support.clocks import SkippingClock
 from tests.support.lives import DiesAt, Story
@@ -531,3 +532,44 @@ async def test_a_branch_that_is_cancelled_twice_ends_no_earlier_in_a_later_run(
     is_first = False
     async with asyncio.timeout(60):
         assert [value_of(await home.run(handler)) for _ in range(2)] == [first] * 2
+
+
+async def test_a_cancellation_with_a_late_place_leaves_all_other_results_in_their_order() -> None:
+    """A worker may die between the end of a limit and the entry of the wait that it cut: then a later
+    life records the wait behind what followed from it."""
+    forever = asyncio.Event()
+
+    async def handler(ctx: Context) -> Any:
+        async def limited() -> None:
+            with suppress(TimeoutError):
+                async with ctx.timeout(5):
+                    await ctx.sleep(60)
+
+        async def slow() -> str:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await ctx.step("slow", forever.wait)
+            await ctx.sleep(0.001, "nap")
+            return "slow"
+
+        async def quick() -> str:
+            await ctx.shed()
+            return "quick"
+
+        await asyncio.create_task(limited())
+        await ctx.step("after", echo, "after")
+        tasks = [asyncio.create_task(slow()), asyncio.create_task(quick())]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        first = await ctx.step("first", echo, done.pop().result())
+        await asyncio.wait(tasks)
+        await ctx.shed("end")
+        return first
+
+    story = Story(handler, lambda request: None)
+    while b"shed:end" not in story.stored:
+        assert await story.life() is None
+    rows, *rest = json.loads(story.stored)
+    cut = next(row for row in rows if row[:2] == ["c", "limited@0/sleep:sleep"])
+    rows.remove(cut)
+    story.stored = json.dumps([[*rows, cut], *rest]).encode()
+    assert await story.told() == Completed("slow")

@@ -231,6 +231,8 @@ class Order:
         self._owner = owner
         self._known = self._issued = len(self._ranks)
         self._next = 0
+        self._skipped_to = -1.0
+        """The highest rank that was delivered although lower ones were unrequested."""
         self._gone: set[int] = set()
         self._expected: set[int] = set()
         self._waiting: list[tuple[float, bool, int, asyncio.Future[None]]] = []
@@ -310,7 +312,7 @@ class Order:
         """
         if self._is_open or (rank == math.inf and self.is_over):
             return
-        if rank < self._next:
+        if rank < max(self._next, self._skipped_to):
             # this result was late; other late results are delivered in their order
             self._has_waited = False
         await self._wait(rank)
@@ -419,8 +421,9 @@ class Order:
         return max(GRACE_S, again_s + CUT_GRACE_S)
 
     def _skip(self) -> None:
-        """Wake the first waiter although earlier results are unrequested. Cancellations, and
-        results that a branch is about to receive, are never skipped."""
+        """Wake the first waiter although earlier results are unrequested. These keep their order:
+        they may be requested because of the result. Cancellations, and results that a branch is
+        about to receive, are never skipped."""
         self._has_waited = True
         waiting = [one for one in self._waiting if not one[-1].done()]
         rank, *_, future = first = min(filter(_is_impatient, waiting), default=min(waiting))
@@ -430,7 +433,11 @@ class Order:
             self._waiting.remove(first)
             heapq.heapify(self._waiting)
             wake(future)
-            self._deliver_next(rank)
+            if rank == math.inf:
+                self._deliver_next(rank)
+            else:
+                self._skipped_to = max(self._skipped_to, rank)
+                self.drop(rank)
         elif until > self._next:
             self._next = until
             self._settle()
