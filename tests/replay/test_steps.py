@@ -10,7 +10,7 @@ import functools
 import json
 import logging
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -66,9 +66,6 @@ def test_any_json_is_the_same_in_the_run_that_made_it_and_in_its_replay(value: A
     [
         ((1, (2, [3])), [1, [2, [3]]]),
         ({"a": (1,)}, {"a": [1]}),
-        (OrderedDict(a=Counter("aab")), {"a": {"a": 2, "b": 1}}),
-        (Color.RED, "red"),
-        ([Flavour.SOUR, {Flavour.SOUR: 1}], ["sour", {"sour": 1}]),
         (2**80, 2**80),
         (-0.0, -0.0),
         ("\x00 é \U0001f980 \u2028", "\x00 é \U0001f980 \u2028"),
@@ -77,9 +74,6 @@ def test_any_json_is_the_same_in_the_run_that_made_it_and_in_its_replay(value: A
     ids=[
         "tuple",
         "tuple in a dict",
-        "dict subclasses",
-        "StrEnum",
-        "str Enum",
         "big int",
         "-0.0",
         "any text",
@@ -129,6 +123,9 @@ def holding_itself() -> Any:
         ({"caf\udce9": 1}, "a key of the value of step 'it'", "not valid Unicode"),
         (nested(MAX_DEPTH + 1), "step 'it'[0][0]", "levels deep"),
         (holding_itself(), "step 'it'[0][0]", "contains itself"),
+        ({"a": Counter("aab")}, "step 'it'.a is Counter", "would come back as dict"),
+        (Color.RED, "step 'it' is Color", "annotate the function's return type (-> Color)"),
+        ([{Flavour.SOUR: 1}], "step 'it'[0].key is Flavour", "would come back as str"),
     ],
     ids=[
         *(
@@ -143,6 +140,7 @@ def holding_itself() -> Any:
             "an IntEnum",
         ),
         *("half a surrogate pair", "such a key", "too deep", "itself"),
+        *("a dict subclass", "a StrEnum", "a str Enum as key"),
     ],
 )
 async def test_a_value_that_is_not_json_is_refused_at_once_with_its_place(
