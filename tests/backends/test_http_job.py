@@ -24,7 +24,7 @@ from roundgate.runtime.startup import Stores, make_stores
 from roundgate.storage.tasks import TaskRecord, TaskRef
 from roundgate.tasks.turn import Turn
 from tests.support import wire
-from tests.support.asgi import client, config_of, stoppable
+from tests.support.asgi import NO_FALLBACK, client, config_of, stoppable
 from tests.support.clocks import SkippingClock
 from tests.support.rounds import CAPABILITIES, accept
 from tests.support.services import Service, answer, service
@@ -112,7 +112,7 @@ async def house_before(
         "tools": [declared],
     }
     sections = {"poll_interval_ms": 100, "sweep_every_s": 0.1, **(tasks or {})}
-    file = config_of({"backends": [backend], "tasks": sections})
+    file = config_of({"backends": [backend], "tasks": sections, "fallback": NO_FALLBACK})
     clock = SkippingClock()
     using = task_settings(directory, worker="on" if works else "off")
     stores = make_stores(using, clock)

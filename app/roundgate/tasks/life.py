@@ -22,6 +22,9 @@ from roundgate.settings import TasksConfig
 SHARE: Final = 0.9
 """The part of its life after which a task is ended unless `tasks.task_timeout_s` is set."""
 
+LEAST: Final = 0.01
+"""The least part of its life by which a wait extends it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Life:
@@ -46,6 +49,12 @@ class Life:
     def expires_ms(self, created_ms: int, from_ms: int) -> int:
         """Return the expiry of a task that waits until `from_ms`, or was created then."""
         return min(from_ms + self.keep_ms, created_ms + self.max_ms)
+
+    def extended_ms(self, created_ms: int, expires_ms: int, from_ms: int) -> int:
+        """Return the expiry of a task after a wait until `from_ms`. It does not move by less than a
+        hundredth of the task's life, so that `ttlMs` of a task with short waits stays the same."""
+        later_ms = self.expires_ms(created_ms, from_ms)
+        return later_ms if later_ms - expires_ms >= self.keep_ms * LEAST else expires_ms
 
     def end_ms(self, created_ms: int, expires_ms: int) -> int:
         """Return when a task is ended that still works or polls."""

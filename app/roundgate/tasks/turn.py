@@ -227,8 +227,9 @@ class Carrier:
 
     def _extend_life(self, from_ms: int) -> None:
         """Keep the task after a wait until `from_ms`. The next write extends the row."""
-        expires_ms = self._means.life.expires_ms(self._record.created_ms, from_ms)
-        self._expires_ms = max(self._expires_ms, expires_ms)
+        self._expires_ms = self._means.life.extended_ms(
+            self._record.created_ms, self._expires_ms, from_ms
+        )
 
     # for the engine
 
