@@ -13,13 +13,13 @@ from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, StrEnum
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, NewType
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import pytest
-from pydantic import BaseModel, Field, PrivateAttr, SecretStr
-from typing_extensions import TypedDict
+from pydantic import AliasChoices, BaseModel, Field, PrivateAttr, SecretStr
+from typing_extensions import TypeAliasType, TypedDict
 
 from roundgate import Context, tool
 from roundgate.errors import NondeterminismError, NotJson
@@ -102,6 +102,21 @@ class Code(Enum):
     LOW = "low"
 
 
+class Total(BaseModel):
+    total: int = Field(validation_alias=AliasChoices("sum", "total_amount"))
+
+
+OrderId = NewType("OrderId", UUID)
+Quotes = TypeAliasType("Quotes", list[Quote])
+
+
+@dataclass
+class Unknown:
+    """A class with a name that only a type checker knows."""
+
+    day: Holiday  # type: ignore[name-defined]  # noqa: F821
+
+
 class Secret(BaseModel):
     token: SecretStr
 
@@ -145,6 +160,11 @@ VALUES = [
     (frozenset({Decimal("1.50")}), frozenset[Decimal]),
     (datetime(2026, 1, 2, tzinfo=ZoneInfo("Europe/Berlin")), datetime),
     (datetime(2026, 1, 2, 3, 4), date | datetime),
+    (Total(sum=3), Total),
+    (OrderId(UUID(int=7)), OrderId),
+    ([OrderId(UUID(int=7))], list[OrderId]),
+    ([QUOTE], Quotes),
+    (Word.YES, Literal[Word.YES]),
     (date(2026, 1, 2), datetime | date),
     (Decimal("1.5"), int | float | Decimal),
     (b"ab", bytes | UUID),
@@ -164,7 +184,16 @@ async def test_a_value_comes_back_as_its_annotation_says(value: Any, hint: Any) 
     with fake_context() as ctx:
         found = await ctx.step("one", returning(value, hint))
     assert (found, type(found)) == (value, type(value))
-    assert found is not value or value is None or isinstance(value, Colour)
+    assert found is not value or value is None or isinstance(value, Enum)
+
+
+@pytest.mark.parametrize("fold", [0, 1])
+@pytest.mark.parametrize("day", [datetime(2026, 10, 25, 2, 30), datetime(2026, 3, 29, 2, 30)])
+async def test_a_time_in_the_hour_of_a_clock_change_comes_back(day: datetime, fold: int) -> None:
+    given = day.replace(tzinfo=ZoneInfo("Europe/Berlin"), fold=fold)
+    with fake_context() as ctx:
+        found = await ctx.step("one", returning(given, datetime))
+    assert found.isoformat() == given.isoformat()
 
 
 LOST = [
@@ -186,6 +215,8 @@ LOST = [
     dict[int | str, int],
     dict[tuple[int, int], str],
     dict[None, int],
+    Unknown,
+    NewType("Either", str | date),
     Card | Refund,
     Gift | Card,
     list[Card | Refund],

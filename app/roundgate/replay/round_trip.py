@@ -98,8 +98,10 @@ def _change_of_hashed(value: Iterable[Any], back: Iterable[Any], where: Place) -
 def _is_equal(value: Any, back: Any) -> bool:
     if isinstance(value, Enum):
         return value is back
-    if isinstance(value, datetime) and value.utcoffset() != back.utcoffset():
-        return False
+    if isinstance(value, datetime):  # in an hour that occurs twice, zones never compare equal
+        if value.utcoffset() != back.utcoffset():
+            return False
+        value, back = value.replace(tzinfo=None), back.replace(tzinfo=None)
     # an object that is equal to itself alone has the same type and the same JSON
     equality: Any = type(value).__eq__
     return equality is object.__eq__ or bool(value == back)
@@ -145,7 +147,6 @@ _SAMPLES: Final[Mapping[type, Sequence[Any]]] = {
     Decimal: [Decimal("1.5")],
     UUID: [UUID(int=1)],
     bytes: [b"abc"],
-    bytearray: [bytearray(b"abc")],
     bool: [True],
     int: [1],
     float: [1.5],
@@ -166,6 +167,7 @@ _SAMPLES: Final[Mapping[type, Sequence[Any]]] = {
 
 def _samples(hint: Any, room: int) -> Iterator[Any]:
     """Yield values that an annotation allows, among them each member of its unions."""
+    hint = without_name(hint)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if room == 0:
         return
@@ -193,6 +195,13 @@ def _samples(hint: Any, room: int) -> Iterator[Any]:
         yield hint("a")
     elif isinstance(hint, type) or hint is None:
         yield from _SAMPLES.get(hint or type(None), ())
+
+
+def without_name(hint: Any) -> Any:
+    """Return the annotation behind a `NewType` or a type alias."""
+    # Python and typing_extensions have a class of aliases each
+    behind = getattr(hint, "__supertype__", None) or getattr(hint, "__value__", None)
+    return hint if behind is None else without_name(behind)
 
 
 def _first(hint: Any, room: int) -> Iterator[Any]:

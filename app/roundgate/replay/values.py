@@ -26,7 +26,7 @@ from enum import Enum
 from functools import lru_cache
 from pathlib import PurePath
 from types import FunctionType
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
@@ -35,11 +35,11 @@ from pydantic_core import PydanticSerializationError
 
 from roundgate.errors import NondeterminismError, NotJson
 from roundgate.json import digest, encode
-from roundgate.replay.round_trip import change, loss
+from roundgate.replay.round_trip import change, loss, without_name
 
 _CONVERTED: Final = (
     *(BaseModel, Enum, date, time, timedelta, Decimal, UUID, PurePath),
-    *(bytes, bytearray, set, frozenset, tuple),
+    *(bytes, set, frozenset, tuple),
 )
 _MAX_HINT_DEPTH: Final = 10
 """The maximum nesting depth of an annotation that is examined."""
@@ -48,6 +48,7 @@ REMEDY: Final = (
     "return a value of a narrower type, or give the members of a union a discriminator "
     "(Field(discriminator=…))"
 )
+UNKNOWN_NAME: Final = "an annotation in it is unknown when the program runs; import its names outside of TYPE_CHECKING"
 OTHER_TYPE: Final = "a value of another type"
 DIGEST_CHARS: Final = 11
 """The length of a digest in characters: 64 bits, enough to distinguish the calls of one place."""
@@ -171,8 +172,7 @@ class Conversion:
         (written,) = self.adapter.dump_python(
             (value,), mode="json", by_alias=True, round_trip=True, warnings=False
         )
-        (back,) = self.adapter.validate_json(encode([written]))
-        return written, back
+        return written, self._read(written)
 
     def from_json(self, written: Any, key: str) -> Any:
         """Return the recorded value.
@@ -181,9 +181,13 @@ class Conversion:
             NondeterminismError: the value does not fit the changed annotation.
         """
         try:
-            (value,) = self.adapter.validate_json(encode([written]))
+            return self._read(written)
         except ValidationError:
             raise NondeterminismError(key, OTHER_TYPE, self.name) from None
+
+    def _read(self, written: Any) -> Any:
+        # by name too: a member with a `validation_alias` alone is written by its name
+        (value,) = self.adapter.validate_json(encode([written]), by_alias=True, by_name=True)
         return value
 
 
@@ -256,6 +260,8 @@ def _conversion(hint: Any) -> Conversion | None:
         return None
     name = getattr(hint, "__name__", None) if not typing.get_args(hint) else None
     conversion = Conversion(adapter, name or str(hint).replace("typing.", ""))
+    if adapter.rebuild(raise_errors=False) is False:
+        return dataclasses.replace(conversion, loss=UNKNOWN_NAME)
     return dataclasses.replace(
         conversion,
         loss=loss(
@@ -270,9 +276,12 @@ def _has_converted_type(hint: Any, room: int = _MAX_HINT_DEPTH) -> bool:
     """Return whether an annotation contains a type that JSON lacks."""
     if room == 0:
         return False
+    hint = without_name(hint)
     origin = typing.get_origin(hint)
     if origin is Annotated:
         return _has_converted_type(typing.get_args(hint)[0], room - 1)
+    if origin is Literal:
+        return any(_is_converted_type(type(one)) for one in typing.get_args(hint))
     if origin is not None:
         if isinstance(origin, type) and issubclass(origin, Mapping):
             key, *_ = typing.get_args(hint)
