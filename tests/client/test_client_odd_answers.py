@@ -199,6 +199,31 @@ ODD_FORMS = {
 }
 
 
+async def test_an_error_without_an_id_tells_no_other_caller_what_an_abandoned_request_said() -> (
+    None
+):
+    code = (
+        "import json, sys\n"
+        "for line in sys.stdin:\n"
+        "    if json.loads(line).get('params', {}).get('name') == 'b':\n"
+        "        error = {'code': -32603, 'message': 'account of the first caller'}\n"
+        "        print(json.dumps({'jsonrpc': '2.0', 'id': None, 'error': error}), flush=True)\n"
+    )
+    link = StdioLink(
+        Program([sys.executable, "-c", code], {}), info={}, capabilities={}, limits=Limits()
+    )
+    link.version = "2025-11-25"
+    try:
+        first = asyncio.create_task(link.request("tools/call", {"name": "a"}, may_repeat=False))
+        await asyncio.sleep(0.1)
+        first.cancel()
+        with pytest.raises(BadAnswer) as refused:
+            await asyncio.wait_for(link.request("tools/call", {"name": "b"}, may_repeat=False), 60)
+        assert "account" not in str(refused.value)
+    finally:
+        await link.end_session()
+
+
 async def test_an_odd_form_of_an_answer_ends_only_its_call_and_at_once() -> None:
     code = (
         f"import json, sys\nforms = json.loads({json.dumps(json.dumps(ODD_FORMS))})\n"

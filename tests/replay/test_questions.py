@@ -31,7 +31,6 @@ from roundgate.replay.questions import (
     Sample,
     UnfitAnswer,
     Url,
-    form_schema,
     question_digest,
 )
 from tests.support import json_values
@@ -547,13 +546,3 @@ def test_a_refusal_is_an_answer_without_a_value(question: Question, action: str)
     assert (answer.accepted, answer.action, answer.value) == (False, action, None)
     with pytest.raises(Declined, match="'who'"):
         answer.get()
-
-
-def test_a_choice_has_no_name_of_a_class() -> None:
-    class Form(BaseModel):
-        color: Color
-        other: Color | None = None
-        own: Color = Field(title="The color")
-
-    properties = form_schema(Form)["properties"]
-    assert [field.get("title") for field in properties.values()] == [None, None, "The color"]

@@ -160,6 +160,8 @@ class StdioLink:
         """The reason why the process can answer no request any more."""
         self._answering: set[asyncio.Task[None]] = set()
         self._noise = 0
+        self._has_abandoned = False
+        """Whether the caller of a request has left before its answer."""
         self._unanswered = 0
         """The consecutive requests without an answer, since the process last sent a message."""
         self._pinging: asyncio.Task[None] | None = None
@@ -226,6 +228,7 @@ class StdioLink:
             # lifecycle: "The initialize request MUST NOT be cancelled by clients"
             if message["method"] != "initialize":
                 self._cancel(request_id)
+            self._has_abandoned = True
             raise
         finally:
             del self._waiting[request_id]
@@ -463,7 +466,10 @@ class StdioLink:
         if message.keys().isdisjoint(("jsonrpc", "result", "error")):  # a line of a log
             self._received.skip("The server sent JSON that is not a JSON-RPC message")
         elif (pending := self._pending_of(request_id)) is not None:
-            pending.put(message)
+            if request_id is None and self._has_abandoned:  # it may answer another caller's
+                pending.put(BadAnswer("The server sent an answer without an id"))
+            else:
+                pending.put(message)
         elif (queue := self._streams.get(request_id)) is not None:
             _put(queue, message)
 

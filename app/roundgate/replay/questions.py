@@ -410,9 +410,7 @@ def _resolve(declared: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
                 **options[0],
             }
     if "$ref" in schema:
-        named = dict(definitions.get(schema["$ref"].rpartition("/")[2], {}))
-        named.pop("title", None)  # the name of the class
-        schema = {**named, **schema}
+        schema = {**definitions.get(schema["$ref"].rpartition("/")[2], {}), **schema}
         del schema["$ref"]
     if (
         isinstance(schema.get("type"), list)

@@ -49,7 +49,7 @@ class Versions:
 def _parts_of(code: CodeType) -> list[Any]:
     """Return the instructions and constants of a function, and of the functions defined in it."""
     constants = [
-        _parts_of(constant) if isinstance(constant, CodeType) else repr(constant)
+        _parts_of(constant) if isinstance(constant, CodeType) else digest_of_value(constant)
         for constant in code.co_consts
     ]
     return [code.co_code.hex(), list(code.co_names), constants]
