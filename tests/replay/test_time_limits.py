@@ -710,7 +710,7 @@ async def test_a_limit_that_cannot_end_a_question_is_refused_before_it_is_asked(
     assert "use `async with ctx.timeout(seconds):`" in str(outcome.error)
 
 
-@pytest.mark.parametrize("seconds", [None, 30])
+@pytest.mark.parametrize("seconds", [None, 30, *[60] * 20])
 async def test_a_limit_that_a_task_can_keep_is_allowed_around_a_question(
     seconds: float | None,
 ) -> None:

@@ -66,7 +66,8 @@ class Timeouts:
 
     def add(self, timer: Timer, path: str, task: asyncio.Task[Any]) -> None:
         when = timer.when()
-        seconds = math.inf if when is None else when - asyncio.get_running_loop().time()
+        # rounded, because a sum of floats less one of them is not exactly the other
+        seconds = math.inf if when is None else round(when - asyncio.get_running_loop().time(), 3)
         self._timers.append(_Set(timer, path, weakref.ref(task), seconds))
         if len(self._timers) > self._watermark:
             self._timers = [
