@@ -19,7 +19,7 @@ from roundgate.errors import ConfigError, Unavailable
 from roundgate.main import build_app
 from roundgate.runtime import loading
 from roundgate.settings.process import Settings
-from tests.support.asgi import STATE_KEY, Client, client, config_file, stoppable
+from tests.support.asgi import NO_FALLBACK, STATE_KEY, Client, client, config_file, stoppable
 from tests.support.clocks import SkippingClock
 from tests.support.issuer import PUBLIC_URL, bearer, gateway_for, token
 from tests.support.task_client import DECLARED, TaskClient, task_settings
@@ -70,7 +70,7 @@ def settings(folder: Path, **more: Any) -> Settings:
 
 @asynccontextmanager
 async def gateway(folder: Path, **sections: Any) -> AsyncIterator[Client]:
-    file = config_file(*ALL, backend=BOUNDED, **sections)
+    file = config_file(*ALL, backend=BOUNDED, fallback=NO_FALLBACK, **sections)
     app = build_app(file, settings(folder), clock=sections.pop("clock", None))
     async with client(app) as mcp:
         yield mcp

@@ -55,7 +55,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "completion/complete": {"completion": {"values": ["python", "pascal"]}},
     "server/discover": {
         "supportedVersions": ["2026-07-28"],
-        "capabilities": {"tools": {}, "prompts": {}},
+        "capabilities": {"tools": {}, "prompts": {}, "resources": {}},
         "instructions": "Be kind.",
         "_meta": {"io.modelcontextprotocol/serverInfo": {"name": "small", "version": "3"}},
         **KEPT,
@@ -197,7 +197,7 @@ async def test_a_server_is_described_by_its_name_and_what_it_can(commands: Comma
     status, out, _ = await commands("describe")
     assert (status, out.decode()) == (
         0,
-        "small 3, revision 2026-07-28\ncapabilities: prompts, tools\n\nBe kind.\n",
+        "small 3, revision 2026-07-28\ncapabilities: prompts, resources, tools\n\nBe kind.\n",
     )
     status, out, _ = await commands("describe", "--json")
     assert json.loads(out)["instructions"] == "Be kind."

@@ -82,8 +82,10 @@ def test_the_tag_is_compared_with_the_version_of_the_project() -> None:
     (command,) = (
         step["run"]
         for step in WORKFLOW["jobs"]["image"]["steps"]
-        if "pyproject" in step.get("run", "")
+        if "version.py" in step.get("run", "")
     )
-    line = re.search(r"^version = .*$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    version = (ROOT / "app/roundgate/version.py").read_text()
+    line = re.search(r"^VERSION = .*$", version, re.MULTILINE)
     assert line is not None
-    assert command == 'grep -qxF "version = \\"${GITHUB_REF_NAME#v}\\"" pyproject.toml'
+    expected = 'grep -qxF "VERSION = \\"${GITHUB_REF_NAME#v}\\"" app/roundgate/version.py'
+    assert command == expected

@@ -179,7 +179,7 @@ from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
 metrics.set_meter_provider(MeterProvider())
 from roundgate.observability import exposition
-print(exposition.set_up())
+print(exposition.problem())
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "http.metrics: is on, but this process already sends its metrics elsewhere" in ran.stdout

@@ -157,7 +157,11 @@ def test_processes_that_race_to_make_the_file_all_get_one_key(tmp_path: Path) ->
 
 def test_a_function_without_shared_keys_does_not_start_and_says_what_to_do(tmp_path: Path) -> None:
     using = from_environment(
-        {"AWS_LAMBDA_FUNCTION_NAME": "mcp", "GATEWAY_STORE": f"sqlite:///{tmp_path}/x/db"}
+        {
+            "AWS_LAMBDA_FUNCTION_NAME": "mcp",
+            "GATEWAY_ALLOW_ANONYMOUS": "true",
+            "GATEWAY_STORE": f"sqlite:///{tmp_path}/x/db",
+        }
     )
     with pytest.raises(ConfigError) as caught:
         build_app(config_file(add), using)

@@ -153,6 +153,7 @@ def test_the_entry_point_reads_the_ring_from_the_secret(
     )
     monkeypatch.setenv("GATEWAY_CONFIG", str(folder / "gateway.yaml"))
     monkeypatch.setenv("AWS_LAMBDA_FUNCTION_NAME", "mcp")
+    monkeypatch.setenv("GATEWAY_ALLOW_ANONYMOUS", "true")
     monkeypatch.setenv("GATEWAY_STATE_KEYS_SECRET", secret(SecretString=keys.new_key()))
     with root_logger.lent():
         assert create_app().title == "roundgate"

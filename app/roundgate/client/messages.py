@@ -396,8 +396,8 @@ class Reader:
 
     def message(self, data: bytes, status: int | None = None) -> Json | None:
         """Return the message in the data of a body or an event, or `None` if the data is empty.
-        `status` is the HTTP status of a body. Members that are null, such as `"error": null` beside
-        a result, count as missing. Raise `BadAnswer` if the data is not a JSON object."""
+        `status` is the HTTP status of a body. Members of a response that are null, such as
+        `"error": null` beside a result, count as missing. Raise `BadAnswer` if the data is not a JSON object."""
         if not data.strip():
             return None
         try:
@@ -409,7 +409,8 @@ class Reader:
             raise BadAnswer("The server sent JSON that is not a JSON-RPC message")
         if self._observer is not None:
             self._observer("received", decoded, status)
-        return without_none(**decoded)
+        is_request = isinstance(decoded.get("method"), str)  # with the id null, it is refused
+        return decoded if is_request else without_none(**decoded)
 
 
 def id_of(message: Json) -> Any:
