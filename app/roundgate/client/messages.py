@@ -296,7 +296,7 @@ _TRY_LATER_STATUSES: Final = frozenset({429, 502, 503, 504})
 
 @dataclass(slots=True)
 class Received:
-    """What one server sent that is no message: lines of its standard output, and events.
+    """The data of one server that is no message: lines of its standard output, and events.
 
     Args:
         name: the server's name for the log.

@@ -18,7 +18,7 @@ import re
 from typing import Final
 
 _REFUSED: Final = re.compile(r"server-(?:initiated|to-client) requests", re.IGNORECASE)
-"""What the SDKs say when a call of 2026-07-28 sends a request to the client."""
+"""Texts of the SDKs for a call of 2026-07-28 that sends a request to the client."""
 
 
 def refuses_to_ask(text: str) -> bool:
