@@ -58,6 +58,12 @@ def encoded(value: str) -> str:
     return encode_value(value)
 
 
+def forged(text: str) -> str:
+    """The text with another letter in its middle, where no letter is padding of base64."""
+    middle = len(text) // 2
+    return text[:middle] + ("B" if text[middle] == "A" else "A") + text[middle + 1 :]
+
+
 def events(body: str) -> list[dict[str, Any]]:
     """The messages of an event stream, comments left out."""
     data = [line.removeprefix("data: ") for line in body.split("\r\n") if line.startswith("data: ")]

@@ -52,6 +52,7 @@ from tests.support.sdk_servers import (
 from tests.support.services import answer, service
 from tests.support.task_client import TaskClient, task_settings
 from tests.support.upstreams import Upstream, process, until
+from tests.support.wire import forged
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -407,7 +408,7 @@ async def test_tampered_moved_and_foreign_state_is_refused(kind: str, tmp_path: 
             {
                 "name": "up__greet",
                 "arguments": {"greeting": "Hi"},
-                "requestState": state[:-2] + "AA",
+                "requestState": forged(state),
             },
             {"name": "up__greet", "arguments": {"greeting": "Hi"}, "requestState": "question-1"},
         ):

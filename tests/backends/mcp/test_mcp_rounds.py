@@ -18,6 +18,7 @@ from tests.support.asgi import client as client_of
 from tests.support.scripted import Asked, Scripted, error, result, scripted, text
 from tests.support.server import running
 from tests.support.upstreams import Upstream, app_of, gateway_of, tool
+from tests.support.wire import forged
 
 FORM = {
     "method": "elicitation/create",
@@ -104,7 +105,7 @@ async def test_the_servers_state_is_sealed_and_bound_to_the_call() -> None:
             {"name": "up__t", "arguments": {"a": 2}, "requestState": state},
             {"name": "up__other", "arguments": {"a": 1}, "requestState": state},
             {"name": "up__t", "arguments": {"a": 1}, "requestState": STATE},
-            {"name": "up__t", "arguments": {"a": 1}, "requestState": state[:-2] + "AA"},
+            {"name": "up__t", "arguments": {"a": 1}, "requestState": forged(state)},
         ):
             _, refused = await mcp.error(
                 "tools/call", {**wrong, "inputResponses": answers}, clientCapabilities=CAPABLE
