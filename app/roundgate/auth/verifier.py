@@ -8,7 +8,8 @@ selects the allowed algorithms; issuer, audience and expiry are checked. Errors 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Final
 
 import jwt
@@ -16,6 +17,7 @@ from jwt.exceptions import ExpiredSignatureError, PyJWTError
 
 from roundgate.auth.jwks import KeySet, KeysUnavailable
 from roundgate.auth.principal import Principal, is_name, parse_moment, parse_scopes
+from roundgate.auth.verified import REMEMBERED_MS, VerifiedToken, VerifiedTokens
 from roundgate.errors import InsufficientScope, Unauthenticated, Unavailable
 from roundgate.settings import AuthorizerConfig, JwtAuthConfig
 
@@ -31,37 +33,54 @@ MAX_TOKEN_BYTES: Final = 32_768
 
 @dataclass(frozen=True, slots=True)
 class JwtVerifier:
-    """The verifier of one issuer's bearer JWTs."""
+    """The verifier of one issuer's bearer JWTs. A verified token is remembered, so that the caller's
+    next call costs no signature check. Dates, key and scopes are checked in each call."""
 
     config: JwtAuthConfig
     audience: str
     keys: KeySet
+    verified: VerifiedTokens = field(default_factory=VerifiedTokens)
 
     async def principal(
         self, authorization: bytes | None, claims: Mapping[str, Any] | None = None
     ) -> Principal:
         token = _bearer(authorization)
+        digest = sha256(token.encode()).digest()
+        verified = await self._remembered(digest) or await self._verify(token, digest)
+        if not verified.principal.scopes.issuperset(self.config.scopes):
+            raise InsufficientScope("every call", self.config.scopes)
+        return verified.caller()
+
+    async def _remembered(self, digest: bytes) -> VerifiedToken | None:
+        """Return a remembered token, unless the issuer has withdrawn or replaced its key, or one of
+        its dates may not hold now."""
+        verified = self.verified.get(digest)
+        if verified is None or await self.keys.key(verified.kid) is not verified.key:
+            return None
+        return verified if verified.holds_at(self.keys.clock.now_ms()) else None
+
+    async def _verify(self, token: str, digest: bytes) -> VerifiedToken:
+        """Return a token that is valid, and remember it."""
         try:
             header = jwt.get_unverified_header(token)
             _check_type(header)
-            kid = header.get("kid")
+            kid: Any = header.get("kid")
             key = await self.keys.key(kid) if isinstance(kid, str) else None
         except (PyJWTError, RecursionError) as error:
-            raise Unauthenticated(
-                "invalid_token", "The token is not a JWT", reason=type(error).__name__
-            ) from None
+            raise _invalid("The token is not a JWT", reason=type(error).__name__) from None
         except KeysUnavailable:
             raise Unavailable("The issuer's keys cannot be read; try again soon") from None
         if key is None:
-            raise Unauthenticated(
-                "invalid_token",
+            raise _invalid(
                 "The token is signed with a key that its issuer does not have",
                 reason=f"kid is {kid!r}",
             )
+        from_ms = self.keys.clock.now_ms()
         principal = principal_from_claims(self._claims(token, key))
-        if not principal.scopes.issuperset(self.config.scopes):
-            raise InsufficientScope("every call", self.config.scopes)
-        return principal
+        until_ms = min(from_ms + REMEMBERED_MS, 1000 * int(principal.expires_at_s or 0))
+        verified = VerifiedToken(principal, kid, key, len(token), from_ms, until_ms)
+        self.verified.add(digest, verified)
+        return verified
 
     def _claims(self, token: str, key: jwt.PyJWK) -> Mapping[str, Any]:
         try:
@@ -73,17 +92,15 @@ class JwtVerifier:
                 options={"require": ["exp", "iss", "sub"], "verify_aud": False},
             )
         except ExpiredSignatureError:
-            raise Unauthenticated(
-                "invalid_token", "The token has expired", reason="exp is past"
-            ) from None
+            raise _invalid("The token has expired", reason="exp is past") from None
         except (
             PyJWTError,
             TypeError,
             ValueError,
             OverflowError,
         ) as error:  # some versions of PyJWT do not wrap the errors of malformed dates
-            raise Unauthenticated(
-                "invalid_token", "The token is not valid", reason=f"{type(error).__name__}: {error}"
+            raise _invalid(
+                "The token is not valid", reason=f"{type(error).__name__}: {error}"
             ) from None
         self._check_origin_and_audience(claims)
         return claims
@@ -92,16 +109,14 @@ class JwtVerifier:
         """Raise Unauthenticated unless the token is from the issuer, and for this audience, or without
         an audience and of one of `auth.clients`."""
         if claims["iss"] != self.config.issuer:
-            raise Unauthenticated(
-                "invalid_token",
+            raise _invalid(
                 f"The token is from another issuer; get one from {self.config.issuer}",
                 reason=f"iss is {claims['iss']!r}",
             )
         if "aud" not in claims:
             client_id = client_of(claims)
             if client_id not in self.config.clients:
-                raise Unauthenticated(
-                    "invalid_token",
+                raise _invalid(
                     f"The token names no audience; request one for {self.audience}",
                     reason=f"no aud, and client {client_id!r} is not in auth.clients",
                 )
@@ -109,8 +124,7 @@ class JwtVerifier:
         audience = claims["aud"]
         audiences = [audience] if isinstance(audience, str) else audience
         if not isinstance(audiences, list) or self.audience not in audiences:
-            raise Unauthenticated(
-                "invalid_token",
+            raise _invalid(
                 f"The token is for another audience; request one for {self.audience}",
                 reason=f"aud is {audience!r}",
             )
@@ -122,16 +136,12 @@ def _check_type(header: Mapping[str, Any]) -> None:
     kind = header.get("typ")
     if (kind.lower() if isinstance(kind, str) else kind) not in _TYPES or "crit" in header:
         reason = "has crit" if "crit" in header else f"typ is {kind!r}"
-        raise Unauthenticated(
-            "invalid_token", "The token is not an access token (typ at+jwt or JWT)", reason=reason
-        )
+        raise _invalid("The token is not an access token (typ at+jwt or JWT)", reason=reason)
 
 
 def _bearer(authorization: bytes | None) -> str:
     if authorization is not None and len(authorization) > MAX_TOKEN_BYTES:
-        raise Unauthenticated(
-            "invalid_token", f"The Authorization header is longer than {MAX_TOKEN_BYTES} bytes"
-        )
+        raise _invalid(f"The Authorization header is longer than {MAX_TOKEN_BYTES} bytes")
     scheme, _, token = (authorization or b"").decode("latin-1").strip().partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
         # RFC 6750 section 3.1: no error code if the request has no token or another scheme
@@ -139,6 +149,10 @@ def _bearer(authorization: bytes | None) -> str:
             None, "A bearer token is needed; send the header Authorization: Bearer TOKEN"
         )
     return token.strip()
+
+
+def _invalid(message: str, reason: str = "") -> Unauthenticated:
+    return Unauthenticated("invalid_token", message, reason=reason)
 
 
 def client_of(claims: Mapping[str, Any]) -> Any:
@@ -153,8 +167,7 @@ def principal_from_claims(claims: Mapping[str, Any]) -> Principal:
     scopes = parse_scopes(claims.get("scope") or claims.get("scp"))
     issuer, subject = claims["iss"], claims["sub"]
     if not subject or not all(map(is_name, (issuer, subject, client_id))):
-        raise Unauthenticated(
-            "invalid_token",
+        raise _invalid(
             "The token's sub and client_id must be strings, and sub must not be empty",
             reason="no usable sub or client_id",
         )
@@ -199,8 +212,7 @@ def principal_from_authorizer(config: AuthorizerConfig, claims: Mapping[str, Any
     issuer = claims.get("iss", config.issuer)
     if issuer != config.issuer or not subject or client_id is None:
         reason = f"iss is {issuer!r}" if issuer != config.issuer else "no usable subject or client"
-        raise Unauthenticated(
-            "invalid_token",
+        raise _invalid(
             f"The authorizer's claims must have iss and {config.subject_claim}",
             reason=reason,
         )
