@@ -29,6 +29,12 @@ _LONG_EXPONENT: Final = b"0e000"
 _SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 """An encoded surrogate, which valid UTF-8 never contains."""
 _LONG_NUMBER: Final = b"0" * 210
+LARGE: Final = 131_072
+"""The size above which a text is large, in bytes: its steps give other work a turn of the event loop
+between them. Threads would not help, because parsers and validators hold the interpreter's lock."""
+_FEW: Final = 256
+"""A text with fewer than one value in this number of bytes consists of long strings."""
+_SCALARS: Final = frozenset((str, int, float, bool, type(None)))
 _MAYBE_WHOLE: Final = re.compile(rb"\.0|\de\+?\d")
 """What orjson writes for every float that is a whole number, such as `1.0` or `1e16`; also in texts."""
 
@@ -45,8 +51,9 @@ def decode(body: bytes) -> Any:
         )
     except ValueError as error:
         raise ParseError(f"Parse error: {str(error)[:200]}") from None
-    shape = body.translate(_SHAPE, b"+")
-    if (_LONG_EXPONENT in shape or _LONG_NUMBER in shape) and _has_infinity(value):
+    # visiting a few values is faster than searching long strings
+    is_beyond = _has_infinity(value, len(body) // _FEW) if len(body) > LARGE else None
+    if is_beyond or (is_beyond is None and _may_have_infinity(body) and _has_infinity(value)):
         raise ParseError("Parse error: a number is too large for a double")
     return value
 
@@ -82,8 +89,12 @@ def fresh(value: Any) -> Any:
     not copied."""
     match value:
         case dict():
+            if _SCALARS.issuperset(map(type, value.values())):
+                return dict(value)
             return {key: fresh(item) for key, item in value.items()}
         case list():
+            if _SCALARS.issuperset(map(type, value)):
+                return list(value)
             return [fresh(item) for item in value]
     return value
 
@@ -128,16 +139,23 @@ def _sorted(value: Any) -> Any:
     return value
 
 
-def _has_infinity(value: Any) -> bool:
+def _may_have_infinity(body: bytes) -> bool:
+    shape = body.translate(_SHAPE, b"+")
+    return _LONG_EXPONENT in shape or _LONG_NUMBER in shape
+
+
+def _has_infinity(value: Any, most: float = math.inf) -> bool | None:
+    """Return whether a value contains an infinite number; `None` if it has more than `most` parts."""
     stack = [value]
     while stack:
-        match stack.pop():
-            case float() as number if math.isinf(number):
-                return True
-            case dict() as members:
-                stack.extend(members.values())
-            case list() as items:
-                stack.extend(items)
+        part = stack.pop()
+        if isinstance(part, float) and math.isinf(part):
+            return True
+        parts = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        most -= len(parts)
+        if most < 0:
+            return None
+        stack.extend(parts)
     return False
 
 

@@ -24,6 +24,9 @@ them."""
 NODE_BYTES: Final = 100
 """The approximate size of a value or key as a Python object, in bytes."""
 
+_OTHERS: Final = bytes(set(range(256)) - set(b",:[{"))
+"""All bytes but those before a value."""
+
 
 class BodyBudget:
     """The limits on the bodies that are being read and served at once.
@@ -93,7 +96,7 @@ def _outside_strings(text: bytes, limit: int) -> int:
 
 
 def _delimiters(text: bytes) -> int:
-    return 1 + sum(map(text.count, (b",", b":", b"[", b"{")))
+    return 1 + len(text.translate(None, _OTHERS))
 
 
 MAX_BYTES: Final = 65_536

@@ -100,7 +100,11 @@ class McpEndpoint:
         """Return the request in a body. Answer a notification, or a message of an older client, and
         return `None`. Raise TransportError if a request for a stream is too long."""
         body = await self._read(receive, exchange)
+        if is_large := len(body) > json.LARGE:
+            await asyncio.sleep(0)
         decoded = json.decode(body)
+        if is_large:
+            await asyncio.sleep(0)
         if may_be_older(exchange.headers) and is_older(exchange.headers, decoded):
             await endpoint.older.endpoint().answer("POST", decoded, receive, exchange)
             return None
