@@ -354,6 +354,11 @@ class ArgumentsRefused(ToolError):
         self.rule = rule
 
 
+class AnswersUnread(Unavailable, ToolError):
+    """Earlier answers to the caller fill its part of `http.max_unread_bytes`. For a tool that has
+    begun, the error is a result with `isError`: a client that repeats a 503 would call it again."""
+
+
 class BackendError(ToolError):
     """The service behind a tool failed, refused the request, or sent an unusable answer.
 

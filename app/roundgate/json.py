@@ -84,6 +84,22 @@ def encode(value: Any) -> bytes:
         )
 
 
+def approximate_size(value: Any) -> int:
+    """Return about the number of bytes that `encode` writes for a value."""
+    size, stack = 0, [value]
+    while stack:
+        match stack.pop():
+            case str() as text:
+                size += len(text)
+            case dict() as members:
+                size += 8 * len(members)
+                stack.extend(members.values())
+            case list() as items:
+                size += 4 * len(items)
+                stack.extend(items)
+    return size
+
+
 def fresh(value: Any) -> Any:
     """Return a copy of a JSON value that shares no dict or list with it. Objects of other types are
     not copied."""

@@ -8,18 +8,24 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from roundgate.errors import Unavailable
+from roundgate.errors import AnswersUnread, Unavailable
 from roundgate.http.unread import UnreadAnswers
 from tests.support import wire
 from tests.support.server import Server, running
+from tests.support.telemetry import recorded
 
 TOOLS = """
+import asyncio, time
 from roundgate import tool
+
+go = asyncio.Event()
+began = 0
 
 @tool
 async def large() -> str:
@@ -28,18 +34,60 @@ async def large() -> str:
 @tool
 async def small() -> str:
     return "small"
+
+@tool
+async def nearly_sent() -> str:
+    return "x" * 4_000_000
+
+@tool
+async def together() -> str:
+    global began
+    began += 1
+    await go.wait()
+    return "x" * 8_000_000
+
+@tool
+async def release() -> str:
+    go.set()
+    return "released"
+
+@tool
+def plain() -> str:
+    global began
+    began += 1
+    time.sleep(0.2)
+    return "x" * 8_000_000
+
+@tool
+async def how_many() -> str:
+    return f"{began} began"
 """
 WHOLE = 8_000_000
-HTTP = "http: {max_unread_bytes: 20_000_000, send_timeout_s: 600}\n"
+HTTP = (
+    "http: {max_unread_bytes: 20_000_000, send_timeout_s: 600, max_connections_per_address: 500}\n"
+)
+LIMITS = "limits: {threads: 2}\n"
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Server]:
+    (folder / "tools.py").write_text(TOOLS)
+    config = folder / "gateway.yaml"
+    backend = "backends: [{kind: python, name: own, prefix: '', path: tools.py}]\n"
+    config.write_text(HTTP + LIMITS + backend)
+    with running(config, {"GATEWAY_STORE": f"sqlite:///{folder}/store.sqlite3"}) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("server")
-    (folder / "tools.py").write_text(TOOLS)
-    config = folder / "gateway.yaml"
-    config.write_text(HTTP + "backends: [{kind: python, name: own, prefix: '', path: tools.py}]\n")
-    with running(config, {"GATEWAY_STORE": f"sqlite:///{folder}/store.sqlite3"}) as started:
+    with serving(tmp_path_factory.mktemp("server")) as started:
+        yield started
+
+
+@pytest.fixture
+def new_server(tmp_path: Path) -> Iterator[Server]:
+    with serving(tmp_path) as started:
         yield started
 
 
@@ -144,6 +192,70 @@ def test_requests_on_one_connection_wait_until_the_answer_before_is_read(
         assert len(read(client)) > WHOLE
 
 
+def most_memory(server: Server) -> int:
+    """The most memory that the process has had, in bytes."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1_024
+
+
+def wait_for_number(server: Server, stack: ExitStack, expected: int) -> None:
+    """Wait until so many handlers have begun."""
+    while b'"%d began"' % expected not in read(
+        caller(server, stack, "127.0.0.20", request("how_many"))
+    ):
+        time.sleep(0.02)
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+
+
+@needs_proc
+def test_an_answer_counts_until_its_last_byte_is_sent(new_server: Server, stack: ExitStack) -> None:
+    wait_until_served(new_server, stack, "127.0.0.10")
+    before = most_memory(new_server)
+    # the kernel takes all but a few kilobytes of 4 MB, and the event loop keeps them whole
+    for _ in range(60):
+        caller(new_server, stack, "127.0.0.9", request("nearly_sent"))
+    for _ in range(20):
+        wait_until_served(new_server, stack, "127.0.0.10")
+    assert most_memory(new_server) - before < 100_000_000
+
+
+@needs_proc
+def test_results_that_are_finished_together_are_bounded_and_their_callers_told(
+    new_server: Server, stack: ExitStack
+) -> None:
+    clients = [caller(new_server, stack, "127.0.0.11", request("together")) for _ in range(30)]
+    wait_for_number(new_server, stack, 30)
+    before = most_memory(new_server)
+    assert b"released" in read(caller(new_server, stack, "127.0.0.12", request("release")))
+    answers = [read(client) for client in clients]
+    told = [body for body in answers if b"dropped" in body and b"max_unread_bytes" in body]
+    whole = [body for body in answers if len(body) > WHOLE]
+    assert len(whole) >= 2
+    assert len(told) + len(whole) == 30
+    assert all(json.loads(body)["result"]["isError"] for body in told)
+    assert most_memory(new_server) - before < 100_000_000
+    lines = [
+        line
+        for line in new_server.lines()
+        if line["msg"] == "answers that nobody reads are dropped"
+    ]
+    assert [line["limit"] for line in lines] == [20_000_000]
+
+
+def test_plain_functions_begin_only_while_there_is_room(
+    new_server: Server, stack: ExitStack
+) -> None:
+    for _ in range(12):
+        caller(new_server, stack, "127.0.0.13", request("plain"))
+    # the threads would be free for this call only after the twelve
+    assert len(read(caller(new_server, stack, "127.0.0.14", request("plain")))) > WHOLE
+    counted = read(caller(new_server, stack, "127.0.0.14", request("how_many")))
+    assert any(b'"%d began"' % number in counted for number in range(2, 12)), counted
+
+
 @dataclass(eq=False)
 class Fake:
     """A connection that says how much is unread."""
@@ -151,6 +263,7 @@ class Fake:
     caller: str
     unread_bytes: int
     is_aborted: bool = False
+    address: str = "127.0.0.1"
 
     def abort(self) -> None:
         self.is_aborted = True
@@ -192,3 +305,25 @@ async def test_one_answer_may_be_larger_than_the_limit() -> None:
     answers.add(Fake("two", 1))
     await asyncio.sleep(0)
     assert only.is_aborted
+
+
+async def test_results_beyond_the_limit_are_dropped_until_older_answers_can_be() -> None:
+    answers, oldest = UnreadAnswers(1_000, wait_s=60), Fake("one", 600)
+    answers.add(oldest)
+    with pytest.raises(AnswersUnread, match="may have taken effect"):
+        answers.admit(Fake("one", 0), 600)
+    answers.admit(Fake("another", 0), 300)
+    await asyncio.sleep(0)
+    assert not oldest.is_aborted
+    answers.admit(Fake("one", 0), 600)
+    await asyncio.sleep(0)
+    assert oldest.is_aborted
+
+
+async def test_each_dropped_answer_is_counted() -> None:
+    with recorded() as seen:
+        answers = UnreadAnswers(1_000, wait_s=60)
+        for _ in range(3):
+            answers.add(Fake("one", 600))
+        (point,) = seen.points("roundgate.answers.dropped")
+        assert point.value == 2

@@ -120,11 +120,11 @@ class Request:
                 headers = [*message.get("headers", ()), (b"connection", b"close")]
                 message = {**message, "headers": headers}
         elif len(message.get("body", b"")) > LARGE_BODY:
-            self._connection.note_waiting(len(message["body"]))
+            self._connection.hold(len(message["body"]))
             try:
                 await self._send(message)
             finally:
-                self._connection.note_waiting(0)
+                self._connection.written()
             return
         await self._send(message)
 

@@ -32,7 +32,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from roundgate.errors import TransportError, Unavailable
-from roundgate.http.arrival import STATE, Request
+from roundgate.http.arrival import LARGE_BODY, STATE, Request
 from roundgate.http.exchange import error_headers
 from roundgate.http.room import Stage, connection_to_close
 from roundgate.http.unread import UnreadAnswers
@@ -200,7 +200,7 @@ class BoundedConnection(asyncio.Protocol):
         self.last_write = 0
         """The size of the newest part of a response."""
         self.waiting_bytes = 0
-        """The size of an answer that waits for room in the buffer of the transport."""
+        """The size of an answer that is not yet written."""
         self._due = inf
         """The time at which to end the connection unless its stage changes, on the same clock."""
         self._head: bytes | None = b""
@@ -218,6 +218,8 @@ class BoundedConnection(asyncio.Protocol):
         """The size of a response when its client last read enough of it, and the time of that, in
         seconds."""
         self._is_write_paused = False
+        self._is_counted = False
+        """Whether the connection counts as unread for an answer that is not yet written."""
 
     # called by the transport
 
@@ -359,6 +361,8 @@ class BoundedConnection(asyncio.Protocol):
     def request_ended(self) -> None:
         """Note that the request was answered."""
         self._request = None
+        if self._is_counted:
+            self.written()
         if self._head:
             self._enter(Stage.RECEIVING, self._bounds.head_s)
         else:
@@ -376,19 +380,43 @@ class BoundedConnection(asyncio.Protocol):
         response until its last byte is sent."""
         return self.waiting_bytes + (self.last_write if self._is_write_paused else 0)
 
+    # `aio.room.Room`
+
+    @property
+    def is_idle(self) -> bool:
+        return self._connections.unread.is_idle
+
+    @property
+    def has_room(self) -> bool:
+        return self._connections.unread.has_room(self)
+
     async def turn(self, caller: Hashable) -> None:
-        """Wait until a request of a caller may be served; raise Unavailable if that takes too
+        """Wait until a request of a caller may be served; raise AnswersUnread if that takes too
         long."""
         self.caller = caller
-        if not self._connections.unread.is_idle:
-            await self._connections.unread.turn(self)
+        if not self.is_idle:
+            await self.wait()
 
-    def note_waiting(self, size: int) -> None:
-        """Note that the app waits with so many bytes until the client reads; 0 if it no longer
-        does."""
-        self.waiting_bytes = size
-        if size and self._is_write_paused:
+    async def wait(self) -> None:
+        await self._connections.unread.turn(self)
+
+    async def keep(self, size: int) -> None:
+        if size > LARGE_BODY and not self._transport.is_closing():
+            self._connections.unread.admit(self, size)
+            self.waiting_bytes, self._is_counted = size, True
+            await self._connections.unread.encoding_turn()
+
+    def hold(self, size: int) -> None:
+        """Count an answer that is not yet written; `written` ends that."""
+        if size > LARGE_BODY and not self._transport.is_closing():
+            self.waiting_bytes, self._is_counted = size, True
             self._connections.unread.add(self)
+
+    def written(self) -> None:
+        """Note that no further part of the answer waits for room in the buffer of the transport."""
+        self.waiting_bytes, self._is_counted = 0, False
+        if not self._is_write_paused:
+            self._connections.unread.discard(self)
 
     def abort(self) -> None:
         """Drop the connection and what its client has not read."""
@@ -508,6 +536,9 @@ class _StockTransport(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not self._connection.has_answered and not self._transport.is_closing():
             self._connection.last_write, self._connection.waiting_bytes = len(data), 0
+            if len(data) > LARGE_BODY:
+                # the transport keeps all of it while the last byte waits: count it until then
+                self._transport.set_write_buffer_limits(high=0)
             self._transport.write(data)
 
     def close(self) -> None:

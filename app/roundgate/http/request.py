@@ -35,6 +35,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate import json
+from roundgate.aio import ROOM
 from roundgate.auth import LOCAL, Verifier
 from roundgate.clock import Clock
 from roundgate.errors import (
@@ -323,6 +324,7 @@ class RequestMiddleware:
                     )
                     if (connection := scope.get("state", _NO_STATE).get(STATE)) is not None:
                         await connection.turn(_caller_of(exchange))
+                        ROOM.set(connection)  # uvicorn serves each request in a context of its own
                     await self._app(scope, receive, send)
                 elif await self._is_open_to(scope, exchange):
                     await self._app(scope, receive, send)

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
+from roundgate.aio import ROOM
 from roundgate.auth import Principal
 from roundgate.backends import Catalog
 from roundgate.clock import Clock
@@ -56,6 +57,8 @@ if TYPE_CHECKING:  # loaded only if there is an audit log
 P = TypeVar("P", bound=Params)
 
 MAX_PAGES_KEPT: Final = 64
+LARGE: Final = 65_536
+"""The size of a serialised result in bytes above which it counts as unread until it is written."""
 
 
 class Results:
@@ -83,9 +86,12 @@ class Results:
             InternalError: a member has no JSON form.
         """
         try:
-            return self._format.write(result, cache)
+            written = self._format.write(result, cache)
         except (TypeError, ValueError, RecursionError) as error:
             raise self._failed(error) from error
+        if len(written) > LARGE and (room := ROOM.get()) is not None:
+            room.hold(len(written))
+        return written
 
     def reply(self, result: Mapping[str, Any], cache: CacheHint | None = None) -> Reply:
         """Return the reply to a request that succeeded."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from roundgate.aio import crowded_room
 from roundgate.backends.base import Resource
 from roundgate.errors import MAX_URI, InternalError, InvalidParams
+from roundgate.json import approximate_size
 from roundgate.methods.parts import Kit, Listing, list_hint
 from roundgate.methods.rounds import InputRequired, Reply, RequestContext, Target
 from roundgate.protocol import (
@@ -116,6 +118,8 @@ class ResourceMethods:
         else:
             others = {}
         contents = [content.to_wire() for content in value]
+        if (room := crowded_room()) is not None:
+            await room.keep(approximate_size(contents))
         return self._results.reply({**others, "contents": contents}, cache)
 
 

@@ -11,8 +11,10 @@ import logging
 from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
+from roundgate.aio import crowded_room
 from roundgate.backends import Returned, ServedTool
 from roundgate.errors import (
+    AnswersUnread,
     ArgumentsRefused,
     BackendError,
     MissingCapability,
@@ -21,6 +23,7 @@ from roundgate.errors import (
     ToolError,
     Unavailable,
 )
+from roundgate.json import approximate_size
 from roundgate.methods.parts import Kit, Listing, list_hint
 from roundgate.methods.rounds import (
     IDEMPOTENCY_KEY,
@@ -147,6 +150,12 @@ class ToolMethods:
         outcome = await self._calls.run_or_defer(round_, call, handler)
         match outcome:
             case Completed(ToolResult() as result) if served.tool.task != "required":
+                # the outcome of a `once` tool is stored first
+                if not served.tool.once and (room := crowded_room()) is not None:
+                    try:
+                        await room.keep(approximate_size(result.to_wire()))
+                    except AnswersUnread as error:
+                        return self._result(Failed(error), served)
                 return self._results.tool(result)
         return await self._answer(outcome, served, round_, call)
 

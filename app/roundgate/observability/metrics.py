@@ -79,6 +79,9 @@ class Instruments:
         self.refused = count(
             "roundgate.calls.refused", "Calls beyond a limit, or refused by a rule"
         )
+        self.dropped = count(
+            "roundgate.answers.dropped", "Answers dropped because nobody reads them"
+        )
         self.repaired = count(
             "roundgate.arguments.repaired", "Repairs of arguments that models wrote"
         )

@@ -15,6 +15,7 @@ from mcp_types import _v2026_07_28 as official
 import roundgate
 from roundgate.errors import (
     AnswerInvalid,
+    AnswersUnread,
     ArgumentsRefused,
     AuthError,
     AuthorizationFailed,
@@ -86,6 +87,7 @@ ON_THE_WIRE: list[tuple[GatewayError, int, int]] = [
     (StateRefused(), -32602, 400),
     (TaskNotFound(), -32602, 400),
     (Unavailable("not now"), -32600, 503),
+    (AnswersUnread("read first"), -32600, 503),
     (ServerAway("not now"), -32600, 503),
     (StoreAway("not now"), -32600, 503),
     (QuotaExceeded(1_000), -32600, 429),

@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 import roundgate
 from roundgate import declare
-from roundgate.aio import Threads
+from roundgate.aio import Threads, run_with_room
 from roundgate.auth import Principal
 from roundgate.backends.base import (
     Bound,
@@ -249,7 +249,9 @@ class Callee:
             return await self.function(**keywords)
         if self.signature.takes_context:
             keywords[self.signature.takes_context] = SyncContext(context)
-        value = await self.threads.run(lambda: self.function(**keywords), context.principal)
+        value = await run_with_room(
+            self.threads, lambda: self.function(**keywords), context.principal
+        )
         # a plain function may return the coroutine of an async one
         return await value if inspect.isawaitable(value) else value
 
