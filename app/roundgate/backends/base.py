@@ -34,7 +34,7 @@ from roundgate.protocol import (
     ToolResult,
     without_none,
 )
-from roundgate.replay import MAX_STATUS_CHARS, Context, Url, form_schema
+from roundgate.replay import MAX_STATUS_CHARS, AnyContext, Context, Url, form_schema
 from roundgate.settings import ArgumentMode, Origin, TaskMode, WithoutTasks
 
 Returned: TypeAlias = ToolResult | TaskView
@@ -88,12 +88,24 @@ class ToolAbout:
     extensions: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class DirectCall:
+    """The call of a tool that cannot suspend: it asks nothing and records no step. The gateway runs it
+    without the engine, unless a wrapper (`policy.around_calls`) has taken its place."""
+
+    run: Callable[[AnyContext, dict[str, Any]], Awaitable[Returned]]
+
+    def __call__(self, context: AnyContext, arguments: dict[str, Any]) -> Awaitable[Returned]:
+        return self.run(context, arguments)
+
+
 @dataclass(frozen=True)
 class Bound:
     """One call of a tool that has bound its arguments, so that rules, approvals and the tool get the
     same value."""
 
-    call: Callable[[Context], Awaitable[Returned]]
+    call: Callable[[Any], Awaitable[Returned]]
+    """Takes the context that the tool's own call takes."""
     read: Callable[[], PartlyKnown]
     """Returns the bound arguments under the names of the tool's schema."""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from roundgate.backends.base import (
+    DirectCall,
     Prompt,
     Resource,
     Returned,
@@ -85,6 +86,14 @@ class ServedTool:
         by the rules of `policy`."""
         has_scopes = not checks_scopes or self.tool.scopes <= principal.scopes
         return has_scopes and (self.rules is None or self.rules.may_allow(principal))
+
+    @property
+    def direct(self) -> DirectCall | None:
+        """The tool's call without the engine; `None` if a call may need the engine."""
+        tool = self.tool
+        if not isinstance(tool.call, DirectCall) or tool.task != "forbidden" or tool.once:
+            return None
+        return tool.call if tool.max_result is None else None
 
     def call(self, context: Context, arguments: dict[str, Any]) -> Awaitable[Returned]:
         """Call the tool; return at most `max_result` characters of the result's text, if a limit is

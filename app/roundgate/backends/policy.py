@@ -14,18 +14,18 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
 from roundgate.auth import Principal
-from roundgate.backends.base import Bound, CallTool, Returned, Tool
+from roundgate.backends.base import Bound, CallTool, DirectCall, Returned, Tool
 from roundgate.backends.config import BackendConfig, ToolOverride
 from roundgate.backends.schema_values import Document, with_schema
 from roundgate.errors import ToolError
 from roundgate.protocol import PartlyKnown, Schema, visible, visible_json
-from roundgate.replay import Context, Form, form_schema, run_of
+from roundgate.replay import AnyContext, Context, Form, call_of, form_schema, run_of
 
 log = logging.getLogger("roundgate.backends")
 
@@ -44,6 +44,11 @@ def around_calls(tool: Tool, wrap: Callable[[CallTool], CallTool], **changes: An
     return replace(tool, call=wrap(tool.call), approvable=approvable, **changes)
 
 
+def like(call: CallTool, wrapped: Callable[[Any, dict[str, Any]], Awaitable[Returned]]) -> CallTool:
+    """Return a wrapper, which takes any context that `call` takes, as a call of the same type."""
+    return DirectCall(wrapped) if isinstance(call, DirectCall) else wrapped
+
+
 def guarded(tool: Tool, backend: BackendConfig, *, has_policy: bool) -> Tool:
     """Return the tool with a check of each call by the rules of `policy` (`Call.authorize`), and with
     an approval question if the settings require one. Rules, question and tool get one value of the
@@ -56,7 +61,9 @@ def guarded(tool: Tool, backend: BackendConfig, *, has_policy: bool) -> Tool:
     override = backend.override.get(tool.definition["name"])
     call = _Guarded(tool, backend, has_policy)
     tool = replace(
-        tool, call=call if has_policy else tool.call, approvable=replace(call, asks=True)
+        tool,
+        call=like(tool.call, call.without_asking) if has_policy else tool.call,
+        approvable=call,
     )
     approval = tool.approve if override is None else override.approve or tool.approve
     return asking_first(tool) if _is_to_be_approved(tool, backend, override, approval) else tool
@@ -69,16 +76,24 @@ class _Guarded:
     tool: Tool
     backend: BackendConfig
     has_policy: bool
-    asks: bool = False
 
     async def __call__(self, context: Context, arguments: dict[str, Any]) -> Returned:
+        bound = self._checked(context, arguments)
+        known = PartlyKnown(arguments) if bound is None else bound.known
+        await _ask(context, self._question(known, arguments))
+        return await (self.tool.call(context, arguments) if bound is None else bound.call(context))
+
+    async def without_asking(self, context: Any, arguments: dict[str, Any]) -> Returned:
+        """Call the tool without an approval."""
+        bound = self._checked(context, arguments)
+        return await (self.tool.call(context, arguments) if bound is None else bound.call(context))
+
+    def _checked(self, context: AnyContext, arguments: dict[str, Any]) -> Bound | None:
+        """Bind the arguments, and check them by the rules."""
         bound = None if self.tool.bind is None else self.tool.bind(arguments)
         if self.has_policy:
             _check(context, lambda: self._known(bound, arguments))
-        if self.asks:
-            known = PartlyKnown(arguments) if bound is None else bound.known
-            await _ask(context, self._question(known, arguments))
-        return await (self.tool.call(context, arguments) if bound is None else bound.call(context))
+        return bound
 
     def _known(self, bound: Bound | None, arguments: dict[str, Any]) -> PartlyKnown:
         """Return the arguments for rules. A value of another type than the schema says is unknown,
@@ -115,9 +130,9 @@ class _Guarded:
         return "\n".join([f"Run {self.backend.effective_prefix + name}?", *filled, "", listed])
 
 
-def _check(context: Context, known: Callable[[], PartlyKnown]) -> None:
+def _check(context: AnyContext, known: Callable[[], PartlyKnown]) -> None:
     """Check a call by the rules. A call that ends the external work of a task needs no rule."""
-    facts = run_of(context).call
+    facts = call_of(context)
     if facts.cleanup is None:
         if facts.authorize is None:
             raise RuntimeError("the call of a tool with a policy has no check")
@@ -235,10 +250,10 @@ def with_defaults(tool: Tool, defaults: Mapping[str, Any]) -> Tool:
         return tool
 
     def completed(call: CallTool) -> CallTool:
-        async def with_all(context: Context, arguments: dict[str, Any]) -> Returned:
-            return await call(context, {**defaults, **arguments})
+        def with_all(context: Any, arguments: dict[str, Any]) -> Awaitable[Returned]:
+            return call(context, {**defaults, **arguments})
 
-        return with_all
+        return like(call, with_all)
 
     return around_calls(tool, completed)
 

@@ -28,6 +28,7 @@ from roundgate.backends.policy import (
     around_calls,
     check_approval,
     guarded,
+    like,
     with_defaults,
     with_questions,
 )
@@ -428,13 +429,13 @@ def _chosen(item: Any, fields: Sequence[str]) -> Any:
 def _calling(
     call: CallTool, arguments: _Arguments, timeout_s: float | None, project: _Project | None
 ) -> CallTool:
-    async def changed(context: Context, model_arguments: dict[str, Any]) -> Returned:
+    async def changed(context: Any, model_arguments: dict[str, Any]) -> Returned:
         returned = await _within(timeout_s, call, context, arguments(model_arguments))
         if project is None or not isinstance(returned, ToolResult) or returned.is_error:
             return returned
         return _projected(returned, project)
 
-    return changed
+    return like(call, changed) if timeout_s is None else changed
 
 
 async def _within(

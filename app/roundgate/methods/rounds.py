@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from roundgate.auth import Principal
 from roundgate.backends import ServedTool
-from roundgate.clock import Clock
+from roundgate.clock import Clock, Deadline
 from roundgate.errors import (
     CallTimeout,
     InternalError,
@@ -48,6 +48,7 @@ from roundgate.replay import (
     Call,
     Completed,
     Context,
+    DirectContext,
     Failed,
     Journal,
     Notify,
@@ -265,20 +266,48 @@ class Calls:
             Unavailable: the audit log cannot be written.
         """
         round_ = self._begin(target, params, context, key)
-        if self._trail is not None:
-            self._trail.called(
-                context.correlation,
-                context.principal,
-                round_.number,
-                method=target.method,
-                name=target.name,
-                backend=target.backend,
-                view=self._view,
-                arguments=target.arguments,
-                answers=params.input_responses or {},
-            )
-            context.correlation.round = round_.number  # only once the record is written
+        self._record(round_.number, target, params, context)
         return round_
+
+    def _record(
+        self, number: int, target: Target, params: InputParams, context: RequestContext
+    ) -> None:
+        if self._trail is None:
+            return
+        self._trail.called(
+            context.correlation,
+            context.principal,
+            number,
+            method=target.method,
+            name=target.name,
+            backend=target.backend,
+            view=self._view,
+            arguments=target.arguments,
+            answers=params.input_responses or {},
+        )
+        context.correlation.round = number  # only once the record is written
+
+    def begin_direct(
+        self, target: Target, served: ServedTool, params: InputParams, context: RequestContext
+    ) -> DirectContext:
+        """Return the context of a call that has one round, and needs no `Round` and no `Call`. Raise
+        Unavailable if the audit log cannot be written."""
+        context.correlation.make_call_id = self._clock.new_id
+        self._record(1, target, params, context)
+        rules, principal = served.rules, context.principal
+        return DirectContext(
+            principal,
+            self._deadline(context),
+            context.inbound.meta,
+            context.notify,
+            None if rules is None else rules.authorizer(principal),
+        )
+
+    def _deadline(self, context: RequestContext) -> Deadline:
+        limit_ms = self._timeout_ms
+        if context.remaining_ms is not None:
+            limit_ms = min(limit_ms, context.remaining_ms)
+        return self._clock.deadline(limit_ms)
 
     def _begin(
         self, target: Target, params: InputParams, context: RequestContext, key: Any
@@ -325,11 +354,10 @@ class Calls:
         may_become_task = mode != "forbidden" and context.inbound.meta.capabilities.has(
             tasks.REQUIRED
         )
-        limit_ms = self._timeout_ms if context.remaining_ms is None else context.remaining_ms
         return Call(
             principal=context.principal,
             meta=context.inbound.meta,
-            deadline=self._clock.deadline(min(limit_ms, self._timeout_ms)),
+            deadline=self._deadline(context),
             notify=context.notify,
             page_done=context.page_done,
             publish=self._publish,

@@ -12,7 +12,9 @@ from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
 from roundgate.aio import crowded_room
+from roundgate.auth import Principal
 from roundgate.backends import Returned, ServedTool
+from roundgate.backends.base import DirectCall
 from roundgate.errors import (
     AnswersUnread,
     ArgumentsRefused,
@@ -43,7 +45,7 @@ from roundgate.protocol import (
     ToolResult,
     merged,
 )
-from roundgate.replay import Call, Completed, Context, Failed, Journal, run_of
+from roundgate.replay import Call, Completed, Context, Failed, Journal, run_direct, run_of
 from roundgate.tasks import Ended, TaskCall, ended, failure_reason, tool_result
 
 log: Final = logging.getLogger("roundgate.methods")
@@ -91,6 +93,13 @@ class ToolMethods:
         if requires := _requirements(served):
             inbound.meta.capabilities.require(requires, f"tool {served.name}")
         target = Target("tools/call", served.name, arguments, served.backend)
+        direct = served.direct
+        if (
+            direct is not None
+            and params.request_state is None
+            and IDEMPOTENCY_KEY not in inbound.meta.raw
+        ):
+            return self._run_direct(direct, target, served, params, context, is_valid)
         round_ = self._calls.begin(
             target, params, context, key=inbound.meta.raw.get(IDEMPOTENCY_KEY)
         )
@@ -101,6 +110,24 @@ class ToolMethods:
 
     async def _unserved(self, away: ServerAway) -> Reply:
         return self._results.tool(ToolResult.error(str(away)), "not served")
+
+    async def _run_direct(
+        self,
+        direct: DirectCall,
+        target: Target,
+        served: ServedTool,
+        params: CallToolParams,
+        context: RequestContext,
+        is_valid: bool,
+    ) -> Reply:
+        """Run a call that cannot suspend."""
+        ctx = self._calls.begin_direct(target, served, params, context)
+        if not is_valid:
+            return self._invalid(served, target)
+        outcome = await run_direct(lambda: direct(ctx, dict(target.arguments)), ctx.deadline)
+        if isinstance(outcome, Completed) and isinstance(outcome.value, ToolResult):
+            return await self._in_room(outcome.value, served)
+        return self._ended(outcome, served, context.principal)
 
     async def _run_once(
         self,
@@ -136,8 +163,7 @@ class ToolMethods:
 
     async def _run(self, served: ServedTool, round_: Round, call: Call, is_valid: bool) -> Reply:
         if not is_valid:
-            result = invalid_arguments(served, round_.target.arguments)
-            return self._results.tool(result, "invalid arguments")
+            return self._invalid(served, round_.target)
 
         def handler(ctx: Context) -> Awaitable[Returned]:
             return served.call(ctx, _arguments(round_, run_of(ctx).journal))
@@ -150,13 +176,9 @@ class ToolMethods:
         outcome = await self._calls.run_or_defer(round_, call, handler)
         match outcome:
             case Completed(ToolResult() as result) if served.tool.task != "required":
-                # the outcome of a `once` tool is stored first
-                if not served.tool.once and (room := crowded_room()) is not None:
-                    try:
-                        await room.keep(approximate_size(result.to_wire()))
-                    except AnswersUnread as error:
-                        return self._result(Failed(error), served)
-                return self._results.tool(result)
+                if served.tool.once:  # its outcome is stored first
+                    return self._results.tool(result)
+                return await self._in_room(result, served)
         return await self._answer(outcome, served, round_, call)
 
     async def _answer(
@@ -173,25 +195,47 @@ class ToolMethods:
                 return self._results.input_required(outcome)
             case BecomesTask(journal, message):
                 return await self._create_task(served, round_, call, journal, message=message)
-            # the client can repeat a call with the capability, but not a task
-            case Failed(MissingCapability() as error):
-                raise error
-            case Failed(ArgumentsRefused() as refusal):
-                self._access.tell_refused(refusal.rule, call.principal)
-                return self._result(outcome, served)
             case Completed(TaskView() as view) if call.meta.capabilities.has(REQUIRED):
                 return self._hand_over(served, view, call)
             case Completed() | Failed():
-                if served.tool.task == "required":
-                    end = ended(
-                        outcome,
-                        served.name,
-                        self._clock,
-                        self._max_result_bytes,
-                        shows_errors=self._shows_errors,
-                    )
-                    return await self._create_task(served, round_, call, Journal(), end=end)
-                return self._result(outcome, served)
+                is_refused = isinstance(outcome, Failed) and isinstance(
+                    outcome.error, (ArgumentsRefused, MissingCapability)
+                )
+                if served.tool.task != "required" or is_refused:
+                    return self._ended(outcome, served, call.principal)
+                end = ended(
+                    outcome,
+                    served.name,
+                    self._clock,
+                    self._max_result_bytes,
+                    shows_errors=self._shows_errors,
+                )
+                return await self._create_task(served, round_, call, Journal(), end=end)
+
+    async def _in_room(self, result: ToolResult, served: ServedTool) -> Reply:
+        """Return the reply for a result, once there is room for it."""
+        if (room := crowded_room()) is not None:
+            try:
+                await room.keep(approximate_size(result.to_wire()))
+            except AnswersUnread as error:
+                return self._result(Failed(error), served)
+        return self._results.tool(result)
+
+    def _ended(
+        self, outcome: Completed[Returned] | Failed, served: ServedTool, principal: Principal
+    ) -> Reply:
+        """Return the reply for the end of a call. Raise MissingCapability, so that the client can
+        repeat the call with the capability."""
+        match outcome:
+            case Failed(MissingCapability() as error):
+                raise error
+            case Failed(ArgumentsRefused() as refusal):
+                self._access.tell_refused(refusal.rule, principal)
+        return self._result(outcome, served)
+
+    def _invalid(self, served: ServedTool, target: Target) -> Reply:
+        result = invalid_arguments(served, target.arguments)
+        return self._results.tool(result, "invalid arguments")
 
     def _result(self, outcome: Completed[Returned] | Failed, served: ServedTool) -> Reply:
         result = tool_result(outcome, served.name, self._clock, shows_errors=self._shows_errors)

@@ -26,7 +26,7 @@ from collections.abc import (
 from contextlib import asynccontextmanager, nullcontext
 from datetime import datetime
 from random import Random
-from typing import Any, Final, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, overload
 from uuid import UUID
 
 from pydantic import BaseModel
@@ -54,6 +54,9 @@ from roundgate.replay.questions import (
 from roundgate.replay.run import Call, Run
 from roundgate.replay.steps import MAX_INTERVAL_S, Options, RetryIf
 from roundgate.replay.waiting import TimeLimit
+
+if TYPE_CHECKING:
+    from roundgate.replay.direct import DirectContext
 
 I = TypeVar("I")  # noqa: E741  # an item
 M = TypeVar("M", bound=BaseModel)
@@ -654,24 +657,10 @@ class Context(CallFacts):
         Raises:
             ValueError: the level does not exist.
         """
-        if level not in LOG_LEVELS:
-            raise ValueError(f"{level!r} is not a log level; use one of {', '.join(LOG_LEVELS)}")
         place = here.get()
         if isinstance(place, Branch) and self._run.is_repeating(place):
             return
-        if self._call.task_id is not None:
-            fields = {"level": level, "logger": logger, "data": data}
-            log.info("log message of a task", extra={"fields": fields})
-            return
-        least_level = self._call.meta.log_level
-        if (
-            least_level is None
-            or self._call.notify is None
-            or LOG_LEVELS.index(level) < LOG_LEVELS.index(least_level)
-        ):
-            return
-        params = {"level": level, "data": data} | without_none(logger=logger)
-        await self._call.notify(notifications.MESSAGE, params)
+        await log_to_client(self._call, level, data, logger)
 
     async def tools_changed(self) -> None:
         """Notify listening clients, at all replicas, that the list of tools has changed."""
@@ -689,6 +678,27 @@ class Context(CallFacts):
         """Notify clients that subscribed to this URI, at all replicas, that its content has
         changed."""
         await self._call.publish(notifications.RESOURCE_UPDATED, uri)
+
+
+async def log_to_client(
+    call: Call | DirectContext, level: str, data: Any, logger: str | None
+) -> None:
+    """Serve `Context.log` for a call."""
+    if level not in LOG_LEVELS:
+        raise ValueError(f"{level!r} is not a log level; use one of {', '.join(LOG_LEVELS)}")
+    if call.task_id is not None:
+        fields = {"level": level, "logger": logger, "data": data}
+        log.info("log message of a task", extra={"fields": fields})
+        return
+    least_level = call.meta.log_level
+    if (
+        least_level is None
+        or call.notify is None
+        or LOG_LEVELS.index(level) < LOG_LEVELS.index(least_level)
+    ):
+        return
+    params = {"level": level, "data": data} | without_none(logger=logger)
+    await call.notify(notifications.MESSAGE, params)
 
 
 def run_of(context: Context) -> Run:

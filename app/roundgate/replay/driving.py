@@ -185,12 +185,19 @@ def _end(error: BaseException) -> NoReturn:
         if task is not None and isinstance(task.get_coro(), Driven):
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         raise error
+    raise ended_process(error)
+
+
+def ended_process(error: BaseException) -> RuntimeError:
+    """Return the error of a handler that raised `SystemExit` or `KeyboardInterrupt`."""
     cause = (
         f"called sys.exit({error.code!r})"
         if isinstance(error, SystemExit)
         else "raised KeyboardInterrupt"
     )
-    raise RuntimeError(f"the handler {cause}") from error
+    failure = RuntimeError(f"the handler {cause}")
+    failure.__cause__ = error
+    return failure
 
 
 class TaskFactory:

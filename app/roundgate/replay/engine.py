@@ -22,7 +22,14 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 from roundgate.errors import CallTimeout, GatewayError, MissingCapability, Suspend
 from roundgate.protocol import merged
 from roundgate.replay.branches import inside
-from roundgate.replay.driving import Driven, InOwnContext, awaiting, number_tasks, spawn
+from roundgate.replay.driving import (
+    Driven,
+    InOwnContext,
+    awaiting,
+    ended_process,
+    number_tasks,
+    spawn,
+)
 from roundgate.replay.journal import Journal
 from roundgate.replay.run import Run, Stop
 from roundgate.replay.steps import WATCH
@@ -150,19 +157,32 @@ def _ended_by(
             return _suspended(run)
         case asyncio.CancelledError() if _was_enforced(run):
             return _suspended(run)
+        case TimeoutError() if late_s is not None:
+            return Failed(call_timeout(late_s))
+    return _failed(failure_of(error), run)
+
+
+def failure_of(error: BaseException) -> Exception:
+    """Return the error with which a handler failed that raised `error`.
+
+    Raises:
+        BaseException: the error itself, if the call was cancelled or the process ends.
+    """
+    match error:
         case asyncio.CancelledError() if not _is_being_cancelled():
             message = "the awaited task or future was cancelled, but not the call itself"
-            return _failed(_caused_by(error, message), run)
+            return _caused_by(error, message)
         case BaseExceptionGroup():
-            return _failed(_cause_in(error), run)
-        case TimeoutError() if late_s is not None:
-            return Failed(_call_timeout(late_s))
+            return _cause_in(error)
         case Exception():
-            return _failed(error, run)
+            return error
+        case SystemExit() | KeyboardInterrupt():
+            return ended_process(error)
     raise error
 
 
-def _call_timeout(after_s: float) -> CallTimeout:
+def call_timeout(after_s: float) -> CallTimeout:
+    """Return the error of a call that exceeded its limit of `after_s` seconds."""
     if after_s == 0:  # the process was busy before the handler began
         return CallTimeout("No time was left for the call when it began; call again later")
     limit = f"{max(0.01, round(after_s, 2)):g} s"

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from roundgate.backends.base import CallTool, Offering, Shared, Tool
+from roundgate.backends.base import CallTool, DirectCall, Offering, Shared, Tool
 from roundgate.backends.exchange import dialogue, follow
 from roundgate.backends.http.bodies import (
     FILE,
@@ -46,7 +46,7 @@ from roundgate.backends.http.service import Service
 from roundgate.backends.http.tls import Certificates
 from roundgate.errors import ConfigError, Problem
 from roundgate.protocol import ABSENT, ToolResult
-from roundgate.replay import Context
+from roundgate.replay import AnyContext, Context
 from roundgate.settings import Origin
 
 
@@ -120,42 +120,52 @@ class HttpBackend:
         )
         files = {argument.name for argument in endpoint.arguments if argument.is_file}
 
-        async def exchange(
-            outgoing: Outgoing,
-            context: Context,
-            in_paths: Mapping[str, str],
-            arguments: Mapping[str, Any],
-        ) -> Answer:
-            async def send(request: Outgoing) -> Answer:
-                return await self._service.send(request, timeout_s, context.deadline)
-
+        async def answered(context: AnyContext, outgoing: Outgoing) -> Answer:
             key = await make_key(context, config.method, key_header)
-            if config.interactive:
-                return Answer.revived(await dialogue(make_exchange(send, outgoing, key), context))
-            if config.job is not None:
-                query = "&".join(endpoint.fixed_query())
-                requests = Requests(config.job, send, outgoing, key, in_paths, query, arguments)
-                return Answer.revived(await follow(requests.job(), context))
-            answer = await send(with_key(outgoing, key))
+            request = with_key(outgoing, key)
+            answer = await self._service.send(request, timeout_s, context.deadline)
             await context.log(
                 "debug", {"upstream": self.name, "method": outgoing.method, "status": answer.status}
             )
             return answer
+
+        async def exchanged(
+            context: Context, outgoing: Outgoing, arguments: Mapping[str, Any]
+        ) -> Answer:
+            """Return the last answer of a dialogue or a job."""
+
+            async def send(request: Outgoing) -> Answer:
+                return await self._service.send(request, timeout_s, context.deadline)
+
+            in_paths = {} if config.job is None else parents(config.job, arguments)
+            await context.continue_as_task()
+            key = await make_key(context, config.method, key_header)
+            if config.interactive:
+                return Answer.revived(await dialogue(make_exchange(send, outgoing, key), context))
+            if config.job is None:
+                return await answered(context, outgoing)
+            query = "&".join(endpoint.fixed_query())
+            requests = Requests(config.job, send, outgoing, key, in_paths, query, arguments)
+            return Answer.revived(await follow(requests.job(), context))
+
+        async def result(answer: Answer) -> ToolResult:
+            if len(answer.body) > LARGE_BYTES:
+                return await asyncio.to_thread(endpoint.result, answer)
+            return endpoint.result(answer)
+
+        async def direct(context: AnyContext, arguments: dict[str, Any]) -> ToolResult:
+            outgoing = for_caller(endpoint.request(arguments), self._config, context.principal)
+            await context.continue_as_task()
+            return await result(await answered(context, outgoing))
 
         async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
             for name in files & arguments.keys():
                 file = await with_resources(name, arguments[name], context)
                 arguments = {**arguments, name: file}
             outgoing = for_caller(endpoint.request(arguments), self._config, context.principal)
-            with_defaults = endpoint.defaults | arguments
-            in_paths = {} if config.job is None else parents(config.job, with_defaults)
-            await context.continue_as_task()
-            answer = await exchange(outgoing, context, in_paths, with_defaults)
-            if len(answer.body) > LARGE_BYTES:
-                return await asyncio.to_thread(endpoint.result, answer)
-            return endpoint.result(answer)
+            return await result(await exchanged(context, outgoing, endpoint.defaults | arguments))
 
-        return call
+        return call if files or config.interactive or config.job is not None else DirectCall(direct)
 
 
 def remarks(

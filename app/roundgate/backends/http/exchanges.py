@@ -30,7 +30,7 @@ from roundgate.backends.http.messages import Answer, Outgoing, Send
 from roundgate.backends.http.values import pairs, path_text, text
 from roundgate.errors import BackendError, ParseError, ToolError, UnexpectedAnswer
 from roundgate.protocol import ABSENT
-from roundgate.replay import Context
+from roundgate.replay import AnyContext
 
 USUAL: Final = "idempotency-key"
 KEYED: Final = frozenset({"POST", "PATCH"})
@@ -50,7 +50,7 @@ class Key:
     request repeatable."""
 
 
-async def make_key(context: Context, method: str, header: str | None) -> Key | None:
+async def make_key(context: AnyContext, method: str, header: str | None) -> Key | None:
     """Return the key of a call, or `None` if the call needs none.
 
     A POST or PATCH of a task has a key even without a declared `header`, because a worker may die

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from roundgate.backends.base import CallTool, Offering, Returned, Shared, Tool
+from roundgate.backends.base import DirectCall, Offering, Returned, Shared, Tool
 from roundgate.backends.http.credentials import Accesses
 from roundgate.backends.http.tls import Certificates
 from roundgate.backends.openapi.config import OpenApiBackendConfig
@@ -30,12 +30,13 @@ from roundgate.backends.openapi.index import (
 )
 from roundgate.backends.shaping import is_selected
 from roundgate.errors import ConfigError, Problem, UnusableIndex
-from roundgate.replay import Context
+from roundgate.replay import AnyContext, Context
 from roundgate.settings import Origin
 
 if TYPE_CHECKING:
     from roundgate.backends.http.reliability import Hosts
     from roundgate.backends.http.service import Service
+    from roundgate.backends.openapi.requests import Calling
 
 _REMEDY: Final = "run `roundgate compile` with this file again, and keep the written file beside it"
 
@@ -149,16 +150,23 @@ class OpenApiBackend:
 
     def _tool(self, index: Index, row: Row) -> Tool:
         definition = index.definition(row, hints(row.method))
-        alternatives: list[CallTool] = []
+        made: list[Calling] = []
 
-        async def call(context: Context, arguments: dict[str, Any]) -> Returned:
-            if not alternatives:
-                alternatives.append(self._calling(index, row, definition))
-            return await alternatives[0](context, arguments)
+        def calling() -> Calling:
+            if not made:
+                made.append(self._calling(index, row, definition))
+            return made[0]
 
+        async def direct(context: AnyContext, arguments: dict[str, Any]) -> Returned:
+            return await calling()(context, arguments)
+
+        async def with_files(context: Context, arguments: dict[str, Any]) -> Returned:
+            return await calling().with_files(context, arguments)
+
+        call = with_files if index.may_take_files(row) else DirectCall(direct)
         return Tool(definition, call, about=row)
 
-    def _calling(self, index: Index, row: Row, definition: Mapping[str, Any]) -> CallTool:
+    def _calling(self, index: Index, row: Row, definition: Mapping[str, Any]) -> Calling:
         from roundgate.backends.openapi.requests import Calling
         from roundgate.protocol import Schema
 

@@ -177,6 +177,11 @@ class Index:
 
         return Plan.revived(decode(self._piece(row.plan)))
 
+    def may_take_files(self, row: Row) -> bool:
+        """Return whether the body of a tool's request may have files. The plan is not decoded."""
+        plan = self._piece(row.plan)
+        return b'"multipart"' in plan or b'"binary"' in plan
+
     def _piece(self, span: Sequence[int]) -> bytes:
         start, size = span
         return self.pieces[start : start + size].tobytes()

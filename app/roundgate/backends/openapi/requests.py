@@ -34,7 +34,7 @@ from roundgate.backends.http.values import path_text, quoted, text
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.errors import ToolError
 from roundgate.protocol import ABSENT, Schema, ToolResult
-from roundgate.replay import Context
+from roundgate.replay import AnyContext, Context
 
 Quote: TypeAlias = Callable[[str], str]
 ParameterPlace: TypeAlias = Literal["path", "query", "header", "cookie", "querystring"]
@@ -124,7 +124,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """A function that calls one operation (`roundgate.backends.base.CallTool`)."""
+    """A function that calls one operation."""
 
     config: OpenApiBackendConfig
     name: str
@@ -134,8 +134,11 @@ class Calling:
     taken: frozenset[str]
     """Query parameters and cookies that credentials use."""
 
-    async def __call__(self, context: Context, arguments: dict[str, Any]) -> ToolResult:
-        arguments = await _read_resources(self.plan, arguments, context)
+    async def with_files(self, context: Context, arguments: dict[str, Any]) -> ToolResult:
+        """Call an operation that may take files, which may be named by the URIs of resources."""
+        return await self(context, await _read_resources(self.plan, arguments, context))
+
+    async def __call__(self, context: AnyContext, arguments: dict[str, Any]) -> ToolResult:
         outgoing = for_caller(request(self.plan, arguments), self.config, context.principal)
         _check_taken(outgoing, self.taken)
         await context.continue_as_task()
@@ -146,7 +149,7 @@ class Calling:
             return await asyncio.to_thread(self._result, answer)
         return self._result(answer)
 
-    async def _send(self, outgoing: Outgoing, context: Context) -> Answer:
+    async def _send(self, outgoing: Outgoing, context: AnyContext) -> Answer:
         config, method = self.config, outgoing.method
         key = await make_key(context, method, config.idempotency_key if method in KEYED else None)
         override = config.override.get(self.name)

@@ -23,6 +23,7 @@ from roundgate.auth import Principal
 from roundgate.backends.base import (
     Bound,
     Complete,
+    DirectCall,
     Offering,
     Prompt,
     Resource,
@@ -60,7 +61,7 @@ from roundgate.protocol import (
     UriTemplate,
     without_none,
 )
-from roundgate.replay import Context, SyncContext, run_of
+from roundgate.replay import AnyContext, Context, DirectContext, SyncContext, run_of
 from roundgate.settings import Origin
 
 
@@ -243,15 +244,15 @@ class Callee:
         """Call the function with bound `keywords`, and the context if the function takes it; return
         its value."""
         run_of(context).declare(self.version)
+        if name := self.signature.takes_context:
+            keywords[name] = context if self.signature.is_async else SyncContext(context)
+        return await self.alone(context.principal, keywords)
+
+    async def alone(self, caller: Principal, keywords: dict[str, Any]) -> Any:
+        """Call the function with all its arguments; return its value."""
         if self.signature.is_async:
-            if self.signature.takes_context:
-                keywords[self.signature.takes_context] = context
             return await self.function(**keywords)
-        if self.signature.takes_context:
-            keywords[self.signature.takes_context] = SyncContext(context)
-        value = await run_with_room(
-            self.threads, lambda: self.function(**keywords), context.principal
-        )
+        value = await run_with_room(self.threads, lambda: self.function(**keywords), caller)
         # a plain function may return the coroutine of an async one
         return await value if inspect.isawaitable(value) else value
 
@@ -278,17 +279,23 @@ def _tool(callee: Callee, options: Mapping[str, Any]) -> Tool:
     }
 
     task = options.get("task", "forbidden")
+    is_direct = signature.takes_context is None and task == "forbidden"
     # without a context the function cannot call `continue_as_task` itself
-    becomes_task_at_once = signature.takes_context is None and task != "forbidden"
+    becomes_task_at_once = signature.takes_context is None and not is_direct
     document = None if schema is None else Document(definition["inputSchema"])
 
-    def bind(arguments: dict[str, Any]) -> Bound:
+    def bound(arguments: dict[str, Any]) -> dict[str, Any]:
         try:
-            keywords = signature.bind(arguments)
+            return signature.bind(arguments)
         except ValueError as error:
             raise ToolError(f"Invalid arguments: {error}") from None
 
-        async def run(context: Context) -> ToolResult:
+    def bind(arguments: dict[str, Any]) -> Bound:
+        keywords = bound(arguments)
+
+        async def run(context: AnyContext) -> ToolResult:
+            if isinstance(context, DirectContext):
+                return returns.result(await callee.alone(context.principal, keywords))
             if becomes_task_at_once:
                 await context.continue_as_task()
             return returns.result(await callee(context, keywords))
@@ -302,9 +309,12 @@ def _tool(callee: Callee, options: Mapping[str, Any]) -> Tool:
     async def call(context: Context, arguments: dict[str, Any]) -> Returned:
         return await bind(arguments).call(context)
 
+    async def direct(context: AnyContext, arguments: dict[str, Any]) -> Returned:
+        return returns.result(await callee.alone(context.principal, bound(arguments)))
+
     return Tool(
         definition,
-        call,
+        DirectCall(direct) if is_direct else call,
         bind=bind,
         unreadable=lambda: signature.names.unreadable,
         requires=options.get("requires") or {},
