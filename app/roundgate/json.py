@@ -103,15 +103,14 @@ def approximate_size(value: Any) -> int:
 def fresh(value: Any) -> Any:
     """Return a copy of a JSON value that shares no dict or list with it. Objects of other types are
     not copied."""
-    match value:
-        case dict():
-            if _SCALARS.issuperset(map(type, value.values())):
-                return dict(value)
-            return {key: fresh(item) for key, item in value.items()}
-        case list():
-            if _SCALARS.issuperset(map(type, value)):
-                return list(value)
-            return [fresh(item) for item in value]
+    if isinstance(value, dict):
+        if _SCALARS.issuperset(map(type, value.values())):
+            return dict(value)
+        return {key: fresh(item) for key, item in value.items()}
+    if isinstance(value, list):
+        if _SCALARS.issuperset(map(type, value)):
+            return list(value)
+        return [fresh(item) for item in value]
     return value
 
 

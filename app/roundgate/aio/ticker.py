@@ -18,10 +18,15 @@ TICK_S: Final = 0.02
 class Later:
     """Work that starts unless it is discarded before."""
 
-    __slots__ = ("start",)
+    __slots__ = ("_ticker", "start")
 
-    def __init__(self, start: Callable[[], object]) -> None:
+    def __init__(self, start: Callable[[], object], ticker: Ticker) -> None:
         self.start = start
+        self._ticker = ticker
+
+    def discard(self) -> None:
+        """Forget the work. It may have started."""
+        self._ticker.discard(self)
 
 
 class Ticker:
@@ -34,22 +39,18 @@ class Ticker:
 
     def later(self, start: Callable[[], object]) -> Later:
         """Call `start` after one to two ticks, unless the result is discarded before."""
-        later = Later(start)
+        later = Later(start, self)
         self._new[later] = None
         if not self._is_ticking:
             self._is_ticking = True
             asyncio.get_running_loop().call_later(TICK_S, self._tick)
         return later
 
-    def limit(self, limit: asyncio.Timeout, seconds: float) -> Later:
-        """Let a timeout without a time end after `seconds`, which are more than two ticks."""
-        when = asyncio.get_running_loop().time() + seconds
-        return self.later(lambda: limit.reschedule(when))
-
     def discard(self, later: Later) -> None:
-        """Forget the work. It may have started."""
+        """Forget some work."""
         self._new.pop(later, None)
         self._old.pop(later, None)
+        later.start = _do_nothing  # other work of the same tick may discard it
 
     def _tick(self) -> None:
         due, self._old, self._new = self._old, self._new, {}
@@ -58,6 +59,10 @@ class Ticker:
             asyncio.get_running_loop().call_later(TICK_S, self._tick)
         for later in due:
             later.start()
+
+
+def _do_nothing() -> None:
+    """Start nothing."""
 
 
 _tickers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, Ticker]] = WeakKeyDictionary()

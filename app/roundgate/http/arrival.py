@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from roundgate.errors import TransportError, Unavailable
+from roundgate.http.exchange import request_headers
 
 if TYPE_CHECKING:
     from roundgate.http.connections import BoundedConnection
@@ -63,14 +64,10 @@ class Request:
         self._reader: asyncio.Task[Any] | None = None
         self._interruption: Interruption | None = None
         self._has_answered = False
-        self.is_received = True
+        self.is_received = _BODY_HEADERS.isdisjoint(request_headers(scope))
         """Whether the whole body has arrived."""
-        size = len(scope["raw_path"]) + len(scope["query_string"])
-        for name, value in scope["headers"]:
-            size += len(name) + len(value)
-            if name in _BODY_HEADERS:
-                self.is_received = False
-        self._closes = size > LARGE_HEAD
+        self._closes = (connection.head_bytes or _head_bytes(scope)) > LARGE_HEAD
+        connection.head_bytes = 0
 
     async def receive(self) -> Message:
         """Return the next ASGI message.
@@ -141,3 +138,9 @@ class Request:
             self._interruption = interruption
             if self._reader is not None:
                 self._reader.cancel()
+
+
+def _head_bytes(scope: Scope) -> int:
+    """Return the size of a request's head, without its punctuation."""
+    lines = sum(len(name) + len(value) for name, value in scope["headers"])
+    return len(scope["raw_path"]) + len(scope["query_string"]) + lines

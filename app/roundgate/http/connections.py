@@ -192,7 +192,10 @@ class BoundedConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._server_state = server_state
         self._stock = _StockProtocol(config, server_state, {**app_state, STATE: self}, self._loop)
-        self.stage = Stage.NEW
+        self._stage = Stage.NEW
+        self.head_bytes = 0
+        """The size of the head that was passed on last, until its request has begun; 0 for a request
+        that arrived together with an earlier one."""
         self.since = 0.0
         """The time at which the stage began, in seconds on the event loop's clock."""
         self.address = ""
@@ -221,6 +224,17 @@ class BoundedConnection(asyncio.Protocol):
         self._is_counted = False
         """Whether the connection counts as unread for an answer that is not yet written."""
 
+    @property
+    def stage(self) -> Stage:
+        """The stage of the connection. A request whose body is incomplete is being received."""
+        is_receiving = self._request is not None and not self._request.is_received
+        return Stage.RECEIVING if is_receiving and self._stage is Stage.ANSWERING else self._stage
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the connection reads no more requests."""
+        return self._stage is Stage.ENDING
+
     # called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -241,7 +255,7 @@ class BoundedConnection(asyncio.Protocol):
             self._request.interrupt("disconnect")
 
     def data_received(self, data: bytes) -> None:
-        if self.stage is Stage.ENDING:
+        if self.is_ending:
             return
         if self._head is not None:
             self._add_to_head(self._head, data)
@@ -266,20 +280,20 @@ class BoundedConnection(asyncio.Protocol):
 
     def _add_to_head(self, begun: bytes, data: bytes) -> None:
         if not begun:
-            if self.stage is Stage.NEW and not data[:1].isalpha() and data[0] not in b"\r\n":
+            if self._stage is Stage.NEW and not data[:1].isalpha() and data[0] not in b"\r\n":
                 self._feed(data)  # not HTTP: uvicorn answers with an error
                 return
             data = data.lstrip(b"\r\n")
             if not data:
                 return
-            if self.stage is Stage.IDLE:
-                self._enter(Stage.RECEIVING, self._bounds.head_s)
         head = begun + data
         end = head.find(_END_OF_HEAD, max(0, len(begun) - len(_END_OF_HEAD)))
         size = len(head) if end < 0 else end
         if size > self._bounds.header_bytes or head.count(b"\n", 0, size) > self._bounds.headers:
             self.refuse(_head_too_large(self._bounds))
         elif end < 0:
+            if self._stage is Stage.IDLE:
+                self._enter(Stage.RECEIVING, self._bounds.head_s)
             self._head = head
         else:
             self._pass_head(head, end + len(_END_OF_HEAD))
@@ -291,6 +305,7 @@ class BoundedConnection(asyncio.Protocol):
         if _UPGRADE.search(data, 0, end):
             data = _UPGRADE.sub(b"", data[:end]) + data[end:]
         if self._request is None:
+            self.head_bytes = end
             self._enter(Stage.ANSWERING)
             self._feed(data)
         else:
@@ -301,6 +316,9 @@ class BoundedConnection(asyncio.Protocol):
         """Pass bytes to uvicorn, or hold them back while it has paused reading."""
         if self._held:
             self._held += data
+            return
+        if len(data) <= _PIECE and not self._is_paused:
+            self._stock.data_received(data)
             return
         start = 0
         while start < len(data) and not self._is_paused:
@@ -334,19 +352,15 @@ class BoundedConnection(asyncio.Protocol):
         """Note that a request was passed to the app; start the timeout of a body that is still
         arriving."""
         self._request = request
+        if self._stage is not Stage.ANSWERING:  # a pipelined request
+            self._enter(Stage.ANSWERING)
         if request.is_received:
             self.request_arrived()
             return
-        self._enter(Stage.ANSWERING, self._bounds.body_s)
-        # the body nearly always comes with the head; enter RECEIVING only if it did not
-        self._loop.call_soon(self._note_waiting, request)
+        self._allow(self._bounds.body_s)
         begun, self._head = self._head, None
         if begun:
             self._feed(begun)  # a pipelined body that arrived before its request began
-
-    def _note_waiting(self, request: Request) -> None:
-        if self._request is request and not request.is_received:
-            self._enter(Stage.RECEIVING, self._bounds.body_s)
 
     def body_received(self) -> None:
         """Note that the app has received a part of the body."""
@@ -356,7 +370,7 @@ class BoundedConnection(asyncio.Protocol):
         """Note that the body of the request is complete: another head comes next."""
         if self._head is None:
             self._head = b""
-        self._enter(Stage.ANSWERING)
+        self._allow(inf)
 
     def request_ended(self) -> None:
         """Note that the request was answered."""
@@ -504,10 +518,15 @@ class BoundedConnection(asyncio.Protocol):
             self._transport.write_eof()
         self._transport.resume_reading()
 
+    def _allow(self, within_s: float) -> None:
+        """Let the stage take `within_s` seconds."""
+        if not self.is_ending:
+            self._due = self.since + within_s
+
     def _enter(self, stage: Stage, within_s: float = inf) -> None:
         """Enter a stage that may take `within_s` seconds. The stage `ENDING` is final."""
-        if self.stage is not Stage.ENDING:
-            self.stage, self.since = stage, self._loop.time()
+        if self._stage is not Stage.ENDING:
+            self._stage, self.since = stage, self._loop.time()
             self._due = self.since + within_s
 
 
@@ -531,7 +550,7 @@ class _StockTransport(asyncio.Transport):
         return self._transport.get_extra_info(name, default)
 
     def is_closing(self) -> bool:
-        return self._transport.is_closing() or self._connection.stage is Stage.ENDING
+        return self._transport.is_closing() or self._connection.is_ending
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not self._connection.has_answered and not self._transport.is_closing():

@@ -24,6 +24,7 @@ from typing import Any, Final, Self
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from roundgate.aio import Later, ticker
 from roundgate.auth import Principal
 from roundgate.errors import AuthError, GatewayError, TransportError, Unavailable
 from roundgate.http.protected import ProtectedResource
@@ -36,8 +37,6 @@ EVENT_STREAM: Final = b"text/event-stream"
 GRACE_S: Final = 5.0
 """Seconds that a call waits for a slow client beyond `http.send_timeout_s`, so that `roundgate
 serve` closes the connection first."""
-WATCH_AFTER_S: Final = 0.02
-"""Seconds before a call is watched for a client that hangs up. Most calls end earlier."""
 _TYPED: Final = (b"content-type", JSON)
 _STREAM_HEADERS: Final = (
     (b"content-type", sse.CONTENT_TYPE),
@@ -164,19 +163,25 @@ class Responder:
             headers: further headers.
             as_event: whether the body becomes the one event of a stream.
         """
-        async with self.lock:
-            streaming, self.state = self.state is State.STREAMING, State.DONE
-            if as_event and not streaming:
-                streaming = True
-                await self._start_stream()
-            if streaming:
-                await self._body(sse.event(body), more=False)
-                return
-            self.status, self.bytes_sent = status, len(body)
-            length = (b"content-length", b"%d" % len(body))
-            typed = [_TYPED, *headers, length] if body else [*headers, length]
-            await self._send({"type": "http.response.start", "status": status, "headers": typed})
-            await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        if self.state is not State.NOTHING_SENT or as_event or self.lock.locked():
+            async with self.lock:  # only a stream has other messages
+                if await self._end_stream(body, as_event=as_event):
+                    return
+        self.state, self.status, self.bytes_sent = State.DONE, status, len(body)
+        length = (b"content-length", b"%d" % len(body))
+        typed = [_TYPED, *headers, length] if body else [*headers, length]
+        await self._send({"type": "http.response.start", "status": status, "headers": typed})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _end_stream(self, body: bytes, *, as_event: bool) -> bool:
+        """Send the last event of an open stream, or of a new one if `as_event`; return whether there
+        is a stream."""
+        is_open, self.state = self.state is State.STREAMING, State.DONE
+        if as_event and not is_open:
+            await self._start_stream()
+        if is_open or as_event:
+            await self._body(sse.event(body), more=False)
+        return is_open or as_event
 
     async def end(self) -> None:
         """Finish without a response, because another process continues the call or the call was
@@ -208,18 +213,17 @@ def error_headers(error: GatewayError) -> Sequence[tuple[bytes, bytes]]:
 
 
 class TaskWatch:
-    """A context manager that runs `_watch` beside its block after `after_s` seconds, and may cancel
+    """A context manager that runs `_watch` beside a block that takes longer than most, and may cancel
     the block."""
 
-    def __init__(self, after_s: float) -> None:
-        self._after_s = after_s
+    def __init__(self) -> None:
         self._watched = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._later: Later | None = None
         self._is_cancelled = False
 
     def __enter__(self) -> Self:
-        self._timer = asyncio.get_running_loop().call_later(self._after_s, self._start)
+        self._later = ticker().later(self._start)
         return self
 
     def cancel(self) -> None:
@@ -237,8 +241,8 @@ class TaskWatch:
     def _end(self, kind: type[BaseException] | None) -> bool:
         """Stop watching. Return whether `cancel` alone ended the block; another cancellation stays
         in effect."""
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._later is not None:
+            self._later.discard()
         if self._watcher is not None:
             self._watcher.cancel()
         if not self._is_cancelled or self._watched is None:
@@ -260,7 +264,7 @@ class DisconnectWatch(TaskWatch):
     def __init__(
         self, receive: Receive, responder: Responder, keep_alive_s: float | None = None
     ) -> None:
-        super().__init__(WATCH_AFTER_S)
+        super().__init__()
         self._receive = receive
         self._responder = responder
         self.keep_alive_s = keep_alive_s

@@ -136,6 +136,7 @@ class Guard:
             expose_headers=["WWW-Authenticate", "Mcp-Session-Id"],
         )
         self._hosts = frozenset(host.lower() for host in hosts)
+        self._known_host = lru_cache(maxsize=64)(self._allows_host)
         # a name that only `*` allows may be an attacker's: do not trust its pages
         self._own_names = (self._hosts - {"*"}).union(LOOPBACK) if own_origin else frozenset[str]()
         self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
@@ -169,7 +170,8 @@ class Guard:
         if not _ONCE.isdisjoint(headers.repeated):
             return "Host and Origin may each be sent only once"
         host, origin = headers.get(b"host", b""), headers.get(b"origin")
-        if not host_allowed(host.decode("latin-1").strip().lower(), self._hosts):
+        allows = self._known_host if len(host) <= MAX_KEPT_BYTES else self._allows_host
+        if not allows(host):
             return (
                 f"Host {_shown(host)} is not allowed; add it to http.allowed_hosts, or set "
                 "GATEWAY_PUBLIC_URL"
@@ -182,6 +184,9 @@ class Guard:
                 "set GATEWAY_PUBLIC_URL"
             )
         return None
+
+    def _allows_host(self, host: bytes) -> bool:
+        return host_allowed(host.decode("latin-1").strip().lower(), self._hosts)
 
     def _is_allowed(self, origin: str, host: bytes) -> bool:
         if origin_allowed(origin, self._origins):
@@ -241,9 +246,10 @@ def _is_loopback(server: Any) -> bool:
 def _is_from_here(headers: Headers) -> bool:
     """Return whether no proxy forwarded the request. Its client may be anywhere, whatever address
     the proxy reports."""
-    return _FORWARDING.isdisjoint(headers) and not any(
-        name.startswith(_FORWARDING_PREFIXES) for name in headers
-    )
+    for name in headers:
+        if name.startswith(_FORWARDING_PREFIXES):
+            return False
+    return _FORWARDING.isdisjoint(headers)
 
 
 @lru_cache(maxsize=64)
@@ -457,12 +463,17 @@ def _check(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:
         raise TransportError(415, "Content-Type must be application/json")
     if accept is None:
         return _BOTH
-    accepted = _media(accept)
+    accepted = _kept_media(accept) if len(accept) <= MAX_KEPT_BYTES else _media(accept)
     if not accepted:
         raise TransportError(
             406, "The Accept header must list application/json and text/event-stream"
         )
     return accepted
+
+
+@lru_cache(maxsize=64)
+def _kept_media(accept: bytes) -> frozenset[bytes]:
+    return _media(accept)
 
 
 def _media(accept: bytes) -> frozenset[bytes]:

@@ -21,7 +21,7 @@ the client's capabilities, so clients must not share it (`cacheScope: private`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -137,12 +137,19 @@ class FallbackTools:
             self._views[key] = pages, view
         return view
 
-    async def call(self, context: RequestContext, params: CallToolParams) -> Reply:
+    def call(self, context: RequestContext, params: CallToolParams) -> Awaitable[Reply]:
         """Serve tools/call."""
-        deadline = self._waiting.deadline(context)
         own = self._own.get(params.name)
-        if own is None:
-            return await self._call(context, params, deadline)
+        if own is not None:
+            return self._call_own(own, context, params)
+        if not self._substituted(params.name, context.inbound.meta.capabilities):
+            return self._tools.call(context, params)
+        return self._call(context, params, self._waiting.deadline(context))
+
+    async def _call_own(
+        self, own: OwnTool, context: RequestContext, params: CallToolParams
+    ) -> Reply:
+        deadline = self._waiting.deadline(context)
         context.correlation.tool = params.name
         schema = _ARGUMENTS if own is OwnTool.ANSWER else SCHEMAS[own]
         arguments = self._arguments.of_own_tool(params.name, schema, params.arguments)
@@ -207,7 +214,9 @@ class FallbackTools:
             substituted |= CAN_BE_WORDS
         if tool in self._fallback.with_handles or tool in self._fallback.waiting:
             substituted |= REQUIRED
-        return {} if capabilities.has_declared(substituted) else substituted
+        if not substituted or capabilities.has_declared(substituted):
+            return {}
+        return substituted
 
     async def _wait(
         self,

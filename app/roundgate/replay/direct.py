@@ -75,9 +75,11 @@ async def run_direct(call: Callable[[], Awaitable[T]], deadline: Deadline) -> Co
     """
     remaining_ms = deadline.remaining_ms()
     limit_s = None if remaining_ms is None else remaining_ms / 1000
-    is_soon = limit_s is not None and limit_s < SOON_S
-    limit = asyncio.timeout(limit_s if is_soon else None)
-    later = None if is_soon or limit_s is None else ticker().limit(limit, limit_s)
+    limit, later = asyncio.timeout(limit_s), None
+    if limit_s is not None and limit_s > SOON_S:
+        limit = asyncio.timeout(None)
+        when = asyncio.get_running_loop().time() + limit_s
+        later = ticker().later(lambda: limit.reschedule(when))
     try:
         async with limit:
             return Completed(await call())
@@ -87,4 +89,4 @@ async def run_direct(call: Callable[[], Awaitable[T]], deadline: Deadline) -> Co
         return Failed(failure_of(error))
     finally:
         if later is not None:
-            ticker().discard(later)
+            later.discard()

@@ -114,7 +114,7 @@ class CancelWatch(TaskWatch):
     seconds."""
 
     def __init__(self, look: Callable[[], Awaitable[float]]) -> None:
-        super().__init__(FIRST_LOOK_S)
+        super().__init__()
         self._look = look
         self._reason: CallCancelled | LeaseLost | None = None
 
@@ -129,6 +129,7 @@ class CancelWatch(TaskWatch):
 
     async def _watch(self) -> None:
         pause_s, longest_s = FIRST_LOOK_S, LAST_LOOK_S
+        await asyncio.sleep(FIRST_LOOK_S)
         try:
             while True:
                 with suppress(Unavailable):  # look again later
