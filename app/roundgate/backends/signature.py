@@ -17,7 +17,7 @@ import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import (
     Annotated,
     Any,
@@ -362,6 +362,17 @@ class ToolReturn:
         Raises:
             ValueError: the output schema is unusable.
         """
+        if verbatim is None and annotation in _COMMON:
+            return cls._of_common(annotation)
+        return cls._of(annotation, verbatim)
+
+    @classmethod
+    @cache
+    def _of_common(cls, annotation: type) -> ToolReturn:
+        return cls._of(annotation, None)
+
+    @classmethod
+    def _of(cls, annotation: Any, verbatim: dict[str, Any] | None) -> ToolReturn:
         adapter, schema = (None, None) if _is_content(annotation) else _derive(annotation)
         schema = verbatim or schema
         return cls(adapter, schema, None if schema is None else Schema.compile(schema))
@@ -509,6 +520,8 @@ def _is_block_list(value: Any) -> bool:
     return all(isinstance(item, (str, *BLOCKS)) for item in value)
 
 
+_COMMON: Final = (bool, int, float, dict, list)
+"""Return types whose conversion many tools share."""
 _NO_SCHEMA: Final = (inspect.Parameter.empty, Any, object, None, type(None), str, ToolResult)
 
 

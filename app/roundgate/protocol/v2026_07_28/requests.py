@@ -197,16 +197,12 @@ def _param_header(path: tuple[str, ...] | None, schema: Mapping[str, Any]) -> Pa
 
 # Keywords of 2020-12 and of the drafts before it, whose schemas are served too.
 # Schema or list of schemas:
-_APPLICATORS: Final = (
+_APPLICATORS: Final = frozenset((
     "items", "contains", "unevaluatedItems", "additionalItems", "additionalProperties", "propertyNames",
     "unevaluatedProperties", "not", "if", "then", "else", "contentSchema", "allOf", "anyOf", "oneOf", "prefixItems",
-)  # fmt: skip
-_NAMED_SCHEMAS: Final = (
-    "patternProperties",
-    "dependentSchemas",
-    "dependencies",
-    "$defs",
-    "definitions",
+))  # fmt: skip
+_NAMED_SCHEMAS: Final = frozenset(
+    ("patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions")
 )
 
 
@@ -223,19 +219,16 @@ def _positions(
         if not isinstance(schema, Mapping):
             continue
         yield path, schema
-        stack.extend((None, schema.get(keyword)) for keyword in _APPLICATORS)
-        stack.extend(
-            (None, member)
-            for keyword in _NAMED_SCHEMAS
-            for member in _members(schema, keyword).values()
-        )
-        for name, member in _members(schema, "properties").items():
-            stack.append((None if path is None else (*path, name), member))
-
-
-def _members(schema: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
-    value = schema.get(keyword)  # a draft without the keyword allows any value there
-    return value if isinstance(value, Mapping) else {}
+        for keyword, value in schema.items():
+            if keyword in _APPLICATORS:
+                stack.append((None, value))
+            elif not isinstance(value, Mapping):
+                continue  # a draft without the keyword allows any value there
+            elif keyword in _NAMED_SCHEMAS:
+                stack.extend((None, member) for member in value.values())
+            elif keyword == "properties":
+                for name, member in value.items():
+                    stack.append((None if path is None else (*path, name), member))
 
 
 def _value_at(arguments: Mapping[str, Any], path: tuple[str, ...]) -> Any:
