@@ -39,8 +39,7 @@ class Results:
     """The format of one server's results. `server_info` is the schema's `Implementation`."""
 
     def __init__(self, server_info: Mapping[str, Any]) -> None:
-        self._server_info = dict(server_info)
-        self._end = b',"_meta":%b}' % encode({SERVER_INFO: self._server_info})
+        self._meta = {SERVER_INFO: dict(server_info)}
 
     def write(self, result: Mapping[str, Any], cache: CacheHint | None = None) -> bytes:
         """Return a result as JSON. It is complete unless it has a `resultType` of its own.
@@ -51,11 +50,9 @@ class Results:
         written = {"resultType": "complete", **result}
         if cache is not None:
             written |= {"ttlMs": cache.ttl_ms, "cacheScope": cache.scope}
-        if "_meta" in written:
-            return encode(
-                {**written, "_meta": {**written["_meta"], SERVER_INFO: self._server_info}}
-            )
-        return encode(written)[:-1] + self._end
+        meta = written.get("_meta")
+        written["_meta"] = self._meta if meta is None else {**meta, **self._meta}
+        return encode(written)
 
     def rest(self, cache: CacheHint | None = None) -> bytes:
         """Return the end of a result whose members are serialised already: a comma, and all up to
