@@ -7,7 +7,7 @@ from roundgate.aio.room import crowded_room as crowded_room
 from roundgate.aio.room import run_with_room as run_with_room
 from roundgate.aio.threads import Threads as Threads
 from roundgate.aio.threads import in_thread as in_thread
-from roundgate.aio.ticker import Later as Later
+from roundgate.aio.ticker import Ticker as Ticker
 from roundgate.aio.ticker import ticker as ticker
 from roundgate.aio.waiting import Flight as Flight
 from roundgate.aio.waiting import all_ended as all_ended

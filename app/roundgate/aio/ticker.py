@@ -7,26 +7,18 @@ ticks, so they pay for neither a timer nor the work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 from weakref import WeakKeyDictionary
 
 TICK_S: Final = 0.02
 """Seconds between two ticks. Work starts after one to two ticks."""
 
 
-class Later:
+class Later(Protocol):
     """Work that starts unless it is discarded before."""
 
-    __slots__ = ("_ticker", "start")
-
-    def __init__(self, start: Callable[[], object], ticker: Ticker) -> None:
-        self.start = start
-        self._ticker = ticker
-
-    def discard(self) -> None:
-        """Forget the work. It may have started."""
-        self._ticker.discard(self)
+    def start(self) -> None:
+        """Start the work."""
 
 
 class Ticker:
@@ -35,34 +27,31 @@ class Ticker:
     def __init__(self) -> None:
         self._new: dict[Later, None] = {}
         self._old: dict[Later, None] = {}
+        self._due: dict[Later, None] = {}
         self._is_ticking = False
 
-    def later(self, start: Callable[[], object]) -> Later:
-        """Call `start` after one to two ticks, unless the result is discarded before."""
-        later = Later(start, self)
+    def add(self, later: Later) -> None:
+        """Start some work after one to two ticks, unless it is discarded before."""
         self._new[later] = None
         if not self._is_ticking:
             self._is_ticking = True
             asyncio.get_running_loop().call_later(TICK_S, self._tick)
-        return later
 
     def discard(self, later: Later) -> None:
-        """Forget some work."""
-        self._new.pop(later, None)
-        self._old.pop(later, None)
-        later.start = _do_nothing  # other work of the same tick may discard it
+        """Forget some work. It may have started."""
+        if later in self._new:
+            del self._new[later]
+        else:
+            self._old.pop(later, None)
+            self._due.pop(later, None)
 
     def _tick(self) -> None:
-        due, self._old, self._new = self._old, self._new, {}
+        self._due, self._old, self._new = self._old, self._new, {}
         self._is_ticking = bool(self._old)
         if self._is_ticking:
             asyncio.get_running_loop().call_later(TICK_S, self._tick)
-        for later in due:
-            later.start()
-
-
-def _do_nothing() -> None:
-    """Start nothing."""
+        while self._due:
+            self._due.popitem()[0].start()
 
 
 _tickers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, Ticker]] = WeakKeyDictionary()

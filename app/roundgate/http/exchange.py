@@ -24,7 +24,7 @@ from typing import Any, Final, Self
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from roundgate.aio import Later, ticker
+from roundgate.aio import Ticker, ticker
 from roundgate.auth import Principal
 from roundgate.errors import AuthError, GatewayError, TransportError, Unavailable
 from roundgate.http.protected import ProtectedResource
@@ -219,11 +219,12 @@ class TaskWatch:
     def __init__(self) -> None:
         self._watched = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
-        self._later: Later | None = None
+        self._ticker: Ticker | None = None
         self._is_cancelled = False
 
     def __enter__(self) -> Self:
-        self._later = ticker().later(self._start)
+        self._ticker = ticker()
+        self._ticker.add(self)
         return self
 
     def cancel(self) -> None:
@@ -232,7 +233,8 @@ class TaskWatch:
             self._is_cancelled = True
             self._watched.cancel()
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start watching."""
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     async def _watch(self) -> None:
@@ -241,8 +243,8 @@ class TaskWatch:
     def _end(self, kind: type[BaseException] | None) -> bool:
         """Stop watching. Return whether `cancel` alone ended the block; another cancellation stays
         in effect."""
-        if self._later is not None:
-            self._later.discard()
+        if self._ticker is not None:
+            self._ticker.discard(self)
         if self._watcher is not None:
             self._watcher.cancel()
         if not self._is_cancelled or self._watched is None:

@@ -67,6 +67,18 @@ def call_of(context: AnyContext) -> Call | DirectContext:
     return context if isinstance(context, DirectContext) else run_of(context).call
 
 
+class _Limit:
+    """A time limit that is set once a call has taken longer than most."""
+
+    __slots__ = ("_limit", "_when")
+
+    def __init__(self, limit: asyncio.Timeout, when: float) -> None:
+        self._limit, self._when = limit, when
+
+    def start(self) -> None:
+        self._limit.reschedule(self._when)
+
+
 async def run_direct(call: Callable[[], Awaitable[T]], deadline: Deadline) -> Completed[T] | Failed:
     """Run a call to its end or to its deadline.
 
@@ -75,11 +87,12 @@ async def run_direct(call: Callable[[], Awaitable[T]], deadline: Deadline) -> Co
     """
     remaining_ms = deadline.remaining_ms()
     limit_s = None if remaining_ms is None else remaining_ms / 1000
-    limit, later = asyncio.timeout(limit_s), None
-    if limit_s is not None and limit_s > SOON_S:
-        limit = asyncio.timeout(None)
-        when = asyncio.get_running_loop().time() + limit_s
-        later = ticker().later(lambda: limit.reschedule(when))
+    is_soon = limit_s is None or limit_s < SOON_S
+    limit = asyncio.timeout(limit_s if is_soon else None)
+    later = None
+    if limit_s is not None and not is_soon:
+        later = _Limit(limit, asyncio.get_running_loop().time() + limit_s)
+        ticker().add(later)
     try:
         async with limit:
             return Completed(await call())
@@ -89,4 +102,4 @@ async def run_direct(call: Callable[[], Awaitable[T]], deadline: Deadline) -> Co
         return Failed(failure_of(error))
     finally:
         if later is not None:
-            later.discard()
+            ticker().discard(later)
