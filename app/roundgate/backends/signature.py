@@ -362,18 +362,8 @@ class ToolReturn:
         Raises:
             ValueError: the output schema is unusable.
         """
-        if verbatim is None and annotation in _COMMON:
-            return cls._of_common(annotation)
-        return cls._of(annotation, verbatim)
-
-    @classmethod
-    @cache
-    def _of_common(cls, annotation: type) -> ToolReturn:
-        return cls._of(annotation, None)
-
-    @classmethod
-    def _of(cls, annotation: Any, verbatim: dict[str, Any] | None) -> ToolReturn:
-        adapter, schema = (None, None) if _is_content(annotation) else _derive(annotation)
+        derive = _derive_common if annotation in _COMMON else _derive
+        adapter, schema = (None, None) if _is_content(annotation) else derive(annotation)
         schema = verbatim or schema
         return cls(adapter, schema, None if schema is None else Schema.compile(schema))
 
@@ -555,3 +545,6 @@ def _derive(annotation: Any) -> tuple[TypeAdapter[Any] | None, dict[str, Any] | 
             None,
             None,
         )
+
+
+_derive_common: Final = cache(_derive)

@@ -26,6 +26,7 @@ from roundgate.auth.verifier import MAX_TOKEN_BYTES
 from roundgate.console.frame import FORM, OPERATOR, Console, is_api
 from roundgate.console.sessions import Operator, cookie_name
 from roundgate.errors import AuthError, Unavailable
+from roundgate.http.bodies import read_body
 from roundgate.http.exchange import exchange_of
 from roundgate.http.request import public_origins
 
@@ -120,7 +121,7 @@ class ConsoleAccess:
         if not is_token and not _is_same_origin(request, self._origins):
             return fail(403, "The form was not sent by a page of the console")
         size, count = (MAX_SIGN_IN_BYTES, MAX_SIGN_IN_FIELDS) if is_open else self._limits
-        body = await self._read(request, size)
+        body = await read_body(request.receive, size)
         if body is None:
             return fail(413, "The form is too large")
         fields = _parse(request, body, count)
@@ -177,15 +178,6 @@ class ConsoleAccess:
         if status == 401:
             response.headers["www-authenticate"] = "Bearer"
         return response
-
-    async def _read(self, request: Request, most: int) -> bytes | None:
-        """Return the body, or `None` if it is too large."""
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > most:
-                return None
-        return bytes(body)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

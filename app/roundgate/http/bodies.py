@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from roundgate import json
@@ -123,8 +124,8 @@ async def read_id(
         return None
     try:
         async with asyncio.timeout(WAIT_S):
-            body = await _short(receive)
-    except TimeoutError:
+            body = await read_body(receive, MAX_BYTES)
+    except (TimeoutError, ClientDisconnect):
         return None
     return None if body is None else id_from_body(body)
 
@@ -144,15 +145,19 @@ def id_from_body(body: bytes) -> RequestId | None:
     )
 
 
-async def _short(receive: Receive) -> bytes | None:
-    """Return a body; `None` if it is too long or its client hangs up."""
-    body, more = b"", True
+async def read_body(
+    receive: Receive, most: int, hold: Callable[[int], None] = lambda size: None
+) -> bytes | None:
+    """Return a body, or `None` if it has more than `most` bytes. `hold` gets the size after each
+    part. Raise ClientDisconnect if the client hangs up."""
+    body, more = bytearray(), True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
-            return None
+            raise ClientDisconnect
         body += message.get("body", b"")
-        if len(body) > MAX_BYTES:
+        if len(body) > most:
             return None
+        hold(len(body))
         more = message.get("more_body", False)
-    return body
+    return bytes(body)

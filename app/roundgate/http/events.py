@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field
 
 from roundgate.clock import Clock
 from roundgate.errors import GatewayError, ParseError, TransportError, Unavailable
-from roundgate.http.bodies import SMALL, BodyBudget
+from roundgate.http.bodies import SMALL, BodyBudget, read_body
 from roundgate.tasks.events import Delivered
 from roundgate.tasks.external import EVENTS_PATH, Deliveries, Receipt, decode_payload
 from roundgate.tokens import EventTokens
@@ -178,11 +178,12 @@ async def _read(request: Request, budget: BodyBudget, max_bytes: int, held: list
     )
     if declared.isdigit() and int(declared[:20]) > max_bytes:
         raise too_large
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise too_large
-        if len(body) > SMALL:
-            held.append(budget.take(len(body) - sum(held)))
-    return bytes(body)
+
+    def hold(size: int) -> None:
+        if size > SMALL:
+            held.append(budget.take(size - sum(held)))
+
+    body = await read_body(request.receive, max_bytes, hold)
+    if body is None:
+        raise too_large
+    return body
