@@ -13,6 +13,7 @@ servers (tokens, metadata, keys) are read strictly, too: what they grant must no
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
@@ -20,6 +21,7 @@ import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import jiter
@@ -51,14 +53,8 @@ _MARKS: Final = (
     (BOM_UTF16_LE, "utf-16"),
     (BOM_UTF16_BE, "utf-16"),
 )
-_HIGH: Final = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
-_LOW: Final = r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-_ESCAPED: Final = r"(?<!\\)((?:\\\\)*)"
-_HALVES: Final = (
-    re.compile(rf"{_ESCAPED}(?<![^\\]{_HIGH}){_LOW}"),
-    re.compile(rf"{_ESCAPED}{_HIGH}(?!{_LOW})"),
-)
-"""Escapes of the second and of the first half of a surrogate pair, without the other half."""
+_HALF: Final = re.compile("[\ud800-\udfff]")
+"""Half a surrogate pair. `json.loads` has joined the two halves of each pair."""
 
 log = logging.getLogger("roundgate.answers")
 _logged: set[tuple[str, str]] = set()
@@ -83,8 +79,8 @@ def read(body: bytes) -> Read:
     """
     try:
         return Read(decode(body))
-    except ParseError:
-        return _repaired(body.removeprefix(BOM_UTF8))
+    except ParseError as error:
+        return _repaired(body.removeprefix(BOM_UTF8), str(error))
 
 
 def value(body: bytes, source: str) -> Any:
@@ -108,46 +104,34 @@ def value(body: bytes, source: str) -> Any:
     return answer.value
 
 
-def _repaired(body: bytes) -> Read:
-    repairs = []
-    text = body.decode("utf-8", "replace")
-    whole = text
-    for half in _HALVES:
-        whole = half.sub(r"\1\\ufffd", whole)
-    if whole.encode() != body:
-        repairs.append(CHARACTERS)
-    data = whole.encode()
+def _repaired(body: bytes, problem: str) -> Read:
+    """Read JSON whose strict reading failed with `problem`. Each pass over the text is one call of
+    compiled code, because an answer of several megabytes may consist of faults alone."""
+    text, numbers = body.decode("utf-8", "replace"), list[str]()
+    has_lost = "\ufffd" in text and text.encode() != body
     try:
-        found = jiter.from_json(data, catch_duplicate_keys=True, cache_mode="keys")
-    except ValueError:
-        found = _parsed(data)
-        repairs.append(NAMES)
-    found, is_finite = _finite(found)
-    if not is_finite:
-        repairs.append(NUMBERS)
-    return Read(found, tuple(repairs))
-
-
-def _parsed(data: bytes) -> Any:
-    try:
-        return jiter.from_json(data, cache_mode="keys")
-    except ValueError as error:
+        found = json.loads(
+            text, parse_constant=numbers.append, parse_float=partial(_finite, numbers)
+        )
+        if "\\ud" in text or "\\uD" in text:
+            text, halves = _HALF.subn("\ufffd", json.dumps(found, ensure_ascii=False))
+            has_lost = has_lost or halves > 0
+            found = jiter.from_json(text.encode(), cache_mode="keys")
+        else:
+            jiter.from_json(text.encode())  # bounds the depth
+    except (ValueError, RecursionError) as error:
         raise ParseError(f"Parse error: {str(error)[:200]}") from None
+    is_made = {CHARACTERS: has_lost, NAMES: "duplicate key" in problem, NUMBERS: bool(numbers)}
+    return Read(found, tuple(repair for repair in is_made if is_made[repair]))
 
 
-def _finite(found: Any) -> tuple[Any, bool]:
-    """Return a value with `None` for each number that is not finite, in place, and whether all
-    numbers were finite."""
-    whole, is_finite = [found], True
-    stack: list[Any] = [whole]
-    while stack:
-        part = stack.pop()
-        for key, item in part.items() if isinstance(part, dict) else enumerate(part):
-            if isinstance(item, (dict, list)):
-                stack.append(item)
-            elif isinstance(item, float) and not math.isfinite(item):
-                part[key], is_finite = None, False
-    return whole[0], is_finite
+def _finite(numbers: list[str], text: str) -> float | None:
+    """Return a number; note a number that is too large, and return `None`."""
+    number = float(text)
+    if math.isfinite(number):
+        return number
+    numbers.append(text)
+    return None
 
 
 # -- charsets --------------------------------------------------------------------------------------

@@ -313,6 +313,15 @@ async def test_answers_to_an_older_server_carry_them_too(tmp_path: Path) -> None
         ({"Authorization": "${caller.subject}"}, "headers.Authorization is set by the gateway"),
         ({"Mcp-Session-Id": "${caller.subject}"}, "headers.Mcp-Session-Id is set by the gateway"),
         ({"Idem": "${caller.subject}"}, "headers.Idem is set by the gateway"),
+        (
+            {"X-User": "${caller.subject}", "x-user": "fixed"},
+            "headers.X-User and headers.x-user are one header",
+        ),
+        (
+            {"X-User": "${caller.subject}", "x-user": "${caller.client}"},
+            "headers.X-User and headers.x-user are one header",
+        ),
+        ({"A": "one", "a": "two"}, "headers.A and headers.a are one header"),
     ],
 )
 def test_check_refuses_other_references(

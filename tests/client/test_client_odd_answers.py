@@ -288,3 +288,74 @@ async def test_a_process_that_answers_the_ping_is_not_stopped(
         await link.request("tools/list", {}, may_repeat=True)
     finally:
         await link.end_session()
+
+
+ONE = {"jsonrpc": "2.0", "id": "ID", "result": {"n": 1}}
+"""An answer; the server replaces "ID"."""
+FRAMES: dict[str, bytes] = {
+    "batch": json.dumps([ONE]).encode(),
+    "batch of two": json.dumps([{"jsonrpc": "2.0", "method": "notifications/x"}, ONE]).encode(),
+    "pretty": json.dumps(ONE, indent=2).encode(),
+    "pretty batch": json.dumps([ONE], indent=2).encode(),
+    "pretty, with a part that is JSON": json.dumps({**ONE, "result": {"n": 1, "m": []}}, indent=2)
+    .replace("[]", "\n{}\n")
+    .encode(),
+    "CRLF": json.dumps(ONE, indent=2).replace("\n", "\r\n").encode(),
+    "a NUL before": b"\0" + json.dumps(ONE).encode(),
+    "two documents": json.dumps({"jsonrpc": "2.0", "method": "notifications/x"}).encode()
+    + b" "
+    + json.dumps(ONE).encode(),
+}
+UNREADABLE: dict[str, bytes] = {
+    "UTF-16": json.dumps(ONE).encode("utf-16"),
+    "UTF-16, little end": json.dumps(ONE).encode("utf-16-le"),
+    "UTF-16, big end": json.dumps(ONE).encode("utf-16-be"),
+    "UTF-16, id last": json.dumps(dict(reversed(ONE.items()))).encode("utf-16-le"),
+    "pretty and broken": json.dumps(ONE, indent=2).replace("1", "1 1").encode(),
+    "pretty and not indented": json.dumps(ONE, indent=0).encode(),
+}
+
+
+def framing_link() -> StdioLink:
+    """A server whose answer to a tool's call has the form that the tool is named after."""
+    forms = {name: frame.hex() for name, frame in {**FRAMES, **UNREADABLE}.items()}
+    code = (
+        f"import json, sys\nforms = json.loads({json.dumps(json.dumps(forms))})\n"
+        "for line in sys.stdin:\n"
+        "    asked = json.loads(line)\n"
+        "    if asked['method'] == 'tools/call':\n"
+        "        form, number = bytes.fromhex(forms[asked['params']['name']]), str(asked['id'])\n"
+        "        for code in ('utf-8', 'utf-16-le', 'utf-16-be'):\n"
+        "            form = form.replace('\"ID\"'.encode(code), number.encode(code))\n"
+        "        end = '\\n'.encode('utf-16-le' if b'\\0' in form[1:] else 'utf-8')\n"
+        "        sys.stdout.buffer.write(form + end)\n"
+        "        sys.stdout.buffer.flush()\n"
+    )
+    program = Program([sys.executable, "-c", code], {})
+    link = StdioLink(program, info={}, capabilities={}, limits=Limits(idle_s=600))
+    link.version = "2025-11-25"
+    return link
+
+
+async def test_a_message_in_another_framing_is_read() -> None:
+    link = framing_link()
+    try:
+        for name in FRAMES:
+            async with asyncio.timeout(60):
+                found = await answered(link, name)
+            assert found["n"] == 1, name
+    finally:
+        await link.end_session()
+
+
+async def test_a_message_in_a_framing_that_cannot_be_read_ends_its_call_at_once() -> None:
+    link = framing_link()
+    try:
+        for name in UNREADABLE:
+            with pytest.raises(BadAnswer):
+                async with asyncio.timeout(60):
+                    await answered(link, name)
+            assert link.is_open, name
+            assert await answered(link, "batch") == {"n": 1}
+    finally:
+        await link.end_session()

@@ -7,6 +7,7 @@ follow WHATWG HTML, section 9.2.
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -279,11 +280,18 @@ Observer: TypeAlias = Callable[[str, Json, int | None], None]
 """A function that receives each message: "sent" or "received", the message, and the HTTP status of
 a received body."""
 
+_DECODER: Final = json.JSONDecoder()
 _LONGEST_RETRY_AFTER_S: Final = 30
 _LONGEST_SESSION_ID: Final = 8_192
 _NO_SESSION: Final = -32000
 _LONGEST_ID: Final = 15
-_LONGEST_END: Final = 200
+_LONGEST_BEGINNING: Final = 500
+_LONGEST_END: Final = 400
+_MARK_OF_UTF16: Final = b"\xff\xfe"
+_AROUND: Final = b" \t\r\n\0"
+"""The bytes around a message that are no part of it. Some servers write a NUL."""
+MAX_BATCH: Final = 100
+"""The limit on the messages in one line."""
 _FIRST_MEMBERS: Final = re.compile(
     rb"""\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"""
     rb"""(?:"id"\s*:\s*"?(\d{1,15})"?\s*,(?!\s*"method")|"(?:result|error)"\s*:)"""
@@ -398,19 +406,50 @@ class Reader:
         """Return the message in the data of a body or an event, or `None` if the data is empty.
         `status` is the HTTP status of a body. Members of a response that are null, such as
         `"error": null` beside a result, count as missing. Raise `BadAnswer` if the data is not a JSON object."""
-        if not data.strip():
-            return None
+        return self._noted(self._decoded(data), status) if data.strip() else None
+
+    def messages(self, line: bytes) -> list[Json]:
+        """Return the messages in a line of a stream. Servers also send several in one line, or a
+        batch. Raise `BadAnswer` if the line has anything else."""
+        if not (line := line.strip(_AROUND)):
+            return []
+        try:
+            documents = [self._decoded(line)]
+        except BadAnswer:
+            documents = [self._decoded(part) for part in _documents(line)]
+            if not documents:
+                raise
+        if isinstance(documents[0], list) and len(documents[0]) <= MAX_BATCH:
+            documents = documents[0]
+        return [self._noted(document, None) for document in documents]
+
+    def _decoded(self, data: bytes) -> Any:
         try:
             clean = data if self._redact is None else self._redact(data)
-            decoded = lenient.value(clean, self._received.name)
+            return lenient.value(clean, self._received.name)
         except ParseError as error:
             raise BadAnswer(f"The server sent text that is not JSON: {error}") from None
+
+    def _noted(self, decoded: Any, status: int | None) -> Json:
         if not isinstance(decoded, dict):
             raise BadAnswer("The server sent JSON that is not a JSON-RPC message")
         if self._observer is not None:
             self._observer("received", decoded, status)
         is_request = isinstance(decoded.get("method"), str)  # with the id null, it is refused
         return decoded if is_request else without_none(**decoded)
+
+
+def _documents(line: bytes) -> list[bytes]:
+    """Return the JSON documents in a line of several, or nothing if the line has anything else."""
+    text, parts, start = line.decode("utf-8", "replace"), list[bytes](), 0
+    try:
+        while start < len(text) and len(parts) < MAX_BATCH:
+            _, end = _DECODER.raw_decode(text, start)
+            parts.append(text[start:end].encode())
+            start = end + len(text[end:]) - len(text[end:].lstrip())
+    except (ValueError, RecursionError):
+        return []
+    return parts if start == len(text) else []
 
 
 def id_of(message: Json) -> Any:
@@ -430,10 +469,12 @@ def id_of(message: Json) -> Any:
 
 def unreadable_response(beginning: bytes, end: bytes) -> int | None:
     """Return the id of a response that cannot be read, 0 for a response without a readable id, or
-    `None` if the message is something else. SDKs write the id before or after the result."""
+    `None` if the message is something else. SDKs write the id before or after the result. In UTF-16,
+    the characters of an id are bytes between NULs."""
+    beginning = beginning[:_LONGEST_BEGINNING].replace(b"\0", b"").lstrip(_MARK_OF_UTF16)
     if (first := _FIRST_MEMBERS.match(beginning)) is None:
         return None
-    last = _LAST_MEMBERS.search(end[-_LONGEST_END:])
+    last = _LAST_MEMBERS.search(end[-_LONGEST_END:].replace(b"\0", b""))
     number = first[1] or (last[1] if last else None)
     return 0 if number is None else int(number)
 

@@ -160,6 +160,8 @@ class StdioLink:
         """The reason why the process can answer no request any more."""
         self._answering: set[asyncio.Task[None]] = set()
         self._noise = 0
+        self._part = bytearray()
+        """The beginning of a message over several lines."""
         self._has_abandoned = False
         """Whether the caller of a request has left before its answer."""
         self._unanswered = 0
@@ -425,12 +427,40 @@ class StdioLink:
         """Handle a line of output. Skip lines that are not messages, because many servers print a
         greeting. Raise as `_take_unreadable` does."""
         try:
-            message = self._reader.message(line)
+            messages = self._reader.messages(line)
         except BadAnswer as error:
-            self._take_unreadable(error, line, line)
+            if unreadable_response(line, line) is not None or not self._is_part(line):
+                self._take_unreadable(error, line, line)
             return
-        if message is None:
+        if self._part and all("jsonrpc" not in message for message in messages):
+            self._is_part(line)
             return
+        self._part.clear()
+        for message in messages:
+            self._take_message(message)
+
+    def _is_part(self, line: bytes) -> bool:
+        """Return whether a line is a part of a message over several lines, as pretty-printers write
+        it: from `{` or `[` to `}` or `]`, each alone in a line. Handle the message at its end."""
+        if not self._part and line.rstrip() not in (b"{", b"["):
+            return False
+        self._part += line
+        if len(self._part) > self.limits.max_message:
+            self._part.clear()
+        elif line.rstrip() in (b"}", b"]"):
+            whole = bytes(self._part)
+            self._part.clear()
+            self._received.skip("The server wrote a message over several lines")
+            try:
+                messages = self._reader.messages(whole)
+            except BadAnswer as error:
+                self._take_unreadable(error, whole, whole)
+                return True
+            for message in messages:
+                self._take_message(message)
+        return True
+
+    def _take_message(self, message: Json) -> None:
         self._noise = self._unanswered = 0
         if "method" not in message:
             self._take_response(message)

@@ -291,7 +291,14 @@ async def test_a_server_that_notifies_without_end_ends_in_an_error(
         assert "more than 20 notifications" in said(await mcp.call("up__t"))
 
 
-async def test_a_silent_server_is_a_tool_error_in_time() -> None:
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"timeout_s": 30}, "timeout_s"),
+        ({"timeout_s": 60, "timeouts": {"read_s": 30}}, "timeouts.read_s"),
+    ],
+)
+async def test_a_silent_server_is_a_tool_error_in_time(settings: dict[str, Any], name: str) -> None:
     async def silent(asked: Asked) -> AsyncGenerator[bytes, None]:
         pass_time(31)
         await asyncio.sleep(600)
@@ -299,9 +306,11 @@ async def test_a_silent_server_is_a_tool_error_in_time() -> None:
 
     async with (
         scripted(Upstream(silent)) as server,
-        gateway_of(entry(server, timeout_s=30)) as mcp,
+        gateway_of(entry(server, **settings)) as mcp,
     ):
-        assert "did not answer" in said(await mcp.call("up__t"))
+        told = said(await mcp.call("up__t"))
+    assert "did not answer" in told
+    assert f"({name})" in told
 
 
 async def test_credentials_go_to_the_server_and_never_come_back() -> None:

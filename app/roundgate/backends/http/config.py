@@ -168,9 +168,13 @@ class RemoteConfig(BackendConfig):
         return frozenset(claim for claim in claims if claim is not None)
 
     @model_validator(mode="after")
-    def _callers_set_no_other_header(self) -> RemoteConfig:
+    def _each_header_is_set_once(self) -> RemoteConfig:
         taken = CredentialConfig().taken() if self.credential is None else self.credential.taken()
         own = {(self.idempotency_key or "").lower(), "accept", "accept-encoding", "content-type"}
+        spelled: dict[str, str] = {}
+        for name in self.headers:
+            if (other := spelled.setdefault(name.lower(), name)) != name:
+                raise ValueError(f"headers.{other} and headers.{name} are one header: remove one")
         for name in self.callers_headers:
             lower = name.lower()
             if lower in taken.headers | FRAMING | own or lower.startswith("mcp-"):

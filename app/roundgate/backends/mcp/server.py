@@ -173,6 +173,9 @@ class Server:
         self.name = config.name
         self._make_link = make_link
         self._references = config.callers_headers
+        self._idle_setting = (
+            "timeouts.read_s" if config.timeouts and config.timeouts.read_s else "timeout_s"
+        )
         self._has_credentials = config.credential is not None or bool(config.fixed_headers)
         self._gate = gate
         self._clock = clock
@@ -351,7 +354,10 @@ class Server:
         return with_doubt(converted) if is_in_doubt else converted
 
     def _backend_error(self, error: ClientError) -> BackendError:
-        fact, name = _with_settings(str(error.args[0])), self.name
+        settings, name = {**_SETTINGS, "idle_s": self._idle_setting}, self.name
+        fact = re.sub(
+            r"\(limit (\w+)\)", lambda m: f"({settings.get(m[1], m[1])})", str(error.args[0])
+        )
         match error:
             case RpcError(code=-32021, message=message, details={"requiredCapabilities": required}):
                 text = f"{name} refused the request: {message}"
@@ -498,13 +504,7 @@ def _may_speak_other_revision(error: ClientError, server: ServerInfo) -> bool:
 
 _SETTINGS: Final = {
     "connect_s": "timeouts.connect_s",
-    "idle_s": "timeout_s",
     "max_items": "max_tools",
     "max_message": "max_response_bytes",
 }
 """The settings of a back end, by the limit of the client library that they set."""
-
-
-def _with_settings(fact: str) -> str:
-    """Return the text of an error with the settings in place of the client library's limits."""
-    return re.sub(r"\(limit (\w+)\)", lambda m: f"({_SETTINGS.get(m[1], m[1])})", fact)
