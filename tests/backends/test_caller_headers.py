@@ -154,7 +154,7 @@ async def test_a_value_that_is_too_long_is_an_error_and_no_request(tmp_path: Pat
 async def test_operations_of_a_document_send_them_and_cannot_replace_them(tmp_path: Path) -> None:
     parameters = [
         {"name": name, "in": "header", "schema": {"type": "string"}}
-        for name in ("x-user", "X-Free")
+        for name in ("x-user", "X_User", "X.User", "Transfer_Encoding", "X-Free")
     ]
     described = document(operation("get", "/x", parameters=parameters))
     (tmp_path / "api.json").write_text(json.dumps(described))
@@ -166,6 +166,17 @@ async def test_operations_of_a_document_send_them_and_cannot_replace_them(tmp_pa
             await call(mcp, of("ann"), "op")
             await call(mcp, of("bob"), "op")
         assert [sent(told, number)["user"] for number in range(2)] == ["ann", "bob"]
+
+
+async def test_no_argument_has_a_header_that_a_service_may_take_for_one_of_them(
+    tmp_path: Path,
+) -> None:
+    argument = {"who": {"in": "header", "as": "x_user"}}
+    tool = {**TOOL, "arguments": argument}
+    backend = {"kind": "http", "name": "api", "base_url": "http://127.0.0.1:9", "tools": [tool]}
+    with pytest.raises(ConfigError, match="the header 'x_user' is reserved for the gateway"):
+        async with gateway(tmp_path, backend):
+            pass
 
 
 async def test_retries_and_redirects_of_concurrent_callers_keep_their_own(tmp_path: Path) -> None:

@@ -256,6 +256,18 @@ async def test_a_post_of_another_page_is_refused(headers: dict[str, str]) -> Non
         assert "Overview" in await browser.page()
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["/console/sign-in", "/console/enter", "/healthz", "/.well-known/oauth-protected-resource/mcp"],
+)
+async def test_a_query_is_bounded_before_its_fields_are_read(path: str) -> None:
+    async with with_auth(hello) as browser:
+        assert (await browser.http.get(f"{path}?{'a&' * 255}a")).status_code != 414
+        refused = await browser.http.get(f"{path}?{'a&' * 256}a")
+        assert refused.status_code == 414
+        assert "more than 256 fields" in refused.text
+
+
 async def test_a_sign_in_is_bounded_before_its_fields_are_read() -> None:
     async with with_auth(hello) as browser:
         fields = {"token": token(scope=OPERATOR), "next": ""}

@@ -80,6 +80,8 @@ MAX_KEPT_BYTES: Final = 256
 """The maximum length of a header value that is cached or fully parsed, in bytes."""
 MAX_RANGES: Final = 64
 """The number of media ranges of an Accept header that are read."""
+MAX_QUERY_FIELDS: Final = 256
+"""The limit on the fields of a query, which open paths parse before anyone is authenticated."""
 REFUSED: Final = -32600
 """The JSON-RPC code of a request that is refused with 401 or 403, in every revision."""
 _ONCE: Final = frozenset({b"host", b"origin"})
@@ -323,6 +325,8 @@ class RequestMiddleware:
         exchange.resource = self._resources.get(exchange.view, self._usual)
         try:
             try:
+                if scope.get("query_string", b"").count(b"&") >= MAX_QUERY_FIELDS:
+                    raise TransportError(414, f"The query has more than {MAX_QUERY_FIELDS} fields")
                 if exchange.is_mcp:
                     exchange.accepted = _check(scope["method"], exchange.headers)
                     exchange.principal = await self._verifiers[exchange.view].principal(

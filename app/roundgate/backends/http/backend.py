@@ -28,7 +28,7 @@ from roundgate.backends.http.config import (
     HttpToolConfig,
     ServiceConfig,
 )
-from roundgate.backends.http.credential_config import FRAMING, Taken
+from roundgate.backends.http.credential_config import FRAMING, Taken, header_key
 from roundgate.backends.http.credentials import Accesses
 from roundgate.backends.http.endpoint import PATH_VARIABLE, Endpoint
 from roundgate.backends.http.exchanges import (
@@ -255,7 +255,7 @@ def _check_fixed(place: str, fixed: Mapping[str, str], arguments: Collection[str
 def _taken_by(service: ServiceConfig, tool: HttpToolConfig) -> Taken:
     """Return the names that the credential, fixed headers and fixed query parameters use."""
     taken = Taken() if service.credential is None else service.credential.taken()
-    fixed = {name.lower() for name in (*service.headers, *tool.headers)}
+    fixed = {header_key(name) for name in (*service.headers, *tool.headers)}
     return Taken(taken.headers | FRAMING | fixed, taken.query | tool.query.keys())
 
 

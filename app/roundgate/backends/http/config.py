@@ -15,6 +15,7 @@ from roundgate.backends.http.credential_config import (
     CredentialConfig,
     HeaderName,
     check_header_value,
+    header_key,
 )
 from roundgate.backends.http.tls import TlsConfig
 from roundgate.settings import CallerReference, Model, Secret, TaskMode
@@ -170,14 +171,14 @@ class RemoteConfig(BackendConfig):
     @model_validator(mode="after")
     def _each_header_is_set_once(self) -> RemoteConfig:
         taken = CredentialConfig().taken() if self.credential is None else self.credential.taken()
-        own = {(self.idempotency_key or "").lower(), "accept", "accept-encoding", "content-type"}
+        own = {header_key(self.idempotency_key or ""), "accept", "accept-encoding", "content-type"}
         spelled: dict[str, str] = {}
         for name in self.headers:
-            if (other := spelled.setdefault(name.lower(), name)) != name:
+            if (other := spelled.setdefault(header_key(name), name)) != name:
                 raise ValueError(f"headers.{other} and headers.{name} are one header: remove one")
         for name in self.callers_headers:
-            lower = name.lower()
-            if lower in taken.headers | FRAMING | own or lower.startswith("mcp-"):
+            key = header_key(name)
+            if key in taken.headers | FRAMING | own or key.startswith("mcp-"):
                 raise ValueError(f"headers.{name} is set by the gateway: choose another name")
         return self
 

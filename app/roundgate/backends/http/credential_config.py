@@ -77,11 +77,17 @@ FRAMING: Final = frozenset(
 _HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
+def header_key(name: str) -> str:
+    """Return the same text for names of headers that a service may take for one another: CGI, WSGI
+    and PHP read `X-User` and `x_user` from one variable (RFC 3875 section 4.1.18)."""
+    return re.sub(r"[^a-z0-9]", "-", name.lower())
+
+
 class Taken(NamedTuple):
     """Names in a request that are reserved for the gateway, so that arguments may not use them."""
 
     headers: frozenset[str] = frozenset()
-    """Header names in lower case."""
+    """Names as `header_key` returns them."""
     query: frozenset[str] = frozenset()
     cookies: frozenset[str] = frozenset()
 
@@ -127,7 +133,7 @@ class HeaderCredential(CredentialConfig):
 
     def taken(self) -> Taken:
         """See `CredentialConfig`."""
-        return Taken(_HEADERS | {self.header.lower()})
+        return Taken(_HEADERS | {header_key(self.header)})
 
 
 class QueryCredential(CredentialConfig):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from roundgate.backends.http.bodies import Argument, BodyPlan, encode_body, whole_body
-from roundgate.backends.http.credential_config import FRAMING, Taken
+from roundgate.backends.http.credential_config import FRAMING, Taken, header_key
 from roundgate.backends.http.messages import (
     Answer,
     Outgoing,
@@ -263,7 +263,8 @@ def _check_places(placed: Sequence[Argument], taken: Taken) -> None:
             raise ValueError(
                 f"argument {argument.name!r}: {wire_name!r} is not a header name; set `as`"
             )
-        if (is_header and key in taken.headers) or (location == "query" and key in taken.query):
+        is_taken = is_header and header_key(wire_name) in taken.headers
+        if is_taken or (location == "query" and wire_name in taken.query):
             raise ValueError(
                 f"argument {argument.name!r}: the {location} {wire_name!r} is reserved for the gateway; set `as`"
             )

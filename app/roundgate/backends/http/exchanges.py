@@ -25,6 +25,7 @@ from roundgate.backends.exchange import AnsweredJob, Answering, Exchange, Kept, 
 from roundgate.backends.http.bodies import Argument, BodyPlan, Template, encode_body
 from roundgate.backends.http.caller_headers import caller_headers
 from roundgate.backends.http.config import HttpCancelConfig, HttpJobConfig, RemoteConfig
+from roundgate.backends.http.credential_config import header_key
 from roundgate.backends.http.endpoint import PATH_VARIABLE
 from roundgate.backends.http.messages import Answer, Outgoing, Send
 from roundgate.backends.http.values import pairs, path_text, text
@@ -92,8 +93,10 @@ def for_caller(outgoing: Outgoing, config: RemoteConfig, principal: Principal) -
     """
     if not (references := config.callers_headers):
         return outgoing
-    names = {name.lower() for name in references}
-    others = {name: text for name, text in outgoing.headers.items() if name.lower() not in names}
+    names = set(map(header_key, references))
+    others = {
+        name: text for name, text in outgoing.headers.items() if header_key(name) not in names
+    }
     return replace(outgoing, headers=others | caller_headers(references, principal))
 
 

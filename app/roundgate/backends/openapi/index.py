@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from roundgate.backends.definitions import StoredDefinition
+from roundgate.backends.http.credential_config import header_key
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.errors import IndexOfAnotherVersion, Problem, UnusableIndex
 from roundgate.json import decode, decode_own, encode
@@ -316,9 +317,9 @@ def taken_names(config: OpenApiBackendConfig, slots: Sequence[Slot]) -> dict[str
     general = () if config.credential is None else (config.credential,)
     taken = [credential.taken() for credential in (*config.credentials.values(), *general)]
     return {
-        "header": frozenset(name.lower() for name in config.headers).union(
+        "header": frozenset(map(header_key, config.headers)).union(
             *(credential.headers for credential in taken),
-            (credential.header.lower() for credential in slots if credential.header),
+            (header_key(credential.header) for credential in slots if credential.header),
         ),
         "query": frozenset[str]().union(
             *(credential.query for credential in taken),

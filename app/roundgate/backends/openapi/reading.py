@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
 from urllib.parse import parse_qsl
 
-from roundgate.backends.http.credential_config import FRAMING
+from roundgate.backends.http.credential_config import FRAMING, header_key
 from roundgate.backends.http.values import header_schema
 from roundgate.backends.openapi import swagger2
 from roundgate.backends.openapi.documents import (
@@ -342,10 +342,10 @@ class _Arguments:
             raise UnusableOperation(
                 f"a parameter has no usable name and place: {str(name)[:50]!r} in {str(place)[:50]!r}"
             )
-        if place == "header" and name.lower() in _OF_OPENAPI | FRAMING:
+        key = header_key(name) if place == "header" else name
+        if place == "header" and key in _OF_OPENAPI | FRAMING:
             return
         # a caller must not replace the gateway's credential
-        key = name.lower() if place == "header" else name
         if key in self._document.taken.get(str(place), ()):
             return
         if place == "query" and name in self._fixed:
