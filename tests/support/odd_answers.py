@@ -19,12 +19,13 @@ Json = dict[str, Any]
 NAMES: Final = (
     *("half_an_emoji", "an_emoji_in_bytes", "another_charset", "nan", "infinity", "too_large"),
     *("a_name_twice", "byte_order_mark", "id_as_text", "id_as_float", "null_members"),
-    *("half_an_answer", "a_tab_in_a_text", "too_long", "id_last"),
+    *("half_an_answer", "a_tab_in_a_text", "too_long", "id_last", "an_emoji_behind_a_backslash"),
 )
 """The names of the tools."""
 _TEXT: Final = {
     "half_an_emoji": rb'"caf\u00e9 \ud83d"',
     "an_emoji_in_bytes": b'"caf\xc3\xa9 \xed\xa0\xbd"',
+    "an_emoji_behind_a_backslash": rb'"C:\\\ud83d\ude80 \ud83d"',
     "another_charset": b'"caf\xe9"',
     "a_tab_in_a_text": b'"caf\xc3\xa9\t"',
     "too_long": b'"%b"' % (b"x" * 40_000),
@@ -34,6 +35,7 @@ CAFE: Final = "caf\u00e9"
 EXPECTED: Final[dict[str, tuple[str, Any]]] = {
     "half_an_emoji": (f"{CAFE} \ufffd", 1),
     "an_emoji_in_bytes": (f"{CAFE} \ufffd\ufffd\ufffd", 1),
+    "an_emoji_behind_a_backslash": ("C:\\\U0001f680 \ufffd", 1),
     "another_charset": ("caf\ufffd", 1),
     "nan": (CAFE, None),
     "infinity": (CAFE, None),

@@ -11,7 +11,8 @@ import asyncio
 import inspect
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -76,6 +77,16 @@ def _without_tasks(capabilities: Json) -> Json:
     return {**others, "extensions": extensions} if extensions else others
 
 
+@asynccontextmanager
+async def _until(limit_s: float | None, method: str) -> AsyncGenerator[None, None]:
+    """Raise `BadAnswer` at a time of the event loop's clock; `None` is no limit."""
+    try:
+        async with asyncio.timeout_at(limit_s):
+            yield
+    except TimeoutError:
+        raise BadAnswer(f"The rest of {method} did not arrive in time") from None
+
+
 class Connection:
     """The connection of one client to one server."""
 
@@ -132,11 +143,14 @@ class Connection:
         listener: Listener = NO_LISTENER,
         answers: AnswersLike = None,
         on_task: Callable[[TaskState], Any] | None = None,
+        until_s: float | None = None,
     ) -> T:
         """Run a flow and return its value. `listener` handles notifications and questions during
         requests, `answers` is used before the client's answers, and `on_task` receives each state
-        of the task that the flow follows. Raise a `ClientError` that the flow does not catch."""
+        of the task that the flow follows. Requests after the first fail at `until_s`, a time of the
+        event loop's clock. Raise a `ClientError` that the flow does not catch."""
         outcome: Any = None
+        limit_s: float | None = None
         error: Exception | None = None
         try:
             while True:
@@ -145,9 +159,11 @@ class Connection:
                 try:
                     match effect:
                         case Send(method, params, may_repeat, version):
-                            outcome = await self._send(
-                                method, params, may_repeat, listener, version
-                            )
+                            async with _until(limit_s, method):
+                                outcome = await self._send(
+                                    method, params, may_repeat, listener, version
+                                )
+                            limit_s = until_s
                         case Ask(questions, request_state):
                             outcome = await self._answer(questions, answers, request_state)
                         case Pause(ms):
@@ -180,10 +196,12 @@ class Connection:
                 log.warning("an entry of %s is not used: %s", method, error)
         return values
 
-    async def listing(self, method: str, name: str) -> Listing:
-        """Return the pages of a list that can be read, and the time for which they are fresh."""
+    async def listing(self, method: str, name: str, within_s: float | None = None) -> Listing:
+        """Return the pages of a list that can be read, those after the first within `within_s`
+        seconds, and the time for which they are fresh."""
         await self.connect()
-        return await self.drive(whole_list(method, name, self.limits))
+        until_s = None if within_s is None else asyncio.get_running_loop().time() + within_s
+        return await self.drive(whole_list(method, name, self.limits), until_s=until_s)
 
     async def request(self, method: str, params: Json) -> Json:
         """Return the result of any request, from the cache if it is fresh."""

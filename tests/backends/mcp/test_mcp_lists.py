@@ -138,6 +138,24 @@ async def test_a_list_without_end_is_served_up_to_its_limit(settings: dict[str, 
         assert "(limit max_" in fault["left_out"]["tools/list"]
 
 
+async def test_pages_without_end_that_come_slowly_are_served_up_to_their_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("roundgate.backends.mcp.server.LIST_S", 0.3)
+
+    async def drip(asked: Asked) -> Any:
+        if asked.rpc != "tools/list":
+            return Upstream()(asked)
+        number = int(asked.params.get("cursor", "0")) if asked.body else 0
+        await asyncio.sleep(0 if number < 2 else 60)
+        return result(asked, {"tools": [tool(f"t{number}")], "nextCursor": str(number + 1)})
+
+    async with scripted(drip) as server, gateway_of(entry(server)) as mcp:
+        assert await names(mcp) == ["up__t0", "up__t1"]
+        (state,) = (await mcp.http.get("/healthz")).json()["upstreams"]
+        assert state["left_out"]["tools/list"].endswith("did not arrive in time")
+
+
 async def test_one_bad_tool_leaves_the_others_and_is_named() -> None:
     upstream = Upstream(
         tools=[tool("good"), tool("bad", inputSchema={"type": "string"}), tool("b c")]

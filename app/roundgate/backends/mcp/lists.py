@@ -14,7 +14,7 @@ from typing import Any, Final
 from roundgate.backends.mcp.tools import MAX_NAME, MAX_REASON, LeftOut
 from roundgate.client import ServerInfo
 from roundgate.client.connection import Connection
-from roundgate.client.flows import Listing, whole_list
+from roundgate.client.flows import Listing
 from roundgate.client.types import Json, is_object_list
 from roundgate.errors import BadAnswer, HttpRefused, RpcError
 
@@ -26,7 +26,8 @@ LISTS: Final[Mapping[str, tuple[str, str]]] = {
 """The capability that a list needs, and the member of its pages, by its method."""
 _KEYS: Final = {"resources/list": "uri", "resources/templates/list": "uriTemplate"}
 LIST_S: Final = 20.0
-"""Seconds within which a server must return a list other than its list of tools."""
+"""Seconds within which a server must return a list. Of a list of tools, these seconds limit the
+pages after the first."""
 _NOT_FOUND: Final = -32601
 _TYPES: Final[Mapping[str, tuple[type, str]]] = {
     "title": (str, "text"),
@@ -128,8 +129,8 @@ async def read_list(connection: Connection, method: str, member: str) -> Listing
         ClientError: the server cannot be asked any more.
     """
     try:
-        async with asyncio.timeout(LIST_S):
-            return await connection.drive(whole_list(method, member, connection.limits))
+        async with asyncio.timeout(LIST_S + 1):
+            return await connection.listing(method, member, LIST_S)
     except TimeoutError:
         raise BadAnswer(f"The server did not answer {method} within {LIST_S:g} s") from None
 

@@ -23,6 +23,7 @@ from roundgate.backends.http.messages import doubted, with_doubt
 from roundgate.backends.http.reliability import Gate, Retries
 from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.eras import refuses_to_ask
+from roundgate.backends.mcp.lists import LIST_S
 from roundgate.client import Answers, ServerInfo
 from roundgate.client.connection import Connection
 from roundgate.client.flows import LEGACY, Listing
@@ -409,7 +410,7 @@ class Server:
         if server.capabilities and "tools" not in server.capabilities:
             return server, Listing([], None)
         connection.cache.clear("tools/list")
-        return server, await connection.listing("tools/list", "tools")
+        return server, await connection.listing("tools/list", "tools", LIST_S)
 
     async def follow(self, changed: Callable[[], None]) -> None:
         """Call `changed` whenever the server reports a changed list, or its process ends. Return when
