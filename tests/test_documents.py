@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 import roundgate
 import roundgate.client
+from docs.site import reference
 from roundgate.config import GatewayConfig
 from tests.support.documents import ROOT, blocks
 from tests.support.said import measured
@@ -190,8 +191,8 @@ def test_every_package_is_in_the_table_of_the_architecture() -> None:
     "package", [roundgate, roundgate.client], ids=lambda package: package.__name__
 )
 def test_the_reference_has_every_public_name(package: ModuleType) -> None:
-    directive = rf"^\.\. auto\w+:: {re.escape(package.__name__)}\.(\w+)$"
-    listed = re.findall(directive, (DOCS / "reference.md").read_text(), re.MULTILINE)
+    entry = rf"^### `{re.escape(package.__name__)}\.(\w+)`$"
+    listed = re.findall(entry, (DOCS / "reference.md").read_text(), re.MULTILINE)
     exported = [
         alias.asname
         for node in ast.parse(Path(str(package.__file__)).read_text()).body
@@ -201,9 +202,15 @@ def test_the_reference_has_every_public_name(package: ModuleType) -> None:
     ]
     differing = sorted(set(exported) ^ set(listed))
     assert differing == [], (
-        f"docs/reference.md: each public name once, as `.. autoclass:: {package.__name__}.NAME`"
+        f"docs/site/reference.py: each public name of {package.__name__} once, in GROUPS"
     )
-    assert len(listed) == len(set(listed)), "docs/reference.md: a name stands there twice"
+    assert len(listed) == len(set(listed)), "docs/site/reference.py: a name stands there twice"
+
+
+def test_the_reference_has_the_signatures_and_docstrings_of_the_source() -> None:
+    written = (DOCS / "reference.md").read_text()
+    assert written == reference.page(), "run scripts/tools reference"
+    assert "{eval-rst}" not in written
 
 
 def test_the_project_says_of_itself_what_an_index_shows() -> None:

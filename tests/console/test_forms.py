@@ -130,3 +130,13 @@ def test_no_field_has_the_name_of_a_class() -> None:
     properties = {"size": {"$ref": "#/$defs/Size"}, "other": optional, "own": own}
     form = make_form({"properties": properties, "$defs": {"Size": size}})
     assert [field.label for field in form.fields] == ["size", "other", "Size of the cup"]
+
+
+def test_a_choice_without_a_title_has_its_description_as_its_label() -> None:
+    size = {"title": "SizeOfCup", "enum": ["S", "L"], "description": "How large?"}
+    own = {"$ref": "#/$defs/Size", "description": "Which one?"}
+    text = {"type": "string", "description": "Anything"}
+    properties = {"size": {"$ref": "#/$defs/Size"}, "own": own, "text": text}
+    form = make_form({"properties": properties, "$defs": {"Size": size}})
+    labels = [(field.label, field.description) for field in form.fields]
+    assert labels == [("How large?", ""), ("Which one?", ""), ("text", "Anything")]

@@ -181,7 +181,8 @@ def _resolved(rules: Any, schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _field(name: str, rules: Mapping[str, Any], input_name: str, is_required: bool) -> Field:
-    title, description, kind = rules.get("title"), rules.get("description"), rules.get("type")
+    kind = rules.get("type")
+    label, description = _words(name, rules)
     if isinstance(kind, list):
         others = [each for each in kind if each != "null"]
         kind = others[0] if len(others) == 1 else None
@@ -189,8 +190,8 @@ def _field(name: str, rules: Mapping[str, Any], input_name: str, is_required: bo
         Field,
         name=input_name,
         member=name,
-        label=title if isinstance(title, str) and title else name,
-        description=description if isinstance(description, str) else "",
+        label=label,
+        description=description,
         type=str(kind),
         is_required=is_required,
     )
@@ -207,6 +208,17 @@ def _field(name: str, rules: Mapping[str, Any], input_name: str, is_required: bo
         format_ = "password" if rules.get("writeOnly") is True else str(rules.get("format"))
         return make(kind="text", input=_INPUTS.get(format_, "text"))
     return make(kind="json")
+
+
+def _words(name: str, rules: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the label of a field, and the text below it. A choice without a title has its
+    description as the label."""
+    title, description = (
+        text if isinstance(text := rules.get(key), str) else "" for key in ("title", "description")
+    )
+    if not title and description and _options(rules):
+        return description, ""
+    return title or name, description
 
 
 def _options(rules: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
