@@ -19,7 +19,7 @@ from tests.chaos.tasks import store
 from tests.clients import documented
 from tests.clients.capabilities import RIGHT, YES
 from tests.clients.environments import EnvironmentMissingError, make
-from tests.clients.matrix import Row, drive, drive_and_kill, mortal, replicas, stack
+from tests.clients.matrix import READ_S, Row, drive, drive_and_kill, mortal, replicas, stack
 from tests.clients.subjects import CACHE, EXTRA, SUBJECTS, Subject
 
 EXPECTED: Final = Path(__file__).with_name("expected.json")
@@ -132,7 +132,7 @@ def _driving(
         alone = shared.environment | {"GATEWAY_WORKER": "off"}
         if not kills:
             with replicas(alone, directory) as urls:
-                yield lambda subject, log: drive(subject, urls, log)
+                yield lambda subject, log: drive(subject, urls, log, READ_S)
             return
 
         def killing(subject: Subject, log: Path) -> Row:

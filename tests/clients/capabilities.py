@@ -17,7 +17,7 @@ _SHOWN: Final = 160
 
 RIGHT: Final[Mapping[str, Any]] = MappingProxyType(
     {
-        "tools": ["echo", "add", "count", "trip", "haiku"],
+        "tools": ["echo", "add", "count", "trip", "quiet", "haiku"],
         "call": "said hello",
         "structured": {"total": 5},
         "progress": [[1, 3, "1 of 3"], [2, 3, "2 of 3"], [3, 3, "3 of 3"]],
@@ -25,11 +25,13 @@ RIGHT: Final[Mapping[str, Any]] = MappingProxyType(
         "prompts": ["review", "Review this perl code"],
         "completion": ["python", "perl"],
         "form": "Ann has packed for Rome",
+        "silent": "not a word for 8 s",
         "sample": "the model wrote: a poem, for 'Write a haiku on rain'",
     }
 )
 """By capability: a list, a call, a structured result, progress, resources with a template, prompts, completion, two
-questions to a user one after the other, and one to the client's model."""
+questions to a user one after the other, a call that is silent for longer than a proxy waits, and a question to
+the client's model."""
 
 
 def judged(told: Mapping[str, Any]) -> dict[str, str]:

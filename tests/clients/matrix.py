@@ -25,6 +25,8 @@ from tests.support.server import Server, running
 
 SERVED: Final = Path(__file__).parent / "served"
 REPLICAS: Final = 3
+READ_S: Final = 5.0
+"""How long the balancer in front of replicas waits for a byte, in seconds: less than `market.quiet` is silent."""
 DRIVER_S: Final = 600
 
 
@@ -75,7 +77,7 @@ def drive_and_kill(subject: Subject, servers: Mapping[str, Server], log: Path) -
     def kill(url: str) -> None:
         servers[url].stop(signal.SIGKILL)
 
-    with RoundRobin(list(servers), asked=kill) as balancer:
+    with RoundRobin(list(servers), asked=kill, read_s=READ_S) as balancer:
         told = _told(subject, balancer.url, log)
         return _row(subject, told, balancer.seen)
 
@@ -91,9 +93,9 @@ def stack(directory: Path) -> Iterator[list[str]]:
         yield [url]
 
 
-def drive(subject: Subject, urls: list[str], log: Path) -> Row:
-    """Have a client do all that it can; what it printed stays in `log`."""
-    with RoundRobin(urls) as balancer:
+def drive(subject: Subject, urls: list[str], log: Path, read_s: float | None = None) -> Row:
+    """Have a client do all that it can; what it printed stays in `log`. For `read_s` see `RoundRobin`."""
+    with RoundRobin(urls, read_s=read_s) as balancer:
         told = _told(subject, balancer.url, log)
         return _row(subject, told, balancer.seen)
 

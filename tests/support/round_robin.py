@@ -76,13 +76,16 @@ class RoundRobin:
         path: str = "/mcp",
         asked: Callable[[str], None] | None = None,
         refuses: str | None = None,
+        read_s: float | None = None,
     ) -> None:
         """`asked` is called with the gateway on whose stream the first question has just passed.
-        `refuses` is a revision that is refused, as by a server that knows only older ones."""
+        `refuses` is a revision that is refused, as by a server that knows only older ones. An answer of which
+        nothing arrives for `read_s` seconds is cut, as many proxies and clients do."""
         self._urls = urls
         self._targets = itertools.cycle(urls)
         self._asked = asked
         self._refuses = refuses
+        self._timeout = httpx.Timeout(None, read=read_s)
         self._path = path
         self.seen = Seen()
 
@@ -133,7 +136,7 @@ class RoundRobin:
         # would look like its death
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(
-            timeout=None, verify=False, trust_env=False, limits=limits
+            timeout=self._timeout, verify=False, trust_env=False, limits=limits
         ) as self._http:
             yield
 

@@ -36,6 +36,7 @@ await run(async (url) => {
     },
     completion: null,
     form: null,
+    silent: async () => (await call("quiet", {})).content[0].text,
     sample: null,
   };
   return [steps, async () => {}];

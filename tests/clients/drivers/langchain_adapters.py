@@ -64,5 +64,6 @@ async def connected(url):
         "prompts": prompts,
         "completion": None,
         "form": lambda: text_of("trip"),
+        "silent": lambda: text_of("quiet"),
         "sample": None,
     }

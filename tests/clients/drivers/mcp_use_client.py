@@ -61,6 +61,7 @@ async def connected(url):
         "prompts": prompts,
         "completion": None,
         "form": lambda: text_of("trip"),
+        "silent": lambda: text_of("quiet"),
         "sample": lambda: text_of("haiku", subject="rain"),
     }
     await client.close_all_sessions()

@@ -41,5 +41,6 @@ async def connected(url):
             "prompts": prompts,
             "completion": None,
             "form": None,
+            "silent": lambda: text_of("quiet"),
             "sample": None,
         }

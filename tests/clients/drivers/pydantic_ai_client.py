@@ -60,5 +60,6 @@ async def connected(url):
             "prompts": prompts,
             "completion": None,
             "form": lambda: call("trip"),
+            "silent": lambda: call("quiet"),
             "sample": lambda: call("haiku", subject="rain"),
         }

@@ -75,5 +75,6 @@ async def connected(url):
             "prompts": prompts,
             "completion": completion,
             "form": lambda: text_of("trip"),
+            "silent": lambda: text_of("quiet"),
             "sample": lambda: text_of("haiku", subject="rain"),
         }

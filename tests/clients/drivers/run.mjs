@@ -87,6 +87,7 @@ export function stepsOf(mcp) {
       return (await mcp.complete({ ref, argument })).completion.values;
     },
     form: () => textOf("trip"),
+    silent: () => textOf("quiet"),
     sample: () => textOf("haiku", { subject: "rain" }),
   };
 }

@@ -62,6 +62,7 @@ async def connected(url):
         "prompts": prompts,
         "completion": None,
         "form": lambda: text_of("trip"),
+        "silent": lambda: text_of("quiet"),
         "sample": None,
     }
     await asyncio.to_thread(mcp.stop, None, None, None)

@@ -51,6 +51,13 @@ async def trip(ctx: Context) -> str:
     return f"{packed} for {where.place}"
 
 
+@tool
+async def quiet() -> str:
+    """Says nothing for longer than the balancer in front waits."""
+    await asyncio.sleep(8)
+    return "not a word for 8 s"
+
+
 def _pack(name: str) -> str:
     return f"{name} has packed"
 
