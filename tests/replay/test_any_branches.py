@@ -80,8 +80,7 @@ async def told(
     """A story that ends as it should."""
     world = World()
     story = story_of(body, world, fate, blocking=blocking)
-    async with asyncio.timeout(60):
-        value = value_of(await story.told())
+    value = value_of(await story.told())
     about = f"{fate}, {story.lives} lives: {json.dumps(body)}; stored: {story.stored.decode()}"
     assert value == expected, f"{value} instead of {expected}: {about}"
     wrong = doubled(world, plain, story.deaths)
@@ -114,8 +113,7 @@ async def check_paths(seed: int) -> None:
     for fate in fates(seed):
         world = World()
         story = story_of(body, world, fate)
-        async with asyncio.timeout(60):
-            outcome = await story.told()
+        outcome = await story.told()
         about = f"{fate}, {story.lives} lives: {json.dumps(body)}"
         if not (isinstance(outcome, Failed) and isinstance(outcome.error, NondeterminismError)):
             assert value_of(outcome) == expected, f"{outcome} instead of {expected}: {about}"

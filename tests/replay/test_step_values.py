@@ -6,19 +6,30 @@ from __future__ import annotations
 import functools
 import gc
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, StrEnum
+from ipaddress import IPv4Address, IPv6Network
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, NamedTuple, NewType
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, TypeVar
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import pytest
-from pydantic import AliasChoices, BaseModel, Field, PrivateAttr, SecretStr
+from pydantic import (
+    AliasChoices,
+    AwareDatetime,
+    BaseModel,
+    Field,
+    HttpUrl,
+    NaiveDatetime,
+    PastDate,
+    PrivateAttr,
+    SecretStr,
+)
 from typing_extensions import TypeAliasType, TypedDict
 
 from roundgate import Context, tool
@@ -26,6 +37,8 @@ from roundgate.errors import NondeterminismError, NotJson
 from roundgate.replay.steps import check_return
 from roundgate.replay.values import find_conversion
 from roundgate.testing import Gateway, fake_context
+
+T = TypeVar("T")
 
 
 class Colour(Enum):
@@ -106,6 +119,25 @@ class Total(BaseModel):
     total: int = Field(validation_alias=AliasChoices("sum", "total_amount"))
 
 
+class Page(BaseModel, Generic[T]):
+    items: list[T]
+    next: str | None = None
+
+
+@dataclass
+class Boxed(Generic[T]):
+    value: T
+
+
+class Pair(Enum):
+    LEFT = (1, "a")
+    RIGHT = (2, date(2026, 1, 2))
+
+
+class Written(BaseModel):
+    total: int = Field(serialization_alias="sum")
+
+
 OrderId = NewType("OrderId", UUID)
 Quotes = TypeAliasType("Quotes", list[Quote])
 
@@ -176,6 +208,29 @@ VALUES = [
     (None, Quote | None),
     (QUOTE, Quote | None),
     ({"day": date(2026, 1, 2), "count": 3}, Row),
+    (Page[Card](items=[Card(id="a", amount=1)]), Page[Card]),
+    (Boxed(Card(id="a", amount=1)), Boxed[Card]),
+    ([Card(id="a", amount=1)], Iterable[Card]),
+    ([Card(id="a", amount=1)], Collection[Card]),
+    (SENT, AwareDatetime),
+    (datetime(2026, 1, 2), NaiveDatetime),
+    (SENT, AwareDatetime | None),
+    (date(2020, 1, 2), PastDate),
+    (HttpUrl("https://example.com/a"), HttpUrl),
+    ([HttpUrl("https://example.com/a")], list[HttpUrl]),
+    (IPv4Address("127.0.0.1"), IPv4Address),
+    (IPv6Network("2001:db8::/32"), IPv6Network),
+    (deque([1, 2]), deque[int]),
+    (deque([QUOTE]), deque[Quote]),
+    (deque([1]), deque),
+    (Counter("aab"), Counter[str]),
+    (OrderedDict(b=1, a=2), OrderedDict[str, int]),
+    (defaultdict(list, {"a": [1]}), defaultdict[str, list[int]]),
+    (Pair.LEFT, Pair),
+    ([Pair.LEFT], list[Pair]),
+    (Pair.LEFT, Pair | None),
+    (Written(total=3), Written),
+    ([Written(total=3)], list[Written]),
 ]
 
 
@@ -221,6 +276,9 @@ LOST = [
     Gift | Card,
     list[Card | Refund],
     Annotated[str | date, Field(description="when")],
+    HttpUrl | str,
+    IPv4Address | str,
+    deque[int] | list[int],
 ]
 
 
@@ -250,6 +308,9 @@ CHANGED: list[tuple[Any, Any, str]] = [
     ({"a": [Word.YES]}, None, r"a\[0\] is Word, but would come back as str"),
     ({Word.YES: 1}, None, "key is Word, but would come back as str"),
     (defaultdict(int, a=1), dict[str, int], "is defaultdict, but would come back as dict"),
+    (deque([1], maxlen=3), deque[int], "would come back with another length"),
+    (defaultdict(float, a=1), defaultdict[str, int], "would come back with another default"),
+    ({QUOTE.until}, Iterable[date], "is set, but would come back as list"),
     (Point(1, 2), None, r"annotate the function's return type \(-> Point\)"),
     (Word.YES, None, r"annotate the function's return type \(-> Word\)"),
     (Code.LOW, None, r"annotate the function's return type \(-> Code\)"),

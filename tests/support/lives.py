@@ -94,7 +94,8 @@ class Story:
     async def told(self) -> Outcome[Any]:
         """Its end, over however many lives."""
         while self.lives < MAX_LIVES:
-            outcome = await self.life()
+            async with asyncio.timeout(60):
+                outcome = await self.life()
             if isinstance(outcome, (Completed, Failed)):
                 return outcome
         raise AssertionError("it never ended")

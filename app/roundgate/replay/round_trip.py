@@ -15,17 +15,26 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+)
 from itertools import islice, product
 from pathlib import PurePath
 from typing import Annotated, Any, Final, Literal, Union
 from uuid import UUID
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import AnyUrl, BaseModel, TypeAdapter
 
 from roundgate.replay.journal import Place, path
 
@@ -53,9 +62,8 @@ def change(value: Any, back: Any, where: Place) -> str | None:
         return None
     if hasattr(kind, "__pydantic_fields__"):
         members = [(name, value.__dict__.get(name)) for name in kind.__pydantic_fields__]
-        return _first_change(members, back.__dict__, where) or change(
-            value.__pydantic_extra__, back.__pydantic_extra__, where
-        )
+        extra, other = (getattr(one, "__pydantic_extra__", None) for one in (value, back))
+        return _first_change(members, back.__dict__, where) or change(extra, other, where)
     if dataclasses.is_dataclass(kind):
         compared = [field.name for field in dataclasses.fields(kind) if field.compare]
         others = {name: getattr(back, name, None) for name in compared}
@@ -63,10 +71,16 @@ def change(value: Any, back: Any, where: Place) -> str | None:
             [(name, getattr(value, name, None)) for name in compared], others, where
         )
     match value:
+        case defaultdict() if value.default_factory is not back.default_factory:
+            return f"{path(where)} would come back with another default"
+        case OrderedDict() if list(value) != list(back):
+            return f"{path(where)} would come back in another order"
         case dict() if value.keys() == back.keys():
             changed_key = _change_of_hashed(value, back, where)
             return changed_key or _first_change(value.items(), back, where)
-        case list() | tuple() if len(value) == len(back):
+        case deque() if value.maxlen != back.maxlen:
+            return f"{path(where)} would come back with another length"
+        case list() | tuple() | deque() if len(value) == len(back):
             return _first_change(enumerate(value), back, where)
         case set() | frozenset() if value == back:
             return _change_of_hashed(value, back, where)
@@ -141,11 +155,17 @@ def _loss_of(value: Any, trip: Callable[[Any], Any]) -> str | None:
 
 _SAMPLES: Final[Mapping[type, Sequence[Any]]] = {
     date: [date(2000, 1, 2)],
-    datetime: [datetime(2000, 1, 2, 3, 4, 5)],
+    datetime: [datetime(2000, 1, 2, 3, 4, 5), datetime(2000, 1, 2, 3, 4, 5, tzinfo=UTC)],
     time: [time(1, 2, 3)],
     timedelta: [timedelta(hours=1)],
     Decimal: [Decimal("1.5")],
     UUID: [UUID(int=1)],
+    IPv4Address: [IPv4Address(1)],
+    IPv6Address: [IPv6Address(1)],
+    IPv4Network: [IPv4Network(1)],
+    IPv6Network: [IPv6Network(1)],
+    IPv4Interface: [IPv4Interface(1)],
+    IPv6Interface: [IPv6Interface(1)],
     bytes: [b"abc"],
     bool: [True],
     int: [1],
@@ -160,6 +180,8 @@ _SAMPLES: Final[Mapping[type, Sequence[Any]]] = {
         "1.5",
         str(UUID(int=1)),
         "YWJj",
+        "192.0.2.1",
+        "2001:db8::1",
     ],
 }
 """Values of each type. The texts are the JSON of the other values."""
@@ -185,14 +207,21 @@ def _samples(hint: Any, room: int) -> Iterator[Any]:
         keys = list(_samples(arguments[0], room - 1))
         yield from ({key: value} for key in keys[:1] for value in _samples(arguments[1], room - 1))
         yield from ({key: value} for value in _first(arguments[1], room - 1) for key in keys[1:])
-    elif origin in (list, set, frozenset) or (origin is tuple and arguments[1:] == (...,)):
-        yield from (origin([value]) for value in _samples(arguments[0], room - 1))
+    elif origin in (list, set, frozenset, deque, Iterable, Collection) or (
+        origin is tuple and arguments[1:] == (...,)
+    ):
+        make = list if origin in (Iterable, Collection) else origin
+        yield from (make([value]) for value in _samples(arguments[0], room - 1))
     elif origin is tuple:
         yield from product(*(list(_samples(argument, room - 1)) for argument in arguments))
     elif isinstance(hint, type) and issubclass(hint, Enum):
         yield from hint
     elif isinstance(hint, type) and issubclass(hint, PurePath):
         yield hint("a")
+    elif isinstance(hint, type) and issubclass(hint, AnyUrl):
+        for url in ("https://example.com/a", "ftp://example.com/a", "file:///a"):
+            with suppress(ValueError):  # the type allows other schemes
+                yield hint(url)
     elif isinstance(hint, type) or hint is None:
         yield from _SAMPLES.get(hint or type(None), ())
 

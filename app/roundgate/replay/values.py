@@ -19,28 +19,55 @@ import functools
 import hashlib
 import inspect
 import typing
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+)
 from pathlib import PurePath
-from types import FunctionType
-from typing import Annotated, Any, Final, Literal
+from types import FunctionType, UnionType
+from typing import Annotated, Any, Final, Literal, Union
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
-from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import (
+    AnyUrl,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FutureDate,
+    FutureDatetime,
+    NaiveDatetime,
+    PastDate,
+    PastDatetime,
+    PlainSerializer,
+    PydanticUserError,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic_core import PydanticSerializationError
 
 from roundgate.errors import NondeterminismError, NotJson
 from roundgate.json import digest, encode
 from roundgate.replay.round_trip import change, loss, without_name
 
-_CONVERTED: Final = (
+_CONVERTED: Final[tuple[Any, ...]] = (
     *(BaseModel, Enum, date, time, timedelta, Decimal, UUID, PurePath),
-    *(bytes, set, frozenset, tuple),
+    *(bytes, set, frozenset, tuple, deque, Counter, OrderedDict, defaultdict),
+    *(IPv4Address, IPv6Address, IPv4Network, IPv6Network, IPv4Interface, IPv6Interface),
+    *(AnyUrl, AwareDatetime, NaiveDatetime, PastDatetime, FutureDatetime, PastDate, FutureDate),
 )
+_OF_JSON: Final = (str, int, float, bool, type(None), list, dict)
 _MAX_HINT_DEPTH: Final = 10
 """The maximum nesting depth of an annotation that is examined."""
 
@@ -156,7 +183,10 @@ class Conversion:
         """
         try:
             written, back = self.trip(value)
-            changed = change(value, back, where)
+            if (changed := change(value, back, where)) is not None:
+                # aliases for writing alone are not read
+                written, back = self.trip(value, by_alias=False)
+                changed = change(value, back, where) and changed
         except (PydanticSerializationError, ValidationError, TypeError, ValueError, RecursionError):
             raise NotJson(
                 f"{where} is {type(value).__name__}, which JSON cannot convert back to the annotated "
@@ -166,13 +196,18 @@ class Conversion:
             raise NotJson(f"{changed}, as the return type {self.name} says: {REMEDY}")
         return written
 
-    def trip(self, value: Any) -> tuple[Any, Any]:
+    def trip(self, value: Any, *, by_alias: bool = True) -> tuple[Any, Any]:
         """Return the JSON form of a value, and the value that it becomes. Raise pydantic's errors
         and those of validators."""
         (written,) = self.adapter.dump_python(
-            (value,), mode="json", by_alias=True, round_trip=True, warnings=False
+            (value,), mode="json", by_alias=by_alias, round_trip=True, warnings=False
         )
-        return written, self._read(written)
+        try:
+            return written, self._read(written)
+        except ValidationError:
+            if not by_alias:
+                raise
+            return self.trip(value, by_alias=False)
 
     def from_json(self, written: Any, key: str) -> Any:
         """Return the recorded value.
@@ -255,7 +290,8 @@ def _conversion(hint: Any) -> Conversion | None:
     config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
     try:
         # in a tuple, because a type with its own settings ignores these
-        adapter: TypeAdapter[Any] = TypeAdapter(tuple[hint], config=config)
+        within: Any = tuple.__class_getitem__(_readable(hint))
+        adapter: TypeAdapter[Any] = TypeAdapter(within, config=config)
     except (PydanticUserError, TypeError, NameError):
         return None
     name = getattr(hint, "__name__", None) if not typing.get_args(hint) else None
@@ -272,19 +308,42 @@ def _conversion(hint: Any) -> Conversion | None:
     )
 
 
+def _readable(hint: Any) -> Any:
+    """Return an annotation whose values pydantic can read: lists for `Iterable`, which it would read
+    lazily, and the names of an enum whose values JSON lacks."""
+    hint = without_name(hint)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(hint, type) and issubclass(hint, Enum) and origin is None:
+        if all(type(member.value) in _OF_JSON or isinstance(member, _OF_JSON) for member in hint):
+            return hint
+        by_name = BeforeValidator(
+            lambda name: hint.__members__.get(name, name) if isinstance(name, str) else name
+        )
+        return Annotated[hint, by_name, PlainSerializer(lambda member: member.name)]
+    if origin in (Iterable, Collection):
+        return Sequence[_readable(next(iter(arguments), Any))]  # type: ignore[misc]
+    if origin in (Union, UnionType):
+        return Union[tuple(map(_readable, arguments))]  # noqa: UP007
+    if origin in (list, dict, set, frozenset, tuple):
+        return origin[tuple(map(_readable, arguments))]
+    return hint
+
+
 def _has_converted_type(hint: Any, room: int = _MAX_HINT_DEPTH) -> bool:
     """Return whether an annotation contains a type that JSON lacks."""
     if room == 0:
         return False
     hint = without_name(hint)
     origin = typing.get_origin(hint)
+    if origin in (Iterable, Collection):
+        return _has_converted_type(next(iter(typing.get_args(hint)), Any), room - 1)
     if origin is Annotated:
         return _has_converted_type(typing.get_args(hint)[0], room - 1)
     if origin is Literal:
         return any(_is_converted_type(type(one)) for one in typing.get_args(hint))
     if origin is not None:
         if isinstance(origin, type) and issubclass(origin, Mapping):
-            key, *_ = typing.get_args(hint)
+            key = next(iter(typing.get_args(hint)), str)
             if key not in (str, Any):
                 return True
         return _is_converted_type(origin) or any(

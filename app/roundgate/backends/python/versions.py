@@ -1,9 +1,11 @@
 """The version of a handler: a digest of the code that decides its path.
 
 A replay by the same version must take the path of the earlier run (`replay.Run.declare`), so the
-version changes with any code that the handler may call: its function, the values that it closes
-over, the sources of its module and of the user modules to which these refer, and the versions of
-the installed packages to which they refer. Processes with the same files have the same versions.
+version changes with any code that the handler may call: its function with its constants and
+defaults, the functions that it closes over, the sources of its module and of the user modules to
+which these refer, and the versions of the installed packages to which they refer. Other values that
+it closes over are state, such as a counter or a time. Processes with the same files have the same
+versions.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from enum import Enum
 from functools import lru_cache
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
 from roundgate.backends.python.modules import is_installed, is_standard
@@ -37,13 +40,36 @@ class Versions:
 
     def of(self, function: Callable[..., Any]) -> str:
         """Return the version of a function."""
+        return digest(self._parts(function, set()))[:_CHARS]
+
+    def _parts(self, function: Callable[..., Any], seen: set[int]) -> list[Any]:
+        """Return the code of a function and of the functions that it closes over; of another object
+        the module of its class. `seen` has the ids of those that are included."""
+        seen.add(id(function))
         inner = inspect.unwrap(function)
         code, name = getattr(inner, "__code__", None), getattr(inner, "__module__", None) or ""
         if name not in self._of_modules:
             self._of_modules[name] = _digest_of_module(name)
-        held = [digest_of_value(value) for value in _closed_over(function)]
-        own = [] if not isinstance(code, CodeType) else _parts_of(code)
-        return digest([self._of_modules[name], own, held])[:_CHARS]
+        held = [
+            self._parts(value if isinstance(value, (FunctionType, type)) else type(value), seen)
+            for value in _closed_over(function)
+            if id(value) not in seen
+        ]
+        own = [] if not isinstance(code, CodeType) else [_parts_of(code), _defaults_of(inner)]
+        return [self._of_modules[name], own, held]
+
+
+def _defaults_of(function: Any) -> list[str]:
+    """Return digests of the defaults that are constants. A float may be a time."""
+    by_name = getattr(function, "__kwdefaults__", None) or {}
+    defaults = [*(getattr(function, "__defaults__", None) or ()), *by_name.values()]
+    return [digest_of_value(value) for value in defaults if _is_constant(value)]
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, (tuple, frozenset)):
+        return all(map(_is_constant, value))
+    return value is None or isinstance(value, (str, bytes, int, Enum))
 
 
 def _parts_of(code: CodeType) -> list[Any]:
