@@ -17,12 +17,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from anyio import CapacityLimiter, move_on_after, to_thread
+from msgspec import Struct, field
 
 from roundgate.clock import Deadline
 from roundgate.errors import ConfigError, Problem, Unavailable
@@ -131,15 +131,17 @@ def client(service: str, *, region: str | None = None, **config: Any) -> Any:
         return made
 
 
-@dataclass(frozen=True, slots=True)
-class ToSign:
+class ToSign(Struct, frozen=True):
     """The parts of a request that the signature covers."""
 
     method: str
     url: str
     """The absolute URL, encoded as in the request."""
     headers: Mapping[str, str]
-    body: bytes = field(repr=False)
+    body: bytes
+
+    def __repr__(self) -> str:
+        return f"ToSign({self.method!r}, {self.url!r})"
 
 
 def signed_headers(request: ToSign, service: str, region: str | None) -> dict[str, str]:
@@ -197,8 +199,7 @@ def _session() -> Any:
     return botocore.session.get_session()
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """The failure of a call of boto3's client."""
 
     code: str

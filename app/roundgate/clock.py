@@ -12,10 +12,11 @@ import random
 import time
 from binascii import b2a_base64
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from os import urandom
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 _URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 
@@ -77,8 +78,7 @@ class Clock:
         return Deadline(self, None if in_ms is None else self.monotonic_ms() + in_ms)
 
 
-@dataclass(slots=True)
-class Deadline:
+class Deadline(Struct):
     """The moment by which a call must be answered. `at_ms` is in milliseconds on the clock's
     monotonic scale; `None` means no deadline."""
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
+from msgspec import Struct
 from pydantic import (
     AfterValidator,
     Discriminator,
@@ -226,8 +226,7 @@ class GatewayConfig(Model):
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFile:
+class ConfigFile(Struct, frozen=True):
     """A valid configuration, and its place."""
 
     config: GatewayConfig
@@ -236,20 +235,22 @@ class ConfigFile:
     """The back ends in the order of the file."""
     references: frozenset[Path] = frozenset()
     """The files that `${file:…}` in the configuration names."""
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    environment: Mapping[str, str] = {}
     """The variables of the section `env`, with their values."""
     positions: Sequence[int] | None = None
     """The position of each back end in the file; `None` if no back end is left out."""
     placeholder: str | None = None
     """The text that replaces references, as for `load`."""
 
+    def __repr__(self) -> str:
+        return f"ConfigFile(origin={self.origin!r})"
+
     def backend_origin(self, index: int) -> Origin:
         """Return the place in the file of the back end at an index of `backends`."""
         return self.origin.at("backends", self.positions[index] if self.positions else index)
 
 
-@dataclass(frozen=True, slots=True)
-class Inspected:
+class Inspected(Struct, frozen=True):
     """The problems of a file, and its valid parts."""
 
     problems: Sequence[Problem]

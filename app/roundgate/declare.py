@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, Final, TypeAlias, TypeVar, Unpack, overload
 
+from msgspec import Struct
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
@@ -114,8 +114,7 @@ OPTIONS: Final = {"tool": ToolOptions, "prompt": PromptOptions, "resource": Reso
 """The options of each decorator, by its name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Declaration:
+class Declaration(Struct, frozen=True):
     """The record of one decorator on a function."""
 
     decorator: str

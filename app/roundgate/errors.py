@@ -10,9 +10,10 @@ it holds no secrets.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
+
+from msgspec import Struct
 
 
 class RoundgateError(Exception):
@@ -595,8 +596,7 @@ class NothingGoesOn(RoundgateError, AssertionError):
 # Configuration and command line
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """One problem of the configuration: its place, a message and a remedy."""
 
     file: str

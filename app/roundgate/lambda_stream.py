@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from msgspec import Struct
+
 from roundgate.garbage import kept
 
 with kept():
@@ -30,7 +32,6 @@ with kept():
     import time
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
     from contextlib import AsyncExitStack, suppress
-    from dataclasses import dataclass
 
     import httpcore
     from mangum import Mangum
@@ -56,8 +57,7 @@ class RuntimeApiError(Inside):
     """The Runtime API refused a request."""
 
 
-@dataclass(frozen=True, slots=True)
-class Invocation:
+class Invocation(Struct, frozen=True):
     """An event, and the members of Lambda's context object that the app uses."""
 
     event: Any

@@ -20,11 +20,11 @@ import re
 import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import jiter
+from msgspec import Struct
 
 from roundgate.errors import AnswerTooLarge, ParseError, UnknownEncoding
 from roundgate.json import decode
@@ -63,8 +63,7 @@ _logged: set[tuple[str, str]] = set()
 # -- JSON ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(Struct, frozen=True):
     """A JSON value, and the repairs without which it could not be read."""
 
     value: Any

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from roundgate.backends.base import Offering, Prompt, Resource, Tool
 from roundgate.backends.serving import Serving, Snapshot

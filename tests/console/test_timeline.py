@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from roundgate.console.recent import Event
 from roundgate.console.timeline import MAPPERS, Kind, Tone, make_timeline
 from roundgate.protocol import Status
 from roundgate.storage import Ending, TaskRecord, TaskRef
-from roundgate.tasks import StepDone
+from roundgate.tasks.operating import StepDone
 from tests.support.said import logged
 
 RECORD = TaskRecord(

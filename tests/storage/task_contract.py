@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import pytest
+from msgspec.structs import replace
 
 from roundgate.auth.principal import LOCAL
 from roundgate.errors import LeaseLost, NotRetryable, Unavailable

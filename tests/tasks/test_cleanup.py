@@ -7,11 +7,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL

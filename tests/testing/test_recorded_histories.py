@@ -514,7 +514,7 @@ async def test_a_redacted_value_that_does_not_fit_ends_the_replay_quietly(tmp_pa
 
 
 def _members(history: History) -> dict[str, Any]:
-    return {name: getattr(history, name) for name in History.__slots__}
+    return {name: getattr(history, name) for name in History.__struct_fields__}
 
 
 @pytest.mark.parametrize(

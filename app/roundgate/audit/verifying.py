@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
+
 from roundgate.audit.records import (
     FIRST,
     Checkpoint,
@@ -32,8 +34,7 @@ MAX_PROBLEMS: Final = 100
 """The maximum number of reported problems; the others are counted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """A line of a file, without its end."""
 
     file: Path

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from jwt import PyJWK
+from msgspec import Struct
 
 from roundgate.auth.principal import Principal
 from roundgate.json import fresh
@@ -23,8 +24,7 @@ MAX_BYTES: Final = 4_000_000
 """The limit on the lengths of the remembered tokens together, in bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class VerifiedToken:
+class VerifiedToken(Struct, frozen=True):
     """The caller with a token whose signature, issuer, audience and dates were valid at `from_ms`."""
 
     principal: Principal

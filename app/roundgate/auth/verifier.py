@@ -8,12 +8,12 @@ selects the allowed algorithms; issuer, audience and expiry are checked. Errors 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
 
 import jwt
 from jwt.exceptions import ExpiredSignatureError, PyJWTError
+from msgspec import Struct, field
 
 from roundgate.auth.jwks import KeySet, KeysUnavailable
 from roundgate.auth.principal import Principal, is_name, parse_moment, parse_scopes
@@ -31,8 +31,7 @@ MAX_TOKEN_BYTES: Final = 32_768
 """The limit on an Authorization header, in bytes. A longer one is refused before it is decoded."""
 
 
-@dataclass(frozen=True, slots=True)
-class JwtVerifier:
+class JwtVerifier(Struct, frozen=True):
     """The verifier of one issuer's bearer JWTs. A verified token is remembered, so that the caller's
     next call costs no signature check. Dates, key and scopes are checked in each call."""
 
@@ -174,8 +173,7 @@ def principal_from_claims(claims: Mapping[str, Any]) -> Principal:
     return Principal(issuer, subject, client_id, scopes, parse_moment(claims["exp"]), claims)
 
 
-@dataclass(frozen=True, slots=True)
-class AuthorizerVerifier:
+class AuthorizerVerifier(Struct, frozen=True):
     """The verifier of callers already authenticated by an authorizer in front of the gateway.
 
     API Gateway's JWT authorizer checks signature, issuer, audience and expiry before the function

@@ -7,11 +7,12 @@ no prefix.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
+
+from msgspec import Struct, field
 
 from roundgate.aio import Threads
 from roundgate.auth import Principal
@@ -78,8 +79,7 @@ class About(Protocol):
         """The `x-` members of the tool's description that are text, numbers or booleans."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolAbout:
+class ToolAbout(Struct, frozen=True):
     """An `About` of plain values."""
 
     tags: Sequence[str] = ()
@@ -88,8 +88,7 @@ class ToolAbout:
     extensions: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class DirectCall:
+class DirectCall(Struct, frozen=True):
     """The call of a tool that cannot suspend: it asks nothing and records no step. The gateway runs it
     without the engine, unless a wrapper (`policy.around_calls`) has taken its place."""
 
@@ -99,8 +98,7 @@ class DirectCall:
         return self.run(context, arguments)
 
 
-@dataclass(frozen=True)
-class Bound:
+class Bound(Struct, frozen=True, dict=True):
     """One call of a tool that has bound its arguments, so that rules, approvals and the tool get the
     same value."""
 
@@ -115,8 +113,7 @@ class Bound:
         return self.read()
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(Struct, frozen=True):
     """A tool. `definition` is the schema's `Tool`; the gateway checks arguments against its
     `inputSchema` before `call`."""
 
@@ -182,8 +179,7 @@ class ChangeReporter(Protocol):
         until the next call of `report`. An empty set ends the reports. The method does not wait."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(Struct, frozen=True):
     """A prompt. `definition` is the schema's `Prompt`; `complete` maps each argument with
     completions to its function."""
 
@@ -196,8 +192,7 @@ class Prompt:
     """The name of the back end; set by the catalog."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resource:
+class Resource(Struct, frozen=True):
     """A resource. `definition` is the schema's `Resource` (with `uri`) or `ResourceTemplate` (with
     `uriTemplate`)."""
 
@@ -214,8 +209,7 @@ class Resource:
     """The name of the back end; set by the catalog."""
 
 
-@dataclass(frozen=True, slots=True)
-class Offering:
+class Offering(Struct, frozen=True):
     """The offer of one back end, in the order of the lists."""
 
     tools: Sequence[Tool] = ()
@@ -244,8 +238,7 @@ class Offering:
     """Whether the service says that shared caches must not keep its lists."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerState:
+class ServerState(Struct, frozen=True):
     """The state of the server behind a back end, for operators."""
 
     name: str
@@ -325,8 +318,7 @@ class NamedBackend(Backend, Protocol):
         """The text before the names of the back end's tools and prompts, separator included."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
+class Shared(Struct, frozen=True):
     """The parts that the back ends of one configuration share."""
 
     threads: Threads
@@ -357,8 +349,7 @@ ConfigError. It runs in the serving thread and may wait only for files; `offer` 
 # Skills
 
 
-@dataclass(frozen=True, slots=True)
-class Directory:
+class Directory(Struct, frozen=True):
     """A page of a directory of resources."""
 
     children: Sequence[Mapping[str, Any]]

@@ -18,8 +18,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
+
+from msgspec import Struct
 
 from roundgate import json
 from roundgate.auth import Principal
@@ -42,8 +44,7 @@ _CURSOR: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class KeptTexts:
+class KeptTexts(Struct, frozen=True):
     """Long texts in the store (`roundgate.replay.Texts`)."""
 
     _rows_of: Callable[[Principal], CountedRows]

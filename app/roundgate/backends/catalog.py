@@ -10,10 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from roundgate.backends.base import (
     DirectCall,
@@ -61,8 +64,7 @@ MAX_SCOPE_SETS: Final = 256
 NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 
 
-@dataclass(slots=True)
-class ServedTool:
+class ServedTool(Struct):
     """A tool under its final name, ready for calls."""
 
     name: str
@@ -119,16 +121,14 @@ class ServedTool:
         return self._arguments
 
 
-@dataclass(frozen=True, slots=True)
-class ServedTemplate:
+class ServedTemplate(Struct, frozen=True):
     """A resource template with its parsed URI."""
 
     pattern: UriPattern
     resource: Resource
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
+class Missing(Struct, frozen=True):
     """A back end that is currently unavailable."""
 
     prefix: str
@@ -138,8 +138,7 @@ class Missing:
     """Whether the back end reports its own recovery (`LiveBackend`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Catalog:
+class Catalog(Struct, frozen=True, dict=True):
     """The tools, prompts and resources of one endpoint."""
 
     tools: Mapping[str, ServedTool]
@@ -187,9 +186,16 @@ class Catalog:
     """The rules, if there are any."""
     item_rules: ItemRules | None = None
     """The rules for prompts and resources, if there are any rules."""
-    _visible: dict[tuple[Any, ...], Pages] = field(default_factory=dict)
-    _by_ascii_uri: dict[str, str] = field(init=False, default_factory=dict)
-    """The URIs of `resources` by the form in which they are looked up."""
+
+    @cached_property
+    def _visible(self) -> dict[tuple[Any, ...], Pages]:
+        """Cached pages of the entries that some callers see."""
+        return {}
+
+    @cached_property
+    def _by_ascii_uri(self) -> Mapping[str, str]:
+        """The URIs of `resources` by the form in which they are looked up."""
+        return {ascii_uri(each): each for each in self.resources}
 
     def use(self) -> AbstractContextManager[Catalog]:
         """Return this catalog: a `CatalogSource` that is never swapped."""
@@ -372,8 +378,6 @@ class Catalog:
         if uri in self.resources:
             return self.resources[uri], {}
         normal = ascii_uri(uri)
-        if not self._by_ascii_uri:
-            self._by_ascii_uri.update((ascii_uri(each), each) for each in self.resources)
         if normal in self._by_ascii_uri:
             return self.resources[self._by_ascii_uri[normal]], {}
         if (unlisted := self._unlisted(uri)) is not None:

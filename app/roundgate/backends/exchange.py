@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, NoReturn, Protocol, TypeAlias
+
+from msgspec import Struct
 
 from roundgate import json
 from roundgate.backends.base import check_request
@@ -47,8 +48,7 @@ class NotNow(Inside):
     reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answering:
+class Answering(Struct, frozen=True):
     """The client's answers by key, and the state that the service sent with its questions; passed
     to every exchange after the first."""
 
@@ -369,8 +369,7 @@ Ask: TypeAlias = Callable[[Values], Awaitable[Answer]]
 BackendError."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnsweredJob:
+class AnsweredJob(Struct, frozen=True):
     """A job whose service answers each request about it; shared by HTTP services and functions.
 
     A transport provides the functions that send the start, a poll, a fetch and a cancel.

@@ -13,9 +13,10 @@ handles, unless a tool of a back end has the name of one of the gateway's own to
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
+
+from msgspec import Struct
 
 from roundgate.backends.catalog import Catalog
 from roundgate.errors import ConfigError, Problem
@@ -32,8 +33,7 @@ class OwnTool(StrEnum):
     CANCEL = "cancel"
 
 
-@dataclass(frozen=True, slots=True)
-class Fallback:
+class Fallback(Struct, frozen=True):
     """The tools that have a substitute, by name."""
 
     in_words: frozenset[str]

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final, Generic, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from roundgate.backends.base import (
     NamedBackend,
@@ -45,8 +47,7 @@ T = TypeVar("T", Tool, Prompt, Resource)
 P = TypeVar("P", Tool, Prompt)
 
 
-@dataclass(slots=True)
-class _ListProblems:
+class _ListProblems(Struct):
     """The problems of all lists: errors, and omitted entries."""
 
     origins: Mapping[str, Origin]
@@ -58,8 +59,7 @@ class _ListProblems:
         return self.left_out if backend in self.tolerated else self.problems
 
 
-@dataclass(slots=True)
-class _Entries(Generic[T]):
+class _Entries(Struct, Generic[T]):
     """The entries of one list in order, each with the name of its back end."""
 
     kind: str
@@ -96,8 +96,7 @@ class _Entries(Generic[T]):
         return Pages(EncodedDefinitions(definitions), size)
 
 
-@dataclass(frozen=True, slots=True)
-class Offers:
+class Offers(Struct, frozen=True):
     """The offers of back ends, in the order of the lists."""
 
     backends: Sequence[NamedBackend] = ()

@@ -15,9 +15,11 @@ import hashlib
 import logging
 import re
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from roundgate.auth import Principal
 from roundgate.backends.base import Bound, CallTool, DirectCall, Returned, Tool
@@ -69,8 +71,7 @@ def guarded(tool: Tool, backend: BackendConfig, *, has_policy: bool) -> Tool:
     return asking_first(tool) if _is_to_be_approved(tool, backend, override, approval) else tool
 
 
-@dataclass(frozen=True)
-class _Guarded:
+class _Guarded(Struct, frozen=True, dict=True):
     """The call of a tool (`CallTool`) behind a check and an approval."""
 
     tool: Tool

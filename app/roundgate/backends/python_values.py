@@ -6,7 +6,6 @@ that JSON cannot show as it is, such as a secret or an object of the user's own 
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, time, timedelta
@@ -19,6 +18,7 @@ from pathlib import PurePath
 from typing import Any, Final
 from uuid import UUID
 
+from msgspec import Struct
 from pydantic import AnyUrl, BaseModel
 from pydantic_core import to_jsonable_python
 
@@ -50,8 +50,7 @@ _UNREADABLE: Final = frozenset(
 """The core schemas of values that usually have no JSON of the type that their schema says."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Names:
+class Names(Struct, frozen=True):
     """The names of arguments in the JSON Schema of a function, by their names in Python."""
 
     parameters: Mapping[str, str]

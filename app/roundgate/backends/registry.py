@@ -12,7 +12,6 @@ import re
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -20,6 +19,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeAlias, Union
 
+from msgspec import Struct
 from pydantic import Field, TypeAdapter, ValidationError
 
 from roundgate.backends.config import BackendConfig
@@ -37,8 +37,7 @@ Check: TypeAlias = Callable[[Any, Origin, dict[str, bytes]], Sequence[Problem]]
 that do not prevent serving."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """A kind of back end. Its parts are given as `module:name`, and imported on demand."""
 
     config: str

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from roundgate.backends.schema_values import Document, listed, properties_of, type_of
 from roundgate.errors import ParseError
@@ -30,8 +31,7 @@ _OPEN: Final = ("additionalProperties", "patternProperties", "unevaluatedPropert
 _PARSED: Final = frozenset({"array", "object", "number", "integer", "boolean"})
 
 
-@dataclass(frozen=True, slots=True)
-class Repaired:
+class Repaired(Struct, frozen=True):
     """Arguments after their repair, and the number of repairs by kind: text, null or name."""
 
     arguments: dict[str, Any]
@@ -58,8 +58,7 @@ def repaired(schema: Mapping[str, Any], arguments: dict[str, Any]) -> Repaired:
     return Repaired(repair.value(schema, arguments), repair.counts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Repair:
+class _Repair(Struct, frozen=True):
     document: Document
     counts: Counter[str] = field(default_factory=Counter)
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import translate
 from itertools import product
 from typing import Final
 from urllib.parse import quote, unquote
+
+from msgspec import Struct
 
 from roundgate.protocol.uri_template import (
     decodings_of,
@@ -55,8 +56,7 @@ class Texts:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class UriReadings:
+class UriReadings(Struct, frozen=True):
     """The texts as which a server may read a URI, or as which people may write a pattern."""
 
     spelled: frozenset[str]

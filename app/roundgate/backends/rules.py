@@ -15,9 +15,10 @@ end gets them, around the tool's own call (`policy.guarded`), in each round and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeAlias
+
+from msgspec import Struct
 
 from roundgate.auth import Principal
 from roundgate.backends.base import Tool
@@ -52,8 +53,7 @@ Matches: TypeAlias = Callable[[Caller], bool | None]
 """Returns whether a caller matches; `None` if that is unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """A tool, prompt or resource at an endpoint."""
 
     kind: Kind
@@ -69,22 +69,24 @@ class Target:
     """The readings of a resource's URI; `None` for a pattern of URIs, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """A rule, compiled."""
 
     name: str
     config: RuleConfig
-    line: int | None = field(compare=False)
+    line: int | None
     """The line of the rule in gateway.yaml, if known."""
-    of_target: Mapping[str, Texts] = field(compare=False)
+    of_target: Mapping[str, Texts]
     """The members about the name, back end and view of the tool or prompt."""
-    uris: UriTexts | None = field(compare=False)
+    uris: UriTexts | None
     """The member `resource`."""
-    of_caller: Sequence[tuple[str, Matches]] = field(compare=False)
+    of_caller: Sequence[tuple[str, Matches]]
     """The members about the caller, with their tests."""
-    arguments: Schema | None = field(compare=False)
-    allows: bool = field(compare=False)
+    arguments: Schema | None
+    allows: bool
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rule) and (self.name, self.config) == (other.name, other.config)
 
     @classmethod
     def of(cls, config: RuleConfig, origin: Origin, number: int) -> Rule:
@@ -179,8 +181,7 @@ def _claim_test(name: str, texts: Texts) -> Matches:
     return matches
 
 
-@dataclass(frozen=True, slots=True)
-class ToolRules:
+class ToolRules(Struct, frozen=True):
     """The rules that apply to one tool at one endpoint, in order."""
 
     tool: str
@@ -239,8 +240,7 @@ def _last(rules: Sequence[Rule]) -> str:
     return rules[-1].name if rules and rules[-1].arguments is None else NO_RULE
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """All rules, in order."""
 
     rules: Sequence[Rule]

@@ -9,7 +9,6 @@ beside others, and a text is unknown if the schema accepts numbers and texts at 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from roundgate.json import at_reference
@@ -31,16 +30,12 @@ _WORDS: Final = frozenset({"true", "false", "yes", "no", "on", "off", "t", "f", 
 """Texts that services read as true or false."""
 
 
-@dataclass(frozen=True, slots=True)
 class Document:
-    """The schema of a tool's arguments, with answers about its parts.
+    """The schema of a tool's arguments, with answers about its parts. The schema must not change."""
 
-    Args:
-        schema: the JSON Schema, which must not change.
-    """
-
-    schema: Mapping[str, Any]
-    _types: dict[int, frozenset[str]] = field(default_factory=dict, compare=False)
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self.schema = schema
+        self._types: dict[int, frozenset[str]] = {}
 
     def referred(self, schema: Any) -> Any:
         """Return the schema to which references lead, or the first with a default on the way; the

@@ -15,11 +15,12 @@ import asyncio
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import islice
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from roundgate.backends.base import Returned, Tool
 from roundgate.backends.catalog import Catalog, ServedTool, serve

@@ -15,11 +15,11 @@ import math
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from msgspec import Struct, field
 from pydantic import BaseModel
 
 from roundgate import aws, json
@@ -133,8 +133,7 @@ class AtAws:
         )
 
 
-@dataclass(slots=True)
-class _Held:
+class _Held(Struct):
     """The texts of one reference, and the outcome of the last read."""
 
     text: str | None = None

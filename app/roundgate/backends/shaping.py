@@ -9,10 +9,13 @@ The user approves the call as it will be made, with fixed and hidden arguments.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from roundgate import json
 from roundgate.backends.base import Backend, CallTool, LiveBackend, Offering, Returned, Tool
@@ -297,8 +300,7 @@ def overridden(tool: Tool, override: ToolOverride) -> Tool:
     return with_questions(changed_tool, override.ask_for)
 
 
-@dataclass(frozen=True, slots=True)
-class _Arguments:
+class _Arguments(Struct, frozen=True):
     """The arguments as the model sees them, and their conversion into the tool's arguments."""
 
     schema: Mapping[str, Any]
@@ -459,4 +461,4 @@ def _projected(result: ToolResult, project: _Project) -> ToolResult:
         return result
     value = project(result.structured_content)
     text = value if isinstance(value, str) else json.encode(value).decode()
-    return replace(result, content=(TextContent(text),), structured_content=value)
+    return dataclasses.replace(result, content=(TextContent(text),), structured_content=value)

@@ -16,7 +16,6 @@ import json
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import (
     Annotated,
@@ -31,6 +30,7 @@ from typing import (
     get_type_hints,
 )
 
+from msgspec import Struct
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import (
     PydanticInvalidForJsonSchema,
@@ -84,8 +84,7 @@ class _WithEveryChoice(WithoutTitles):
         return {"anyOf": schemas}
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(Struct, frozen=True):
     """A parameter that a caller fills: its name or alias, its description from the docstring, and
     whether it is required."""
 
@@ -94,8 +93,7 @@ class Parameter:
     required: bool
 
 
-@dataclass(frozen=True)
-class Signature:
+class Signature(Struct, frozen=True, dict=True):
     """The description of a function, made by `describe`."""
 
     summary: str | None
@@ -346,8 +344,7 @@ _BYTES: Final = (bytes, bytearray, memoryview)
 BLOCKS: Final = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource)
 
 
-@dataclass(frozen=True, slots=True)
-class ToolReturn:
+class ToolReturn(Struct, frozen=True):
     """The conversion of one tool's return values. `schema` is the tool's `outputSchema`, or
     `None`."""
 

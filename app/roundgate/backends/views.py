@@ -11,9 +11,10 @@ cannot remove a back end's approvals or a tool's scopes.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from glob import escape
+
+from msgspec.structs import replace
 
 from roundgate.backends.catalog import (
     MAX_NAME,

@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from roundgate.backends.http.secrets import SECRET_NAME
 from roundgate.cli.output import say, show_text

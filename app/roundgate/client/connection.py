@@ -13,8 +13,9 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
+
+from msgspec import Struct
 
 from roundgate.client.flows import (
     Ask,
@@ -56,8 +57,7 @@ _MAX_NAMED: Final = 10
 """The number of tools that an error about another one names."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallOptions:
+class CallOptions(Struct, frozen=True):
     """The options of one call; see `Client.call`."""
 
     answers: AnswersLike = None

@@ -10,9 +10,10 @@ recognized, but produced only with `dialect=ARRAY`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, Final, Literal, TypeAlias
+
+from msgspec import Struct
 
 from roundgate.client.flows import read_input_required
 from roundgate.client.questions import Question, response_to
@@ -31,8 +32,7 @@ InputResponseFixture: TypeAlias = Mapping[str, Any]
 plain values."""
 
 
-@dataclass(frozen=True, slots=True)
-class InputRequest:
+class InputRequest(Struct, frozen=True):
     """One request for input. `kind` is the kind of the question (`form`, …); in the array dialect,
     a type such as `string`."""
 
@@ -43,16 +43,14 @@ class InputRequest:
     question: Question | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class InputResponse:
+class InputResponse(Struct, frozen=True):
     """One answer, in the form in which it is sent."""
 
     id: str
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class InputRequiredResult:
+class InputRequiredResult(Struct, frozen=True):
     """A result that asks for input. Only the array dialect has a `description`."""
 
     input_requests: tuple[InputRequest, ...]

@@ -19,8 +19,9 @@ Revision 2025-11-25 has experimental tasks of its own (basic/utilities/tasks):
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
+
+from msgspec import Struct
 
 from roundgate.client.questions import Question
 from roundgate.client.transport import Limits
@@ -44,8 +45,7 @@ VERSIONS: Final = (LATEST, *LEGACY)
 """The revisions that this client speaks, newest first, all over Streamable HTTP."""
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Struct, frozen=True):
     """A request to send. `may_repeat` is true if sending it twice is safe; `version` overrides the
     connection's revision."""
 
@@ -55,31 +55,27 @@ class Send:
     version: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Tell:
+class Tell(Struct, frozen=True):
     """A notification to send."""
 
     method: str
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True):
     """Questions to answer. `request_state` is the state with which the call continues."""
 
     questions: Sequence[Question]
     request_state: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(Struct, frozen=True):
     """A wait of `ms` milliseconds."""
 
     ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Show:
+class Show(Struct, frozen=True):
     """The latest state of a task, for `on_task`."""
 
     task: TaskState
@@ -90,8 +86,7 @@ T = TypeVar("T")
 Flow: TypeAlias = Generator[Effect, Any, T]
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Struct, frozen=True):
     """A finished call: its result, the number of its rounds, and its task, if any."""
 
     result: Json
@@ -102,8 +97,7 @@ class Finished:
 # -- calls -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class InputRequired:
+class InputRequired(Struct, frozen=True):
     """A result that asks for input."""
 
     requests: Mapping[str, Any]
@@ -448,8 +442,7 @@ def _no_common(ours: Sequence[str], theirs: Sequence[str]) -> NoCommonVersion:
 _LONGEST_CURSOR: Final = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(Struct, frozen=True):
     """A whole list, and the caching hints of its pages."""
 
     items: list[Json]

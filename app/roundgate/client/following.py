@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, unquote
+
+from msgspec import Struct
 
 from roundgate.client.connection import CallOptions, Connection, within
 from roundgate.client.flows import (
@@ -167,8 +168,7 @@ _MAX_WAITING: Final = 1_000
 _LOOK_S: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """One notification. `was_interrupted` is true if the stream broke before the notification, so
     changes may have been missed."""
 

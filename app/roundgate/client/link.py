@@ -21,10 +21,11 @@ from collections.abc import (
     Mapping,
 )
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, Final, TypeVar
+
+from msgspec import Struct
 
 from roundgate.background import detached
 from roundgate.client import messages
@@ -86,8 +87,7 @@ _UNAVAILABLE: Final = frozenset({429, 502, 503, 504})
 """HTTP statuses of a server that cannot answer at the moment, or of a proxy in front of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(Struct, frozen=True):
     """A position in a request to an older server that keeps events. Any process can continue the
     request from here. `after` is the last event that was taken from the request's stream."""
 

@@ -15,6 +15,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from msgspec import Struct
+
 from roundgate import lenient
 from roundgate.client.flows import is_error, rpc_error
 from roundgate.client.sender import Headers, Redact, reason_in, reason_of
@@ -126,8 +128,7 @@ def of_arguments(tool: Tool, arguments: Mapping[str, Any]) -> Headers:
 # -- while a request runs --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Listener:
+class Listener(Struct, frozen=True):
     """The handlers and additions of a request. `on_request` answers an older server's questions.
     `meta` is added to `_meta`, for example a progress token. `headers` are added to the HTTP headers
     in revisions without sessions, where `capabilities` replaces the client's own in this request.
@@ -153,8 +154,7 @@ class Listener:
 NO_LISTENER: Final = Listener()
 
 
-@dataclass(frozen=True, slots=True)
-class Speaker:
+class Speaker(Struct, frozen=True):
     """The client's description of itself, and the form of its requests in each revision."""
 
     info: Json
@@ -187,8 +187,7 @@ _BOM: Final = b"\xef\xbb\xbf"
 _LONGEST_EVENT_ID: Final = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class ServerEvent:
+class ServerEvent(Struct, frozen=True):
     """One event. `id` is the latest id on the stream, `retry_ms` the value of the event's `retry`
     field, `type` the value of its `event` field."""
 

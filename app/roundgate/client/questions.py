@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any, Final, TypeAlias
+
+from msgspec import Struct
 
 from roundgate.client.types import Json
 from roundgate.errors import AnswerInvalid, BadAnswer, Unanswered
@@ -59,8 +60,7 @@ CANCEL: Final = Action.CANCEL
 _ACTIONS: Final = frozenset(action.value for action in Action)
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Struct, frozen=True):
     """A question of the server. `target` is the tool, prompt or resource that asks; `round` counts from 1."""
 
     key: str

@@ -19,10 +19,11 @@ import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeVar
+
+from msgspec import Struct
 
 from roundgate.background import detached
 from roundgate.client.messages import (
@@ -80,8 +81,7 @@ _KILL: Final = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGK
 log = logging.getLogger("roundgate.client")
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(Struct, frozen=True):
     """A program that is a server: its command line, additional variables and working directory."""
 
     command: Sequence[str]

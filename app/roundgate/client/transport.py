@@ -10,10 +10,11 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from roundgate.errors import (
     AnswerTooLarge,
@@ -35,8 +36,7 @@ _LONGEST_LABEL: Final = 63
 _DEFAULT_PORTS: Final = {"https": 443, "http": 80}
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """Limits of one client: sizes in bytes (`max_state` in characters), times in seconds. An error
     names the limit that caused it.
 
@@ -62,8 +62,7 @@ class Limits:
     max_poll_s: float = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Url:
+class Url(Struct, frozen=True):
     """An http or https URL."""
 
     scheme: str
@@ -172,8 +171,7 @@ class IdleLimit:
             self._timeout.reschedule(when)
 
 
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
+class HttpRequest(Struct, frozen=True):
     """An HTTP request. `body` is `None` for a GET or DELETE. `idle` replaces the transport's own
     limit `idle_s` on the wait for data."""
 

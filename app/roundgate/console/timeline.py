@@ -22,8 +22,8 @@ from roundgate.clock import iso, span
 from roundgate.console.recent import Event
 from roundgate.protocol import Status
 from roundgate.storage import TaskRecord
-from roundgate.tasks import StepDone
 from roundgate.tasks.facts import activity
+from roundgate.tasks.operating import StepDone
 
 
 class Kind(StrEnum):

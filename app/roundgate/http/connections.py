@@ -27,6 +27,7 @@ from http import HTTPStatus
 from math import inf
 from typing import Any, Final, cast
 
+from msgspec import Struct
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -65,8 +66,7 @@ _END_OF_HEAD: Final = b"\r\n\r\n"
 _UPGRADE: Final = re.compile(rb"\r\nupgrade[ \t]*:[^\r\n]*", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Bounds:
+class Bounds(Struct, frozen=True):
     """The limits on one process's connections."""
 
     header_bytes: int

@@ -16,11 +16,11 @@ import logging
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
 from typing import Any, Final, Self
 
+from msgspec import Struct
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
@@ -53,8 +53,7 @@ MAX_ADDRESS: Final = 45
 log: Final = logging.getLogger(REQUESTS)
 
 
-@dataclass(frozen=True, slots=True)
-class Hosting:
+class Hosting(Struct, frozen=True):
     """Facts about one request that only its hosting environment knows: an extension of the ASGI
     scope. An entry point sets it (`roundgate.lambda_http`), a client cannot."""
 

@@ -8,9 +8,9 @@ WWW-Authenticate: Bearer error="invalid_token", error_description="…", scope="
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
+from msgspec import Struct
 from pydantic import BaseModel
 
 from roundgate.auth import LocalVerifier, Verifier
@@ -32,8 +32,7 @@ class ResourceMetadata(BaseModel):
     scopes_supported: list[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ProtectedResource:
+class ProtectedResource(Struct, frozen=True):
     """An MCP endpoint as an OAuth resource, at the configured public URL, never a URL from a
     request."""
 

@@ -21,9 +21,10 @@ import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
+
+from msgspec import Struct, field
 
 from roundgate import json
 from roundgate.auth import Principal
@@ -73,8 +74,7 @@ MAX_OTHERS: Final = 200
 log = logging.getLogger("roundgate.subscriptions")
 
 
-@dataclass(eq=False, slots=True)
-class Subscription:
+class Subscription(Struct, eq=False):
     """An open stream, and its pending messages."""
 
     id: RequestId
@@ -326,8 +326,7 @@ def _topics(
     return frozenset(topics), acknowledged
 
 
-@dataclass(frozen=True, slots=True)
-class _Latest:
+class _Latest(Struct, frozen=True):
     """The content of the row."""
 
     epoch: str

@@ -10,10 +10,10 @@ is a call of the tool that it names, with that tool's scopes, approvals, questio
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
+from msgspec.structs import replace
 from pydantic import Field
 
 from roundgate.backends import Catalog

@@ -22,8 +22,9 @@ the client's capabilities, so clients must not share it (`cacheScope: private`).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from roundgate import json
 from roundgate.auth import Principal

@@ -10,8 +10,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
+
+from msgspec import Struct
 
 from roundgate.aio import ROOM
 from roundgate.auth import Principal
@@ -160,8 +161,7 @@ class Listing:
         return reply
 
 
-@dataclass(frozen=True, slots=True)
-class Method(Generic[P]):
+class Method(Struct, Generic[P], frozen=True):
     """A row of the table of methods."""
 
     serve: Callable[[RequestContext, P], Awaitable[Response]]
@@ -183,8 +183,7 @@ class Tools(Protocol):
         """Serve tools/call."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(Struct, frozen=True):
     """The parts of one endpoint that do not depend on its catalog."""
 
     changes: Changes
@@ -207,8 +206,7 @@ class Parts:
     """The audit log, if there is one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kit:
+class Kit(Struct, frozen=True):
     """The constructor arguments of the methods over one catalog, in the format of one revision."""
 
     config: GatewayConfig

@@ -21,13 +21,15 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from roundgate.auth import LOCAL, Principal
 from roundgate.backends import Catalog
@@ -63,8 +65,7 @@ _RETRY_CONCURRENT_S: Final = 1
 log: Final = logging.getLogger("roundgate.rates")
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(Struct, frozen=True):
     """The present use of a limit by a caller, in this process."""
 
     row: str

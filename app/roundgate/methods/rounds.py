@@ -23,9 +23,10 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+
+from msgspec import Struct, field
 
 from roundgate.auth import Principal
 from roundgate.backends import ServedTool
@@ -82,8 +83,7 @@ needs a moment."""
 _NOT_WRITTEN: Final = "The task of this call could not be written; send the same request again"
 
 
-@dataclass(slots=True, eq=False)
-class RequestContext:
+class RequestContext(Struct, eq=False):
     """One request and its context. `notify` sends notifications on its stream; `None` if the client
     wants no notifications or accepts no stream."""
 
@@ -106,8 +106,7 @@ class RequestContext:
     """The work of the request that continues if its client hangs up; `None` if there is none."""
 
 
-@dataclass(slots=True)
-class Reply:
+class Reply(Struct):
     """A serialised result, and its label in the log: ok, tool_error, input_required or task."""
 
     result: bytes
@@ -116,8 +115,7 @@ class Reply:
     """The reason for a tool's failure in a word or two, for the log."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
+class Stream(Struct, frozen=True):
     """The response of subscriptions/listen: the open subscription and the result that closes it."""
 
     subscription: Subscription
@@ -127,8 +125,7 @@ class Stream:
 Response: TypeAlias = Reply | Stream
 
 
-@dataclass(slots=True)
-class Target:
+class Target(Struct):
     """The tool, prompt or resource of a call. A token opens for the same target alone."""
 
     method: str
@@ -142,8 +139,7 @@ class Target:
         return Binding.of(self.method, self.name, self.arguments)
 
 
-@dataclass(slots=True)
-class Round:
+class Round(Struct):
     """A round of a call: its number, and the facts from earlier rounds."""
 
     number: int
@@ -181,8 +177,7 @@ class Round:
         return self.task_id if self.is_keyed else None
 
 
-@dataclass(frozen=True, slots=True)
-class InputRequired:
+class InputRequired(Struct, frozen=True):
     """The end of a round with questions or with state alone: the facts of an
     `InputRequiredResult`."""
 
@@ -190,8 +185,7 @@ class InputRequired:
     request_state: str
 
 
-@dataclass(frozen=True, slots=True)
-class BecomesTask:
+class BecomesTask(Struct, frozen=True):
     """The end of a round whose call continues as a task. `message` is the handler's last report."""
 
     journal: Journal

@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
+
+from msgspec import Struct
 
 RecordRequest: TypeAlias = Callable[[Mapping[str, str], Any], None]
 """Records a request to a back end in the audit log: its facts, and the content to digest."""
 
 
-@dataclass(slots=True)
-class Correlation:
+class Correlation(Struct):
     """The ids of one call. They reveal nothing of its arguments, answers or results."""
 
     tool: str | None = None

@@ -28,6 +28,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
+from msgspec import Struct
+
 from roundgate.observability.conventions import (
     INTERNAL,
     is_servers_error,
@@ -85,8 +87,7 @@ class Transport(Protocol):
         """The version of HTTP."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True):
     """An `Operation` that is not a valid request of its revision, or needs no handler."""
 
     id: str | int | None
@@ -95,8 +96,7 @@ class Message:
     version: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PassedOn:
+class PassedOn(Struct, frozen=True):
     """A substitute for a span, which passes on the context `trace`."""
 
     trace: Mapping[str, str]

@@ -14,8 +14,10 @@ in the same shape.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from roundgate.errors import InvalidParams, MissingCapability
 from roundgate.protocol.jsonrpc import RequestId
@@ -54,8 +56,7 @@ class Headers(dict[bytes, bytes]):
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 
 
-@dataclass(slots=True)
-class ClientCapabilities:
+class ClientCapabilities(Struct):
     """The capabilities that one request declares. The capabilities of other requests do not
     count."""
 
@@ -150,8 +151,7 @@ LOG_LEVELS: Final = (
 """RFC 5424 severities, least severe first (server/utilities/logging)."""
 
 
-@dataclass(slots=True)
-class Meta:
+class Meta(Struct):
     """The client's statements in `_meta` about itself and about the answer that it wants."""
 
     capabilities: ClientCapabilities
@@ -163,8 +163,7 @@ class Meta:
     extensions."""
 
 
-@dataclass(slots=True)
-class Inbound:
+class Inbound(Struct):
     """A request that is valid in its revision and whose method is served."""
 
     id: RequestId

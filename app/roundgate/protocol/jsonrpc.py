@@ -7,8 +7,9 @@ Reading is strict: one object per body, in JSON as `roundgate.json` reads it, wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
+
+from msgspec import Struct
 
 from roundgate.errors import InvalidRequest
 from roundgate.json import decode, encode
@@ -22,8 +23,7 @@ MAX_ID: Final = 256
 open."""
 
 
-@dataclass(slots=True)
-class Request:
+class Request(Struct):
     """A message that expects an answer."""
 
     id: RequestId
@@ -31,16 +31,14 @@ class Request:
     params: dict[str, Any]
 
 
-@dataclass(slots=True)
-class Notification:
+class Notification(Struct):
     """A message that expects no answer."""
 
     method: str
     params: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(Struct, frozen=True):
     """A client's response to a question. Either `result` or `error` is set."""
 
     id: RequestId

@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from roundgate.errors import InvalidParams
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(Struct, frozen=True):
     """One page: its entries as the inside of a JSON array, and the cursor of the next page, `None`
     for the last."""
 
@@ -23,16 +23,16 @@ class Page:
     next_cursor: str | None
 
 
-@dataclass(frozen=True, slots=True)
 class Pages:
     """A whole list: (key, serialised entry) in order. Pages that start at a multiple of `size` are
     cached. Other pages are made each time, so that unusual cursors cost no memory."""
 
-    items: Sequence[tuple[str, bytes]]
-    size: int
-    _starts: dict[str, int] = field(init=False, default_factory=dict)
-    """The start of the page after each entry, by the entry's key; filled for the first cursor."""
-    _made: dict[int, Page] = field(init=False, default_factory=dict)
+    def __init__(self, items: Sequence[tuple[str, bytes]], size: int) -> None:
+        self.items = items
+        self.size = size
+        self._starts: dict[str, int] = {}
+        """The start of the page after each entry, by the entry's key; filled for the first cursor."""
+        self._made: dict[int, Page] = {}
 
     def page(self, cursor: str | None) -> Page:
         """Return the page of a cursor, or the first page.

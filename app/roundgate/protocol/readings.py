@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
+from msgspec import Struct
 from pydantic_core import from_json
 
 from roundgate.json import at_pointer
@@ -65,8 +65,7 @@ class _Readers(NamedTuple):
     """The number of subschemas that look only at the value itself."""
 
 
-@dataclass(slots=True)
-class _Subschema:
+class _Subschema(Struct):
     """The readers that one subschema applies, by the value that they read."""
 
     same: _Readers

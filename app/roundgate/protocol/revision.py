@@ -8,8 +8,9 @@ depend on the revision.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from roundgate.errors import GatewayError, InvalidRequest, TransportError
 from roundgate.json import encode
@@ -18,8 +19,7 @@ from roundgate.protocol.inbound import Headers, Inbound
 from roundgate.protocol.jsonrpc import Request, RequestId, error_response
 
 
-@dataclass(frozen=True, slots=True)
-class WireError:
+class WireError(Struct, frozen=True):
     """The JSON-RPC code and the HTTP status of one class of error."""
 
     code: int
@@ -65,8 +65,7 @@ class ErrorTable:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     """The checks of one method before its params are read."""
 
     feature: str | None

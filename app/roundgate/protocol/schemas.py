@@ -8,11 +8,11 @@ bounded.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
 import jsonschema_rs
+from msgspec import Struct
 
 from roundgate.protocol.problem_texts import problem_texts
 from roundgate.protocol.readings import Readings, walk
@@ -38,8 +38,7 @@ Path: TypeAlias = tuple[str | int, ...]
 """The place of a part of a JSON value: names of members and indexes of items."""
 
 
-@dataclass(frozen=True, slots=True)
-class PartlyKnown:
+class PartlyKnown(Struct, frozen=True):
     """A JSON object of which some parts are unknown."""
 
     value: dict[str, Any]
@@ -47,8 +46,7 @@ class PartlyKnown:
     """The places of the unknown parts; `()` is the whole object."""
 
 
-@dataclass(frozen=True, slots=True)
-class Schema:
+class Schema(Struct, frozen=True):
     """A compiled schema."""
 
     _validator: jsonschema_rs.Validator

@@ -14,11 +14,12 @@ for JSON-RPC errors alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from types import MappingProxyType
 from typing import Any, Final
+
+from msgspec import Struct
 
 from roundgate.clock import iso
 from roundgate.json import encode
@@ -100,8 +101,7 @@ def target(event: Event) -> Status:
     return status
 
 
-@dataclass(frozen=True, slots=True)
-class TaskView:
+class TaskView(Struct, frozen=True):
     """The client's view of a task; times in milliseconds since the epoch, payloads as serialised
     JSON."""
 

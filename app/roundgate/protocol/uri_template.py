@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Final, TypeAlias
 from urllib.parse import quote, unquote
 
+from msgspec import Struct
 from pydantic import AnyUrl
 
 Values: TypeAlias = dict[str, str | list[str]]
@@ -101,8 +101,7 @@ def with_single_slashes(uri: str) -> str:
     return parts[0].lower() + _SLASHES.sub("/", uri[parts.end() :])
 
 
-@dataclass(frozen=True, slots=True)
-class _Operator:
+class _Operator(Struct, frozen=True):
     """One column of the table in RFC 6570 appendix A."""
 
     first: str
@@ -146,8 +145,7 @@ _OPERATORS: Final[Mapping[str, _Operator]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Literal:
+class _Literal(Struct, frozen=True):
     """Literal text of a template."""
 
     text: str
@@ -166,8 +164,7 @@ class _Literal:
         return {}
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
+class _Value(Struct, frozen=True):
     """A value, or a list with its separators, identified by its position. It matches as much as the
     later pieces leave."""
 
@@ -196,8 +193,7 @@ class _Value:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _Expression:
+class _Expression(Struct, frozen=True):
     """An expression between braces (section 2.2); `at` is the offset of the opening brace."""
 
     operator: _Operator
@@ -241,11 +237,9 @@ class _Expression:
             )
 
 
-class _Parameters(_Expression):
+class _Parameters(_Expression, frozen=True):
     """`name=value` pairs in any order, each optional. The piece takes all adjacent pairs, so it has
     only one possible end."""
-
-    __slots__ = ()
 
     def route(self, uri: str, onward: Route) -> Route:
         ends = list(range(len(onward)))  # where the chain of pairs that begins here ends
@@ -280,16 +274,15 @@ _Part: TypeAlias = _Literal | _Expression | _Parameters
 _Piece: TypeAlias = _Literal | _Value | _Parameters
 
 
-@dataclass(frozen=True, slots=True)
-class UriTemplate:
+class UriTemplate(Struct, frozen=True):
     """One template, for example `notes://{owner}/{+path}{?lang}`. `exploded` names the variables
     whose values are lists."""
 
     text: str
     variables: tuple[str, ...]
     exploded: frozenset[str]
-    _parts: tuple[_Part, ...] = field(repr=False)
-    _pieces: tuple[_Piece, ...] = field(repr=False)
+    _parts: tuple[_Part, ...]
+    _pieces: tuple[_Piece, ...]
 
     @classmethod
     def parse(cls, text: str) -> UriTemplate:

@@ -8,9 +8,11 @@ question is sent again under a new key.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final, NoReturn
+
+from msgspec.structs import replace
 
 from roundgate.json import fresh
 from roundgate.protocol import merged
@@ -54,7 +56,9 @@ async def ask(
             answer = _known(run, keys[name], name, question)
             if isinstance(answer, Answer):
                 answers[name] = (
-                    replace(answer, value=fresh(default)) if answer.action == "timeout" else answer
+                    dataclasses.replace(answer, value=fresh(default))
+                    if answer.action == "timeout"
+                    else answer
                 )
             else:
                 opened.append((name, answer, question))

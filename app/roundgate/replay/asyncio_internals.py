@@ -20,10 +20,11 @@ import gc
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakSet
+
+from msgspec import Struct
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -84,16 +85,14 @@ requested it."""
 _IS_ASYNC: Final = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-@dataclass(frozen=True, slots=True)
-class ByWaitFor:
+class ByWaitFor(Struct, frozen=True):
     """A task that `asyncio.wait_for` creates for its awaitable (Python 3.11), and the timer of its
     timeout."""
 
     timer: Timer | None
 
 
-@dataclass(frozen=True, slots=True)
-class ByAsCompleted:
+class ByAsCompleted(Struct, frozen=True):
     """A task that `asyncio.as_completed` creates, and all awaitables of that call."""
 
     awaitables: Any

@@ -21,9 +21,10 @@ import weakref
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
+
+from msgspec import Struct
 
 from roundgate.replay.asyncio_internals import Timer, function_name, state
 
@@ -217,8 +218,7 @@ class Branch:
         return child
 
 
-@dataclass(frozen=True, slots=True)
-class InStep:
+class InStep(Struct, frozen=True):
     """The place of a step's function, which must not call the engine."""
 
     owner: object

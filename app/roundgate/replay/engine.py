@@ -15,9 +15,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any, Final, Generic, TypeAlias, TypeVar
+
+from msgspec import Struct
 
 from roundgate.errors import CallTimeout, GatewayError, MissingCapability, Suspend
 from roundgate.protocol import merged
@@ -44,15 +45,13 @@ ABANDON_S: Final = 2.0
 """The time limit in seconds for the end of a cancelled handler."""
 
 
-@dataclass(frozen=True, slots=True)
-class Completed(Generic[T]):
+class Completed(Struct, Generic[T], frozen=True):
     """The outcome of a handler that returned."""
 
     value: T
 
 
-@dataclass(frozen=True, slots=True)
-class Suspended:
+class Suspended(Struct, frozen=True):
     """The outcome of a handler that waits for answers to `requests` (by wire key) or, if there are
     none, for its next turn."""
 
@@ -67,15 +66,13 @@ class Suspended:
     """The external events that the handler waits for, by their names in the task's record."""
 
 
-@dataclass(frozen=True, slots=True)
-class Restarted:
+class Restarted(Struct, frozen=True):
     """The outcome of a handler that begins again with these arguments."""
 
     arguments: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Struct, frozen=True):
     """The outcome of a handler that raised an error; a passed deadline is a `CallTimeout`."""
 
     error: Exception

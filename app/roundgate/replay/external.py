@@ -13,8 +13,9 @@ before could be lost.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from roundgate.errors import NeedsTask, ToolError
 from roundgate.json import fresh

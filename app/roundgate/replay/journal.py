@@ -23,8 +23,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, Final, TypeAlias
+
+from msgspec import Struct, field
+from msgspec.structs import fields, replace
 
 from roundgate.errors import NotJson, NotRetryable
 from roundgate.json import encode
@@ -43,8 +45,7 @@ VERSION: Final = "version:"
 """The prefix of the key of a version."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Struct, frozen=True):
     """A step that returned. `what` is its `identity`."""
 
     key: str
@@ -52,8 +53,7 @@ class Finished:
     what: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Raised:
+class Raised(Struct, frozen=True):
     """A step that raised an error. `told` is True if the message is meant for the caller
     (`ToolError`)."""
 
@@ -74,8 +74,7 @@ class Raised:
     """The reference of the failure in the log of a task."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tried:
+class Tried(Struct, frozen=True):
     """A step with failed attempts, and the time of the next one in milliseconds since the epoch."""
 
     key: str
@@ -86,8 +85,7 @@ class Tried:
     """The last failure: message, told, how, time and reference, as in `Raised`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(Struct, frozen=True):
     """A step that the handler itself cancelled (`asyncio.timeout`, a failed sibling) after some
     milliseconds."""
 
@@ -96,8 +94,7 @@ class Cut:
     what: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Began:
+class Began(Struct, frozen=True):
     """An `at_most_once` step that is about to be called. Without a later entry its outcome is
     unknown."""
 
@@ -105,8 +102,7 @@ class Began:
     what: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """An open question. `problem` is the fault of the last answer."""
 
     key: str
@@ -122,8 +118,7 @@ class Asked:
     """When the default becomes the answer, in milliseconds since the epoch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(Struct, frozen=True):
     """An answer, and the digest of the question as it was shown; `None` if the answer came
     unasked."""
 
@@ -135,8 +130,7 @@ class Answered:
     wire: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Unanswered:
+class Unanswered(Struct, frozen=True):
     """A question that timed out; its default is the answer."""
 
     key: str
@@ -145,15 +139,13 @@ class Unanswered:
     wire: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(Struct, frozen=True):
     """A place where the handler has already ended a round or turn."""
 
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Slept:
+class Slept(Struct, frozen=True):
     """A sleep or time limit that began, and its end in milliseconds since the epoch. `was_left` is
     `True` once the block of a limit ended in time; the limit then never passes in later runs."""
 
@@ -163,8 +155,7 @@ class Slept:
     was_left: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(Struct, frozen=True):
     """The order of an event without an outcome of its own: a sleep ended, questions were answered,
     a time limit passed. Always recorded for time limits, and for other events if the handler has
     branches."""
@@ -182,8 +173,7 @@ DELIVERED: Final = "delivered"
 MISSED: Final = "missed"
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(Struct, frozen=True):
     """An external event that can be delivered until `until_ms` (milliseconds since the epoch).
     `token` is the right to deliver it."""
 
@@ -205,8 +195,7 @@ class Opened:
         return self.key if self.mark is None else self.mark
 
 
-@dataclass(frozen=True, slots=True)
-class Remembered:
+class Remembered(Struct, frozen=True):
     """A value that the engine made for its handler without side effects: an idempotency key, a
     time, the seed of random numbers, a version (`remembered`)."""
 
@@ -237,8 +226,7 @@ _TAGS: Final[Mapping[str, type[Entry]]] = {
 }
 _TAG_OF: Final = {kind: tag for tag, kind in _TAGS.items()}
 _REQUIRED: Final = {
-    kind: sum(f.default is MISSING for f in fields(kind)) + (3 if kind is Asked else 0)
-    for kind in _TAG_OF
+    kind: sum(f.required for f in fields(kind)) + (3 if kind is Asked else 0) for kind in _TAG_OF
 }
 """The number of members that are always written. Later members are omitted at the end if they are
 `None`."""
@@ -270,8 +258,7 @@ class WireNames:
         return wire
 
 
-@dataclass(slots=True)
-class Journal:
+class Journal(Struct):
     """The records of one call: steps, questions, and the handler's own `state`, all JSON."""
 
     steps: dict[str, Step] = field(default_factory=dict)
@@ -390,7 +377,7 @@ class Journal:
 def row(entry: Entry) -> list[Any]:
     """Return an entry as JSON: `[tag, key, …]`, without trailing `None` members."""
     kind = type(entry)
-    members = [getattr(entry, name) for name in kind.__slots__]
+    members = [getattr(entry, name) for name in kind.__struct_fields__]
     while len(members) > _REQUIRED[kind] and members[-1] is None:
         members.pop()
     return [_TAG_OF[kind], *members]
@@ -404,7 +391,7 @@ def from_row(value: Any) -> Entry:
     """
     tag, *members = value
     kind = _TAGS.get(tag)
-    if kind is None or len(members) > len(kind.__slots__):
+    if kind is None or len(members) > len(kind.__struct_fields__):
         raise ValueError(f"unknown journal entry {tag!r} with {len(members)} members")
     return kind(*members)
 

@@ -8,10 +8,11 @@ The digest of its wire form identifies a question. After an answer that does not
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
+from msgspec import Struct
 from pydantic import BaseModel, ValidationError
 
 from roundgate.errors import Declined, Inside
@@ -96,8 +97,7 @@ def question_digest(name: str, question: Question) -> str:
     return digest(plain(question.to_wire(), f"question {name!r}"))
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(Struct, frozen=True, dict=True):
     """A form for the user to fill in: a pydantic model of flat fields, or a JSON Schema of the
     permitted subset."""
 
@@ -106,13 +106,13 @@ class Form:
     is_approval: bool = False
     """Whether a person has to answer in a form that the client shows, so that no substitute for a
     form counts."""
-    _schema: dict[str, Any] = field(init=False, repr=False, compare=False)
-    _checker: Schema = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        schema, checker = compiled(self.fields)
-        object.__setattr__(self, "_schema", schema)
-        object.__setattr__(self, "_checker", checker)
+        _ = self._compiled  # refuses fields that a form cannot have
+
+    @cached_property
+    def _compiled(self) -> tuple[dict[str, Any], Schema]:
+        return compiled(self.fields)
 
     @property
     def requires(self) -> Mapping[str, Any]:
@@ -120,7 +120,7 @@ class Form:
 
     def to_wire(self, problem: str | None = None) -> dict[str, Any]:
         message = _with_problem(self.message, problem)
-        params = {"mode": "form", "message": message, "requestedSchema": self._schema}
+        params = {"mode": "form", "message": message, "requestedSchema": self._compiled[0]}
         return {"method": "elicitation/create", "params": params}
 
     def read(self, name: str, response: Any) -> Answer:
@@ -128,7 +128,7 @@ class Form:
         if action != "accept":
             return Answer(name, action)
         content = response.get("content", {})
-        if problems := self._checker.problems(content, "answer"):
+        if problems := self._compiled[1].problems(content, "answer"):
             raise UnfitAnswer("; ".join(problems))
         return Answer(name, action, self._value(content))
 
@@ -145,8 +145,7 @@ class Form:
             raise UnfitAnswer("; ".join(wrong)) from None
 
 
-@dataclass(frozen=True, slots=True)
-class Url:
+class Url(Struct, frozen=True):
     """A page for the user to open, for data that the client must not see. The action "accept" means
     only that the user agreed to open the page."""
 
@@ -184,8 +183,7 @@ class Sampled:
         return "".join(block["text"] for block in self.content if block.get("type") == "text")
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """A request to the client's model. `messages` is the text of one user message, or messages as
     `PromptMessage` or wire objects."""
 
@@ -247,8 +245,7 @@ class Root:
     name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Roots:
+class Roots(Struct, frozen=True):
     """A request for the client's roots."""
 
     @property
@@ -272,8 +269,7 @@ class Roots:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Raw:
+class Raw(Struct, frozen=True):
     """An `InputRequest` in wire form; its answer is returned unchanged."""
 
     request: Mapping[str, Any]

@@ -21,9 +21,11 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeAlias
+
+from msgspec import Struct
 
 from roundgate.aio import Threads
 from roundgate.auth import Principal
@@ -104,8 +106,7 @@ async def publish_nowhere(method: str, uri: str | None) -> None:
     """Do nothing, for calls whose changes no client can follow."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextPart:
+class TextPart(Struct, frozen=True):
     """A part of a long text."""
 
     text: str
@@ -217,7 +218,7 @@ class Call:
     """Checks the call by the rules of `policy`; `None` if there are none."""
     cleanup: Cleanup | None = None
     """Set if the call may only end external work and begin no other."""
-    step_threads: Threads | None = field(default=None, compare=False)
+    step_threads: Threads | None = None
     """The bounded thread pool for steps that are plain functions; by default 40 threads for each
     event loop."""
 

@@ -37,9 +37,10 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
+
+from msgspec import Struct
 
 from roundgate.clock import Clock
 from roundgate.errors import NondeterminismError
@@ -72,8 +73,7 @@ QUIET_TURNS: Final = 10
 rest."""
 
 
-@dataclass(slots=True, eq=False)
-class Parked:
+class Parked(Struct, eq=False):
     """A branch that waits, at most until `until_ms` (milliseconds since the epoch)."""
 
     branch: Branch

@@ -10,10 +10,12 @@ import typing
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from roundgate.aio import Threads
 from roundgate.clock import iso
@@ -76,8 +78,7 @@ RetryIf: TypeAlias = (
 """The errors after which a step is tried again: a function, or types of errors."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(Struct, frozen=True):
     """The options of `ctx.step`."""
 
     timeout_s: float | None = None
@@ -147,8 +148,7 @@ _UNWATCHED: Final = StepWatch()
 WATCH: Final[ContextVar[StepWatch]] = ContextVar("roundgate_step_watch", default=_UNWATCHED)
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(Struct, frozen=True):
     """A step: its place, its identity, and the function with its arguments."""
 
     key: str

@@ -11,13 +11,13 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial, wraps
 from threading import Lock
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from anyio import CapacityLimiter, from_thread
+from msgspec import Struct, field
 
 from roundgate.aio import in_thread
 from roundgate.replay import waiting
@@ -242,8 +242,7 @@ def _call(function: Callable[[], T]) -> T:
     return function()
 
 
-@dataclass(slots=True)
-class Items(Generic[I, T]):
+class Items(Struct, Generic[I, T]):
     """Items and their results. Any number of threads may work on them."""
 
     function: Callable[[I], T]

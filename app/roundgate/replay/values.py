@@ -39,6 +39,7 @@ from typing import Annotated, Any, Final, Literal, Union
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
+from msgspec import Struct, structs
 from pydantic import (
     AnyUrl,
     AwareDatetime,
@@ -150,6 +151,8 @@ def _inside(value: Any, room: int) -> Any:
         return hashlib.sha256(value).hexdigest()
     if isinstance(value, BaseModel):
         return _values({name: getattr(value, name) for name in type(value).model_fields}, room)
+    if isinstance(value, Struct):
+        return _values(structs.asdict(value), room)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _values(
             {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)},
@@ -165,8 +168,7 @@ def _inside(value: Any, room: int) -> Any:
     return None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Conversion:
+class Conversion(Struct, frozen=True):
     """The conversion between a type and JSON. `name` is the annotation, for error messages."""
 
     adapter: TypeAdapter[Any]
@@ -297,8 +299,8 @@ def _conversion(hint: Any) -> Conversion | None:
     name = getattr(hint, "__name__", None) if not typing.get_args(hint) else None
     conversion = Conversion(adapter, name or str(hint).replace("typing.", ""))
     if adapter.rebuild(raise_errors=False) is False:
-        return dataclasses.replace(conversion, loss=UNKNOWN_NAME)
-    return dataclasses.replace(
+        return structs.replace(conversion, loss=UNKNOWN_NAME)
+    return structs.replace(
         conversion,
         loss=loss(
             hint,

@@ -21,9 +21,10 @@ import asyncio
 import math
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, NoReturn
+
+from msgspec.structs import replace
 
 from roundgate.clock import Timer, iso
 from roundgate.errors import Suspend, ToolError

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlsplit
+
+from msgspec import Struct, field
 
 from roundgate.backends import BackendConfig, Catalog, Selector, ServedTool, ToolOverride
 from roundgate.backends.http.secrets import SECRET_NAME
@@ -32,8 +33,7 @@ _Effects: TypeAlias = tuple[CallMatch | None, CallMatch | None]
 _NO_OVERRIDE: Final = ToolOverride.model_construct(_fields_set=set())
 
 
-@dataclass(frozen=True, slots=True)
-class ToolPolicy:
+class ToolPolicy(Struct, frozen=True):
     """The protection of one tool at one endpoint."""
 
     name: str
@@ -52,8 +52,7 @@ class ToolPolicy:
     """The rules of `policy` for its calls, in order."""
 
 
-@dataclass(frozen=True, slots=True)
-class ItemPolicy:
+class ItemPolicy(Struct, frozen=True):
     """The protection of one prompt, resource or template at one endpoint."""
 
     name: str
@@ -63,8 +62,7 @@ class ItemPolicy:
     """The rules of `policy` for it, in order."""
 
 
-@dataclass(frozen=True, slots=True)
-class BackendPolicy:
+class BackendPolicy(Struct, frozen=True):
     """The protection of all tools of one back end, including future tools."""
 
     approve: str
@@ -81,8 +79,7 @@ class BackendPolicy:
     """The selection and scopes of an MCP server's prompts and resources."""
 
 
-@dataclass(frozen=True, slots=True)
-class EffectivePolicy:
+class EffectivePolicy(Struct, frozen=True):
     """The protection of a configuration."""
 
     auth: Mapping[str, Any]

@@ -9,9 +9,11 @@ import os
 from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from roundgate.aio import Threads
 from roundgate.backends import BackendConfig
@@ -143,8 +145,7 @@ def tell_uncovered(catalog: Catalog) -> None:
         )
 
 
-@dataclass(slots=True)
-class _Made:
+class _Made(Struct):
     """The back ends that were created, and the problems of the others."""
 
     backends: list[NamedBackend] = field(default_factory=list)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeAlias
+
+from msgspec import Struct, field
 
 from roundgate import aws, config
 from roundgate import observability as logs
@@ -62,8 +63,7 @@ Prepares: TypeAlias = Sequence[Callable[[], None]]
 """Functions that make AWS clients before the first call needs them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stores:
+class Stores(Struct, frozen=True):
     """The stores that cooperating processes share."""
 
     tasks: StoredTasks
@@ -102,8 +102,7 @@ class Stores:
             prepare()
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Struct, frozen=True):
     """The parts of a configuration that are independent of the stores. The instances of a test share
     them."""
 
@@ -113,8 +112,7 @@ class Loaded:
     """The audit log, if there is one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Core:
+class Core(Struct, frozen=True):
     """The common parts of a gateway and a worker."""
 
     serving: Serving

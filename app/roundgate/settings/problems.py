@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, Final, get_args
 
+from msgspec.structs import replace
 from pydantic import BaseModel, ValidationError
 
 from roundgate.errors import Problem

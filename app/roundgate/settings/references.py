@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
+from msgspec import Struct, field
+from msgspec.structs import replace
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
-from roundgate import aws, json
+from roundgate import json
 from roundgate.errors import ConfigError, ParseError, Problem, UnresolvedReference
 from roundgate.settings.files import read_regular
 from roundgate.settings.yaml_file import Loc, Origin
@@ -123,8 +124,7 @@ def is_kept_at_aws(text: str) -> bool:
 # Secrets
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(Struct, frozen=True):
     """A reference to a text that the gateway reads on demand."""
 
     kept: Kept
@@ -141,15 +141,17 @@ Parts: TypeAlias = tuple[str | Reference, ...]
 """The texts and references whose concatenation is a value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Deferred:
+class Deferred(Struct, frozen=True):
     """A string of gateway.yaml with references that are not yet read. Only a `Secret` accepts
     it."""
 
-    parts: Parts = field(repr=False)
-    problem: Problem | None = field(default=None, repr=False)
+    parts: Parts
+    problem: Problem | None = None
     """The problem of a file that could not be read. The back end with this `Secret` reports the
     problem; other back ends are served."""
+
+    def __repr__(self) -> str:
+        return "Deferred()"
 
 
 CALLER_FACTS: Final = ("subject", "issuer", "client", "call")
@@ -158,8 +160,7 @@ _CALLER: Final = "caller."
 _CLAIM: Final = "claims."
 
 
-@dataclass(frozen=True, slots=True)
-class CallerReference:
+class CallerReference(Struct, frozen=True):
     """A reference `${caller.FACT}`, whose value each request of a caller has anew. Only `headers` of
     back ends accept it."""
 
@@ -230,14 +231,13 @@ class FromFiles(str):
     parts: Parts
 
 
-@dataclass(frozen=True, slots=True)
-class Secret:
+class Secret(Struct, frozen=True):
     """A setting that is redacted in logs and dumps, such as a credential for a service."""
 
-    parts: Parts = field(repr=False)
-    check: Callable[[str], None] = field(default=lambda _: None, repr=False, compare=False)
+    parts: Parts
+    check: Callable[[str], None] = lambda _: None
     """Raises ValueError for an unusable text."""
-    first: str | None = field(default=None, repr=False, compare=False)
+    first: str | None = None
     """The contents of files when the configuration was read; `None` once they are checked."""
 
     @property
@@ -251,6 +251,15 @@ class Secret:
     def references(self) -> tuple[Reference, ...]:
         """The references in the secret."""
         return tuple(part for part in self.parts if isinstance(part, Reference))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self.parts == other.parts
+
+    def __hash__(self) -> int:
+        return hash(self.parts)
+
+    def __repr__(self) -> str:
+        return "Secret()"
 
     def __str__(self) -> str:
         return "**********"
@@ -315,8 +324,7 @@ def settings_of(value: Any, loc: Loc = ()) -> Iterator[tuple[Loc, Any]]:
 # gateway.yaml
 
 
-@dataclass(frozen=True, slots=True)
-class Resolver:
+class Resolver(Struct, frozen=True):
     """A resolver for the references of one gateway.yaml."""
 
     environ: Mapping[str, str]
@@ -436,6 +444,8 @@ class Resolver:
         return value, None
 
     def _read_now(self, reference: Reference, place: Origin) -> str:
+        from roundgate import aws
+
         name, key = reference.name, reference.key
         try:
             store = STORES_AT_AWS[reference.kept]

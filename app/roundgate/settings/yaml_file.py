@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias
+
+from msgspec import Struct
 
 from roundgate.errors import ConfigError, ParseError, Problem, YamlTooCostly
 
 Loc: TypeAlias = tuple[str | int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
+class Located(Struct, frozen=True):
     """The content of a file. `lines` maps a location to its line; it is empty for JSON files."""
 
     file: Path
@@ -34,8 +34,7 @@ class Located:
         return next((self.lines[place] for place in around if place in self.lines), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """A place in a configuration file."""
 
     located: Located

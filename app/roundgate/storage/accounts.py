@@ -23,8 +23,9 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final, TypeAlias
+
+from msgspec import Struct, field
 
 from roundgate import json
 from roundgate.auth import Principal
@@ -54,8 +55,7 @@ RowsOf: TypeAlias = Callable[[Principal], SessionStore]
 """Returns the rows of a caller of one view."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reserved:
+class Reserved(Struct, frozen=True):
     """Bytes that were reserved for a write."""
 
     owner: str
@@ -63,8 +63,7 @@ class Reserved:
     end_ms: int
 
 
-@dataclass(slots=True)
-class _Ahead:
+class _Ahead(Struct):
     """The bytes that this process has reserved for an owner and not used yet."""
 
     left: dict[int, int] = field(default_factory=dict)

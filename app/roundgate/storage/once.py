@@ -13,8 +13,9 @@ process, because the effect may have happened, and a second run could repeat it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from roundgate import json
 from roundgate.storage.sessions import SessionStore
@@ -24,8 +25,7 @@ CLOCKS_AHEAD_MS: Final = 2 * 86_400_000
 clock is ahead does not let another run the round again."""
 
 
-@dataclass(frozen=True, slots=True)
-class OnceRecord:
+class OnceRecord(Struct, frozen=True):
     """The record of a token id."""
 
     answers: str

@@ -8,14 +8,14 @@ time, because the sweep sends another (`TaskStore.scan`).
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from roundgate.storage.tasks import TaskRef
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True):
     """A delivery of a message. Each delivery has its own `receipt`."""
 
     ref: TaskRef

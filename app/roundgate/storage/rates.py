@@ -31,6 +31,8 @@ from itertools import islice
 from math import ceil
 from typing import Final, Protocol, TypeAlias
 
+from msgspec import Struct
+
 from roundgate import json
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
@@ -63,17 +65,16 @@ Caller: TypeAlias = tuple[str, str, str]
 """Issuer, subject and client; or two empty texts around an address."""
 
 
-@dataclass(frozen=True, slots=True)
-class Quota:
+class Quota(Struct, frozen=True):
     """The size of a bucket, and the tokens that it gains in a minute."""
 
     per_minute: int
     burst: int
-    capacity: int = field(init=False)
-    """The parts in a full bucket."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "capacity", self.burst * TOKEN)
+    @property
+    def capacity(self) -> int:
+        """The parts in a full bucket."""
+        return self.burst * TOKEN
 
     def gained(self, parts: int, elapsed_ms: int) -> int:
         """Return the parts in a bucket after a time."""

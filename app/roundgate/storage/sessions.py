@@ -14,18 +14,24 @@ absent, even if the database has not deleted it yet. Reads are strongly consiste
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class SessionRow:
+
+class SessionRow(Struct, frozen=True):
     """A stored value, and the version that `replace` compares."""
 
     value: bytes
     version: int
-    forget_ms: int = field(default=0, compare=False)
+    forget_ms: int = 0
     """When the row expires, in milliseconds since the epoch."""
+
+    def __eq__(self, other: object) -> bool:
+        """Compare value and version; not every read of a store knows when a row expires."""
+        if not isinstance(other, SessionRow):
+            return NotImplemented
+        return (self.value, self.version) == (other.value, other.version)
 
 
 class SessionStore(Protocol):

@@ -28,10 +28,12 @@ parts, which sweepers share among themselves.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Protocol
+
+from msgspec import Struct, field
+from msgspec.structs import astuple, replace
 
 from roundgate.clock import iso
 from roundgate.protocol import OPEN, TERMINAL, Status, TaskView
@@ -42,8 +44,7 @@ HIDDEN: Final = "~"
 """The first character of a hidden task's id. No id that clients receive contains it."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class TaskRef:
+class TaskRef(Struct, frozen=True, order=True):
     """The key of a task: the digest of its owner, and its id. Neither contains a dot."""
 
     owner: str
@@ -106,8 +107,7 @@ UNHAPPY: Final = frozenset(Ending) - {Ending.OK, Ending.TOOL_ERROR}
 """The endings that every store indexes: operators look for them, and they are few."""
 
 
-@dataclass(frozen=True)
-class TaskRecord:
+class TaskRecord(Struct, frozen=True):
     """The current state of a task, without its values. Times are milliseconds since the epoch."""
 
     ref: TaskRef
@@ -164,17 +164,21 @@ class TaskRecord:
     """The id of the call in the log (`roundgate.observability.correlation`)."""
     events: Sequence[str] = ()
     """The external events of the task, as `roundgate.tasks.events.Mark` writes them."""
-    asked: Sequence[str] = field(default=(), compare=False)
+    asked: Sequence[str] = ()
     """The wire keys of the stored questions in order: outstanding questions, or questions that the
     task stopped waiting for and may ask again."""
-    unsent: bool = field(default=False, compare=False)
+    unsent: bool = False
     """Whether the current `due_ms` was set without sending a message."""
-    noted: int = field(default=0, compare=False)
+    noted: int = 0
     """The number of the last write of entries under the current lease."""
-    version: Any = field(default=None, compare=False)
+    version: Any = None
     """The store's version of the record. Each write changes it."""
-    notes: Any = field(default=None, compare=False, repr=False)
+    notes: Any = None
     """The store's own data about the record."""
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the fields before `asked`, which do not depend on the store and its messages."""
+        return isinstance(other, TaskRecord) and astuple(self)[:-5] == astuple(other)[:-5]
 
     @property
     def shown_status(self) -> Status:
@@ -235,8 +239,7 @@ class Part(StrEnum):
     OUTCOME = "outcome"
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
+class Put(Struct, frozen=True):
     """A value to store. An unnamed part keeps only its last value."""
 
     part: Part
@@ -244,16 +247,14 @@ class Put:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(Struct, frozen=True):
     """Values to delete: all values of a part, or the value with a name."""
 
     part: Part
     name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """A new record in place of `before`. Drops happen before puts."""
 
     before: TaskRecord
@@ -269,16 +270,14 @@ class Change:
         return replace(self.before, **fields)
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Struct, frozen=True):
     """The record has changed since the read."""
 
     record: TaskRecord | None
     """The current record; `None` if it was deleted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Struct, frozen=True):
     """The values of a task that a worker needs."""
 
     call: bytes
@@ -289,8 +288,7 @@ class Work:
     """Every answer that was taken, by wire key."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenTask:
+class OpenTask(Struct, frozen=True):
     """A task in the index of due tasks: open, or terminal and to be cleaned up."""
 
     ref: TaskRef
@@ -305,8 +303,7 @@ class OpenTask:
     """As `TaskRecord.unsent`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """An operator's search filter. `None` matches any value."""
 
     owner: str | None = None
@@ -330,8 +327,7 @@ class Wanted:
 ANY: Final = Wanted()
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """A page of search results."""
 
     records: Sequence[TaskRecord]

@@ -7,8 +7,9 @@ action before it happens, and then its result (`recorded`).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
+
+from msgspec import Struct
 
 from roundgate.auth import Principal
 from roundgate.errors import NotRetryable
@@ -65,8 +66,7 @@ Chosen: TypeAlias = tuple[TaskRef, int | None]
 taken even from a worker."""
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(Struct, frozen=True):
     """An action on tasks."""
 
     act: Callable[[StoredTasks, Chosen, int], Awaitable[str | None]]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from roundgate import json
 from roundgate.auth import Principal
@@ -14,8 +15,7 @@ from roundgate.tasks.events import marks_from_record
 from roundgate.tasks.stored import Claimed
 
 
-@dataclass(frozen=True, slots=True)
-class TaskCall:
+class TaskCall(Struct, frozen=True):
     """A `tools/call` with all data of its request that the handler may need later."""
 
     tool: str

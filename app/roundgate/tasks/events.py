@@ -7,9 +7,10 @@ An event under a lease has the lease's `fence`. Times are milliseconds since the
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
+
+from msgspec import Struct, field
 
 from roundgate.protocol import Status, TaskView
 from roundgate.storage import Change, Ending, Put, TaskRecord, TaskRef
@@ -119,8 +120,7 @@ class Sending(StrEnum):
     """The move sends no message, and the task becomes `unsent`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Next(Change):
+class Next(Change, frozen=True):
     """The change that an event makes to a task."""
 
     result: StrEnum | None = None
@@ -129,8 +129,7 @@ class Next(Change):
     message is needed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Struct, frozen=True):
     """The refusal of an event, which changes nothing."""
 
     reason: StrEnum
@@ -143,8 +142,7 @@ KEPT_DELIVERIES: Final = 20
 the same answer. DynamoDB charges each write by the size of the record."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(Struct, frozen=True):
     """An external event as the record of its task stores it: `event:paid 1790000000000 open`."""
 
     name: str
@@ -179,8 +177,7 @@ def marks_from_record(record: TaskRecord) -> list[Mark]:
 # Creation
 
 
-@dataclass(frozen=True, slots=True)
-class NewTask:
+class NewTask(Struct, frozen=True):
     """A task to be created. Times are milliseconds since the epoch."""
 
     ref: TaskRef
@@ -224,8 +221,7 @@ class NewTask:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Created:
+class Created(Struct, frozen=True):
     """The first record of a task, its values and its message."""
 
     record: TaskRecord
@@ -237,8 +233,7 @@ class Created:
 # Events of the owner
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """Answers by wire key. Once all outstanding questions are answered, the task is due at
     `due_ms`."""
 
@@ -246,8 +241,7 @@ class Answer:
     due_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(Struct, frozen=True):
     """A cancellation, which makes the task `cancelled` unless it is terminal. A task to be cleaned
     up is due at `due_ms`."""
 
@@ -258,8 +252,7 @@ class Cancel:
 # Events of a worker
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """A claim of a `working` task that is free and awake.
 
     A lease has lapsed if it ended at or before `lapsed_ms`. The claimer passes a time before its
@@ -273,8 +266,7 @@ class Claim:
     alone: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Added:
+class Added(Struct, frozen=True):
     """The additions of an event under a lease."""
 
     entries: Sequence[bytes] = ()
@@ -291,8 +283,7 @@ class Added:
 NOTHING = Added()
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """New entries of the journal. The event also extends the lease to `until_ms` and moves the due
     time to `due_ms`, unless these are `None`. With entries it counts as progress."""
 
@@ -303,8 +294,7 @@ class Checkpoint:
     due_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Suspend:
+class Suspend(Struct, frozen=True):
     """Questions to the client, at least one. With a `wake_ms` the task is due then, to continue
     without the answers; otherwise when it expires. The event counts as progress.
 
@@ -321,8 +311,7 @@ class Suspend:
     ready_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(Struct, frozen=True):
     """The release of a task that continues at `wake_ms`; 0 means at once. `keeps_blame` is set
     after a fault or a decline: `deaths` and `suspect` stay. A worker may claim the task `early_ms`
     before it continues, and waits for the rest. If the task is due at its wake time, the sweep
@@ -341,8 +330,7 @@ class Release:
     early_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(Struct, frozen=True):
     """Another call and journal, which replace the present ones and all answers."""
 
     fence: int
@@ -355,8 +343,7 @@ class Restart:
     """As `Added.expires_ms`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Park:
+class Park(Struct, frozen=True):
     """The removal of a task from all workers until its operator acts. The task stays `working` but
     sleeps until it expires; `Requeue` wakes it."""
 
@@ -364,8 +351,7 @@ class Park:
     status_message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Struct, frozen=True):
     """The end of a task. The status message replaces the previous one, even with `None`. With
     `cleanup_due_ms` the task needs a cleanup and is due then."""
 
@@ -381,8 +367,7 @@ class Finish:
     """As `Added.expires_ms`."""
 
 
-@dataclass(frozen=True, slots=True)
-class LetGo:
+class LetGo(Struct, frozen=True):
     """The end of a lease from outside the run. With `blame` the task becomes a suspect; if the
     lease came from a claim with `alone=True`, the event counts as a death. If the task is due now,
     the sweep finds it without a message."""
@@ -395,8 +380,7 @@ class LetGo:
 # Events of a cleanup
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimCleanup:
+class ClaimCleanup(Struct, frozen=True):
     """A claim of a terminal task for its cleanup.
 
     The task is free if its lease ends at or before `lapsed_ms`, and always for the holder of the
@@ -410,8 +394,7 @@ class ClaimCleanup:
     journal: Sequence[bytes] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PostponeCleanup:
+class PostponeCleanup(Struct, frozen=True):
     """The release of a task whose cleanup continues at `wake_ms`."""
 
     fence: int
@@ -419,8 +402,7 @@ class PostponeCleanup:
     due_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class EndCleanup:
+class EndCleanup(Struct, frozen=True):
     """The end of a cleanup: all external work has ended, or the workers have given up."""
 
     fence: int
@@ -429,16 +411,14 @@ class EndCleanup:
 # Events of the sweep
 
 
-@dataclass(frozen=True, slots=True)
-class GoOn:
+class GoOn(Struct, frozen=True):
     """The end of the wait for answers. An `input_required` task whose `wake_ms` has passed becomes
     `working`."""
 
     due_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Postpone:
+class Postpone(Struct, frozen=True):
     """A move of the due time, provided that it is still `seen_ms`. A lease lapses `skew_ms` after
     its end. If the lease of the task has not lapsed, the task becomes due at that time, and no
     message is sent."""
@@ -450,8 +430,7 @@ class Postpone:
     skew_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Expire:
+class Expire(Struct, frozen=True):
     """The end of an open task that is past its time. A task to be cleaned up is due at `due_ms`."""
 
     due_ms: int
@@ -460,8 +439,7 @@ class Expire:
 # Events of a service
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(Struct, frozen=True):
     """The payload of an open external event. A task that awaits the event is due at `due_ms`. A
     task that a failed step ended also stores the payload, for its retry."""
 
@@ -474,8 +452,7 @@ class Deliver:
 # Events of the operator
 
 
-@dataclass(frozen=True, slots=True)
-class Requeue:
+class Requeue(Struct, frozen=True):
     """A request to take a `working` task from its worker.
 
     The task loses its lease, wake time, attempts and blame, and gets a higher fence. If `fence` is
@@ -486,8 +463,7 @@ class Requeue:
     fence: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Rewind:
+class Rewind(Struct, frozen=True):
     """The continuation of a parked task from an earlier place. The call, the entries of `journal`
     and `events` replace the present ones and all answers. The task must be unchanged since the
     operator read it: no claim since `fence`, and no delivered event since `seen`."""
@@ -500,8 +476,7 @@ class Rewind:
     seen: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class NoteRetry:
+class NoteRetry(Struct, frozen=True):
     """The id of the task that continues the work of a task that a failed step ended. Only the first
     id is recorded."""
 

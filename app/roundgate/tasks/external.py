@@ -12,8 +12,9 @@ predecessor opened.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from roundgate.clock import Clock
 from roundgate.errors import NotJson, ParseError
@@ -51,8 +52,7 @@ def decode_payload(body: bytes) -> Any:
     return payload
 
 
-@dataclass(frozen=True, slots=True)
-class EventSource:
+class EventSource(Struct, frozen=True):
     """The tokens and URLs of the external events of all tasks."""
 
     tokens: Callable[[], EventTokens]
@@ -64,8 +64,7 @@ class EventSource:
         return EventsOfTask(self, record.ref)
 
 
-@dataclass(frozen=True, slots=True)
-class EventsOfTask:
+class EventsOfTask(Struct, frozen=True):
     """The `replay.ExternalEvents` of a task."""
 
     source: EventSource
@@ -92,8 +91,7 @@ class EventsOfTask:
         return self.source.tokens().seal(EventPlace(self.ref.owner, self.ref.id, name))
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(Struct, frozen=True):
     """The result of a delivery. `ref` and `name` identify the event, if it is known."""
 
     delivered: Delivered

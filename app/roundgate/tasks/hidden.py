@@ -28,8 +28,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from roundgate import json
 from roundgate.auth import Principal, task_owner
@@ -83,8 +85,7 @@ class Patiently(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class NewCall:
+class NewCall(Struct, frozen=True):
     """A call that becomes a hidden task."""
 
     session: str

@@ -14,8 +14,10 @@ One history is one line of JSON:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from roundgate import json
 from roundgate.replay import (
@@ -52,8 +54,7 @@ LATER_MS: Final = 86_400_000
 """The time in milliseconds after its export when an unfinished sleep ends in an outline."""
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class History(Struct, frozen=True):
     """A recorded history. The last four members are `None` in an outline."""
 
     task: str
@@ -86,7 +87,7 @@ class History:
 
     def to_json(self) -> dict[str, Any]:
         """Return the history as a JSON object."""
-        members = {name: getattr(self, name) for name in self.__slots__}
+        members = {name: getattr(self, name) for name in self.__struct_fields__}
         return {"history": FORMAT} | {n: value for n, value in members.items() if value is not None}
 
     @classmethod

@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from msgspec import Struct
+
 from roundgate import json
 from roundgate.clock import Clock, iso
 from roundgate.tasks.stored import StoredTasks
@@ -33,8 +35,7 @@ SOON_PART = 1 / 6
 this time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(Struct, frozen=True):
     """A moment by both clocks, in milliseconds."""
 
     wall_ms: int
@@ -123,8 +124,7 @@ that was ahead."""
 log = logging.getLogger("roundgate.tasks")
 
 
-@dataclass(frozen=True, slots=True)
-class _Heard:
+class _Heard(Struct, frozen=True):
     """A report of the clock of another process."""
 
     ahead_ms: int

@@ -13,8 +13,9 @@ A task is ended before its row expires, so that its client sees the reason.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from roundgate.replay import Asked, Entry, Slept
 from roundgate.settings import TasksConfig
@@ -26,8 +27,7 @@ LEAST: Final = 0.01
 """The least part of its life by which a wait extends it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Life:
+class Life(Struct, frozen=True):
     """The lengths of a task's life in milliseconds."""
 
     timeout_ms: int

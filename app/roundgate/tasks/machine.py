@@ -87,9 +87,10 @@ task, once.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
+
+from msgspec.structs import replace
 
 from roundgate.protocol import Event as Step
 from roundgate.protocol import Status, sources, target

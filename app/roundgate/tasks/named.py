@@ -15,8 +15,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from roundgate.auth import Principal
 from roundgate.backends import MAX_ID_CHARS, CatalogSource, ServedTool, TaskSource

@@ -23,8 +23,10 @@ The handler and its services still see A (`TaskCall.continues`), so idempotency 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from roundgate import json
 from roundgate.errors import NotRetryable, ParseError
@@ -204,8 +206,7 @@ def _journal_with(entries: Sequence[Entry], record: TaskRecord, work: Work) -> J
     return journal
 
 
-@dataclass(frozen=True, slots=True)
-class Repeated:
+class Repeated(Struct, frozen=True):
     """The actions that a task repeats if it continues from a chosen step, by their places in the
     handler."""
 
@@ -263,8 +264,7 @@ _STATES: Final[dict[type, str]] = {
 """The kinds of entries that an operator sees. Other kinds only record the order of branches."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """The failure of an attempt at a step."""
 
     type: str
@@ -291,8 +291,7 @@ class Failure:
 _TYPES: Final = {TIMED_OUT: "StepTimeout", NOT_JSON: "NotJson"}
 
 
-@dataclass(frozen=True, slots=True)
-class StepDone:
+class StepDone(Struct, frozen=True):
     """A step, pause or question that a task has done or begun."""
 
     name: str

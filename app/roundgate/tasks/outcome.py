@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
+
+from msgspec import Struct
 
 from roundgate.auth import Principal
 from roundgate.backends import Returned
@@ -122,8 +124,7 @@ def log_failure(what: str, error: Exception, clock: Clock) -> str:
     return reference
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """The end of a task: a terminal status, its outcome and its message."""
 
     status: Status

@@ -23,8 +23,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from roundgate import json
 from roundgate.errors import LeaseLost, Unavailable
@@ -119,13 +122,12 @@ class _Held:
         self.in_doubt = {n: entries for n, entries in self.in_doubt.items() if n == current}
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Struct, frozen=True):
     """The right to write to a task."""
 
     ref: TaskRef
     fence: int
-    held: _Held | None = field(default=None, compare=False, repr=False)
+    held: _Held | None = None
 
     @classmethod
     def of(cls, record: TaskRecord, work: Work | None = None) -> Lease:
@@ -138,8 +140,7 @@ class Lease:
         return cls(record.ref, record.fence, _Held(record, len(work.state), work_bytes))
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(Struct, frozen=True):
     """A claimed task with everything that a run needs."""
 
     lease: Lease
@@ -153,8 +154,7 @@ class Claimed:
     """Every answer that was taken, by wire key."""
 
 
-@dataclass(frozen=True, slots=True)
-class Glimpse:
+class Glimpse(Struct, frozen=True):
     """The identity of a task's state, which changes whenever its client could see a change."""
 
     created_ms: int
@@ -165,8 +165,7 @@ class Glimpse:
         return self.created_ms == other.created_ms and self.revision < other.revision
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(Struct, frozen=True):
     """A due task as the sweep read it, and its new due time."""
 
     task: OpenTask

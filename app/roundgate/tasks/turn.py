@@ -33,10 +33,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any, Final, NoReturn
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from roundgate.clock import Clock
 from roundgate.errors import (
@@ -129,8 +131,7 @@ class Turn(StrEnum):
     """The external work could not be ended; the workers have given up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Means:
+class Means(Struct, frozen=True):
     """The resources that the turns of one worker share."""
 
     tasks: StoredTasks

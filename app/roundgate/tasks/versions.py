@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from roundgate import json
 from roundgate.errors import ParseError
@@ -43,8 +44,7 @@ async def tasks_with_work(
         cursor, is_begun = page.cursor, True
 
 
-@dataclass(frozen=True, slots=True)
-class VersionCount:
+class VersionCount(Struct, frozen=True):
     """The number of open tasks of a tool with a version of a change."""
 
     tool: str

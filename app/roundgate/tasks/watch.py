@@ -24,8 +24,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Final, TypeAlias
+
+from msgspec import Struct, field
 
 from roundgate.background import detached
 from roundgate.errors import InternalError, TaskNotFound, Unavailable
@@ -88,8 +89,7 @@ class Watch:
         await asyncio.gather(*(poller.aclose() for poller in self._pollers.values()))
 
 
-@dataclass(slots=True)
-class _Watched:
+class _Watched(Struct):
     task: NamedTask
     seen: int | None
     """The `_stands_for` of the state that was reported last."""

@@ -32,9 +32,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from roundgate.backends import Catalog, CatalogSource, ServedTool
 from roundgate.clock import Clock, Deadline
@@ -90,8 +92,7 @@ SHARE: Final = 0.8
 log = logging.getLogger("roundgate.tasks")
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(Struct, frozen=True):
     """The knowledge of a worker about a task that it held when the task ended early."""
 
     claimed: Claimed

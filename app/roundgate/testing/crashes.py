@@ -14,8 +14,10 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
+
+from msgspec.structs import replace
 
 from roundgate.client import Answers, AnswersLike, CallResult, Question
 from roundgate.clock import Clock

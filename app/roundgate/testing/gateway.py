@@ -12,12 +12,14 @@ worker. Instances share only a database in memory. The clock advances when all c
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from roundgate.auth import LOCAL, Principal
 from roundgate.client import AnswersLike, CallResult, Client, HttpRequest, Task
@@ -506,7 +508,7 @@ class _Callers:
     def add(self, subject: str, scopes: Sequence[str], client_id: str) -> str:
         """Add a caller and return its token."""
         token = f"{subject}-{len(self._known)}"
-        self._known[token] = replace(
+        self._known[token] = dataclasses.replace(
             self.default, subject=subject, client_id=client_id, scopes=frozenset(scopes)
         )
         return token

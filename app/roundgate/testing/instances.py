@@ -12,11 +12,12 @@ import os
 import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeAlias, TypeVar
+
+from msgspec import Struct
 
 from roundgate import config
 from roundgate.audit import Trail
@@ -51,8 +52,7 @@ _numbers = count()
 _LOOK_S: Final = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(Struct, frozen=True):
     """The configuration of a test's gateway: sources, environment variables and sections of
     gateway.yaml."""
 

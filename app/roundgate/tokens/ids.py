@@ -14,8 +14,9 @@ The first claim of each is its purpose, so no other token under the same keys ca
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from roundgate import json
 from roundgate.auth import Principal
@@ -28,8 +29,7 @@ MAX_SESSION_CHARS: Final = 4_096
 """The limit on the characters of a session id to open. The gateway's own ids have a few hundred."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionFacts:
+class SessionFacts(Struct, frozen=True):
     """The facts of a session, which never change."""
 
     id: str
@@ -44,8 +44,7 @@ class SessionFacts:
     """When the session ends, in milliseconds since the epoch."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionSealer:
+class SessionSealer(Struct, frozen=True):
     """The sealer of session ids. `lifetime_s` is the lifetime of a session in seconds."""
 
     ring: KeyRing
@@ -148,8 +147,7 @@ def _claims(ring: KeyRing, owner: Principal, purpose: str, token: Any, max_chars
     return []
 
 
-@dataclass(frozen=True, slots=True)
-class QuestionId:
+class QuestionId(Struct, frozen=True):
     """A question: its session, the id of the hidden task that asks it, and its name in the
     task."""
 
@@ -158,8 +156,7 @@ class QuestionId:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class StreamIds:
+class StreamIds(Struct, frozen=True):
     """The sealer of question ids and event ids, each for one caller and one session."""
 
     ring: KeyRing
@@ -188,8 +185,7 @@ class StreamIds:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class TaskPlace:
+class TaskPlace(Struct, frozen=True):
     """The place of a task that runs in another service."""
 
     backend: str
@@ -200,8 +196,7 @@ class TaskPlace:
     """The service's own id of the task."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskIds:
+class TaskIds(Struct, frozen=True):
     """The sealer of task places."""
 
     ring: KeyRing
@@ -218,8 +213,7 @@ class TaskIds:
         return TaskPlace(*claims) if len(claims) == 3 else None
 
 
-@dataclass(frozen=True, slots=True)
-class EventPlace:
+class EventPlace(Struct, frozen=True):
     """An external event: its task, and its name in the task's record."""
 
     owner: str
@@ -228,8 +222,7 @@ class EventPlace:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class EventTokens:
+class EventTokens(Struct, frozen=True):
     """The sealer of event places. A service with a token may deliver the event once."""
 
     ring: KeyRing
@@ -245,8 +238,7 @@ class EventTokens:
         return EventPlace(*claims) if len(claims) == 3 else None
 
 
-@dataclass(frozen=True, slots=True)
-class BearerTokens:
+class BearerTokens(Struct, frozen=True):
     """The sealer of claims that anyone with the token may present, for one purpose."""
 
     ring: KeyRing

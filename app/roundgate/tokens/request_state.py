@@ -9,8 +9,9 @@ token returns. Every refusal has the same text; the log has the reason, once per
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from roundgate import json
 from roundgate.auth import Principal
@@ -20,8 +21,7 @@ from roundgate.json import digest
 from roundgate.tokens.sealed import KeyRing, Refusals, SealBroken
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(Struct, frozen=True):
     """The call that a token is bound to: its method, its name or URI, and the digest of its
     arguments."""
 
@@ -36,8 +36,7 @@ class Binding:
         return cls(method, target, digest(arguments))
 
 
-@dataclass(frozen=True, slots=True)
-class FixedTask:
+class FixedTask(Struct, frozen=True):
     """The task that a call must become, because the client sent a key or the task's write is in
     doubt."""
 
@@ -46,8 +45,7 @@ class FixedTask:
     """The outcome of the call as JSON, if the call ended but its row could not be written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(Struct, frozen=True):
     """The contents of a valid token: its id, the round that it ended (counted from 1), the trace
     context in which the call began, and the journal as JSON."""
 
@@ -60,8 +58,7 @@ class Opened:
     """The id of the call in the log."""
 
 
-@dataclass(frozen=True, slots=True)
-class StateSealer:
+class StateSealer(Struct, frozen=True):
     """The sealer of `requestState`."""
 
     ring: KeyRing

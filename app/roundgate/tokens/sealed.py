@@ -19,9 +19,12 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import force_setattr, replace
 
 from roundgate.auth import Principal
 from roundgate.errors import Inside
@@ -44,12 +47,11 @@ class SealBroken(Inside):
     """A token cannot be opened. The reason is for the log and is never sent to the caller."""
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     """One key of the ring: 256 bits, and an id derived from them that reveals nothing about
     them."""
 
-    secret: bytes = field(repr=False)
+    secret: bytes
     id: str = ""
 
     def __post_init__(self) -> None:
@@ -58,11 +60,13 @@ class Key:
                 f"a state key has {KEY_BYTES} bytes, not {len(self.secret)}; make one: roundgate keys new"
             )
         digest = hashlib.sha256(_KEY_ID + self.secret).digest()
-        object.__setattr__(self, "id", _encode(digest[:6]))
+        force_setattr(self, "id", _encode(digest[:6]))
+
+    def __repr__(self) -> str:
+        return f"Key(id={self.id!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRing:
+class KeyRing(Struct, frozen=True):
     """Keys in order: the first key seals, all keys open.
 
     `audience` separates deployments that share keys, `view` the endpoints of one gateway. A token

@@ -6,10 +6,11 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.backends.mcp import lists as mcp_lists

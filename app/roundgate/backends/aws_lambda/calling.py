@@ -21,9 +21,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
+
+from msgspec import Struct
 
 from roundgate import json
 from roundgate.backends.aws_lambda.config import (
@@ -78,8 +79,7 @@ _LARGE: Final = 262_144
 loop."""
 
 
-@dataclass(frozen=True, slots=True)
-class Calling:
+class Calling(Struct, frozen=True):
     """The parts that all calls of a tool share."""
 
     functions: Functions
@@ -127,8 +127,7 @@ class Calling:
         return self.redacted(Answer(200, "", "", data)).body
 
 
-@dataclass(frozen=True, slots=True)
-class OneCall:
+class OneCall(Struct, frozen=True):
     """One call of a tool, with its arguments and context."""
 
     calling: Calling

@@ -20,6 +20,8 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any, Final
 
+from msgspec import Struct
+
 from roundgate import aws
 from roundgate.aio import Threads
 from roundgate.auth import Principal
@@ -33,8 +35,7 @@ from roundgate.clock import Clock
 from roundgate.errors import BackendError, ConfigError, FunctionAway, Unavailable
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """A function to invoke."""
 
     function: str

@@ -16,9 +16,10 @@ import binascii
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import quote, unquote, urlsplit
+
+from msgspec import Struct, field
 
 from roundgate import json
 from roundgate.backends.http.values import SEPARATORS, ListStyle, pairs, text
@@ -61,8 +62,7 @@ _BRACES: Final = {"{{": "{", "}}": "}"}
 _ENDS_A_NAME: Final = re.compile(r'[\x00-\x1f"\x7f]')
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(Struct, frozen=True):
     """An argument and its place in the request."""
 
     name: str
@@ -87,8 +87,7 @@ class Argument:
     """The media type of the argument's part, or of the whole body."""
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
+class Template(Struct, frozen=True):
     """A JSON body with variables."""
 
     members: Mapping[str, Any]
@@ -153,8 +152,7 @@ def _filled_text(value: str, arguments: Mapping[str, Any]) -> Any:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class BodyPlan:
+class BodyPlan(Struct, frozen=True):
     """The rules by which arguments become a body."""
 
     kind: BodyKind = "json"
@@ -248,8 +246,7 @@ def _text_part(member: Argument, name: str, value: Any) -> bytes:
     return text_part(name, text(value).encode("utf-8", "replace"), member.content_type or usual)
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(Struct, frozen=True):
     """A file to send."""
 
     data: bytes

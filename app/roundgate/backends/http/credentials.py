@@ -13,12 +13,12 @@ import base64
 from asyncio import to_thread
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from urllib.parse import quote_plus, unquote_plus
 
+from msgspec import Struct, field
 from pydantic import SecretStr
 
 from roundgate import aws
@@ -47,8 +47,7 @@ if TYPE_CHECKING:
 _KEPT: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(Struct, frozen=True):
     """The credentials for requests to one service, a subset of the back end's credentials."""
 
     credentials: Sequence[Credential] = ()

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, Literal, TypeAlias
+
+from msgspec import Struct, field
 
 from roundgate.backends.http.bodies import Argument, BodyPlan, encode_body, whole_body
 from roundgate.backends.http.credential_config import FRAMING, Taken, header_key
@@ -29,8 +31,7 @@ _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?")
 Method: TypeAlias = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True, dict=True):
     """An endpoint of a service as a tool.
 
     Raises:
@@ -46,7 +47,7 @@ class Endpoint:
     name."""
     arguments: Sequence[Argument] = ()
     title: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    headers: Mapping[str, str] = {}
     """Fixed request headers."""
     query: Mapping[str, str] = field(default_factory=dict)
     """Fixed query parameters."""
@@ -65,7 +66,6 @@ class Endpoint:
     """Header names of the answer, by the members of the result that they become."""
     max_bytes: int | None = None
     """The limit for an answer in bytes; `None` means the back end's limit."""
-    _output: Schema | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
         _check_path(self.path, self.arguments)
@@ -73,8 +73,14 @@ class Endpoint:
         _check_body(self.body, self.arguments)
         for argument in self.arguments:
             _check_default(argument)
-        if self.output_schema is not None:
-            object.__setattr__(self, "_output", Schema.compile(self.output_schema))
+        _ = self._output  # refuses an unusable schema
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.name!r}, {self.method!r}, {self.path!r})"
+
+    @cached_property
+    def _output(self) -> Schema | None:
+        return None if self.output_schema is None else Schema.compile(self.output_schema)
 
     def definition(self) -> dict[str, Any]:
         """Return the tool's definition (schema: `Tool`). Without a destructive hint, clients and

@@ -15,9 +15,11 @@ gateway → service   the same method and path, Content-Type: application/vnd.ro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from roundgate import json
 from roundgate.auth import Principal
@@ -40,8 +42,7 @@ INPUT_REQUIRED: Final = "application/vnd.roundgate.input-required+json"
 INPUT_RESPONSES: Final = "application/vnd.roundgate.input-responses+json"
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     """The idempotency key of a call's first request."""
 
     header: str
@@ -188,8 +189,7 @@ def _names_in(cancel: HttpCancelConfig | None) -> frozenset[str]:
     ).names
 
 
-@dataclass(frozen=True, slots=True)
-class Requests:
+class Requests(Struct, frozen=True):
     """The requests of one call to start, poll, fetch and cancel its job."""
 
     config: HttpJobConfig

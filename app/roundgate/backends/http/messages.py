@@ -6,8 +6,10 @@ import base64
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from roundgate import json, lenient
 from roundgate.errors import BackendError, NoAnswer, ParseError, UnexpectedAnswer
@@ -36,8 +38,7 @@ _EXCERPT_CHARS: Final = 500
 log = logging.getLogger("roundgate.backends")
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(Struct, frozen=True):
     """An HTTP request, without the base URL, credentials and fixed headers of the service."""
 
     method: str
@@ -69,8 +70,7 @@ class Outgoing:
         return f"{self.path}?{self.query}" if self.query else self.path
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """A service's answer."""
 
     status: int

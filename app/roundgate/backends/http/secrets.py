@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Final
 
+from msgspec.structs import replace
 from pydantic import SecretStr
 
 from roundgate.backends.http.credential_config import Credential

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final, NoReturn
+
+from msgspec import Struct
 
 from roundgate.backends.base import Returned, check_request, may_hand_over
 from roundgate.backends.mcp.apps import declared_extension
@@ -72,8 +73,7 @@ _OWN_MEMBERS: Final = frozenset({"progressToken", "roundgate/idempotencyKey", *t
 log = logging.getLogger("roundgate.backends")
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCalls:
+class ToolCalls(Struct, frozen=True):
     """The calls of one tool."""
 
     config: McpBackendConfig

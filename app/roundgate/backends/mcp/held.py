@@ -27,8 +27,9 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
 from typing import Any, Final
+
+from msgspec.structs import asdict, replace
 
 from roundgate import json
 from roundgate.auth import Principal, task_owner
@@ -296,7 +297,7 @@ class HeldCalls:
             return running
         link, sealed = connection.link, questions["position"]
         assert isinstance(link, Link), "only the sessions of HTTP servers are left"
-        position = Position(**{each.name: sealed[each.name] for each in fields(Position)})
+        position = Position(**{name: sealed[name] for name in Position.__struct_fields__})
         responses = {sealed["ids"][name]: answer for name, answer in answers.items()}
         held_call = HeldCall(
             self,

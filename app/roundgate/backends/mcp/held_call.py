@@ -13,8 +13,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import structs
+from msgspec.structs import replace
 
 from roundgate import json
 from roundgate.backends.base import check_request
@@ -216,7 +219,7 @@ class HeldCall:
         if (position := link.detach(set(ids.values()))) is None:
             return None
         return {
-            **asdict(position),
+            **structs.asdict(position),
             "ids": ids,
             "asked": self.asked,
             "token": self.token,

@@ -9,8 +9,9 @@ The rows belong to the caller, under the call's random id.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from roundgate import json
 from roundgate.client.types import Json
@@ -33,8 +34,7 @@ TOO_LARGE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CallRows:
+class CallRows(Struct, frozen=True):
     """The rows of one held call."""
 
     rows: SessionStore
@@ -87,8 +87,7 @@ class CallRows:
                 await self.rows.replace(key, value, row.version, row.forget_ms)
 
 
-@dataclass(slots=True)
-class Silence:
+class Silence(Struct):
     """The time without a heartbeat of a holder, over all rounds that wait for it."""
 
     since_ms: int

@@ -10,8 +10,9 @@ The value of a tool's answer is its `structuredContent`, or else its text, parse
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from roundgate.backends.base import Returned
 from roundgate.backends.exchange import Kept, NotNow, follow, is_in_doubt, is_passing
@@ -59,8 +60,7 @@ def _problem(name: str, job: McpJobConfig, tools: Mapping[str, UsableTool]) -> s
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class JobCalls:
+class JobCalls(Struct, frozen=True):
     """The calls of a tool that starts a job."""
 
     backend: McpBackendConfig
@@ -82,8 +82,7 @@ class JobCalls:
         return result_from_wire(self.uris.in_result(outcome["result"]), self.backend.name)
 
 
-@dataclass(frozen=True, slots=True)
-class _ToolJob:
+class _ToolJob(Struct, frozen=True):
     """The job of one call (`Job`)."""
 
     calls: JobCalls

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from roundgate.backends.mcp.tools import MAX_NAME, MAX_REASON, LeftOut
 from roundgate.client import ServerInfo
@@ -41,8 +43,7 @@ _TYPES: Final[Mapping[str, tuple[type, str]]] = {
 """The types of the optional members that clients read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lists:
+class Lists(Struct, frozen=True):
     """The lists that one poll of a server read, by their methods, as the server sent them."""
 
     entries: Mapping[str, Sequence[Json]] = field(default_factory=dict)

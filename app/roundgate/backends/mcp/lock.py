@@ -15,9 +15,10 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from roundgate.backends.mcp.tools import without_hop
 from roundgate.client.types import Json
@@ -40,8 +41,7 @@ MAX_BYTES: Final = 32_000_000
 """The maximum size of a lock file, in bytes: enough for lists of the longest names."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lock:
+class Lock(Struct, frozen=True):
     """The accepted digests, by kind and name."""
 
     digests: Mapping[str, Mapping[str, str]]

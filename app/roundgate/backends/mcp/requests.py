@@ -8,9 +8,10 @@ repeatable.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
+
+from msgspec import Struct
 
 from roundgate.auth import Principal
 from roundgate.backends.base import Complete
@@ -52,8 +53,7 @@ _OLDER_NOT_FOUND: Final = "error -32002"
 """The error of revisions before 2026-07-28 for an unknown resource."""
 
 
-@dataclass(frozen=True, slots=True)
-class Requests:
+class Requests(Struct, frozen=True):
     """The requests for one server's prompts and resources."""
 
     server: Server

@@ -4,9 +4,11 @@ All are forwarded unchanged, except for members that belong to one hop, and URIs
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from roundgate.backends.base import ChangeReporter, Resource
 from roundgate.backends.mcp.config import PartConfig
@@ -80,8 +82,7 @@ def _resource(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Selected:
+class _Selected(Struct, frozen=True):
     """The URIs of a template, except URIs that `exclude` names or that belong to other back
     ends."""
 

@@ -13,8 +13,9 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeAlias
+
+from msgspec import Struct
 
 from roundgate.auth import Principal
 from roundgate.backends.http.caller_headers import caller_headers
@@ -137,16 +138,14 @@ class Restarts:
             self._not_before_ms = now_ms + pause_s(self._failures - 1, self._clock) * 1000
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(Struct, frozen=True):
     """The properties of a request that decide about retries."""
 
     is_repeatable: bool
     has_key: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
+class _Answer(Struct, frozen=True):
     """A result or refusal, with the status for retries and the circuit breaker."""
 
     result: Json

@@ -12,9 +12,10 @@ goes to the server, so a host that sees a changed file can get its new digest.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
+
+from msgspec import Struct
 
 from roundgate.backends.base import Directory
 from roundgate.backends.mcp.config import PartConfig
@@ -46,8 +47,7 @@ LIMIT_S: Final = 10.0
 _UNKNOWN: Final = ("error -32602", "error -32002")
 
 
-@dataclass(frozen=True, slots=True)
-class SkillList:
+class SkillList(Struct, frozen=True):
     """The skills that one poll of a server read."""
 
     entries: Sequence[Json] = ()
@@ -85,8 +85,7 @@ async def read_skill_list(
     return SkillList(listing.items, True, has_directories, fault, listing.is_private)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSkills:
+class ServerSkills(Struct, frozen=True):
     """The skills of one server (`SkillSource`)."""
 
     server: Server

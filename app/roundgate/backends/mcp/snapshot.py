@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from roundgate.backends.mcp.apps import is_page
 from roundgate.backends.mcp.lists import Lists, read_lists, read_with_earlier
@@ -17,8 +19,7 @@ from roundgate.client.types import Json
 from roundgate.protocol.apps import page_uris
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """The lists of a server."""
 
     definitions: Sequence[Json]

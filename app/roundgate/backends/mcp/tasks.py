@@ -4,8 +4,9 @@ them: a client's id contains the server's id, sealed for its owner (docs/decisio
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from roundgate.auth import Principal
 from roundgate.backends.base import task_view
@@ -35,8 +36,7 @@ def view_from_wire(task: Any, uris: Uris) -> TaskView:
     return task_view(task)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerTasks:
+class ServerTasks(Struct, frozen=True):
     """The tasks of one server."""
 
     server: Server

@@ -9,8 +9,9 @@ list is left out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from roundgate.client import Tool as ListedTool
 from roundgate.client.messages import META
@@ -39,16 +40,14 @@ _HINTS: Final = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorld
 _ANYTHING: Final = Schema.compile({"type": "object"})
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
+class LeftOut(Struct, frozen=True):
     """A tool or other entry of a list that is not served, with the reason."""
 
     name: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class UsableTool:
+class UsableTool(Struct, frozen=True):
     """A tool of a server: its name at the server, its definition for clients, and its compiled
     schema."""
 

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from roundgate.backends.mcp.apps import with_page_uris
 from roundgate.client.types import Json, is_object_list
@@ -43,8 +44,7 @@ _STARTED: Final = "#./;?&"
 """The operators whose expansion begins with the operator itself, or is empty."""
 
 
-@dataclass(frozen=True, slots=True)
-class Uris:
+class Uris(Struct, frozen=True):
     """The gateway's URIs for the resources of one server."""
 
     name: str
@@ -105,8 +105,7 @@ class Uris:
         return {**result, "content": [self.in_block(block) for block in blocks or ()]}
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
+class Pattern(Struct, frozen=True):
     """A pattern of the URIs that may match a template: its literal text, with any text for expressions.
 
     A variable without an operator has no "/", and `{?x}` begins with "?" or is empty, and so on for

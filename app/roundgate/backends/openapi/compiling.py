@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
+
+from msgspec.structs import replace
 
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.documents import (

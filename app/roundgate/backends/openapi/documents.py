@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
+from msgspec import Struct
+
 from roundgate.backends.http.messages import ACCEPTED
 from roundgate.errors import (
     AnswerTooLarge,
@@ -64,8 +66,7 @@ class DanglingReference(UnusableOperation):
     """A `$ref` of a document has no target, or its target may not be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Struct, frozen=True):
     """The size and digest of a document when it was read."""
 
     uri: str

@@ -13,10 +13,12 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from roundgate.backends.definitions import StoredDefinition
 from roundgate.backends.http.credential_config import header_key
@@ -46,8 +48,7 @@ Alternative: TypeAlias = Mapping[str, Sequence[str]]
 """Security schemes that are used together, by name, with the scopes that the operation needs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Struct, frozen=True):
     """A security scheme (OpenAPI "Security Scheme Object") that a configured credential fills."""
 
     name: str
@@ -120,8 +121,7 @@ class Span(NamedTuple):
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """A tool's row in the table, with the data for selecting and listing the tool. The order of the
     attributes is the order in the table."""
 
@@ -141,8 +141,7 @@ class Row:
     plan: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
+class Index(Struct, frozen=True):
     """An index in memory."""
 
     fingerprint: str
@@ -160,7 +159,7 @@ class Index:
     nothing."""
     left_out: int
     """The number of omitted operations."""
-    pieces: memoryview = field(repr=False)
+    pieces: memoryview
 
     def definition(self, row: Row, hints: Mapping[str, bool]) -> StoredDefinition:
         """Return a tool's definition, which reads its bytes at first use."""
@@ -219,14 +218,13 @@ class Writer:
 
 def write(index: Index) -> bytes:
     """Return the content of an index file."""
-    members = [member.name for member in fields(Row)]
     table = {
         "fingerprint": index.fingerprint,
         "sources": [list(member) for member in index.sources],
         "servers": list(index.servers),
         "security": [[dict(member) for member in offered] for offered in index.security],
         "slots": [astuple(slot) for slot in index.slots.values()],
-        "rows": [[getattr(row, name) for name in members] for row in index.rows],
+        "rows": [astuple(row) for row in index.rows],
         "schemas": [list(span) for span in index.schemas],
         "problems": [[p.file, p.path, p.message, p.remedy] for p in index.problems],
         "left_out": index.left_out,

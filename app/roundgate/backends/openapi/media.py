@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, TypeAlias, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from roundgate.backends.http.bodies import FILE
 from roundgate.backends.openapi.documents import (
@@ -90,8 +93,7 @@ def body_kind(media_type: str) -> BodyKind:
     return "binary"
 
 
-@dataclass(frozen=True, slots=True)
-class Bodies:
+class Bodies(Struct, frozen=True):
     """A reader of the request bodies of one description."""
 
     references: References

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
+
+from msgspec import Struct
 
 from roundgate.errors import ConfigError, Problem
 
@@ -23,8 +24,7 @@ MAX_ADDED: Final = 1_000_000
 _WORDS: Final = frozenset({"target", "description", "update", "remove"})
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(Struct, frozen=True):
     """One change ("Action Object"), and its place in the overlay."""
 
     file: str

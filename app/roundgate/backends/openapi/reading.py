@@ -9,9 +9,10 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
 from urllib.parse import parse_qsl
+
+from msgspec import Struct
 
 from roundgate.backends.http.credential_config import FRAMING, header_key
 from roundgate.backends.http.values import header_schema
@@ -60,8 +61,7 @@ Dangling: TypeAlias = tuple[Place, DanglingReference]
 """A place that holds a dangling reference, and the error."""
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """An operation's method, path and name; `source` names its document if there are several."""
 
     method: str
@@ -101,8 +101,7 @@ def _with_digest(name: str, operation: Identity, longest: int) -> str:
     return f"{name[: max(longest - _DIGITS - 1, 0)].rstrip('_.-')}_{digest}".lstrip("_")
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(Struct, frozen=True):
     """One operation of a document that can be a tool."""
 
     identity: Identity
@@ -119,8 +118,7 @@ class Operation:
     """The operation's dangling references. The tool's schemas omit their targets."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundOperation:
+class FoundOperation(Struct, frozen=True):
     """An operation as written in the document."""
 
     uri: str
@@ -131,8 +129,7 @@ class FoundOperation:
     item_uri: str
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(Struct, frozen=True):
     """One description: a document with `paths`."""
 
     uri: str

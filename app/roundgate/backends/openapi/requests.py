@@ -14,9 +14,11 @@ import asyncio
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import quote, unquote_plus
+
+from msgspec import Struct, field, to_builtins
+from msgspec.structs import replace
 
 from roundgate import json
 from roundgate.backends.http.bodies import (
@@ -52,8 +54,7 @@ _HEADER_VALUE: Final = re.compile(r"(?:[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?
 _COOKIE_VALUE: Final = re.compile(r"[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e,]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(Struct, frozen=True):
     """One parameter (OpenAPI "Parameter Object")."""
 
     argument: str
@@ -69,8 +70,7 @@ class Parameter:
     """The format of the value of a parameter with `content`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct, frozen=True):
     """The encoding of one member of a form ("Encoding Object")."""
 
     style: Style = "form"
@@ -80,8 +80,7 @@ class Member:
     is_file: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
+class Body(Struct, frozen=True):
     """A request body ("Request Body Object")."""
 
     kind: BodyKind
@@ -95,8 +94,7 @@ class Body:
     """The encoding of members, by their names in the request; the default is `Member()`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """The plan of an operation's requests, without the values."""
 
     method: str
@@ -109,7 +107,8 @@ class Plan:
 
     def kept(self) -> dict[str, Any]:
         """Return the plan as JSON."""
-        return asdict(self)
+        kept: dict[str, Any] = to_builtins(self)
+        return kept
 
     @classmethod
     def revived(cls, kept: Mapping[str, Any]) -> Plan:
@@ -122,8 +121,7 @@ class Plan:
         return cls(kept["method"], kept["path"], parameters, body, kept["accept"], kept["query"])
 
 
-@dataclass(frozen=True, slots=True)
-class Calling:
+class Calling(Struct, frozen=True):
     """A function that calls one operation."""
 
     config: OpenApiBackendConfig

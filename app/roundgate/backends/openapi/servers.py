@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
+
+from msgspec import Struct, field
 
 from roundgate.backends.openapi import documents, swagger2
 from roundgate.backends.openapi.documents import UnusableOperation
@@ -22,8 +23,7 @@ _VARIABLE: Final = re.compile(r"\{([^{}]+)\}")
 _USABLE: Final = re.compile(r"https?://[^/?#\s@%\\]+(?:/[^?#\s\\]*)?")
 
 
-@dataclass(frozen=True, slots=True)
-class Servers:
+class Servers(Struct, frozen=True):
     """A selector of servers, according to the configuration."""
 
     base_url: str | None

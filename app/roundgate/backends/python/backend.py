@@ -7,13 +7,14 @@ import inspect
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final, Literal
 
+from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 import roundgate
@@ -230,8 +231,7 @@ def declared_in(module: ModuleType) -> Iterator[tuple[Callable[..., Any], Declar
                 yield value, declaration
 
 
-@dataclass(frozen=True, slots=True)
-class Callee:
+class Callee(Struct, frozen=True):
     """A function that is called without blocking the event loop."""
 
     function: Callable[..., Any]

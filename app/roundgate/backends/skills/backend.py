@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from roundgate.backends.base import Directory, Offering, Resource, Shared
 from roundgate.backends.skills.config import SkillsBackendConfig
@@ -44,8 +45,7 @@ class SkillsBackend:
         return self._origin.at("path").problem(message, problem.remedy)
 
 
-@dataclass(frozen=True, slots=True)
-class FolderSkills:
+class FolderSkills(Struct, frozen=True):
     """The skills of a folder (`SkillSource`)."""
 
     skills: Skills

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
+from msgspec import Struct
+
 from roundgate.backends.skills.frontmatter import parse_frontmatter
 from roundgate.errors import Inside
 from roundgate.protocol.skills import (
@@ -40,8 +42,7 @@ MAX_DEPTH: Final = 32
 _SKIPPED: Final = frozenset({"__pycache__"})
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(Struct, frozen=True):
     """A file of a skill."""
 
     uri: str
@@ -84,8 +85,7 @@ class File:
         return {"uri": self.uri, "digest": digest, "size": len(self.content)}
 
 
-@dataclass(frozen=True, slots=True)
-class Skills:
+class Skills(Struct, frozen=True):
     """The skills and files of a folder, by their URIs."""
 
     entries: Mapping[str, Mapping[str, Any]]

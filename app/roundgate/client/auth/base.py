@@ -8,8 +8,9 @@ import hashlib
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
+
+from msgspec import Struct
 
 from roundgate.client.transport import Transport, Url
 from roundgate.clock import Clock
@@ -23,8 +24,7 @@ _PARAMETER: Final = re.compile(
 """The pattern of a challenge's parameter. Matching never backtracks, so it takes linear time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """A request that the server refused with 401 or 403.
 
     `challenge` is the `WWW-Authenticate` header, `nonce` the `DPoP-Nonce` header; `attempt` counts

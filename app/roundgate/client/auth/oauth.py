@@ -15,9 +15,11 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from roundgate.client.auth.base import (
     InMemory,
@@ -65,8 +67,7 @@ def failed(text: str, status: int = 401) -> AuthorizationFailed:
 # -- discovery -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Fetcher:
+class Fetcher(Struct, frozen=True):
     """A sender of requests to authorization servers."""
 
     transport: Transport
@@ -118,8 +119,7 @@ def _decoded(body: bytes) -> Json | None:
     return document if isinstance(document, dict) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
+class Server(Struct, frozen=True):
     """An authorization server: its metadata, and the resource and scopes of an MCP server."""
 
     issuer: str
@@ -244,8 +244,7 @@ def text_member(document: Json, name: str, what: str) -> str:
 # -- grants ----------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Stored:
+class Stored(Struct):
     """A token for one server, and the data that is stored with it."""
 
     issuer: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from roundgate.auth import Principal
 from roundgate.clock import Deadline
@@ -11,8 +11,7 @@ from roundgate.protocol.v2025 import REVISIONS, Revision
 from roundgate.tokens.ids import SessionFacts
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(Struct, frozen=True):
     """The caller of a request in a session, with the deadline that the environment sets."""
 
     session: SessionFacts
@@ -42,8 +41,7 @@ class Caller:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Responded:
+class Responded(Struct, frozen=True):
     """The end of a request. Without a response, another process continues the call, or the call was
     cancelled."""
 

@@ -10,8 +10,9 @@ T is the id of an event (`open_calls`).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from roundgate import json
 from roundgate.errors import InvalidRequest, ToolError

@@ -8,8 +8,9 @@ The token names the task and the request, sealed for the session; the task store
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
+
+from msgspec import Struct, field
 
 from roundgate import json
 from roundgate.errors import InvalidRequest
@@ -26,8 +27,7 @@ Position: TypeAlias = tuple[str, int]
 """The mark of a round's questions, and the number of questions that the client has received."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallState:
+class CallState(Struct, frozen=True):
     """The state of a call between two rounds, stored in its task."""
 
     state: str
@@ -61,8 +61,7 @@ class CallState:
         return cls(*json.decode(data))
 
 
-@dataclass(frozen=True, slots=True)
-class OpenCall:
+class OpenCall(Struct, frozen=True):
     """A call that a request continues."""
 
     ref: TaskRef

@@ -9,11 +9,14 @@ a claimed task ─▶ the next round ─▶ its end, or questions again
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from roundgate import json
 from roundgate.clock import Clock
@@ -72,8 +75,7 @@ _NO_END: Final = (AuthError, Unavailable)
 """The errors that end a request but not its round."""
 
 
-@dataclass(slots=True)
-class Call:
+class Call(Struct):
     """A request that is being answered, and the call that it makes or continues."""
 
     request: Request
@@ -308,7 +310,7 @@ class Rounds:
         left_ms = caller.deadline.remaining_ms()
         principal = caller.principal
         if principal.scopes != call.scopes:
-            principal = replace(principal, scopes=call.scopes)
+            principal = dataclasses.replace(principal, scopes=call.scopes)
         context = RequestContext(
             inbound,
             principal,

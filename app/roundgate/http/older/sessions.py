@@ -17,10 +17,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 from zlib import crc32
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from roundgate import json
 from roundgate.auth import Principal
@@ -55,8 +57,7 @@ DEFAULT_LEVEL: Final = "info"
 _TRIES: Final = 20
 
 
-@dataclass(frozen=True, slots=True)
-class SessionState:
+class SessionState(Struct, frozen=True):
     """The changes of a session. The defaults are the state of a new session."""
 
     level: str = DEFAULT_LEVEL

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+from msgspec import Struct
 from pydantic import Field
 
 from roundgate.errors import InvalidParams, MethodNotFound
@@ -44,8 +44,7 @@ class _InitializeParams(Params):
     client_info: dict[str, Any] = Field(default={}, alias="clientInfo")
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(Struct, frozen=True):
     """The client's statements when it opens a session."""
 
     requested: str

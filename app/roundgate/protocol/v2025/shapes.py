@@ -9,9 +9,11 @@ structured result that the revision does not allow, unless the result has a text
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from roundgate import json
 
@@ -121,8 +123,7 @@ def _link_in_words(link: Mapping[str, Any]) -> str:
     return f"{named}{described} ({link.get('uri', '')})"
 
 
-@dataclass(frozen=True, slots=True)
-class Revision:
+class Revision(Struct, frozen=True):
     """One revision, by what its `schema.ts` lacks. Each set names the members of a kind of value that
     only later revisions have.
 

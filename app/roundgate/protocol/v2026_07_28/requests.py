@@ -26,9 +26,10 @@ import base64
 import binascii
 import re
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
+
+from msgspec import Struct
 
 from roundgate.errors import HeaderMismatch, InvalidParams, MethodNotFound, UnsupportedVersion
 from roundgate.protocol.inbound import (
@@ -110,8 +111,7 @@ def decode_value(header: str, value: str) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ParamHeader:
+class ParamHeader(Struct, frozen=True):
     """One property annotated with `x-mcp-header`: the header's name, the value's path in the
     arguments, its type."""
 

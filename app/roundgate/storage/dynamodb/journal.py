@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from roundgate.storage.dynamodb.table import PART, Append, Draft, Row
 
@@ -29,8 +30,7 @@ _LEAST_ROOM: Final = 256
 """The minimum size of a tail in bytes. A smaller tail would become a chunk at every other step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(Struct, frozen=True):
     """Entries in a row of their own."""
 
     ref: str
@@ -47,8 +47,7 @@ class Chunk:
         return rank
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
+class Log(Struct, frozen=True):
     """A journal, oldest entries first."""
 
     chunks: tuple[Chunk, ...] = ()

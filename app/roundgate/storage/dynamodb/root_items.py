@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
+
+from msgspec import Struct
 
 from roundgate.protocol import TERMINAL, Status
 from roundgate.storage.dynamodb.journal import (
@@ -89,13 +90,12 @@ _USUAL: Final[Mapping[str, Any]] = MappingProxyType(
     }
 )
 """The values that are omitted."""
-_FIELDS: Final = tuple(one.name for one in fields(TaskRecord) if one.name not in _NOT_KEPT)
+_FIELDS: Final = tuple(n for n in TaskRecord.__struct_fields__ if n not in _NOT_KEPT)
 
 _DAY_S: Final = 86_400
 
 
-@dataclass(frozen=True, slots=True)
-class Notes:
+class Notes(Struct, frozen=True):
     """The knowledge of a root item beside its record."""
 
     root: Row
@@ -104,8 +104,7 @@ class Notes:
     """The answers in rows of their own: keys and values alternate."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """The changes of a write, the knowledge of the root item afterwards, and the rows without
     references."""
 

@@ -19,9 +19,11 @@ import asyncio
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from roundgate import aws
 from roundgate.aws import CONNECT_S, READ_S, THREADS, Aws, MakeClient
@@ -149,22 +151,19 @@ def create_table(client: Any, name: str) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Expression:
+class Expression(Struct, frozen=True):
     """An update expression as the new value of an attribute: `#revision + :one`."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(Struct, frozen=True):
     """The values to append to an attribute that is a list."""
 
     values: list[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """A conditional write of one row. In expressions `#name` is the attribute `name`."""
 
     sets: Mapping[str, Any]
@@ -176,23 +175,20 @@ class Change:
     """The values of placeholders (`:name`); unused ones are left out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(Struct, frozen=True):
     """A write that happened. `row` is the new or old row, as the caller requested."""
 
     row: Row | None
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class ConditionFailed:
+class ConditionFailed(Struct, frozen=True):
     """A write whose condition did not hold. `row` is the present row."""
 
     row: Row | None
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(Struct, frozen=True):
     """Some rows, and the position after them."""
 
     rows: Sequence[Row]

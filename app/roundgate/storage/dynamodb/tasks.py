@@ -15,8 +15,9 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeAlias
+
+from msgspec import Struct
 
 from roundgate import json
 from roundgate.errors import ParseError, Unavailable
@@ -266,8 +267,7 @@ _KEYS: Final = ("pk", "sk")
 _UNKNOWN: Final = "unknown cursor; use the cursor of an earlier page"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """A part of the table that a search reads page by page."""
 
     page: Callable[[Row | None, int], Awaitable[Page]]

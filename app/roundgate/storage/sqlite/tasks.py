@@ -4,8 +4,9 @@ written once."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
 
 from roundgate.protocol import Status
 from roundgate.storage.columns import (

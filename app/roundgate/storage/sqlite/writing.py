@@ -21,8 +21,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, TypeVar
+
+from msgspec import Struct
 
 T = TypeVar("T")
 
@@ -32,8 +33,7 @@ TOGETHER: Final = 64
 Work: TypeAlias = "Callable[[sqlite3.Connection], Any]"
 
 
-@dataclass(slots=True, eq=False)
-class Write:
+class Write(Struct, eq=False):
     """A write with a waiting caller."""
 
     work: Work
