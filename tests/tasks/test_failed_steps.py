@@ -21,8 +21,8 @@ from roundgate.clock import Clock, iso
 from roundgate.replay import steps
 from roundgate.storage import TaskRef
 from roundgate.storage.sqlite import Database, SqliteTasks
-from roundgate.tasks import steps_done
 from roundgate.tasks.facts import task_facts
+from roundgate.tasks.operating import steps_done
 from roundgate.tasks.stored import Claimed, StoredTasks
 from tests.support.log_lines import LogLines, log_lines
 from tests.support.replay import Name

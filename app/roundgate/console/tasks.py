@@ -35,12 +35,12 @@ from roundgate.errors import BadAnswer, NotRetryable, ParseError
 from roundgate.json import decode
 from roundgate.protocol import OPEN, Status
 from roundgate.storage import Ending, TaskRecord, TaskRef, Work
-from roundgate.tasks import TaskCall, steps_done
+from roundgate.tasks import TaskCall
 from roundgate.tasks.acts import ACTIONS, short_event
 from roundgate.tasks.events import marks_from_record
 from roundgate.tasks.external import decode_payload
 from roundgate.tasks.facts import activity, task_facts
-from roundgate.tasks.operating import Repeated, repeated
+from roundgate.tasks.operating import Repeated, repeated, steps_done
 
 SAMPLE: Final = 1_000
 """The limit on the open tasks that the histogram of ages reads."""

@@ -33,11 +33,11 @@ from collections.abc import (
     Mapping,
 )
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from msgspec.structs import replace
 from pydantic import BaseModel
 
 from roundgate import config
@@ -50,7 +50,6 @@ from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import ConfigError, Inside
 from roundgate.observability.metrics import Metrics
 from roundgate.runtime import loading
-from roundgate.runtime.effective_policy import EffectivePolicy, effective_policy, losses
 from roundgate.settings import Origin
 from roundgate.settings.files import Stamp, stamp
 
@@ -164,8 +163,7 @@ class Reloader:
                     snapshot = await loading.load_again(
                         usable, self._modules, now.catalog.missing.keys(), now
                     )
-                    before, after = self._policies(usable, snapshot)
-                    lost = losses(before, after)
+                    is_other, lost = self._policy_change(usable, snapshot)
                     if confirms and lost and lost != self._unconfirmed:
                         await snapshot.aclose([now])
                         raise Unconfirmed(lost)
@@ -180,24 +178,26 @@ class Reloader:
                 return False
             self._has_failed, self._unconfirmed = False, []
             self._tell_reloaded(read, usable, snapshot.catalog, lost)
-            self._record("reload", before, after)
+            self._record("reload", is_other, lost)
             self._file = usable
             self._note_missing(snapshot)
             self._heal_if_needed()
             self._follow_servers()
             return True
 
-    def _policies(
-        self, file: ConfigFile, snapshot: Snapshot
-    ) -> tuple[EffectivePolicy, EffectivePolicy]:
-        """Return the policy in force now, and the policy of `snapshot`."""
-        before = effective_policy(self._file, self._serving.catalog)
-        return before, effective_policy(file, snapshot.catalog)
+    def _policy_change(self, file: ConfigFile, snapshot: Snapshot) -> tuple[bool, list[str]]:
+        """Return whether `snapshot` changes the policy, and the protection that it would remove."""
+        # a process that never reloads needs none of this
+        from roundgate.runtime.effective_policy import effective_policy, losses
 
-    def _record(self, cause: str, before: EffectivePolicy, after: EffectivePolicy) -> None:
+        before = effective_policy(self._file, self._serving.catalog)
+        after = effective_policy(file, snapshot.catalog)
+        return before != after, losses(before, after)
+
+    def _record(self, cause: str, is_other: bool, lost: list[str]) -> None:
         """Record a change of the policy in the audit log."""
-        if self._trail is not None and before != after:
-            self._trail.reloaded(cause, self._path, losses(before, after))
+        if self._trail is not None and is_other:
+            self._trail.reloaded(cause, self._path, lost)
 
     def _tell_unconfirmed(self) -> None:
         log.warning(
@@ -247,10 +247,10 @@ class Reloader:
             before = self._serving.catalog
             try:
                 snapshot = await loading.refreshed(self._file, self._serving.now, names)
-                policies = self._policies(self._file, snapshot) if self._trail else None
+                change = self._policy_change(self._file, snapshot) if self._trail else None
                 self._swap(self._file.config, snapshot)
-                if policies is not None:
-                    self._record("tools of a server have changed", *policies)
+                if change is not None:
+                    self._record("tools of a server have changed", *change)
             except Exception as error:
                 log.error(
                     "the changed tools of servers cannot be served; the old ones stay served",
@@ -300,12 +300,12 @@ class Reloader:
                     raise ConfigError(
                         [problem for backend in absent for problem in backend.problems]
                     )
-                before, after = self._policies(self._file, snapshot)
-                if lost := losses(before, after):
+                is_other, lost = self._policy_change(self._file, snapshot)
+                if lost:
                     await snapshot.aclose([now])
                     raise Unconfirmed(lost)
                 self._swap(self._file.config, snapshot)
-                self._record("a back end is served again", before, after)
+                self._record("a back end is served again", is_other, lost)
             except Unconfirmed as unconfirmed:
                 log.warning(
                     "missing back ends stay missing: serving them would remove protection; reload to accept that",

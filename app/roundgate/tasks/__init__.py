@@ -12,9 +12,6 @@ from roundgate.tasks.call import TaskCall as TaskCall
 from roundgate.tasks.life import Life as Life
 from roundgate.tasks.named import NamedTask as NamedTask
 from roundgate.tasks.named import NamedTasks as NamedTasks
-from roundgate.tasks.operating import StepDone as StepDone
-from roundgate.tasks.operating import retry as retry
-from roundgate.tasks.operating import steps_done as steps_done
 from roundgate.tasks.outcome import Ended as Ended
 from roundgate.tasks.outcome import ended as ended
 from roundgate.tasks.outcome import failure_reason as failure_reason
