@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias, get_args
 
-from msgspec import Struct, field
-from msgspec.structs import fields, replace
+from msgspec import Struct, ValidationError, convert, field
+from msgspec.structs import astuple, fields, replace
 
 from roundgate.errors import NotJson, NotRetryable
 from roundgate.json import encode
@@ -45,7 +45,11 @@ VERSION: Final = "version:"
 """The prefix of the key of a version."""
 
 
-class Finished(Struct, frozen=True):
+class _Row(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An entry; its JSON is `[tag, key, …]`."""
+
+
+class Finished(_Row, frozen=True, tag="s"):
     """A step that returned. `what` is its `identity`."""
 
     key: str
@@ -53,7 +57,7 @@ class Finished(Struct, frozen=True):
     what: str | None = None
 
 
-class Raised(Struct, frozen=True):
+class Raised(_Row, frozen=True, tag="e"):
     """A step that raised an error. `told` is True if the message is meant for the caller
     (`ToolError`)."""
 
@@ -74,7 +78,7 @@ class Raised(Struct, frozen=True):
     """The reference of the failure in the log of a task."""
 
 
-class Tried(Struct, frozen=True):
+class Tried(_Row, frozen=True, tag="t"):
     """A step with failed attempts, and the time of the next one in milliseconds since the epoch."""
 
     key: str
@@ -85,7 +89,7 @@ class Tried(Struct, frozen=True):
     """The last failure: message, told, how, time and reference, as in `Raised`."""
 
 
-class Cut(Struct, frozen=True):
+class Cut(_Row, frozen=True, tag="c"):
     """A step that the handler itself cancelled (`asyncio.timeout`, a failed sibling) after some
     milliseconds."""
 
@@ -94,7 +98,7 @@ class Cut(Struct, frozen=True):
     what: str | None = None
 
 
-class Began(Struct, frozen=True):
+class Began(_Row, frozen=True, tag="b"):
     """An `at_most_once` step that is about to be called. Without a later entry its outcome is
     unknown."""
 
@@ -102,7 +106,7 @@ class Began(Struct, frozen=True):
     what: str | None = None
 
 
-class Asked(Struct, frozen=True):
+class Asked(_Row, frozen=True, tag="q"):
     """An open question. `problem` is the fault of the last answer."""
 
     key: str
@@ -118,7 +122,7 @@ class Asked(Struct, frozen=True):
     """When the default becomes the answer, in milliseconds since the epoch."""
 
 
-class Answered(Struct, frozen=True):
+class Answered(_Row, frozen=True, tag="a"):
     """An answer, and the digest of the question as it was shown; `None` if the answer came
     unasked."""
 
@@ -130,7 +134,7 @@ class Answered(Struct, frozen=True):
     wire: str | None = None
 
 
-class Unanswered(Struct, frozen=True):
+class Unanswered(_Row, frozen=True, tag="u"):
     """A question that timed out; its default is the answer."""
 
     key: str
@@ -139,13 +143,13 @@ class Unanswered(Struct, frozen=True):
     wire: str | None = None
 
 
-class Passed(Struct, frozen=True):
+class Passed(_Row, frozen=True, tag="p"):
     """A place where the handler has already ended a round or turn."""
 
     key: str
 
 
-class Slept(Struct, frozen=True):
+class Slept(_Row, frozen=True, tag="w"):
     """A sleep or time limit that began, and its end in milliseconds since the epoch. `was_left` is
     `True` once the block of a limit ended in time; the limit then never passes in later runs."""
 
@@ -155,7 +159,7 @@ class Slept(Struct, frozen=True):
     was_left: bool | None = None
 
 
-class Told(Struct, frozen=True):
+class Told(_Row, frozen=True, tag="o"):
     """The order of an event without an outcome of its own: a sleep ended, questions were answered,
     a time limit passed. Always recorded for time limits, and for other events if the handler has
     branches."""
@@ -173,7 +177,7 @@ DELIVERED: Final = "delivered"
 MISSED: Final = "missed"
 
 
-class Opened(Struct, frozen=True):
+class Opened(_Row, frozen=True, tag="v"):
     """An external event that can be delivered until `until_ms` (milliseconds since the epoch).
     `token` is the right to deliver it."""
 
@@ -195,7 +199,7 @@ class Opened(Struct, frozen=True):
         return self.key if self.mark is None else self.mark
 
 
-class Remembered(Struct, frozen=True):
+class Remembered(_Row, frozen=True, tag="r"):
     """A value that the engine made for its handler without side effects: an idempotency key, a
     time, the seed of random numbers, a version (`remembered`)."""
 
@@ -209,24 +213,16 @@ Step: TypeAlias = (
 )
 Entry: TypeAlias = Step | QuestionEntry
 
-_TAGS: Final[Mapping[str, type[Entry]]] = {
-    "s": Finished,
-    "e": Raised,
-    "t": Tried,
-    "c": Cut,
-    "b": Began,
-    "q": Asked,
-    "a": Answered,
-    "u": Unanswered,
-    "p": Passed,
-    "w": Slept,
-    "o": Told,
-    "v": Opened,
-    "r": Remembered,
-}
-_TAG_OF: Final = {kind: tag for tag, kind in _TAGS.items()}
+
+class _Written(Struct, array_like=True):
+    """A row in a list. msgspec compiles the types of a Struct once, but a union at each call."""
+
+    entry: Entry
+
+
 _REQUIRED: Final = {
-    kind: sum(f.required for f in fields(kind)) + (3 if kind is Asked else 0) for kind in _TAG_OF
+    kind: sum(f.required for f in fields(kind)) + (3 if kind is Asked else 0)
+    for kind in get_args(Entry)
 }
 """The number of members that are always written. Later members are omitted at the end if they are
 `None`."""
@@ -376,24 +372,22 @@ class Journal(Struct):
 
 def row(entry: Entry) -> list[Any]:
     """Return an entry as JSON: `[tag, key, …]`, without trailing `None` members."""
-    kind = type(entry)
-    members = [getattr(entry, name) for name in kind.__struct_fields__]
-    while len(members) > _REQUIRED[kind] and members[-1] is None:
+    members = list(astuple(entry))
+    while len(members) > _REQUIRED[type(entry)] and members[-1] is None:
         members.pop()
-    return [_TAG_OF[kind], *members]
+    return [entry.__struct_config__.tag, *members]
 
 
 def from_row(value: Any) -> Entry:
     """Return the entry that `row` wrote.
 
     Raises:
-        ValueError, TypeError: a later version or another program wrote it.
+        ValueError: a later version or another program wrote it.
     """
-    tag, *members = value
-    kind = _TAGS.get(tag)
-    if kind is None or len(members) > len(kind.__struct_fields__):
-        raise ValueError(f"unknown journal entry {tag!r} with {len(members)} members")
-    return kind(*members)
+    try:
+        return convert((value,), _Written).entry
+    except ValidationError as error:
+        raise ValueError(f"unknown journal entry: {error}") from None
 
 
 def _describe(entry: Entry) -> str:
