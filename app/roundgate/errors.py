@@ -15,6 +15,10 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+DOUBT: Final = "; the call may have taken effect, so check before you repeat it"
+"""The end of an error's text if a service may have processed a request that must not be sent
+twice."""
+
 
 class RoundgateError(Exception):
     """The base of all exceptions of this module except `Suspend`."""

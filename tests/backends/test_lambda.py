@@ -26,8 +26,7 @@ from roundgate.backends.aws_lambda.messages import (
     encode_payload,
     facts,
 )
-from roundgate.backends.http.messages import DOUBT
-from roundgate.errors import ConfigError, FunctionAway, ToolError
+from roundgate.errors import DOUBT, ConfigError, FunctionAway, ToolError
 from roundgate.settings.process import Settings
 from tests.support.asgi import built, config_of
 from tests.support.audit import DIGESTS, KEY, records, text

@@ -4,11 +4,14 @@ hang, or are slow."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
 import sys
+import warnings
 import zlib
 from collections import deque
+from collections.abc import AsyncGenerator
 from itertools import chain
 from typing import Any
 
@@ -66,6 +69,37 @@ async def test_the_command_line_reads_json_that_is_written_loosely() -> None:
     assert ran.status == 0, ran.err
     assert odd_answers.CAFE in ran.out
     assert "\ufffd" in ran.out
+
+
+async def silent(asked: Asked) -> AsyncGenerator[bytes, None]:
+    await asyncio.sleep(60)
+    yield b""
+
+
+@pytest.mark.parametrize(
+    ("answer", "annotations", "is_in_doubt"),
+    [
+        (http(200, b'{"jsonrpc":"2.0","id":1,"result":{'), {}, True),
+        (http(200, b'{"jsonrpc":"2.0","id":1,"result":{'), {"readOnlyHint": True}, False),
+        (http(500, b"broken", "text/plain"), {}, True),
+        (http(400, b"refused", "text/plain"), {}, False),
+        (silent, {}, True),
+        (silent, {"idempotentHint": True}, False),
+    ],
+)
+async def test_the_command_line_says_that_a_call_may_have_taken_effect(
+    answer: Any, annotations: dict[str, Any], is_in_doubt: bool
+) -> None:
+    tools = [{"name": "pay", "inputSchema": {"type": "object"}, "annotations": annotations}]
+
+    def script(asked: Asked) -> Any:
+        return answer(asked) if callable(answer) else answer
+
+    async with scripted(modern(script, tools)) as server:
+        command = ("call", server.url, "pay", *(("--timeout", "5") if answer is silent else ()))
+        ran = await asyncio.to_thread(roundgate, *command)
+    assert ran.status in (3, 4, 5), ran.err
+    assert ("may have taken effect" in ran.err) is is_in_doubt, ran.err
 
 
 @given(VALUES)
@@ -272,6 +306,35 @@ def test_a_process_that_ends_shows_no_error_of_the_event_loop(loop: Any) -> None
             for error in runner.run(main()):
                 assert isinstance(error, ConnectionLost), repr(error)
                 assert "process" in str(error)
+
+
+FLOODS = "import sys; input(); sys.stdout.write('x\\n' * 4_000_000); sys.stdout.flush(); input()"
+LEAVES_A_CHILD = (
+    "import os, subprocess, sys; input(); child = 'import time; time.sleep(1)'; "
+    "subprocess.Popen([sys.executable, '-c', child], start_new_session=True); os._exit(0)"
+)
+
+
+@pytest.mark.parametrize("code", [FLOODS, LEAVES_A_CHILD])
+def test_a_process_that_ends_by_itself_leaves_no_open_transport(code: str) -> None:
+    async def main() -> None:
+        program = Program([sys.executable, "-c", code], {})
+        link = StdioLink(program, info={}, capabilities={}, limits=Limits(max_message=1_000))
+        link.version = "2025-11-25"
+        asked = asyncio.ensure_future(link.request("x", {}, may_repeat=False))
+        if code is FLOODS:
+            await link.ended.wait()
+        else:
+            await asyncio.sleep(0.5)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        await link.end_session()
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        asyncio.run(main())
+        gc.collect()
+    assert [str(warning.message) for warning in warned] == []
 
 
 async def test_a_process_that_answers_the_ping_is_not_stopped(

@@ -22,10 +22,19 @@ async def hello() -> str:
 
 
 @pytest.mark.parametrize(
-    ("trusted", "allowed"), [("[]", 3), ("[127.0.0.1]", 6), ("[127.0.0.0/8]", 6), ("[10.0.0.1]", 3)]
+    ("trusted", "forwarded", "allowed"),
+    [
+        ("[]", "203.0.113.{}", 3),
+        ("[127.0.0.1]", "203.0.113.{}", 6),
+        ("[127.0.0.0/8]", "203.0.113.{}", 6),
+        ("[10.0.0.1]", "203.0.113.{}", 3),
+        ("[127.0.0.1]", "198.51.100.1, 203.0.113.{},", 6),
+        ("[127.0.0.1]", "203.0.113.{}, , 127.0.0.1 ,", 6),
+        ("[127.0.0.1]", ",", 3),
+    ],
 )
 def test_only_a_proxy_that_is_named_says_who_is_calling(
-    tmp_path: Path, trusted: str, allowed: int
+    tmp_path: Path, trusted: str, forwarded: str, allowed: int
 ) -> None:
     (tmp_path / "tools.py").write_text(TOOLS)
     config = tmp_path / "gateway.yaml"
@@ -43,7 +52,7 @@ def test_only_a_proxy_that_is_named_says_who_is_calling(
             http.post(
                 f"{server.url}/mcp",
                 json=call,
-                headers={**wire.headers(call), "x-forwarded-for": f"203.0.113.{number}"},
+                headers={**wire.headers(call), "x-forwarded-for": forwarded.format(number)},
             )
             for number in range(6)
         ]

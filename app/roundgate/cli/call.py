@@ -31,7 +31,18 @@ from roundgate.cli import output, remote
 from roundgate.cli.output import Status, say
 from roundgate.cli.reading import resolved
 from roundgate.client import Answers, CallResult, Client, Task, split_handle
-from roundgate.errors import RpcError, TimedOut, Unanswered, UsageError, WrongHandle
+from roundgate.errors import (
+    DOUBT,
+    BadAnswer,
+    ClientError,
+    ConnectionLost,
+    HttpRefused,
+    RpcError,
+    TimedOut,
+    Unanswered,
+    UsageError,
+    WrongHandle,
+)
 from roundgate.json import at_reference
 
 
@@ -46,19 +57,39 @@ def run(arguments: argparse.Namespace) -> int:
     return remote.run(arguments, _cancel if arguments.cancel else _wait)
 
 
+@dataclass(slots=True)
+class _Doubt:
+    """Whether the effects of a call are unknown: it was sent, and its tool may change something."""
+
+    is_due: bool = False
+
+    def error(self, error: ClientError) -> ClientError:
+        """Return an error, with words of doubt if the server may have run the call."""
+        match error:
+            case ConnectionLost(was_sent=False) | TimedOut(was_sent=False):
+                return error
+            case HttpRefused(status=status) if status < 500 and status != 408:
+                return error
+        if self.is_due:
+            error.args = (f"{error.args[0]}{DOUBT}",)
+        return error
+
+
 async def _call(client: Client, arguments: argparse.Namespace) -> int:
+    doubt = _Doubt()
     try:
         async with asyncio.timeout(arguments.timeout) as limit:
-            return await _call_without_limit(client, arguments)
+            return await _call_without_limit(client, arguments, doubt)
     except TimeoutError:
         if not limit.expired():
             raise
-        raise TimedOut(
-            f"No result of {arguments.tool} within {arguments.timeout:g} s (--timeout)"
-        ) from None
+        text = f"No result of {arguments.tool} within {arguments.timeout:g} s (--timeout)"
+        raise doubt.error(TimedOut(text)) from None
+    except (BadAnswer, ConnectionLost, HttpRefused, TimedOut) as error:
+        raise doubt.error(error) from None
 
 
-async def _call_without_limit(client: Client, arguments: argparse.Namespace) -> int:
+async def _call_without_limit(client: Client, arguments: argparse.Namespace, doubt: _Doubt) -> int:
     tool = next((each for each in await client.tools() if each.name == arguments.tool), None)
     if tool is None and arguments.tool in client.rejected:
         tool = await client.tool(arguments.tool)
@@ -66,6 +97,7 @@ async def _call_without_limit(client: Client, arguments: argparse.Namespace) -> 
     values = parse_arguments(arguments.pairs, {} if tool is None else tool.input_schema)
     with Status(sys.stderr) as status:
         answers = remote.answers(arguments, status.hide)
+        doubt.is_due = tool is None or not tool.may_be_repeated
         try:
             task = await client.start(
                 arguments.tool,
@@ -80,6 +112,7 @@ async def _call_without_limit(client: Client, arguments: argparse.Namespace) -> 
             if tool is None and error.code == _INVALID_PARAMS:
                 await client.tool(arguments.tool)  # raises an error with similar names
             raise
+        doubt.is_due = False  # there is a result, or a handle
         if arguments.detach and task.handle is not None:
             print(task.handle)
             return remote.DONE

@@ -294,14 +294,14 @@ class StdioLink:
             process.stdin.close()
         if process.returncode is not None:  # its id may be reused, so only `_watch_end` signals
             await asyncio.sleep(EXIT_POLL_S)
-            await self._stop_reading()
-            return
-        if self._is_patient and not await _ends(process):
-            _signal_group(process, signal.SIGTERM)
+        else:
+            if self._is_patient and not await _ends(process):
+                _signal_group(process, signal.SIGTERM)
+                await _ends(process)
+            _signal_group(process, _KILL)  # its children, too
             await _ends(process)
-        _signal_group(process, _KILL)  # its children, too
-        await _ends(process)
         await self._stop_reading()
+        await _closes(process)
 
     async def _stop_reading(self) -> None:
         pinging = [] if self._pinging is None else [self._pinging]
@@ -667,6 +667,18 @@ async def _ends(process: Process) -> bool:
             await process.wait()
             return True
     return False
+
+
+async def _closes(process: Process) -> None:
+    """Wait until asyncio has closed the transport of a process that has ended: in a callback, after
+    the whole output was read. Return after `STOP_S` seconds if another process holds the output."""
+    with suppress(TimeoutError, OSError):
+        async with asyncio.timeout(STOP_S):
+            for stream in (process.stdout, process.stderr):
+                while stream is not None and await stream.read(65_536):
+                    pass
+            await process.wait()
+            await asyncio.sleep(0)  # the callback is due as soon as there is a status
 
 
 def _signal_group(process: Process, number: signal.Signals) -> None:

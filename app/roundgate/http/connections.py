@@ -77,6 +77,8 @@ class Bounds(Struct, frozen=True):
     connections: int
     per_address: int
     unread_bytes: int
+    has_proxies: bool
+    """Whether there are proxies that name the client."""
 
     @classmethod
     def from_config(cls, http: HttpConfig) -> Bounds:
@@ -91,6 +93,7 @@ class Bounds(Struct, frozen=True):
             connections=connections,
             per_address=http.max_connections_per_address or max(1, connections // 8),
             unread_bytes=http.max_unread_bytes,
+            has_proxies=bool(http.trusted_proxies),
         )
 
 
@@ -191,7 +194,8 @@ class BoundedConnection(asyncio.Protocol):
         self._bounds = connections.bounds
         self._loop = asyncio.get_running_loop()
         self._server_state = server_state
-        self._stock = _StockProtocol(config, server_state, {**app_state, STATE: self}, self._loop)
+        kind = _ProxiedProtocol if connections.bounds.has_proxies else _StockProtocol
+        self._stock = kind(config, server_state, {**app_state, STATE: self}, self._loop)
         self._stage = Stage.NEW
         self.head_bytes = 0
         """The size of the head that was passed on last, until its request has begun; 0 for a request
@@ -536,6 +540,16 @@ class _StockProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         self.headers = []
+
+
+class _ProxiedProtocol(_StockProtocol):
+    """uvicorn's protocol behind proxies, without the empty items of X-Forwarded-For. A list has none
+    (RFC 9110 section 5.6.1.2), but uvicorn takes one at the end for an unknown client."""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"x-forwarded-for":
+            value = b",".join(item for item in value.split(b",") if item.strip())
+        super().on_header(name, value)
 
 
 class _StockTransport(asyncio.Transport):

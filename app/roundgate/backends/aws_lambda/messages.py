@@ -37,9 +37,9 @@ from roundgate.backends.aws_lambda.config import (
 from roundgate.backends.aws_lambda.invoking import Target
 from roundgate.backends.http.bodies import Argument, Location
 from roundgate.backends.http.endpoint import PATH_VARIABLE, Endpoint
-from roundgate.backends.http.messages import DOUBT, Answer, Outgoing
+from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.secrets import SECRET_NAME, parted
-from roundgate.errors import FunctionFailed, ParseError, ToolError, UnexpectedAnswer
+from roundgate.errors import DOUBT, FunctionFailed, ParseError, ToolError, UnexpectedAnswer
 from roundgate.observability.tracing import outgoing
 from roundgate.protocol import without_none
 

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from roundgate import json, lenient
-from roundgate.errors import BackendError, NoAnswer, ParseError, UnexpectedAnswer
+from roundgate.errors import DOUBT, BackendError, NoAnswer, ParseError, UnexpectedAnswer
 from roundgate.protocol import (
     ABSENT,
     AudioContent,
@@ -30,9 +30,6 @@ ACCEPTED: Final = "gzip, deflate"
 LARGE_BYTES: Final = 262_144
 """The size in bytes above which an answer is parsed in a thread, so as not to block the event
 loop."""
-DOUBT: Final = "; the call may have taken effect, so check before you repeat it"
-"""The end of an error's text if the service may have processed a request that must not be sent
-twice."""
 _EXCERPT_CHARS: Final = 500
 
 log = logging.getLogger("roundgate.backends")
