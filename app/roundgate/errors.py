@@ -492,6 +492,11 @@ class NotJson(GatewayError, TypeError):
     """A handler passed a value to the engine that JSON cannot represent, so it cannot be stored."""
 
 
+class Unrepeatable(GatewayError, RuntimeError):
+    """A handler waits or asks in a way that no later run can repeat. The message says what to write
+    instead, without values of the call, so the caller gets it too."""
+
+
 SAME_PATH: Final = (
     "The path must depend only on arguments, answers and steps: take times, "
     "random values and ids from ctx.now, ctx.random and ctx.uuid, and run parts concurrently with "

@@ -101,6 +101,14 @@ class Priced:
     price: float
 
 
+class Trips(BaseModel):
+    costs: list[Priced]
+
+
+class Maybe(BaseModel):
+    cost: float | None
+
+
 class Cached(BaseModel):
     id: str
     hidden: str = Field("default", exclude=True)
@@ -298,6 +306,8 @@ async def test_a_type_whose_values_json_cannot_tell_apart_is_refused_before_the_
 
 
 CHANGED: list[tuple[Any, Any, str]] = [
+    (Trips(costs=[Priced(1.5), Priced(float("nan"))]), Trips, r"costs\[1\]\.price is nan"),
+    (Maybe(cost=float("inf")), Maybe, "cost is float, but would come back as None"),
     (Gift(id="a", amount=1), Card, "is Gift, but would come back as Card"),
     ([Gift(id="a", amount=1)], list[Card], r"\[0\] is Gift, but would come back as Card"),
     ((date(2026, 1, 2),), Sequence[Any], "date"),

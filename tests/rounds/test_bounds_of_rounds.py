@@ -3,6 +3,7 @@ them is told, and where."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -241,3 +242,32 @@ async def test_state_is_there_again_in_every_round() -> None:
             [mcp] * 3, *rounds.tool("counts")
         )
     assert result["structuredContent"] == [0, 1, 2]
+
+
+async def in_a_timeout(ctx: Context) -> Any:
+    async with asyncio.timeout(5):
+        return await ctx.elicit("who", "Who?", Name)
+
+
+async def in_wait_for(ctx: Context) -> Any:
+    return await asyncio.wait_for(ctx.elicit("who", "Who?", Name), 5)
+
+
+async def in_wait(ctx: Context) -> Any:
+    asking = asyncio.create_task(ctx.elicit("who", "Who?", Name))
+    return await asyncio.wait([asking], timeout=5)
+
+
+@pytest.mark.parametrize("asks", [in_a_timeout, in_wait_for, in_wait], ids=lambda one: one.__name__)
+async def test_the_caller_learns_what_a_tool_must_not_wait_with(
+    asks: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    @tool
+    async def ask(ctx: Context) -> str:
+        """Asks within a limit of asyncio."""
+        return str(await asks(ctx))
+
+    text = await call(ask)
+    assert text.startswith("The tool cannot run as it is written: ")
+    assert "`async with ctx.timeout(seconds):`" in text
+    assert failure(caplog)[1] in text

@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn
 
 from msgspec.structs import replace
 
+from roundgate.errors import Unrepeatable
 from roundgate.json import fresh
 from roundgate.protocol import merged
 from roundgate.replay.asyncio_internals import engine_call
@@ -137,7 +138,7 @@ def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
             return answer
     changed = getattr(entry, "changed", 0) + 1
     if changed >= MAX_CHANGES:
-        raise RuntimeError(
+        raise Unrepeatable(
             f"question {name!r} changes in every round; build it from arguments, answers "
             "and steps alone (take times and random values from ctx.now and ctx.random)"
         )

@@ -26,6 +26,8 @@ from weakref import WeakSet
 
 from msgspec import Struct
 
+from roundgate.errors import Unrepeatable
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -237,8 +239,8 @@ def _refuse(waiting: CoroutineType[Any, Any, Any]) -> None:
         raise _refusal("asyncio.wait_for(…) around a task or future")
 
 
-def _refusal(what: str) -> RuntimeError:
-    return RuntimeError(
+def _refusal(what: str) -> Unrepeatable:
+    return Unrepeatable(
         f"{what} ends a wait at a moment that later runs of the handler cannot repeat: wait without "
         "a limit inside `async with ctx.timeout(seconds):`"
     )

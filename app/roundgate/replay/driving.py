@@ -21,7 +21,7 @@ from typing import Any, Final, Generic, NoReturn, TypeAlias, TypeVar
 
 import anyio
 
-from roundgate.errors import Suspend
+from roundgate.errors import Suspend, Unrepeatable
 from roundgate.replay.asyncio_internals import (
     NEVER_ENDS,
     ByAsCompleted,
@@ -132,7 +132,7 @@ class Driven(Coroutine[Any, Any, T]):
         question that it has just asked."""
         self._owner.asks_in_root = False
         if active_timeout(self._coroutine):
-            raise RuntimeError(NEVER_ENDS)
+            raise Unrepeatable(NEVER_ENDS)
 
     def _raise_once_recorded(self, noting: asyncio.Task[None]) -> Any:
         """Raise the cancellation in the coroutine once it is recorded."""
@@ -297,12 +297,12 @@ def _as_completed_branch(parent: Branch, awaitables: Any, coroutine: Any) -> Bra
     awaited = parent.awaited
     if id(coroutine) not in awaited:
         if not isinstance(awaitables, Sequence):
-            raise RuntimeError(
+            raise Unrepeatable(
                 "asyncio.as_completed starts coroutines in no fixed order; pass a list of them"
             )
         if not any(awaitable is coroutine for awaitable in awaitables):
             coroutine.close()  # the wrapper that asyncio made
-            raise RuntimeError(
+            raise Unrepeatable(
                 "asyncio.as_completed starts awaitable objects in no fixed order; pass coroutines or tasks"
             )
         awaited.clear()

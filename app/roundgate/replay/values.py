@@ -60,6 +60,7 @@ from pydantic_core import PydanticSerializationError
 
 from roundgate.errors import NondeterminismError, NotJson
 from roundgate.json import digest, encode
+from roundgate.replay.journal import plain
 from roundgate.replay.round_trip import change, loss, without_name
 
 _CONVERTED: Final[tuple[Any, ...]] = (
@@ -190,6 +191,7 @@ class Conversion(Struct, frozen=True):
                 written, back = self.trip(value, by_alias=False)
                 changed = change(value, back, where) and changed
         except (PydanticSerializationError, ValidationError, TypeError, ValueError, RecursionError):
+            self._check_numbers(value, where)
             raise NotJson(
                 f"{where} is {type(value).__name__}, which JSON cannot convert back to the annotated "
                 f"return type {self.name}: return a value of that type, or correct the annotation"
@@ -198,12 +200,24 @@ class Conversion(Struct, frozen=True):
             raise NotJson(f"{changed}, as the return type {self.name} says: {REMEDY}")
         return written
 
-    def trip(self, value: Any, *, by_alias: bool = True) -> tuple[Any, Any]:
-        """Return the JSON form of a value, and the value that it becomes. Raise pydantic's errors
-        and those of validators."""
+    def _check_numbers(self, value: Any, where: str) -> None:
+        """Raise NotJson with the place of NaN or an infinite number."""
+        try:
+            written = self._written(value, by_alias=False)
+        except (PydanticSerializationError, TypeError, ValueError, RecursionError):
+            return
+        plain(written, where)
+
+    def _written(self, value: Any, *, by_alias: bool) -> Any:
         (written,) = self.adapter.dump_python(
             (value,), mode="json", by_alias=by_alias, round_trip=True, warnings=False
         )
+        return written
+
+    def trip(self, value: Any, *, by_alias: bool = True) -> tuple[Any, Any]:
+        """Return the JSON form of a value, and the value that it becomes. Raise pydantic's errors
+        and those of validators."""
+        written = self._written(value, by_alias=by_alias)
         try:
             return written, self._read(written)
         except ValidationError:

@@ -27,7 +27,7 @@ from typing import Any, Final, NoReturn
 from msgspec.structs import replace
 
 from roundgate.clock import Timer, iso
-from roundgate.errors import Suspend, ToolError
+from roundgate.errors import Suspend, ToolError, Unrepeatable
 from roundgate.replay.asyncio_internals import NEVER_ENDS, active_timeout, engine_call
 from roundgate.replay.branches import Branch, Scope, inside
 from roundgate.replay.journal import Passed, Slept, Told, plain
@@ -222,7 +222,7 @@ async def within_scopes(run: Run, branch: Branch) -> None:
 
 
 def refuse_timeout(run: Run, branch: Branch) -> None:
-    """Raise RuntimeError if a timer of asyncio around a question or an event would never end it,
+    """Raise Unrepeatable if a timer of asyncio around a question or an event would never end it,
     because no process waits for the timer. A task keeps its worker for `HOLD_FOR_TIMEOUTS_S`."""
     longest_s = 0.0 if run.call.task_id is None else HOLD_FOR_TIMEOUTS_S
     lengths_s = run.owner.timeouts.around(branch.path)
@@ -230,7 +230,7 @@ def refuse_timeout(run: Run, branch: Branch) -> None:
     if any(longest_s < length_s < math.inf for length_s in lengths_s) or (
         not is_in_root and active_timeout(run.root_coroutine)
     ):
-        raise RuntimeError(NEVER_ENDS)
+        raise Unrepeatable(NEVER_ENDS)
     run.owner.asks_in_root = is_in_root  # its timers can be seen once it waits
 
 

@@ -27,6 +27,7 @@ from roundgate.errors import (
     StateTooLarge,
     TaskTimeout,
     ToolError,
+    Unrepeatable,
 )
 from roundgate.observability import place_of
 from roundgate.observability.metrics import Metrics
@@ -67,6 +68,12 @@ def tool_result(
             return ToolResult.error(
                 "The call remembers too much (state.max_bytes), so it asked no further question and "
                 "ended. Ask for less in one call, or let it become a task; "
+                f"the server's log has the details under reference {reference}"
+            )
+        case Failed(Unrepeatable() as error):
+            reference = log_failure(f"tool {tool}", error, clock)
+            return ToolResult.error(
+                f"The tool cannot run as it is written: {error}; "
                 f"the server's log has the details under reference {reference}"
             )
         case Failed(error):
