@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
@@ -24,9 +25,10 @@ from roundgate.runtime.startup import Stores, make_stores
 from roundgate.storage.tasks import TaskRecord, TaskRef
 from roundgate.tasks.turn import Turn
 from tests.support import wire
-from tests.support.asgi import NO_FALLBACK, client, config_of, stoppable
+from tests.support.asgi import NO_FALLBACK, Exchange, client, config_of, stoppable
 from tests.support.clocks import SkippingClock
 from tests.support.rounds import CAPABILITIES, accept
+from tests.support.scripted import Asked, scripted
 from tests.support.services import Service, answer, service
 from tests.support.task_client import DECLARED, MISSING, TaskClient, task_settings
 
@@ -49,6 +51,7 @@ class House:
     told: Service
     clock: SkippingClock
     stores: Stores
+    app: FastAPI
 
     async def record(self, task_id: str) -> TaskRecord:
         found = await self.stores.tasks.read(
@@ -93,6 +96,7 @@ async def house_before(
     job: dict[str, Any] | None,
     works: bool = True,
     tasks: dict[str, Any] | None = None,
+    base_url: str = "",
     **tool: Any,
 ) -> AsyncIterator[House]:
     arguments = {"what": {"required": True}}
@@ -108,7 +112,7 @@ async def house_before(
         "kind": "http",
         "name": "api",
         "prefix": "",
-        "base_url": told.url,
+        "base_url": base_url or told.url,
         "tools": [declared],
     }
     sections = {"poll_interval_ms": 100, "sweep_every_s": 0.1, **(tasks or {})}
@@ -120,7 +124,7 @@ async def house_before(
         stoppable(build_app(file, using, clock=clock, stores=stores)) as app,
         client(app) as mcp,
     ):
-        yield House(TaskClient(mcp), told, clock, stores)
+        yield House(TaskClient(mcp), told, clock, stores, app)
 
 
 async def test_a_job_is_started_followed_and_fetched(tmp_path: Path) -> None:
@@ -703,6 +707,65 @@ async def test_a_call_that_was_approved_and_filled_in_is_cancelled_as_it_was_sta
         await cancelled(one, said["taskId"])
         assert one.told.request_lines[2:] == ["POST /jobs/j-1 HTTP/1.1"]
         assert json.loads(one.told.body()) == {"of": "paper"}
+
+
+class Held:
+    """A service that answers neither polls nor, if `holds_start`, the start."""
+
+    def __init__(self, *, holds_start: bool = False) -> None:
+        self.holds_start = holds_start
+        self.waits = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.lines: list[str] = []
+
+    async def __call__(self, asked: Asked) -> bytes:
+        self.lines.append(f"{asked.method} {asked.target}")
+        if asked.target.endswith("/cancel"):
+            self.cancelled.set()
+            return CANCELLED
+        is_first = len(self.lines) == 1
+        if asked.method == "GET" or (self.holds_start and is_first):
+            self.waits.set()
+            await asyncio.Event().wait()
+        return STARTED
+
+    async def is_cancelled(self) -> None:
+        await asyncio.wait_for(self.cancelled.wait(), 60)
+
+
+async def test_a_cancel_reaches_the_service_while_a_worker_waits_for_a_poll(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roundgate.tasks.running.LOOK_S", 3_600.0)
+    held = Held()
+    async with (
+        scripted(held) as told,
+        house_before(tmp_path, Service((), 0, 1), job=CANCEL, base_url=told.origin) as one,
+    ):
+        task_id = await one.ann.begin("run", what="x")
+        await asyncio.wait_for(held.waits.wait(), 60)
+        await one.ann.cancel(task_id)
+        await held.is_cancelled()
+        assert held.lines == ["POST /jobs", "GET /jobs/j-1", "POST /jobs/j-1/cancel"]
+
+
+@pytest.mark.parametrize("holds_start", [False, True], ids=["in a poll", "in the start"])
+async def test_a_client_that_hangs_up_cancels_the_job_of_its_ordinary_call(
+    tmp_path: Path, holds_start: bool
+) -> None:
+    held = Held(holds_start=holds_start)
+    key = {"idempotency_key": "Idempotency-Key"}
+    called = wire.message("tools/call", {"name": "run", "arguments": {"what": "x"}})
+    async with (
+        scripted(held) as told,
+        house_before(tmp_path, Service((), 0, 1), job=CANCEL, base_url=told.origin, **key) as one,
+    ):
+        async with Exchange(one.app, called) as exchange:
+            await asyncio.wait_for(held.waits.wait(), 60)
+            exchange.hang_up()
+        await held.is_cancelled()
+        again = "POST /jobs" if holds_start else "GET /jobs/j-1"
+        assert held.lines == ["POST /jobs", again, "POST /jobs/j-1/cancel"]
 
 
 async def test_without_a_cancel_the_job_goes_on(tmp_path: Path) -> None:

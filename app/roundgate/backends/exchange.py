@@ -11,10 +11,11 @@ in a form that the transport chooses.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import count
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import Any, Final, NoReturn, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -22,6 +23,7 @@ from roundgate import json
 from roundgate.backends.base import check_request
 from roundgate.backends.config import JobConfig
 from roundgate.backends.http.messages import Answer
+from roundgate.background import detached
 from roundgate.errors import (
     BackendError,
     CleanedUp,
@@ -39,6 +41,9 @@ from roundgate.replay import NAME, Cleanup, Context, Raw, Run, run_of
 
 Kept: TypeAlias = Mapping[str, Any]
 """A recorded answer as JSON, the result of a step."""
+
+LEFT_PAUSES_S: Final = (0, 1, 5, 30)
+"""The pauses in seconds before the attempts to cancel a job whose call was cancelled."""
 
 log = logging.getLogger("roundgate.backends")
 
@@ -173,7 +178,8 @@ async def follow(job: Job, context: Context, *, at_most_once: bool = False) -> K
     """Start the job, poll until it ends, and return the answer that holds its result.
 
     A task continues to follow the job after a restart of the process. An ordinary call ends with
-    its timeout, and can be shed. With `at_most_once`, a worker that dies while the job starts
+    its timeout, and can be shed; if it is cancelled, because its client hung up or its time is over,
+    the job is cancelled too. With `at_most_once`, a worker that dies while the job starts
     leaves an unknown outcome, and the job is not started again.
 
     Raises:
@@ -185,10 +191,41 @@ async def follow(job: Job, context: Context, *, at_most_once: bool = False) -> K
     run = run_of(context)
     if (cleanup := run.call.cleanup) is not None:
         await _cancel(job, context, cleanup)
-    started = await context.step("start", lambda: _begin(run, job), at_most_once=at_most_once)
+    progress = _Progress()
+    try:
+        return await _followed(job, context, progress, at_most_once=at_most_once)
+    except asyncio.CancelledError:
+        is_left = run.call.task_id is None and run.stopped is None  # a task has a cleanup
+        if is_left and progress.is_running and job.is_cancellable:
+            cancelling = detached(asyncio.create_task, _cancel_left(job, progress.values))
+            _cancelling.add(cancelling)
+            cancelling.add_done_callback(_cancelling.discard)
+        raise
+
+
+@dataclass(slots=True)
+class _Progress:
+    """The progress of a job in this run."""
+
+    is_running: bool = False
+    values: dict[str, str] | None = None
+    """The values of the job's variables; `None` until the service has sent them."""
+
+
+_cancelling: Final[set[asyncio.Task[None]]] = set()
+"""The cancels of jobs whose calls have ended."""
+
+
+async def _followed(job: Job, context: Context, progress: _Progress, *, at_most_once: bool) -> Kept:
+    run = run_of(context)
+    started = await context.step(
+        "start", lambda: _begin(run, job, progress), at_most_once=at_most_once
+    )
     values = _good(started)["values"]
+    progress.is_running, progress.values = True, values
     # steps without arguments: a credential or an endpoint may change while the job runs
     over = await context.poll("poll", lambda: _poll(job, values), every_s=job.config.every_s)
+    progress.is_running = False
     answer: Kept = _good(over)["answer"]
     if not job.has_result:
         return answer
@@ -241,6 +278,25 @@ async def _cancel(job: Job, context: Context, cleanup: Cleanup) -> NoReturn:
     raise CleanedUp(f"the job was cancelled ({named})")
 
 
+async def _cancel_left(job: Job, values: dict[str, str] | None) -> None:
+    """Cancel the job of a call that was cancelled; `values` as in `_Progress`."""
+    named, reason = _named(values or {}), ""
+    for pause_s in LEFT_PAUSES_S:
+        await asyncio.sleep(pause_s)
+        try:
+            values = values or await _recover_values(job)
+            if not await job.cancel(values):
+                await _check_ended(job, values)
+            return
+        except CleanedUp:  # no job is known
+            return
+        except (NotNow, BackendError, NotCancelled) as error:
+            reason = str(error)[:500]
+    log.error(
+        "cannot cancel a job, which continues", extra={"fields": {"job": named, "reason": reason}}
+    )
+
+
 async def _recover_values(job: Job) -> dict[str, str]:
     """Return the values of a job whose answer to the start was lost, by starting it again.
 
@@ -280,11 +336,14 @@ async def _not_over() -> Kept:
     return {"error": "", "is_left": True}
 
 
-async def _begin(run: Run, job: Job) -> Kept:
+async def _begin(run: Run, job: Job, progress: _Progress) -> Kept:
     """Start the job. Defer cancellation until the answer arrives, because only the answer
     identifies the job."""
+    progress.is_running = True
     with run.beginning():
-        return await _start(job)
+        begun = await _start(job)
+    progress.values = begun.get("values")
+    return begun
 
 
 async def _start(job: Job) -> Kept:

@@ -160,6 +160,8 @@ again before it is abandoned."""
 LOOK_S: Final = 5.0
 """The time in seconds between two checks of the row while no step ends; the delay until a
 cancellation takes effect."""
+JOB_LOOK_S: Final = 1.0
+"""The same for a task with a job, which its service should end soon."""
 LATE_S: Final = 0.5
 """The grace in seconds after the turn's own deadline."""
 TICK_S: Final = 0.25
@@ -292,21 +294,23 @@ class Running:
 
     def _is_time_to_look(self) -> bool:
         now_ms = self._clock.monotonic_ms()
-        is_time = now_ms - self._last_look_ms >= LOOK_S * 1000
+        every_s = JOB_LOOK_S if self.carrier.cleans_up else LOOK_S
+        is_time = now_ms - self._last_look_ms >= every_s * 1000
         if is_time:
             self._last_look_ms = now_ms
         return is_time
 
     def _is_given_up(self) -> bool:
         """Return whether to abandon the handler, because it was stopped long ago. Cancel it after
-        half of that time."""
+        half of that time; at once if a job has to be cancelled."""
         run = self.carrier.run
         if not run.call.deadline.is_past and (run.stopped is None or run.is_beginning):
             return False
         now_s = asyncio.get_running_loop().time()
         self._told_s = now_s if self._told_s is None else self._told_s
         grace_s = LATE_S if run.call.deadline.is_past else GRACE_S
-        if now_s - self._told_s >= grace_s and self._root is not None:
+        is_urgent = self.carrier.lost and self.carrier.cleans_up
+        if self._root is not None and (is_urgent or now_s - self._told_s >= grace_s):
             self._root.cancel()
         return now_s - self._told_s >= 2 * grace_s
 
