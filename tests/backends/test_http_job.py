@@ -754,7 +754,7 @@ async def test_a_client_that_hangs_up_cancels_the_job_of_its_ordinary_call(
     tmp_path: Path, holds_start: bool
 ) -> None:
     held = Held(holds_start=holds_start)
-    key = {"idempotency_key": "Idempotency-Key"}
+    key: dict[str, Any] = {"idempotency_key": "Idempotency-Key"}
     called = wire.message("tools/call", {"name": "run", "arguments": {"what": "x"}})
     async with (
         scripted(held) as told,

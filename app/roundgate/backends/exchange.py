@@ -203,8 +203,7 @@ async def follow(job: Job, context: Context, *, at_most_once: bool = False) -> K
         raise
 
 
-@dataclass(slots=True)
-class _Progress:
+class _Progress(Struct):
     """The progress of a job in this run."""
 
     is_running: bool = False
