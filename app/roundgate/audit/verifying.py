@@ -14,11 +14,10 @@ write another history.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from roundgate.audit.records import (
     FIRST,
@@ -49,8 +48,7 @@ class Line(Struct, frozen=True):
         return f"{self.file}:{self.number}"
 
 
-@dataclass(slots=True)
-class ChainState:
+class ChainState(Struct):
     """The records of a chain that were read so far."""
 
     records: int = 0
@@ -60,8 +58,7 @@ class ChainState:
     """The place of the last record."""
 
 
-@dataclass(slots=True)
-class Report:
+class Report(Struct):
     """The result of a verification."""
 
     chains: dict[str, ChainState] = field(default_factory=dict)

@@ -12,7 +12,6 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
@@ -301,8 +300,7 @@ _LAST_MEMBERS: Final = re.compile(
 _TRY_LATER_STATUSES: Final = frozenset({429, 502, 503, 504})
 
 
-@dataclass(slots=True)
-class Received:
+class Received(Struct):
     """The data of one server that is no message: lines of its standard output, and events.
 
     Args:

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
+from msgspec import Struct
+
 from roundgate.errors import TimedOut
 from roundgate.json import digest
 from roundgate.observability.conventions import (
@@ -47,8 +49,7 @@ _NAMES: Final = ("name", "uri", "taskId")
 """The members of params that name the target of a method in `RECORDED`."""
 
 
-@dataclass(slots=True)
-class Peer:
+class Peer(Struct):
     """The server of a client's requests. A process has no address."""
 
     address: str | None = None

@@ -25,7 +25,6 @@ from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from msgspec import Struct
@@ -281,18 +280,19 @@ class OpenTelemetry(Tracing):
             "roundgate.attempt": attempt,
         }
         with self.span("CONSUMER", f"task {correlation.tool}", attributes) as span:
-            turn_span = _TurnSpan(span, correlation)
+            turn_span = _ServerSpan(span, correlation)
             turn_span.link(origin)
             with turn_span.timed(), _named_in_the_log(turn_span.carrier()):
                 yield turn_span
 
 
-@dataclass(slots=True)
 class _ServerSpan:
-    """The common part of the spans of requests and turns."""
+    """The span of a turn, and the common part of all spans."""
 
-    span: Any
-    has_ended: bool = field(default=False, init=False)
+    def __init__(self, span: Any, correlation: Correlation) -> None:
+        self.span = span
+        self.correlation = correlation
+        self.has_ended = False
 
     def carrier(self) -> Mapping[str, str]:
         return current_carrier()
@@ -319,7 +319,9 @@ class _ServerSpan:
             fail(self.span, message)
 
     def record(self, outcome: str, attributes: Mapping[str, str]) -> None:
-        """Record the outcome in metrics, and add attributes that are known now."""
+        """Add attributes that are known now; for a request, also record the outcome in metrics."""
+        _add_ids(self.span, self.correlation)
+        self.span.set_attribute("roundgate.outcome", outcome)
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -336,13 +338,15 @@ class _ServerSpan:
             self.end("ok")
 
 
-@dataclass(slots=True)
 class _RequestSpan(_ServerSpan):
-    method: str
-    shared: dict[str, str | int]
-    """The attributes of the metric."""
-    correlation: Correlation
-    began: float = field(default_factory=time.perf_counter)
+    def __init__(
+        self, span: Any, method: str, shared: dict[str, str | int], correlation: Correlation
+    ) -> None:
+        super().__init__(span, correlation)
+        self.method = method
+        self.shared = shared
+        """The attributes of the metric."""
+        self.began = time.perf_counter()
 
     def record(self, outcome: str, attributes: Mapping[str, str]) -> None:
         ids = self.correlation
@@ -353,8 +357,7 @@ class _RequestSpan(_ServerSpan):
                 self.span.set_attribute("gen_ai.tool.name", ids.tool)
             if ids.through is not None:
                 self.span.set_attribute("roundgate.through", ids.through)
-        _add_ids(self.span, ids)
-        self.span.set_attribute("roundgate.outcome", outcome)
+        super().record(outcome, attributes)
         if made := instruments():
             facts = {**self.shared, **attributes}
             made.server_operations.record(time.perf_counter() - self.began, facts)
@@ -362,15 +365,6 @@ class _RequestSpan(_ServerSpan):
                 names = ("mcp.method.name", "gen_ai.tool.name", "gen_ai.prompt.name")
                 named = {name: self.shared[name] for name in names if name in self.shared}
                 made.rounds.add(1, {**named, "outcome": outcome})
-
-
-@dataclass(slots=True)
-class _TurnSpan(_ServerSpan):
-    correlation: Correlation
-
-    def record(self, outcome: str, attributes: Mapping[str, str]) -> None:
-        _add_ids(self.span, self.correlation)
-        self.span.set_attribute("roundgate.outcome", outcome)
 
 
 Span: TypeAlias = PassedOn | _ServerSpan

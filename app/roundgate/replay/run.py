@@ -21,7 +21,6 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeAlias
 
@@ -175,12 +174,8 @@ class Round(Protocol):
         it."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Call:
-    """The facts of one call, gathered by the dispatcher or by a task's worker. Do not change them.
-
-    The class is not frozen: making a frozen instance takes five times as long, a tenth of a call.
-    """
+class Call(Struct, frozen=True, kw_only=True, eq=False):
+    """The facts of one call, gathered by the dispatcher or by a task's worker."""
 
     principal: Principal
     meta: Meta

@@ -26,12 +26,11 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import islice
 from math import ceil
 from typing import Final, Protocol, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from roundgate import json
 from roundgate.clock import Clock
@@ -102,8 +101,7 @@ class Buckets(Protocol):
         asking the store."""
 
 
-@dataclass(slots=True)
-class _Bucket:
+class _Bucket(Struct):
     """The parts in a bucket, and the time in milliseconds at which it had them."""
 
     parts: int
@@ -161,8 +159,7 @@ class LocalBuckets:
         self._all_full_ms = max(self._all_full_ms, full_ms)
 
 
-@dataclass(slots=True)
-class _Held:
+class _Held(Struct):
     """The tokens of a caller in this process, and its row as this process knows it."""
 
     left: int = 0

@@ -23,10 +23,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from roundgate import json
@@ -86,8 +85,7 @@ AddsEntries: TypeAlias = events.Checkpoint | events.Suspend | events.Release
 """The events that add entries to the journal."""
 
 
-@dataclass(slots=True)
-class _Held:
+class _Held(Struct):
     """The record and the doubtful writes that a lease remembers."""
 
     known: TaskRecord
@@ -128,6 +126,9 @@ class Lease(Struct, frozen=True):
     ref: TaskRef
     fence: int
     held: _Held | None = None
+
+    def __repr__(self) -> str:
+        return f"Lease({self.ref!r}, {self.fence})"
 
     @classmethod
     def of(cls, record: TaskRecord, work: Work | None = None) -> Lease:

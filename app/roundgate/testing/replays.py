@@ -26,10 +26,12 @@ import re
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from roundgate.auth import Principal
 from roundgate.backends import Returned, ServedTool

@@ -19,7 +19,6 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -163,19 +162,18 @@ MAX_CALLERS: Final = 1_000
 log = logging.getLogger("roundgate.tokens")
 
 
-@dataclass(slots=True)
-class _Told:
+class _Told(Struct):
     at_ms: float
     untold: int = 0
 
 
-@dataclass(slots=True)
 class Refusals:
     """A limiter of log lines about refusals, per caller. `of_sessions` is True for session ids,
     False for states."""
 
-    of_sessions: bool = False
-    _told: OrderedDict[str, _Told] = field(default_factory=OrderedDict)
+    def __init__(self, *, of_sessions: bool = False) -> None:
+        self._of_sessions = of_sessions
+        self._told: OrderedDict[str, _Told] = OrderedDict()
 
     def note(self, reason: str, owner: Principal, at_ms: float) -> None:
         """Log a refusal, unless a refusal of this caller was logged within `EVERY_MS`. `at_ms` is
@@ -191,7 +189,7 @@ class Refusals:
         if len(self._told) > MAX_CALLERS:
             self._told.popitem(last=False)
         fields = {"reason": reason, "subject": owner.subject[:200], **untold}
-        if self.of_sessions:
+        if self._of_sessions:
             log.warning("session refused", extra={"fields": fields})
         else:
             log.warning("requestState refused", extra={"fields": fields})

@@ -14,11 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from roundgate.aio import Threads
@@ -90,8 +90,7 @@ _CAPABILITIES: Final[Json] = {
 log = logging.getLogger("roundgate.backends")
 
 
-@dataclass(slots=True)
-class _Condition:
+class _Condition(Struct):
     """The outcome of the last poll, with the reason if it failed."""
 
     info: ServerInfo | None = None
@@ -100,8 +99,7 @@ class _Condition:
     is_logged: bool = False
 
 
-@dataclass(slots=True)
-class _FollowState:
+class _FollowState(Struct):
     """The state of `follow`."""
 
     empty_polls: int = 0

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from roundgate.backends.http.bodies import FILE
@@ -53,8 +52,7 @@ def argument_name(name: str, taken: Iterable[str]) -> str:
     return unique
 
 
-@dataclass(slots=True)
-class MadeBody:
+class MadeBody(Struct):
     """A body and its arguments."""
 
     body: Body
