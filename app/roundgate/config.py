@@ -243,7 +243,7 @@ class ConfigFile(Struct, frozen=True):
     """The text that replaces references, as for `load`."""
 
     def __repr__(self) -> str:
-        return f"ConfigFile(origin={self.origin!r})"
+        return f"ConfigFile({self.origin.located.file})"
 
     def backend_origin(self, index: int) -> Origin:
         """Return the place in the file of the back end at an index of `backends`."""

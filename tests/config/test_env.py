@@ -38,6 +38,7 @@ def test_references_and_tools_see_a_variable_and_the_environment_goes_first(
     text = "env: {SHOP_NAME: Pears}\nserver: {title: '${SHOP_NAME}'}\n"
     file = load(written(tmp_path, text), {})
     assert (file.config.server.title, file.environment) == ("Pears", {"SHOP_NAME": "Pears"})
+    assert "Pears" not in repr(file)
     assert load(tmp_path / "gateway.yaml", {"SHOP_NAME": "Figs"}).config.server.title == "Figs"
     monkeypatch.setenv("SHOP_NAME", "before")  # and given back after this test
     (tool,) = loading.load(file).catalog.tools.values()

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from roundgate import Context, tool
+from roundgate import Context, Url, tool
 from roundgate.errors import NondeterminismError
 from roundgate.replay import run_of
 from roundgate.replay.engine import Completed, Failed, Suspended
 from roundgate.replay.journal import HANDLER, Journal, Remembered
 from roundgate.replay.run import Run
+from roundgate.replay.values import identity
 from roundgate.testing import Gateway
 from tests.support.task_runs import SharedJournal
 
@@ -265,3 +266,8 @@ async def test_a_resource_that_a_handler_reads_does_not_change_its_version() -> 
     entry = home.journal.steps[HANDLER]
     assert isinstance(entry, Remembered)
     assert (outcomes[1], entry.value) == (Completed("done"), ["tool"])
+
+
+def test_the_identity_of_a_step_with_a_value_of_ours_stays_as_recorded() -> None:
+    page = Url("Pay", "https://a.example")
+    assert identity("step", charge, (page,), {}) == "step charge OptqQxcuYvL"

@@ -17,6 +17,8 @@ from roundgate.replay.journal import (
     Journal,
     Passed,
     Raised,
+    from_row,
+    row,
     wire_key,
 )
 from tests.support import json_values
@@ -105,3 +107,37 @@ def test_the_largest_entry_is_named_with_its_size() -> None:
     assert journal.largest().startswith("the answer to 'essay' (50")
     journal.state["all"] = "y" * 9_000
     assert journal.largest().startswith("ctx.state (90")
+
+
+ROWS = [
+    '["s","k",1]',
+    '["s","k",null,"step f"]',
+    '["e","k","m",true,"w","timeout",2,["a"],5,"ref"]',
+    '["e","k","m",false]',
+    '["t","k",1,5,"w",["m",false,null,5,"r"]]',
+    '["c","k",7,"w"]',
+    '["b","k","w"]',
+    '["q","k","d",1,0,null]',
+    '["q","k","d",2,1,"p","w",5]',
+    '["a","k",null,1,0,{"action":"accept"}]',
+    '["a","k","d",1,0,null,"w"]',
+    '["u","k","d",1]',
+    '["p","k"]',
+    '["w","k",5,"w",true]',
+    '["o","told:k"]',
+    '["v","k",5,"t",null,"m","delivered",{"a":1}]',
+    '["v","k",5,"t"]',
+    '["r","k",[1]]',
+]
+"""Entries as rows of tasks and sealed states have them."""
+
+
+@pytest.mark.parametrize("text", ROWS)
+def test_a_recorded_entry_is_read_and_written_unchanged(text: str) -> None:
+    assert json.encode(row(from_row(json.decode(text.encode())))).decode() == text
+
+
+@pytest.mark.parametrize("text", ['["s"]', '["p","k",1]', '["w","k","soon"]', '["zz","k"]'])
+def test_an_entry_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="journal entry"):
+        from_row(json.decode(text.encode()))
