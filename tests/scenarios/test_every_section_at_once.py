@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from opentelemetry.test.globals_test import reset_metrics_globals
 
 from roundgate import config
 from roundgate.client import Client
@@ -19,6 +21,13 @@ from tests.support.everything import PAIRS, SECTIONS, job, written
 from tests.support.server import running
 
 TRACED = Path(__file__).parent / "traced"
+
+
+@pytest.fixture(autouse=True)
+def no_metrics_afterwards() -> Iterator[None]:
+    """Other tests in this process set up metrics of their own."""
+    yield
+    reset_metrics_globals()
 
 
 async def test_the_job_of_the_quickstart_with_every_section(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ from roundgate.errors import (
     Unanswered,
     Unauthenticated,
     Unavailable,
+    Unrepeatable,
     UnsupportedVersion,
     UsageError,
 )
@@ -116,6 +117,7 @@ NEVER_ON_THE_WIRE = {
     NondeterminismError: "parks a task; in a round the same as a handler's mistake",
     HandlerVersionError: "the same",
     NeedsTask: "a result with isError",
+    Unrepeatable: "a result with isError",
     LeaseLost: "ends a worker's turn",
     AuthError: "answered in OAuth's words",
     Unauthenticated: "the same",
