@@ -111,7 +111,8 @@ class Client:
             told.final = task
             return
         if "picked up? " in task.get("statusMessage", "") and told.carrier is None:
-            await self.deliver(told, task["statusMessage"].partition("picked up? ")[2])
+            token = task["statusMessage"].partition("picked up? ")[2].partition(" ")[0]
+            await self.deliver(told, token)
         requests: dict[str, Any] = task.get("inputRequests", {})
         for key, request in requests.items():
             self.note(told, key, request["params"]["message"])
