@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,18 @@ async def many_errors() -> str:
     async with asyncio.TaskGroup() as group:
         group.create_task(asyncio.sleep(0))
         raise ValueError("one of them")
+
+
+tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
+
+
+@tool
+async def remembers() -> str:
+    """Return the tenant of the context, and set another."""
+    await asyncio.sleep(0)
+    before = tenant.get()
+    tenant.set("acme")
+    return before
 
 
 class Runs(StepWatch):
@@ -194,6 +207,12 @@ async def test_a_failure_of_any_kind_ends_the_call_alone(
     assert cause in "".join(
         caplog.handler.format(record) for record in caplog.records if record.exc_info
     )
+
+
+async def test_a_variable_that_a_tool_sets_is_not_seen_by_the_next_call() -> None:
+    """Pipelined requests and the calls of a batch are served in one context."""
+    async with client(gateway(remembers)) as mcp:
+        assert [await mcp.text("remembers"), await mcp.text("remembers")] == ["nobody", "nobody"]
 
 
 async def test_the_audit_log_has_the_call_before_its_end(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ no prefix.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -92,9 +92,11 @@ class DirectCall(Struct, frozen=True):
     """The call of a tool that cannot suspend: it asks nothing and records no step. The gateway runs it
     without the engine, unless a wrapper (`policy.around_calls`) has taken its place."""
 
-    run: Callable[[AnyContext, dict[str, Any]], Awaitable[Returned]]
+    run: Callable[[AnyContext, dict[str, Any]], Coroutine[Any, Any, Returned]]
 
-    def __call__(self, context: AnyContext, arguments: dict[str, Any]) -> Awaitable[Returned]:
+    def __call__(
+        self, context: AnyContext, arguments: dict[str, Any]
+    ) -> Coroutine[Any, Any, Returned]:
         return self.run(context, arguments)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -46,7 +46,9 @@ def around_calls(tool: Tool, wrap: Callable[[CallTool], CallTool], **changes: An
     return replace(tool, call=wrap(tool.call), approvable=approvable, **changes)
 
 
-def like(call: CallTool, wrapped: Callable[[Any, dict[str, Any]], Awaitable[Returned]]) -> CallTool:
+def like(
+    call: CallTool, wrapped: Callable[[Any, dict[str, Any]], Coroutine[Any, Any, Returned]]
+) -> CallTool:
     """Return a wrapper, which takes any context that `call` takes, as a call of the same type."""
     return DirectCall(wrapped) if isinstance(call, DirectCall) else wrapped
 
@@ -251,8 +253,8 @@ def with_defaults(tool: Tool, defaults: Mapping[str, Any]) -> Tool:
         return tool
 
     def completed(call: CallTool) -> CallTool:
-        def with_all(context: Any, arguments: dict[str, Any]) -> Awaitable[Returned]:
-            return call(context, {**defaults, **arguments})
+        async def with_all(context: Any, arguments: dict[str, Any]) -> Returned:
+            return await call(context, {**defaults, **arguments})
 
         return like(call, with_all)
 

@@ -124,7 +124,7 @@ class ToolMethods:
         ctx = self._calls.begin_direct(target, served, params, context)
         if not is_valid:
             return self._invalid(served, target)
-        outcome = await run_direct(lambda: direct(ctx, dict(target.arguments)), ctx.deadline)
+        outcome = await run_direct(direct(ctx, dict(target.arguments)), ctx.deadline)
         if isinstance(outcome, Completed) and isinstance(outcome.value, ToolResult):
             return await self._in_room(outcome.value, served)
         return self._ended(outcome, served, context.principal)

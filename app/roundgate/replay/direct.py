@@ -7,7 +7,7 @@ journal and no engine, only their deadline.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Coroutine
 from typing import Any, Final, TypeAlias, TypeVar
 
 from roundgate.aio import ticker
@@ -15,6 +15,7 @@ from roundgate.auth import Principal
 from roundgate.clock import Deadline
 from roundgate.protocol import Meta
 from roundgate.replay.context import Context, log_to_client, run_of
+from roundgate.replay.driving import InOwnContext
 from roundgate.replay.engine import Completed, Failed, call_timeout, failure_of
 from roundgate.replay.run import Authorize, Call, Notify
 
@@ -79,8 +80,9 @@ class _Limit:
         self._limit.reschedule(self._when)
 
 
-async def run_direct(call: Callable[[], Awaitable[T]], deadline: Deadline) -> Completed[T] | Failed:
-    """Run a call to its end or to its deadline.
+async def run_direct(call: Coroutine[Any, Any, T], deadline: Deadline) -> Completed[T] | Failed:
+    """Run a call to its end or to its deadline, in a context of its own: pipelined requests share
+    one.
 
     Raises:
         CancelledError: the call was cancelled.
@@ -95,7 +97,7 @@ async def run_direct(call: Callable[[], Awaitable[T]], deadline: Deadline) -> Co
         ticker().add(later)
     try:
         async with limit:
-            return Completed(await call())
+            return Completed(await InOwnContext(call))
     except BaseException as error:
         if limit_s is not None and limit.expired() and isinstance(error, TimeoutError):
             return Failed(call_timeout(limit_s))
