@@ -7,12 +7,14 @@ import asyncio
 import gc
 import gzip
 import json
+import os
 import sys
 import warnings
 import zlib
 from collections import deque
 from collections.abc import AsyncGenerator
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -335,6 +337,36 @@ def test_a_process_that_ends_by_itself_leaves_no_open_transport(code: str) -> No
         asyncio.run(main())
         gc.collect()
     assert [str(warning.message) for warning in warned] == []
+
+
+@pytest.mark.parametrize("is_started", [True, False])
+def test_an_event_loop_that_ends_leaves_no_process(tmp_path: Path, is_started: bool) -> None:
+    file = tmp_path / "pid"
+    code = f"import os, time; open({str(file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+
+    async def main() -> None:
+        link = StdioLink(
+            Program([sys.executable, "-c", code], {}), info={}, capabilities={}, limits=Limits()
+        )
+        link.version = "2025-11-25"
+        asked = asyncio.ensure_future(link.request("x", {}, may_repeat=False))
+        await asyncio.sleep(0)
+        while is_started and not (file.exists() and file.read_text()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        ending = asyncio.ensure_future(link.end_session())
+        await asyncio.sleep(0.1)  # the process has not ended yet
+        ending.cancel()
+        asked.cancel()
+        await asyncio.gather(asked, ending, return_exceptions=True)
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        asyncio.run(main())
+        gc.collect()
+    assert [str(warning.message) for warning in warned] == []
+    if is_started:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(file.read_text()), 0)
 
 
 async def test_a_process_that_answers_the_ping_is_not_stopped(

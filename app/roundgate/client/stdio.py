@@ -284,24 +284,29 @@ class StdioLink:
 
     async def end_session(self) -> None:
         """Stop the process: close its input, and kill its process group if it does not end."""
-        process, self._process = self._process, None
+        async with self._starting:
+            process, self._process = self._process, None
         if process is not None:
             self._fail(ConnectionLost("The server's process was stopped", was_sent=True))
             await asyncio.shield(self._stop(process))
 
     async def _stop(self, process: Process) -> None:
+        """Stop a process. When cancelled, at the end of its event loop, kill it at once."""
         if process.stdin is not None:
             process.stdin.close()
-        if process.returncode is not None:  # its id may be reused, so only `_watch_end` signals
-            await asyncio.sleep(EXIT_POLL_S)
-        else:
-            if self._is_patient and not await _ends(process):
+        has_ended = process.returncode is not None
+        try:
+            if has_ended:  # its id may be reused, so only `_watch_end` signals
+                await asyncio.sleep(EXIT_POLL_S)
+            elif self._is_patient and not await _ends(process):
                 _signal_group(process, signal.SIGTERM)
                 await _ends(process)
-            _signal_group(process, _KILL)  # its children, too
-            await _ends(process)
-        await self._stop_reading()
-        await _closes(process)
+        finally:
+            if not has_ended:
+                _signal_group(process, _KILL)  # its children, too
+                await _ends(process)
+            await self._stop_reading()
+            await _closes(process)
 
     async def _stop_reading(self) -> None:
         pinging = [] if self._pinging is None else [self._pinging]
