@@ -103,7 +103,7 @@ class TaskPagesContract:
     async def test_a_search_reads_a_bounded_part_and_goes_on_from_there(
         self, operated: Operating, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("roundgate.console.searching.BATCH", 2)
+        monkeypatch.setattr("roundgate.operators.finding.BATCH", 2)
         async with operated() as gateway:
             for number in range(20):
                 await add(gateway.store, number, status_message="late" if number % 9 == 4 else "")

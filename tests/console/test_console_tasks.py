@@ -12,8 +12,8 @@ import pytest
 from roundgate import Context, tool
 from roundgate.auth import LOCAL, task_owner
 from roundgate.clock import Clock
-from roundgate.console.acting import Act, Acting
 from roundgate.json import encode
+from roundgate.operators import Act, TaskControl
 from roundgate.protocol import Status
 from roundgate.settings import TasksConfig
 from roundgate.storage import TaskRef
@@ -179,7 +179,7 @@ async def test_a_page_stops_to_update_itself(tmp_path: Path) -> None:
 async def test_a_search_that_reads_many_tasks_is_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roundgate.console.searching.BATCH", 2)
+    monkeypatch.setattr("roundgate.operators.finding.BATCH", 2)
     async with operated(tmp_path) as gateway:
         for number in range(5):
             await add(gateway.store, number)
@@ -233,8 +233,8 @@ async def test_an_answer_holds_only_for_questions_that_the_operator_could_see(
 
         monkeypatch.setattr(gateway.store, "answer", answer)
         accepts = {"action": "accept", "content": {"approve": True}}
-        acting = Acting(gateway.store, Clock(), TasksConfig(), LOCAL, [""])
-        await acting.act(ref, Act(action="answer", answers={"why": accepts, "approve": accepts}))
+        control = TaskControl(gateway.store, Clock(), TasksConfig(), LOCAL, [""])
+        await control.act(ref, Act(action="answer", answers={"why": accepts, "approve": accepts}))
         assert stored == [{"why"}]
 
 

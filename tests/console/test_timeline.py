@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from roundgate.console.recent import Event
 from roundgate.console.timeline import MAPPERS, Kind, Tone, make_timeline
+from roundgate.operators.continuing import StepDone
 from roundgate.protocol import Status
 from roundgate.storage import Ending, TaskRecord, TaskRef
-from roundgate.tasks.operating import StepDone
 from tests.support.said import logged
 
 RECORD = TaskRecord(

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from roundgate.auth.principal import LOCAL
 from roundgate.errors import LeaseLost, NotRetryable, Unavailable
 from roundgate.json import decode, encode
+from roundgate.operators.continuing import retry, rewind
 from roundgate.protocol.tasks import Status
 from roundgate.replay.journal import Answered as AnsweredEntry
 from roundgate.replay.journal import Asked, Entry, Finished, Opened, Raised, from_row, row
@@ -54,7 +55,6 @@ from roundgate.tasks.events import (
     marks_from_record,
 )
 from roundgate.tasks.external import Deliveries
-from roundgate.tasks.operating import retry, rewind
 from roundgate.tasks.stored import Claimed, Lease, Move, StoredTasks
 from tests.support.clocks import FixedClock
 from tests.support.postponing import postpone

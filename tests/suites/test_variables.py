@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from roundgate.suites.variables import MAX_FILE_BYTES, Secrets, Variables
+from roundgate.settings.redacting import Secrets
+from roundgate.suites.variables import MAX_FILE_BYTES, Variables
 
 ENVIRON = {"HOST": "api.example", "EMPTY": "", "TOKEN": "hunter2-hunter2", "PIN": "12"}
 VALUES = {"order": {"id": 7, "note": None}, "name": "Ann", "nothing": None}

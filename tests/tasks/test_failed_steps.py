@@ -18,11 +18,11 @@ from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
 from roundgate.cli import main
 from roundgate.clock import Clock, iso
+from roundgate.operators.continuing import steps_done
+from roundgate.operators.facts import task_facts
 from roundgate.replay import steps
 from roundgate.storage import TaskRef
 from roundgate.storage.sqlite import Database, SqliteTasks
-from roundgate.tasks.facts import task_facts
-from roundgate.tasks.operating import steps_done
 from roundgate.tasks.stored import Claimed, StoredTasks
 from tests.support.log_lines import LogLines, log_lines
 from tests.support.replay import Name

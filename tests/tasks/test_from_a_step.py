@@ -11,10 +11,10 @@ import pytest
 
 from roundgate.cli import main
 from roundgate.errors import NotRetryable
+from roundgate.operators.continuing import repeated, retry, rewind
 from roundgate.replay.context import Context
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.events import Delivered, marks_from_record
-from roundgate.tasks.operating import repeated, retry, rewind
 from roundgate.tasks.turn import Turn
 from roundgate.tokens import EventTokens
 from tests.support.replay import Name
@@ -307,7 +307,10 @@ async def test_the_command_names_the_steps_that_there_are(
         assert err == f"{ref} has no step {step!r}; it has {known}\n"
     unknown = TaskRef(ref.owner, "unknown")
     status, _, err = await operate(shared, capsys, str(unknown), "--from", "quote")
-    assert (status, err) == (1, f"there is no task {unknown}\n")
+    assert (status, err) == (
+        1,
+        f"{unknown} does not exist, or is no longer stored completely\n",
+    )
     for more in ((str(unknown),), ("--tool", "order")):
         status, _, err = await operate(shared, capsys, str(ref), *more, "--from", "quote")
         assert (status, err) == (2, "--from needs exactly one task: name it, without filters\n")

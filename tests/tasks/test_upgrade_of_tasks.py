@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundgate.auth.principal import LOCAL
+from roundgate.operators.finding import count_versions
 from roundgate.replay.context import Context
 from roundgate.replay.journal import Answered, Journal
 from roundgate.replay.questions import Form, question_digest
 from roundgate.settings import TasksConfig
 from roundgate.tasks.turn import Turn
-from roundgate.tasks.versions import count_versions
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name
 from tests.support.rounds import accept

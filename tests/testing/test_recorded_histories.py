@@ -15,13 +15,17 @@ from pydantic import BaseModel
 
 from roundgate import Context, SyncContext, tool
 from roundgate.auth import LOCAL
-from roundgate.cli.histories import without_secrets
 from roundgate.errors import HistoriesDiverged
+from roundgate.operators.finding import tasks_with_work
+from roundgate.operators.histories import (
+    History,
+    history_from_record,
+    make_outline,
+    without_secrets,
+)
 from roundgate.replay import Opened
 from roundgate.settings import TasksConfig
 from roundgate.storage import ANY
-from roundgate.tasks.histories import History, history_from_record, make_outline
-from roundgate.tasks.versions import tasks_with_work
 from roundgate.testing import Gateway
 from roundgate.testing.histories import Given, replay
 from tests.support.clocks import FixedClock, SkippingClock

@@ -15,54 +15,38 @@ import argparse
 import asyncio
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-from msgspec.structs import replace
+from typing import Any, Final
 
 from roundgate import config
-from roundgate.cli import histories
 from roundgate.cli.arguments import configuration_file
 from roundgate.cli.output import Status as StatusLine
-from roundgate.cli.output import say, show_json, show_table
+from roundgate.cli.output import say, show_json, show_table, show_text
 from roundgate.client import Progress
 from roundgate.clock import Clock, iso, span
+from roundgate.config import ConfigFile
 from roundgate.errors import NotRetryable, ParseError, Unavailable
+from roundgate.json import encode
+from roundgate.operators import ACTIONS, Act, Acted, TaskControl
+from roundgate.operators.continuing import StepDone, steps_done
+from roundgate.operators.facts import activity, details, known, task_facts
+from roundgate.operators.finding import count_versions, search
+from roundgate.operators.histories import export
 from roundgate.protocol import OPEN, Status
 from roundgate.runtime.startup import Stores, make_stores, make_trail
 from roundgate.settings import Settings, TasksConfig
 from roundgate.settings import process as settings
 from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted
-from roundgate.tasks.acts import (
-    ACCEPTED,
-    ACTIONS,
-    DELIVERED,
-    Action,
-    Chosen,
-    find_event,
-    recorded,
-    retry_from,
-    short_event,
-)
-from roundgate.tasks.events import marks_from_record
-from roundgate.tasks.external import Deliveries, decode_payload
-from roundgate.tasks.facts import activity, known, task_facts
-from roundgate.tasks.machine import is_parked
-from roundgate.tasks.operating import Repeated, StepDone, repeated, steps_done
-from roundgate.tasks.versions import count_versions
-
-if TYPE_CHECKING:  # loaded only if there is an audit log
-    from roundgate.audit import Trail
+from roundgate.tasks.external import decode_payload
 
 PLACEHOLDER: Final = "unset-while-tasks-are-looked-at"
 """The value of `${…}` references whose variables only the gateway has."""
-PAGE: Final = 100
 COUNTED: Final = 100_000
 """The limit on the open tasks that `count` reads, which take some 60 MB of memory."""
 _AT_ONCE: Final = 16
-_ACTS: Final = frozenset({*ACTIONS, "event"})
-"""The actions that change tasks, which the audit log records."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -82,76 +66,63 @@ def run(arguments: argparse.Namespace) -> int:
             to=sys.stderr,
         )
         return 1
-    trail = _trail(using, clock) if arguments.action in _ACTS else None
-    stores = make_stores(using, clock, _shards(using), trail=trail)
+    gateway = _configuration(using, arguments.action)
+    tasks = TasksConfig() if gateway is None else gateway.config.tasks
+    trail = None
+    if gateway is not None and arguments.action in ACTIONS:
+        trail = make_trail(gateway, using, clock, "command")
+    stores = make_stores(using, clock, tasks.shards, trail=trail)
     try:
-        return asyncio.run(_run(arguments, using, stores, clock))
+        return asyncio.run(_run(arguments, gateway, stores, clock))
     except (Unavailable, OSError) as error:
         reason = f": {error.__cause__}" if error.__cause__ is not None else ""
         say(f"{error}{reason}", to=sys.stderr)
         return 1
 
 
-def _shards(using: Settings) -> int:
-    """Return `tasks.shards` of gateway.yaml, or the default. A search reads every shard of the
-    DynamoDB index."""
-    default = TasksConfig().shards
-    if using.dynamodb_table is None or not using.config.is_file():
-        return default
-    file = config.inspect(using.config, placeholder=PLACEHOLDER).file
-    if file is None:
-        say(
-            f"{using.config} cannot be read, so the default of tasks.shards, {default}, is used;"
-            " run `roundgate check`",
-            to=sys.stderr,
-        )
-        return default
-    return file.config.tasks.shards
-
-
-def _trail(using: Settings, clock: Clock) -> Trail | None:
-    """Return the audit log of the gateway.yaml, if it has one.
-
-    Raises:
-        ConfigError: this process cannot write it.
-    """
-    if not using.config.is_file():
+def _configuration(using: Settings, action: str) -> ConfigFile | None:
+    """Return the gateway.yaml, if the action needs it and it can be read. A search reads every shard
+    of the DynamoDB index, acts are recorded in the audit log, and `show` may show values."""
+    has_shards = using.dynamodb_table is not None
+    if not using.config.is_file() or not (has_shards or action in (*ACTIONS, "show")):
         return None
     file = config.inspect(using.config, placeholder=PLACEHOLDER).file
-    return None if file is None else make_trail(file, using, clock, "command")
+    if file is None and has_shards:
+        say(
+            f"{using.config} cannot be read, so the default of tasks.shards,"
+            f" {TasksConfig().shards}, is used; run `roundgate check`",
+            to=sys.stderr,
+        )
+    return file
 
 
-def _shows_values(using: Settings) -> bool:
-    """Return `console.show_values` of gateway.yaml."""
-    if not using.config.is_file():
-        return False
-    file = config.inspect(using.config, placeholder=PLACEHOLDER).file
-    console = None if file is None else file.config.console
-    return console is not None and console.show_values
-
-
-async def _run(arguments: argparse.Namespace, using: Settings, stores: Stores, clock: Clock) -> int:
+async def _run(
+    arguments: argparse.Namespace, gateway: ConfigFile | None, stores: Stores, clock: Clock
+) -> int:
+    control = TaskControl(stores.tasks, clock, TasksConfig.model_construct())
+    console = None if gateway is None else gateway.config.console
+    shows_values = console is not None and console.show_values
     try:
         match arguments.action:
             case "list":
                 return await _list(arguments, stores, clock)
             case "show":
-                return await _show(arguments, stores, clock, shows_values=_shows_values(using))
+                return await _show(arguments, stores, clock, shows_values=shows_values)
             case "watch":
                 return await _watch(arguments, stores, clock)
             case "count":
                 return await _count(arguments, stores, clock)
             case "event":
-                return await _deliver(arguments, stores, clock)
+                return await _deliver(arguments, control)
             case "retry" if arguments.from_step is not None:
-                return await _retry_from(arguments, stores, clock)
+                return await _retry_from(arguments, control)
             case "versions":
                 return await _versions(arguments, stores, clock)
             case "export":
                 filters = _wanted(arguments, clock.now_ms())
-                return await histories.export(arguments, filters, stores.tasks, clock)
-            case action:
-                return await _act(ACTIONS[action], arguments, stores, clock)
+                return await _export(arguments, filters, stores, clock)
+            case _:
+                return await _act(arguments, control)
     finally:
         await stores.queue.aclose()
         await stores.tasks.aclose()
@@ -161,25 +132,25 @@ async def _run(arguments: argparse.Namespace, using: Settings, stores: Stores, c
 
 async def _list(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
     now_ms = clock.now_ms()
-    filters = _wanted(arguments, now_ms)
-    records: list[TaskRecord] = []
-    cursor, is_begun = arguments.cursor, False
-    while len(records) < arguments.limit and (cursor is not None or not is_begun):
-        try:
-            page = await stores.tasks.find(filters, arguments.limit - len(records), cursor)
-        except ValueError as error:
-            say(f"--cursor: {error}", to=sys.stderr)
-            return 2
-        records += page.records
-        cursor, is_begun = page.cursor, True
-    records.sort(key=lambda record: record.created_ms)
+    try:
+        page = await search(
+            stores.tasks,
+            _wanted(arguments, now_ms),
+            cursor=arguments.cursor,
+            limit=arguments.limit,
+            max_calls=inf,
+        )
+    except ValueError as error:
+        say(f"--cursor: {error}", to=sys.stderr)
+        return 2
+    records = page.records[::-1]
     if arguments.json:
         for record in records:
             show_json(task_facts(record, now_ms))
     else:
         show_table([_HEAD, *(_row(record, now_ms) for record in records)])
-    if cursor is not None:
-        say(f"more tasks follow: continue with --cursor={cursor}", to=sys.stderr)
+    if page.cursor is not None:
+        say(f"more tasks follow: continue with --cursor={page.cursor}", to=sys.stderr)
     return 0
 
 
@@ -260,7 +231,7 @@ async def _count(arguments: argparse.Namespace, stores: Stores, clock: Clock) ->
     return 0
 
 
-async def _deliver(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
+async def _deliver(arguments: argparse.Namespace, control: TaskControl) -> int:
     """Deliver an external event. Return 1 if it was not accepted, and 2 if the payload is not JSON
     or cannot be read."""
     try:
@@ -268,31 +239,8 @@ async def _deliver(arguments: argparse.Namespace, stores: Stores, clock: Clock) 
     except (OSError, ParseError) as error:
         say(f"--payload-file: {error}", to=sys.stderr)
         return 2
-    record = await stores.tasks.read(arguments.task, 0)
-    if record is None:
-        return _unknown(arguments.task)
-    name = find_event(record, arguments.event)
-    if name is None:
-        names = ", ".join(short_event(mark.name) for mark in marks_from_record(record)) or "none"
-        say(
-            f"{record.ref} has no event {arguments.event!r}; its events are: {names}", to=sys.stderr
-        )
-        return 1
-    deliveries = Deliveries(stores.tasks, clock, TasksConfig.model_construct())
-    delivered = await recorded(
-        stores.tasks,
-        arguments.action,
-        record.ref,
-        lambda: deliveries.deliver(record.ref, name, payload),
-    )
-    is_accepted = delivered in ACCEPTED
-    text = DELIVERED.get(delivered, "does not exist any more")
-    if arguments.json:
-        facts = {"task": str(record.ref), "event": name, "done": is_accepted, "text": text}
-        show_json(facts)
-    else:
-        say(f"{name}: {record.ref} {text}", to=sys.stdout if is_accepted else sys.stderr)
-    return 0 if is_accepted else 1
+    act = Act(action="event", event=arguments.event, payload=payload)
+    return _report(arguments, await control.act(arguments.task, act))
 
 
 def _payload(file: str | None) -> Any:
@@ -301,49 +249,23 @@ def _payload(file: str | None) -> Any:
     return decode_payload(sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes())
 
 
-async def _retry_from(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
+async def _retry_from(arguments: argparse.Namespace, control: TaskControl) -> int:
     """Continue a parked or failed task from a chosen step, after showing the parts that are
     repeated. Return the exit status: 1 if the task cannot continue or the operator did not confirm,
     2 if the arguments name no single task."""
     if len(arguments.task) != 1 or _has_filters(arguments):
         say("--from needs exactly one task: name it, without filters", to=sys.stderr)
         return 2
-    (ref,), step, now_ms = arguments.task, arguments.from_step, clock.now_ms()
-    record, work = await stores.tasks.read_work(ref)
-    result: str | BaseException | None = None
+    (ref,), step = arguments.task, arguments.from_step
     try:
-        if record is None or work is None:
-            return _unknown(ref)
-        if not (is_parked(record) or record.ending is Ending.STEP_FAILED):
-            raise NotRetryable("is not parked, and no failed step ended it")
-        again = repeated(work, step)
-        if not _is_confirmed(arguments, ref, again):
-            return 0 if arguments.dry_run else 1
-        result = await recorded(
-            stores.tasks,
-            "retry",
-            ref,
-            lambda: retry_from(stores.tasks, record, now_ms, step),
-        )
-    except NotRetryable as error:
-        result = error
-    _report(arguments, ref, result, "")
-    return 1 if isinstance(result, NotRetryable) else 0
-
-
-def _is_confirmed(arguments: argparse.Namespace, ref: TaskRef, again: Repeated) -> bool:
-    """Show the parts of a task that are repeated; return whether the operator confirms."""
-    for label, names in (
-        ("runs again", again.steps),
-        ("may take effect twice, although it is at_most_once", again.once),
-        ("is asked again", again.questions),
-        ("is awaited again, with a new URL", again.events),
-    ):
-        if names:
-            say(f"{label}: {', '.join(names)}", to=sys.stderr)
-    if again.has_state:
-        say("ctx.state is kept", to=sys.stderr)
-    return _is_agreed(arguments, [ref], is_named=False)
+        repeated = await control.repeats(ref, step)
+    except NotRetryable as refusal:
+        return _report(arguments, Acted(task=str(ref), done=False, text=str(refusal)))
+    for effect, names in repeated.lines():
+        say(f"{effect}: {names}", to=sys.stderr)
+    if not _is_agreed(arguments, [ref], is_named=False):
+        return 0 if arguments.dry_run else 1
+    return _report(arguments, await control.act(ref, Act(action="retry", step=step)))
 
 
 async def _versions(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
@@ -384,63 +306,14 @@ def _row(record: TaskRecord, now_ms: int) -> tuple[str, ...]:
     )
 
 
-_LABELS: Final = {
-    "outcomeBytes": "result",
-    "leasedUntil": "leased until",
-    "failedSteps": "failed at",
-    "retriedAs": "retried as",
-    "lastFailure": "last failure",
-}
-_COUNTED: Final = {
-    "attempts": "consecutive faults of the gateway",
-    "deaths": "workers that died or stalled while they ran only this task",
-    "claims": "turns that workers began",
-}
-"""The meanings of the counters."""
-
-
 def _print_facts(facts: Mapping[str, Any], steps: Sequence[StepDone] | None) -> None:
     """Print the facts about a task as text."""
-    for name, value in facts.items():
-        match name:
-            case "steps":
-                continue
-            case "expired" if not value:
-                continue
-            case "attempts" | "deaths" | "claims":
-                value = f"{value} ({_COUNTED[name]})"
-            case "failedSteps":
-                value = ", ".join(value)
-            case "lastFailure":
-                text = f": {value['text']}" if "text" in value else ""
-                value = (
-                    f"{value['step']} at {value['at']}: {value['type']}{text} "
-                    f"(reference {value['reference']}, see `{value['find']}`)"
-                )
-            case "asks":
-                value = ", ".join(f"{question['key']} ({question['method']})" for question in value)
-            case "events":
-                value = ", ".join(f"{event['name']} ({_event_state(event)})" for event in value)
-            case "outcomeBytes":
-                value = f"{value} bytes"
-            case "hidden":
-                value = (
-                    "a call of a client whose revision has no tasks; the client's requests run it"
-                )
-            case "suspect":
-                value = "a worker died or stalled with this task, so it runs alone"
-            case "declined":
-                value = f"since {value}: no worker serves it"
-        say(f"{_LABELS.get(name, name) + ':':14}{value}")
+    for detail in details(facts):
+        say(f"{detail.label + ':':14}{detail.text}")
     if steps is None:
         say(f"{'steps:':14}unknown: they have expired, or were written by a later version")
     for number, step in enumerate(steps or ()):
         say(f"{'steps:' if number == 0 else '':14}{step.name}: {_step_state(step)}")
-
-
-def _event_state(event: Mapping[str, str]) -> str:
-    is_over = event["state"] == "delivered"
-    return event["state"] if is_over else f"{event['state']} until {event['until']}"
 
 
 def _step_state(step: StepDone) -> str:
@@ -451,7 +324,32 @@ def _step_state(step: StepDone) -> str:
     return f"{step.state}{times}"
 
 
-async def _act(action: Action, arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
+async def _export(
+    arguments: argparse.Namespace, filters: Wanted, stores: Stores, clock: Clock
+) -> int:
+    """Print the histories of the tasks that a search selects, one per line; return 0. Report skipped
+    tasks on standard error."""
+    skipped: Counter[str] = Counter()
+    written = 0
+    async for exported in export(
+        stores.tasks, filters, clock, arguments.redact if arguments.values else None
+    ):
+        if written == arguments.limit:
+            say(f"more tasks exist than --limit={arguments.limit}", to=sys.stderr)
+            break
+        if isinstance(exported, str):
+            skipped[exported] += 1
+        elif len(line := encode(exported.to_json())) > arguments.max_bytes:
+            skipped[f"longer than --max-bytes={arguments.max_bytes}"] += 1
+        else:
+            show_text(line.decode())
+            written += 1
+    for reason, count in skipped.items():
+        say(f"skipped, {reason}: {count}", to=sys.stderr)
+    return 0
+
+
+async def _act(arguments: argparse.Namespace, control: TaskControl) -> int:
     """Act on the named or selected tasks. Return 1 if a named task could not be changed or the
     operator did not confirm, and 2 if the arguments have both names and filters, or neither."""
     if bool(arguments.task) == _has_filters(arguments):
@@ -461,73 +359,43 @@ async def _act(action: Action, arguments: argparse.Namespace, stores: Stores, cl
             to=sys.stderr,
         )
         return 2
-    chosen: Sequence[Chosen] = [(ref, None) for ref in dict.fromkeys(arguments.task)]
-    if not chosen:
-        chosen = await _find(action, arguments, stores, clock)
+    act = Act(action=arguments.action)
     is_named = bool(arguments.task)
-    if not _is_agreed(arguments, [ref for ref, _ in chosen], is_named=is_named):
+    chosen: Mapping[TaskRef, int | None] = dict.fromkeys(arguments.task)
+    if not is_named:
+        wanted = _wanted(arguments, control.clock.now_ms())
+        chosen = await control.select(act.action, wanted)
+    if not _is_agreed(arguments, list(chosen), is_named=is_named):
         return 0 if arguments.dry_run or not chosen else 1
-    refused = 0
+    status = 0
     with StatusLine(sys.stderr) as line:
         for start in range(0, len(chosen), _AT_ONCE):
-            batch = chosen[start : start + _AT_ONCE]
+            batch = list(chosen.items())[start : start + _AT_ONCE]
             if len(chosen) > _AT_ONCE:
                 line.progressed(Progress(start, float(len(chosen)), arguments.action))
             results = await asyncio.gather(
-                *(_acted(action, arguments.action, stores, value, clock) for value in batch),
-                return_exceptions=True,
+                *(control.act(ref, act, fence) for ref, fence in batch), return_exceptions=True
             )
             line.hide()
             for (ref, _), result in zip(batch, results, strict=True):
-                _report(arguments, ref, result, action.refusal)
-                refused += result is None or isinstance(result, NotRetryable)
+                if isinstance(result, BaseException):
+                    what = "may or may not have been changed: check it with `tasks show`, and try again"
+                    say(f"{ref} {what}", to=sys.stderr)
+                else:
+                    status |= _report(arguments, result)
             for result in results:
-                if isinstance(result, BaseException) and not isinstance(result, NotRetryable):
+                if isinstance(result, BaseException):
                     raise result
-    return 1 if refused and arguments.task else 0
+    return status if is_named else 0
 
 
-async def _acted(
-    action: Action, name: str, stores: Stores, chosen: Chosen, clock: Clock
-) -> str | None:
-    return await recorded(
-        stores.tasks, name, chosen[0], lambda: action.act(stores.tasks, chosen, clock.now_ms())
-    )
-
-
-async def _find(
-    action: Action, arguments: argparse.Namespace, stores: Stores, clock: Clock
-) -> list[Chosen]:
-    now_ms = clock.now_ms()
-    filters = _wanted(arguments, now_ms)
-    filters = replace(filters, statuses=(filters.statuses or action.statuses) & action.statuses)
-    fences: dict[TaskRef, int] = {}
-    cursor, is_begun = None, False
-    while filters.statuses and (cursor is not None or not is_begun):
-        page = await stores.tasks.find(filters, PAGE, cursor)
-        fences |= {
-            record.ref: record.fence for record in page.records if action.is_meant(record, now_ms)
-        }
-        cursor, is_begun = page.cursor, True
-    return list(fences.items())
-
-
-def _report(
-    arguments: argparse.Namespace, ref: TaskRef, result: str | BaseException | None, refusal: str
-) -> None:
-    if isinstance(result, NotRetryable):
-        result, refusal = None, str(result)
-    if isinstance(result, BaseException):
-        say(
-            f"{ref} may or may not have been changed: check it with `tasks show`, and try again",
-            to=sys.stderr,
-        )
-    elif arguments.json:
-        show_json({"task": str(ref), "done": result is not None, "text": result or refusal})
-    elif result is None:
-        say(f"{ref} {refusal}", to=sys.stderr)
+def _report(arguments: argparse.Namespace, acted: Acted) -> int:
+    """Print the result of an action; return 0 if it was done, otherwise 1."""
+    if arguments.json:
+        show_json(acted.model_dump())
     else:
-        say(f"{ref} {result}")
+        say(f"{acted.task} {acted.text}", to=sys.stdout if acted.done else sys.stderr)
+    return 0 if acted.done else 1
 
 
 def _is_agreed(arguments: argparse.Namespace, refs: Sequence[TaskRef], *, is_named: bool) -> bool:
@@ -544,5 +412,6 @@ def _is_agreed(arguments: argparse.Namespace, refs: Sequence[TaskRef], *, is_nam
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         say(f"{arguments.action} {count}: confirm with --yes", to=sys.stderr)
         return False
+    say(ACTIONS[arguments.action].effect, to=sys.stderr)
     say(f"{arguments.action} {count}? [y/N]", to=sys.stderr)
     return sys.stdin.readline().strip().lower() in {"y", "yes"}

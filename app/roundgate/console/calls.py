@@ -25,8 +25,8 @@ from roundgate.console.frame import Console, PageError
 from roundgate.console.recent import RecentCall, recent_calls
 from roundgate.console.timeline import Moment, make_timeline, tone_of
 from roundgate.observability import observe
+from roundgate.operators.continuing import steps_done
 from roundgate.storage import TaskRef
-from roundgate.tasks.operating import steps_done
 
 MAX_CALLS: Final = 200
 """The limit on listed calls; older ones are found by their tool, subject or id."""

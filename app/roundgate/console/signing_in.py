@@ -23,8 +23,8 @@ from roundgate.console.frame import STATIC, Console, PageError, form_of, operato
 from roundgate.console.sessions import MAX_COOKIE_CHARS, cookie_name
 from roundgate.errors import AuthError, Unavailable
 from roundgate.http.exchange import exchange_of
+from roundgate.operators import recorded
 from roundgate.storage.once import CLOCKS_AHEAD_MS
-from roundgate.tasks.acts import recorded
 
 LINK_EVERY_MS: Final = 10_000
 """The shortest time between two links that the sign-in page writes to the log, in milliseconds."""

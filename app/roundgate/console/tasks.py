@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Final
-from urllib.parse import quote
+from typing import Annotated, Any, Final, TypeAlias
+from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError
 from pydantic import Field as Described
 from starlette.responses import Response
 
 from roundgate import json
 from roundgate.client.questions import Question
 from roundgate.clock import iso
-from roundgate.console.acting import EFFECTS, Act, Acted, Acting, possible_actions
 from roundgate.console.charts import (
     AGES_S,
     WATCHES,
@@ -29,23 +28,62 @@ from roundgate.console.charts import (
 from roundgate.console.forms import asked, questions_of, read_answers
 from roundgate.console.frame import Console, PageError, form_of, operator_of
 from roundgate.console.recent import RecentEvents
-from roundgate.console.searching import PAGE, Filters, SearchResult, search
 from roundgate.console.timeline import make_timeline
 from roundgate.errors import BadAnswer, NotRetryable, ParseError
 from roundgate.json import decode
+from roundgate.operators import ACTIONS, Act, Acted, TaskControl, possible_actions
+from roundgate.operators.continuing import Repeated, steps_done
+from roundgate.operators.facts import activity, details, short_event, task_facts
+from roundgate.operators.finding import PAGE, SearchResult, search
 from roundgate.protocol import OPEN, Status
-from roundgate.storage import Ending, TaskRecord, TaskRef, Work
+from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted, Work
 from roundgate.tasks import TaskCall
-from roundgate.tasks.acts import ACTIONS, short_event
 from roundgate.tasks.events import marks_from_record
 from roundgate.tasks.external import decode_payload
-from roundgate.tasks.facts import activity, task_facts
-from roundgate.tasks.operating import Repeated, repeated, steps_done
 
 SAMPLE: Final = 1_000
 """The limit on the open tasks that the histogram of ages reads."""
 MAX_SHOWN: Final = 20_000
 """The limit on a shown value, in characters."""
+
+
+MAX_TEXT: Final = 200
+"""The limit on a filter, in characters."""
+
+
+def _cleaned(text: str) -> str:
+    """Return the text of a filter without NUL, which PostgreSQL refuses."""
+    return text.replace("\0", "").strip()[:MAX_TEXT]
+
+
+Filter: TypeAlias = Annotated[str, AfterValidator(_cleaned)]
+
+
+class Filters(BaseModel):
+    """The filters of a search. Empty texts match any task; unknown statuses and outcomes are ignored."""
+
+    text: Filter = Described("", description="A part of an id, call, tool, message or failed step.")
+    tool: Filter = ""
+    owner: Filter = ""
+    status: Annotated[
+        list[str], AfterValidator(lambda texts: [each for each in Status if each in texts])
+    ] = Described([], description="Statuses, of which a task has one; empty for any.")
+    outcome: Annotated[str, AfterValidator(lambda text: text if text in set(Ending) else "")] = ""
+    cursor: str = Described("", description="The cursor of the page; empty for the first page.")
+
+    def query(self, **more: str) -> str:
+        """Return the query of an address with these filters and further members."""
+        members = self.model_dump() | more
+        return urlencode({name: value for name, value in members.items() if value}, doseq=True)
+
+    def wanted(self) -> Wanted:
+        """Return the filters that the store applies."""
+        return Wanted(
+            owner=self.owner or None,
+            tool=self.tool or None,
+            statuses=frozenset(map(Status, self.status)) or None,
+            endings=frozenset({Ending(self.outcome)}) if self.outcome else None,
+        )
 
 
 class TaskRow(BaseModel):
@@ -190,7 +228,7 @@ class _Pages:
 
     async def act(self, task: str, act: Act, request: Request) -> Acted:
         """Cancel, queue again, retry, purge or answer a task, or deliver an event to it."""
-        return await self._acting(request).act(_parse(task), act)
+        return await self._control(request).act(_parse(task), act)
 
     # the pages
 
@@ -238,8 +276,8 @@ class _Pages:
             request,
             "task.html",
             **self._state(shown, WATCHES),
-            actions=[name for name in possible if name in ACTIONS],
-            effects=EFFECTS,
+            actions=[name for name in possible if name not in ("answer", "event")],
+            effects={name: action.effect for name, action in ACTIONS.items()},
             steps=[step.name for step in shown.steps or ()] if "retry" in possible else [],
             events=[
                 short_event(mark.name)
@@ -275,8 +313,8 @@ class _Pages:
         try:
             act = _act_from_form(shown, action, form)
             again = None
-            if act.step is not None and shown.work is not None:
-                again = repeated(shown.work, act.step)
+            if act.step is not None:
+                again = await self._control(request).repeats(shown.record.ref, act.step)
         except ValidationError:
             raise PageError(400, "The form is not one of this console") from None
         except ValueError as error:
@@ -285,7 +323,7 @@ class _Pages:
             acted = Acted(task=task, done=False, text=str(refusal))
             return self._console.page(request, "task_acted.html", acted=acted)
         if form.get("confirmed") == ["yes"]:
-            acted = await self._acting(request).act(shown.record.ref, act)
+            acted = await self._control(request).act(shown.record.ref, act)
             return self._console.page(request, "task_acted.html", acted=acted)
         return self._confirmation(request, shown, act, form, again)
 
@@ -303,8 +341,8 @@ class _Pages:
             "task_confirm.html",
             task=TaskRow.of(shown.record, shown.now_ms),
             act=act,
-            effect=EFFECTS[act.action],
-            again=again,
+            effect=ACTIONS[act.action].effect,
+            again=[] if again is None else again.lines(),
             sent=sent,
         )
 
@@ -316,10 +354,12 @@ class _Pages:
         record = shown.record
         revision = str(record.revision)
         is_over = record.status.is_terminal or left <= 0
+        facts = shown.facts(shows_values=self._console.shows_values)
         address = f"/tasks/{quote(str(record.ref), safe='')}/state"
         return {
             "task": TaskRow.of(record, shown.now_ms),
-            "facts": shown.facts(shows_values=self._console.shows_values),
+            "details": [each for each in details(facts) if each.name not in _SHOWN_APART],
+            "successor": facts.get("retriedAs"),
             "open_of_owner": Filters(owner=record.ref.owner, status=sorted(OPEN)).query(),
             "moments": moment_views(shown.moments),
             "picture": picture(shown.moments, shown.now_ms),
@@ -333,7 +373,7 @@ class _Pages:
 
     async def _search(self, filters: Filters) -> SearchResult:
         try:
-            return await search(self._store, filters)
+            return await search(self._store, filters.wanted(), filters.text, filters.cursor or None)
         except ValueError as error:
             raise PageError(400, f"The cursor is not valid: {error}") from None
 
@@ -344,9 +384,9 @@ class _Pages:
         _, work = await self._store.read_work(record.ref)
         return _Task(record, work, self._console.recent, self._console.clock.now_ms())
 
-    def _acting(self, request: Request) -> Acting:
+    def _control(self, request: Request) -> TaskControl:
         config = self._console.config
-        return Acting(
+        return TaskControl(
             self._store,
             self._console.clock,
             config.tasks,
@@ -355,6 +395,8 @@ class _Pages:
         )
 
 
+_SHOWN_APART: Final = frozenset({"task", "tool", "call"})
+"""The facts that the head of a task's page shows."""
 _OWN_FIELDS: Final = frozenset({"csrf_token", "confirmed"})
 
 
@@ -371,7 +413,7 @@ def _act_from_form(shown: _Task, action: str, form: Mapping[str, Sequence[str]])
     Raises:
         ValueError: there is no such action, or the payload is not JSON.
     """
-    if action not in EFFECTS:
+    if action not in ACTIONS:
         raise ValueError(f"There is no action {action[:50]!r}")
     values: dict[str, Any] = {"action": action}
     if action == "retry" and form.get("step", [""])[0]:

@@ -20,10 +20,10 @@ from typing import Any, Final, TypeAlias
 
 from roundgate.clock import iso, span
 from roundgate.console.recent import Event
+from roundgate.operators.continuing import StepDone
+from roundgate.operators.facts import activity
 from roundgate.protocol import Status
 from roundgate.storage import TaskRecord
-from roundgate.tasks.facts import activity
-from roundgate.tasks.operating import StepDone
 
 
 class Kind(StrEnum):

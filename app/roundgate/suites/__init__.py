@@ -7,6 +7,7 @@ command `roundgate test`.
 
 from __future__ import annotations
 
+from roundgate.settings.redacting import Secrets as Secrets
 from roundgate.suites.expecting import Difference as Difference
 from roundgate.suites.expecting import Snapshots as Snapshots
 from roundgate.suites.loading import SuiteFile as SuiteFile
@@ -22,5 +23,4 @@ from roundgate.suites.results import junit as junit
 from roundgate.suites.running import Run as Run
 from roundgate.suites.targets import Target as Target
 from roundgate.suites.targets import started as started
-from roundgate.suites.variables import Secrets as Secrets
 from roundgate.suites.variables import Variables as Variables

@@ -18,8 +18,9 @@ from roundgate import json
 from roundgate.errors import ConfigError, ParseError, Problem
 from roundgate.protocol import Schema
 from roundgate.settings import yaml_file
+from roundgate.settings.redacting import Secrets
 from roundgate.suites.models import Expect, ExpectedError
-from roundgate.suites.variables import Secrets, as_json, search
+from roundgate.suites.variables import as_json, search
 
 MAX_SHOWN: Final = 2_000
 MAX_DIFFERENCES: Final = 20

@@ -44,11 +44,12 @@ from roundgate.errors import (
     UsageError,
 )
 from roundgate.json import decode
+from roundgate.settings.redacting import Secrets
 from roundgate.suites.expecting import Difference, Snapshots, Unmet, differences, unmet
 from roundgate.suites.loading import SuiteFile
 from roundgate.suites.models import AnswerRule, Case, Save, Step
 from roundgate.suites.results import CaseResult, Failure, Verdict
-from roundgate.suites.variables import Secrets, Variables, as_text, search
+from roundgate.suites.variables import Variables, as_text, search
 
 MAX_NOTED: Final = 10_000
 """The limit on the progress notifications, log messages and statuses recorded in a step."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +22,7 @@ from jmespath import exceptions
 
 from roundgate.errors import UnresolvedReference
 from roundgate.settings import Expression, parts
-from roundgate.settings.redacting import Redactor
+from roundgate.settings.redacting import MIN_CHARS, Secrets
 
 _BROKEN: Final = "${ does not begin a valid reference: write $${ for a literal ${"
 MAX_FILE_BYTES: Final = 8 * 1024 * 1024
@@ -227,59 +227,3 @@ def as_text(value: Any) -> str:
 def as_json(value: Any) -> str:
     """Return a value as JSON on one line."""
     return json.dumps(value, ensure_ascii=False, default=str)
-
-
-SHOWN: Final = "***"
-CUT: Final = "…"
-"""The mark at the end of a shortened text."""
-MIN_CHARS: Final = 4
-"""The minimum number of characters of a secret. Shorter texts would match by chance."""
-
-
-class Secrets:
-    """The values to redact in all output."""
-
-    def __init__(self, values: Iterable[str] = ()) -> None:
-        self._redactor = Redactor()
-        for value in values:
-            self.add(value)
-
-    def add(self, value: Any) -> None:
-        """Redact a text or number from now on, or all texts and numbers in a JSON value. Values
-        shorter than `MIN_CHARS` are not redacted."""
-        match value:
-            case dict():
-                self.add(list(value.values()))
-            case list():
-                for item in value:
-                    self.add(item)
-            case str() | int() | float() if not isinstance(value, bool):
-                text = str(value)
-                if len(text) >= MIN_CHARS:
-                    self._redactor.add(text, SHOWN)
-
-    def hidden(self, text: str) -> str:
-        """Return a text with its secrets redacted, including the beginning of a secret where the
-        text was shortened."""
-        text = self._redactor.text(text)
-        for form in self._redactor.forms:
-            for length in range(min(len(form) - 1, len(text)), MIN_CHARS - 1, -1):
-                beginning = form[:length]
-                text = text.replace(f"{beginning}{CUT}", f"{SHOWN}{CUT}")
-                if text.endswith(beginning):
-                    text = f"{text[:-length]}{SHOWN}"
-        return text
-
-    def without(self, value: Any) -> Any:
-        """Return a JSON value with the secrets in it redacted."""
-        match value:
-            case str():
-                return self.hidden(value)
-            case dict():
-                return {self.hidden(str(key)): self.without(item) for key, item in value.items()}
-            case list():
-                return [self.without(item) for item in value]
-            case int() | float() if not isinstance(value, bool):
-                return SHOWN if self._redactor.text(str(value)) == SHOWN else value
-            case _:
-                return value

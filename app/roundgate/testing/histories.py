@@ -26,6 +26,7 @@ from roundgate.backends import Catalog, Returned
 from roundgate.clock import Deadline
 from roundgate.errors import NondeterminismError, RoundgateError
 from roundgate.json import fresh
+from roundgate.operators.histories import History, without_arguments
 from roundgate.protocol import ClientCapabilities, Meta
 from roundgate.replay import (
     DELIVERED,
@@ -50,7 +51,6 @@ from roundgate.replay import (
     engine,
 )
 from roundgate.replay.values import OTHER_TYPE
-from roundgate.tasks.histories import History, without_arguments
 from roundgate.testing.instances import VirtualClock
 
 WITHIN_S: Final = 30.0

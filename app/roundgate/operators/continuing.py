@@ -1,4 +1,4 @@
-"""The operator's view of a task, and the retry of a task that a failed step ended.
+"""The retry of a task that a failed step ended, and the steps that an operator sees of a task.
 
 `steps_done` names steps, pauses and questions, without values, arguments and answers, which belong
 to the task's owner. `retry` retries a task at the step that failed.
@@ -133,6 +133,18 @@ async def rewind(store: StoredTasks, ref: TaskRef, now_ms: int, from_step: str) 
     raise NotRetryable("is neither parked nor ended by a failed step")
 
 
+async def continue_from(store: StoredTasks, record: TaskRecord, now_ms: int, step: str) -> str:
+    """Let a parked or failed task continue from a chosen step. Return the result in words.
+
+    Raises:
+        NotRetryable: the task is neither parked nor ended by a failed step, or has no such step.
+    """
+    if machine.is_parked(record):
+        await rewind(store, record.ref, now_ms, step)
+        return f"continues from {step}"
+    return f"continues as {await retry(store, record.ref, now_ms, step)}, from {step}"
+
+
 def _marks(record: TaskRecord, journal: Journal) -> list[Mark]:
     """Return the marks of the external events that a journal has opened."""
     names = {entry.name for entry in journal.steps.values() if isinstance(entry, Opened)}
@@ -220,6 +232,17 @@ class Repeated(Struct, frozen=True):
     """The external events that were opened. Their tokens become invalid."""
     has_state: bool
     """Whether the handler has data in `ctx.state`, which stays unchanged."""
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return the actions in words: pairs of an effect and names."""
+        effects = (
+            ("runs again", self.steps),
+            ("may take effect twice, although it is at_most_once", self.once),
+            ("is asked again", self.questions),
+            ("is awaited again, with a new URL", self.events),
+            ("is kept", ["ctx.state"] * self.has_state),
+        )
+        return [(effect, ", ".join(names)) for effect, names in effects if names]
 
 
 def repeated(work: Work, from_step: str) -> Repeated:

@@ -4,7 +4,8 @@
 A replay needs the arguments of the call, the results of its steps and the answers to its questions.
 These belong to the owner of the task, so by default a history is an *outline* without them: the
 places of steps, questions and sleeps, the functions of steps, versions, and outcomes. An outline
-has no digests of arguments or questions either, because a digest can confirm a guess.
+has no digests of arguments or questions either, because a digest can confirm a guess. With values,
+each value that is redacted is redacted wherever it occurs in the task.
 
 One history is one line of JSON:
 
@@ -13,13 +14,18 @@ One history is one line of JSON:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from roundgate import json
+from roundgate.backends.http.secrets import SECRET_NAME
+from roundgate.clock import Clock
+from roundgate.errors import ParseError
+from roundgate.operators.finding import tasks_with_work
+from roundgate.protocol import OPEN, Status
 from roundgate.replay import (
     MISSED,
     VERSION,
@@ -39,9 +45,11 @@ from roundgate.replay import (
     from_row,
     row,
 )
-from roundgate.storage import TaskRecord, Work
+from roundgate.settings.redacting import SHOWN, Secrets
+from roundgate.storage import TaskRecord, Wanted, Work
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.events import marks_from_record
+from roundgate.tasks.stored import StoredTasks
 
 Redact: TypeAlias = Callable[[str, Any], Any]
 """Returns the replacement for a value, given the name of its step, question or member."""
@@ -235,3 +243,76 @@ def _place(entry: Entry) -> tuple[bool, str]:
 def without_arguments(identity: str) -> str:
     """Return the first two words of an identity: `step charge`, `sleep until`."""
     return " ".join(identity.split(" ")[:2])
+
+
+WITH_JOURNAL: Final = OPEN | {Status.FAILED}
+"""The statuses of tasks with a stored journal: open tasks, and tasks that a failed step ended."""
+
+
+async def export(
+    store: StoredTasks, wanted: Wanted, clock: Clock, redact: Collection[str] | None
+) -> AsyncIterator[History | str]:
+    """Yield the histories of the tasks that a search selects, or why one is skipped.
+
+    Args:
+        store: the tasks.
+        wanted: the search.
+        clock: the clock of the export.
+        redact: the names of members whose values are redacted, as the values of members with a
+            secret-looking name are; `None` for outlines.
+    """
+    statuses = (wanted.statuses or WITH_JOURNAL) & WITH_JOURNAL
+    if not statuses:
+        return
+    async for record, work in tasks_with_work(store, replace(wanted, statuses=statuses)):
+        if work is None or record.expires_ms <= clock.now_ms():
+            continue
+        try:
+            history = history_from_record(record, work, clock.now_ms())
+        except (ParseError, ValueError, TypeError, KeyError):
+            yield "written by another version of Roundgate"
+            continue
+        exported = make_outline(history) if redact is None else without_secrets(history, redact)
+        yield exported or "a key contains a redacted value"
+
+
+def without_secrets(history: History, names: Collection[str]) -> History | None:
+    """Return a history without the values of members that look secret or have one of the names.
+    Return `None` if a key contains such a value, as the key of an item of `ctx.map` can."""
+    secrets = Secrets()
+
+    def is_secret(name: str) -> bool:
+        return name in names or SECRET_NAME.search(name) is not None
+
+    def hide(name: str, value: Any) -> Any:
+        if is_secret(name):
+            return _hidden(value, secrets)
+        match value:
+            case dict():
+                return {member: hide(member, item) for member, item in value.items()}
+            case list():
+                return [hide("", item) for item in value]
+        return value
+
+    for entry in history.entries():
+        if isinstance(entry, Opened):
+            secrets.add(entry.token)
+    left = redacted(redacted(history, hide), lambda name, value: secrets.without(value))
+    is_named = any(secrets.hidden(entry.key) != entry.key for entry in left.entries())
+    return None if is_named else left
+
+
+def _hidden(value: Any, secrets: Secrets) -> Any:
+    """Return a value of the same shape without its content; add its parts to the secrets."""
+    match value:
+        case dict():
+            return {name: _hidden(item, secrets) for name, item in value.items()}
+        case list():
+            return [_hidden(item, secrets) for item in value]
+        case str():
+            secrets.add(value)
+            return SHOWN
+        case int() | float() if not isinstance(value, bool):
+            secrets.add(value)
+            return 0
+    return value

@@ -6,16 +6,18 @@ text of an error, which may repeat them, can be left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
 
 from roundgate.clock import iso, span
 from roundgate.json import decode
+from roundgate.operators.continuing import StepDone
 from roundgate.protocol import Status
 from roundgate.storage import Ending, TaskRecord, TaskRef
 from roundgate.tasks.events import Mark, marks_from_record
 from roundgate.tasks.machine import is_parked
-from roundgate.tasks.operating import StepDone
 
 
 def activity(record: TaskRecord, now_ms: int) -> str:
@@ -137,3 +139,65 @@ def known(facts: dict[str, Any]) -> dict[str, Any]:
 
 def _iso(ms: int | None) -> str | None:
     return iso(ms) if ms else None
+
+
+def short_event(name: str) -> str:
+    """Return the name of an event without its kind: `order@1/paid` for `order@1/event:paid`."""
+    path, slash, last = name.rpartition("/")
+    return f"{path}{slash}{last.removeprefix('event:')}"
+
+
+class Detail(Struct, frozen=True):
+    """A fact about a task in words."""
+
+    name: str
+    """The name of the fact in JSON."""
+    label: str
+    text: str
+
+
+_LABELS: Final = {
+    "outcomeBytes": "result",
+    "leasedUntil": "leased until",
+    "failedSteps": "failed at",
+    "retriedAs": "retried as",
+    "lastFailure": "last failure",
+}
+_MEANINGS: Final = {
+    "attempts": "{} (consecutive faults of the gateway)",
+    "deaths": "{} (workers that died or stalled while they ran only this task)",
+    "claims": "{} (turns that workers began)",
+    "outcomeBytes": "{} bytes",
+    "hidden": "a call of a client whose revision has no tasks; the client's requests run it",
+    "suspect": "a worker died or stalled with this task, so it runs alone",
+    "declined": "since {}: no worker serves it",
+}
+
+
+def details(facts: Mapping[str, Any]) -> list[Detail]:
+    """Return the facts of `task_facts` in words, without the steps."""
+    return [
+        Detail(name, _LABELS.get(name, name), _text(name, value))
+        for name, value in facts.items()
+        if name != "steps" and value is not False
+    ]
+
+
+def _text(name: str, value: Any) -> str:
+    match name, value:
+        case "failedSteps", [*steps]:
+            return ", ".join(steps)
+        case "lastFailure", {"step": step, "at": at, "type": kind, **more}:
+            text = f": {more['text']}" if "text" in more else ""
+            find = f"reference {more['reference']}, see `{more['find']}`"
+            return f"{step} at {at}: {kind}{text} ({find})"
+        case "asks", [*questions]:
+            return ", ".join(f"{asked['key']} ({asked['method']})" for asked in questions)
+        case "events", [*events]:
+            return ", ".join(f"{event['name']} ({_event_state(event)})" for event in events)
+    return _MEANINGS.get(name, "{}").format(value)
+
+
+def _event_state(event: Mapping[str, str]) -> str:
+    is_over = event["state"] == "delivered"
+    return event["state"] if is_over else f"{event['state']} until {event['until']}"
