@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from roundgate.backends.http.backend import make_endpoint
 from roundgate.backends.http.config import HttpToolConfig
 from roundgate.backends.http.endpoint import Endpoint
 from roundgate.backends.http.messages import Answer, Outgoing
@@ -19,7 +18,7 @@ from roundgate.errors import BackendError, ToolError
 
 
 def declared(**config: Any) -> Endpoint:
-    return make_endpoint(
+    return Endpoint(
         HttpToolConfig.model_validate({"name": "t", "description": "d", "path": "/", **config})
     )
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from roundgate import config
+from roundgate.backends.http.plan import Plan
 from roundgate.backends.openapi.compiling import compile_index
 from roundgate.backends.openapi.index import Index, Row
-from roundgate.backends.openapi.requests import Plan, request
 from roundgate.config import ConfigFile
 from roundgate.settings.process import Settings
 from tests.support.asgi import Client, built, client
@@ -64,7 +64,7 @@ class Compiled:
 
     def sent(self, **arguments: Any) -> str:
         """The target of a call: path and query."""
-        outgoing = request(self.plan, arguments)
+        outgoing = self.plan.request(arguments)
         return f"{outgoing.path}?{outgoing.query}" if outgoing.query else outgoing.path
 
 

@@ -4,9 +4,12 @@ needed. Parsing a thousand definitions would take longer than the rest of a star
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import cache
+from typing import Any, Final
 
 from roundgate.json import decode, encode
+
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
 
 
 class StoredDefinition(Mapping[str, Any]):
@@ -103,3 +106,19 @@ class EncodedDefinitions(Sequence[tuple[str, bytes]]):
                 for key, definition in self._entries
             ]
         return self._items
+
+
+@cache
+def method_hints(method: str) -> Mapping[str, bool]:
+    """Return the annotations of a tool by the method of its HTTP request (RFC 9110 section 9.2).
+
+    `destructiveHint` is omitted, which counts as true, unless the method is safe or DELETE.
+    """
+    safe = method in _SAFE
+    destroys = {"destructiveHint": not safe} if safe or method == "DELETE" else {}
+    return {
+        "readOnlyHint": safe,
+        **destroys,
+        "idempotentHint": safe or method in ("PUT", "DELETE"),
+        "openWorldHint": True,
+    }

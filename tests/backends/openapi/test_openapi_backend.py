@@ -393,7 +393,7 @@ def test_a_start_parses_no_definition_and_loads_nothing_that_calls(tmp_path: Pat
         "from roundgate.backends import definitions\nfrom roundgate.runtime import loading\n"
         "definitions.decode = None\n"
         f"loading.load(config.load(Path({str(tmp_path / 'gateway.json')!r})))\n"
-        "late = ('http.service', 'http.exchanges', 'openapi.requests')\n"
+        "late = ('http.service', 'http.exchanges', 'http.plan')\n"
         "print(*(m for m in sys.modules if m.endswith(late)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

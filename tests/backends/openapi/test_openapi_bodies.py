@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from roundgate.backends.http.messages import Outgoing
-from roundgate.backends.openapi.requests import request
 from roundgate.errors import ToolError
 from roundgate.protocol.schemas import Schema
 from tests.support.openapi import Compiled, compiled, document, operation
@@ -30,7 +29,7 @@ def posting(
 
 def sent(one: Compiled, **arguments: Any) -> Outgoing:
     assert Schema.compile(one.schema).problems(arguments, "arguments") == []
-    return request(one.plan, arguments)
+    return one.plan.request(arguments)
 
 
 def parts(outgoing: Outgoing) -> list[tuple[Any, ...]]:
@@ -170,7 +169,7 @@ def test_a_file_that_is_no_base64_is_an_error_that_says_so(tmp_path: Path) -> No
         tmp_path, {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     )
     with pytest.raises(ToolError, match=r"arguments\.body: base64 is invalid"):
-        request(one.plan, {"body": {"base64": "?"}})
+        one.plan.request({"body": {"base64": "?"}})
     outgoing = sent(one, body={"base64": "AAE="})
     assert (outgoing.body, outgoing.headers["content-type"]) == (
         b"\x00\x01",

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from roundgate.backends.openapi.requests import request
 from roundgate.errors import ConfigError, ToolError
 from roundgate.protocol.schemas import Schema
 from tests.backends.openapi.test_openapi_bodies import parts, posting, sent
@@ -386,4 +385,4 @@ async def test_a_base_with_a_slash_at_its_end_and_a_path_have_one_between_them(
 def test_binary_in_json_is_text_there(tmp_path: Path) -> None:
     content = {"application/json": {"schema": {"type": "object", "properties": {"file": BINARY}}}}
     one = posting(tmp_path, content)
-    assert request(one.plan, {"file": "x"}).body == b'{"file":"x"}'
+    assert one.plan.request({"file": "x"}).body == b'{"file":"x"}'

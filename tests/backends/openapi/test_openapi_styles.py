@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.backends.openapi.requests import Parameter, Plan, request
+from roundgate.backends.http.plan import Parameter, Plan
 from roundgate.errors import ToolError
 from tests.support.openapi import Compiled, compiled, document, operation
 
@@ -83,9 +83,8 @@ def placed(
 ) -> str:
     """Where it went: the path behind its slash, the query, or the header."""
     path = "/{" + name + "}" if place == "path" else "/"
-    outgoing = request(
-        Plan("GET", path, (Parameter("a", name, place, style, explode, **more),)), {"a": value}
-    )
+    parameter = Parameter("a", name, place, style, explode, **more)
+    outgoing = Plan("GET", path, (parameter,)).request({"a": value})
     if place == "path":
         return outgoing.path[1:]
     if place == "query":

@@ -26,6 +26,8 @@ from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
+from pydantic import SecretStr
+
 from roundgate import json, lenient
 from roundgate.auth import Principal
 from roundgate.backends.aws_lambda.config import (
@@ -35,8 +37,8 @@ from roundgate.backends.aws_lambda.config import (
     PayloadConfig,
 )
 from roundgate.backends.aws_lambda.invoking import Target
-from roundgate.backends.http.bodies import Argument, Location
-from roundgate.backends.http.endpoint import PATH_VARIABLE, Endpoint
+from roundgate.backends.http.config import HttpArgument, HttpToolConfig
+from roundgate.backends.http.endpoint import Endpoint
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.secrets import SECRET_NAME, parted
 from roundgate.errors import DOUBT, FunctionFailed, ParseError, ToolError, UnexpectedAnswer
@@ -169,28 +171,19 @@ def make_endpoint(tool: LambdaToolConfig, http: HttpEventConfig) -> Endpoint:
     Raises:
         ValueError: path and arguments contradict each other.
     """
-    variables = PATH_VARIABLE.findall(http.path)
-    elsewhere: Location = "query" if http.method in ("GET", "HEAD", "DELETE") else "body"
-    properties: Mapping[str, Any] = tool.input_schema.get("properties", {})
     required = tool.input_schema.get("required", ())
-    placed = [
-        Argument(
-            name,
-            "path" if name in variables else elsewhere,
-            name,
-            schema,
-            required=name in required,
-        )
-        for name, schema in properties.items()
-    ]
-    return Endpoint(
-        tool.name,
-        tool.description,
-        http.method,
-        http.path,
-        placed,
-        headers={name.lower(): value for name, value in http.headers.items()},
+    config = HttpToolConfig.model_construct(  # Lambda's settings are validated already
+        name=tool.name,
+        description=tool.description,
+        method=http.method,
+        path=http.path,
+        headers={name.lower(): SecretStr(value) for name, value in http.headers.items()},
+        arguments={
+            name: HttpArgument.model_construct(schema_=schema, required=name in required)
+            for name, schema in tool.input_schema.get("properties", {}).items()
+        },
     )
+    return Endpoint(config)
 
 
 def http_event(outgoing: Outgoing, request_id: str, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,14 +15,22 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import quote, unquote, urlsplit
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from roundgate import json
-from roundgate.backends.http.values import SEPARATORS, ListStyle, pairs, text
+from roundgate.backends.http.values import (
+    Style,
+    clashing,
+    exploded_names,
+    items,
+    pairs,
+    separator_of,
+    text,
+)
 from roundgate.errors import InvalidParams, ResourceNotFound, ToolError, Unavailable
 from roundgate.protocol import (
     ABSENT,
@@ -33,9 +41,15 @@ from roundgate.protocol import (
 )
 from roundgate.replay import Context, run_of
 
-Location: TypeAlias = Literal["path", "query", "header", "body", "whole_body", "template"]
-BodyKind: TypeAlias = Literal["json", "form", "multipart"]
+BodyKind: TypeAlias = Literal["json", "form", "multipart", "text", "binary", "any"]
+"""The kind of a body. `any` is a text or JSON, by the value."""
 
+MEDIA_TYPES: Final[Mapping[BodyKind, str]] = {
+    "json": "application/json",
+    "form": "application/x-www-form-urlencoded",
+    "multipart": "multipart/form-data",
+}
+"""The usual media types of bodies with members."""
 OCTETS: Final = "application/octet-stream"
 FILE: Final[Mapping[str, Any]] = {
     "type": "object",
@@ -60,31 +74,6 @@ _VARIABLE: Final = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 _WHOLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 _BRACES: Final = {"{{": "{", "}}": "}"}
 _ENDS_A_NAME: Final = re.compile(r'[\x00-\x1f"\x7f]')
-
-
-class Argument(Struct, frozen=True):
-    """An argument and its place in the request."""
-
-    name: str
-    location: Location
-    """`body` means a member of the body, `whole_body` the body itself, and `template` the places
-    where the body's template names the argument."""
-    wire_name: str
-    """The argument's name in the request."""
-    schema: Mapping[str, Any]
-    required: bool = False
-    """Whether a call must have the argument. Path arguments are always required."""
-    allow_slash: bool = False
-    """Whether a path argument may span several segments."""
-    description: str | None = None
-    default: Any = ABSENT
-    """The value to send if the call omits the argument."""
-    style: ListStyle = "repeat"
-    """The format of a list. In a path or header, `repeat` and `brackets` are written as JSON."""
-    sends_empty: bool = False
-    is_file: bool = False
-    content_type: str | None = None
-    """The media type of the argument's part, or of the whole body."""
 
 
 class Template(Struct, frozen=True):
@@ -152,98 +141,158 @@ def _filled_text(value: str, arguments: Mapping[str, Any]) -> Any:
     )
 
 
-class BodyPlan(Struct, frozen=True):
-    """The rules by which arguments become a body."""
+class Member(Struct, frozen=True):
+    """The encoding of one member of a form or multipart body (OpenAPI "Encoding Object")."""
 
-    kind: BodyKind = "json"
-    content_type: str | None = None
-    """The media type; `None` means the usual one for the kind."""
+    style: Style = "form"
+    explode: bool = True
+    media_type: str | None = None
+    """The media type of a multipart part. In a form, a media type makes objects and lists JSON."""
+    is_file: bool = False
+    sends_empty: bool = False
+    """Whether a form has `name=` for an empty list, instead of nothing."""
+
+
+class Body(Struct, frozen=True):
+    """The plan of a request body (OpenAPI "Request Body Object")."""
+
+    kind: BodyKind
+    media_type: str
+    """The media type; empty for the usual one of a body of the kind `any`."""
+    required: bool
+    """Whether a call without values for the body sends one."""
+    members: Mapping[str, str] | None = None
+    """The members' names in the request, by argument; `None` if one argument is the whole body."""
+    argument: str = "body"
+    """The name of the argument that is the whole body."""
+    encoding: Mapping[str, Member] = {}
+    """The encoding of members, by their names in the request; the default is `Member()`."""
+    fixed: Mapping[str, Any] = {}
+    """Members that are always sent."""
     template: Template | None = None
     """The template of a JSON body."""
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Members that are always sent."""
+
+    def content(self, arguments: Mapping[str, Any]) -> Any:
+        """Return the value of the body, or `ABSENT` if there is no body."""
+        if self.members is None:
+            return arguments.get(self.argument, ABSENT)
+        members = {
+            name: arguments[argument]
+            for argument, name in self.members.items()
+            if argument in arguments
+        }
+        if self.fixed or self.template is not None:
+            filled = {} if self.template is None else self.template.filled(arguments)
+            return {**filled, **self.fixed, **members}
+        return members if members or self.required else ABSENT
+
+    def encoded(self, value: Any) -> tuple[bytes, str]:
+        """Return the bytes of a value of the body, and their media type.
+
+        Raises:
+            ToolError: the value of a file argument is not a file, its base64 is invalid, or a
+                member of an object in a form has the name of another member.
+        """
+        media_type = self.media_type
+        match self.kind:
+            case "json":
+                return json.encode(value), media_type
+            case "form":
+                return self._form(value).encode(), media_type
+            case "multipart":
+                parts = [part for name, item in value.items() for part in self._parts(name, item)]
+                return multipart(parts, media_type.partition(";")[0])
+            case "text":
+                return _text(value, media_type)
+            case "any":
+                if not isinstance(value, str):
+                    return json.encode(value), media_type or "application/json"
+                media_type = media_type or "text/plain"
+                if media_type.lower().startswith("text/"):
+                    return _text(value, media_type)
+                return value.encode("utf-8", "replace"), media_type
+        file = file_from_value(self.argument, value)
+        return file.data, file.media_type or OCTETS if "*" in media_type else media_type
 
     @property
-    def is_always_sent(self) -> bool:
-        """Whether a call without arguments has a body."""
-        return self.template is not None or bool(self.fixed)
+    def files(self) -> frozenset[str]:
+        """The names in the request of the members that are files."""
+        return frozenset(name for name, member in self.encoding.items() if member.is_file)
 
+    async def read_resources(
+        self, arguments: Mapping[str, Any], context: Context
+    ) -> Mapping[str, Any]:
+        """Return the arguments with each file's resource URI replaced by the resource's contents.
 
-def encode_body(
-    plan: BodyPlan, members: Sequence[tuple[Argument, Any]], arguments: Mapping[str, Any]
-) -> tuple[bytes, str]:
-    """Return the bytes of a body and their media type.
+        Raises:
+            ToolError: a resource does not exist.
+        """
+        files = self.files
+        if self.members is not None:
+            named = [file for file, name in self.members.items() if name in files]
+            return await _with_resources(named, arguments, context)
+        if self.kind == "binary":
+            return await _with_resources([self.argument], arguments, context)
+        if not files or self.argument not in arguments:
+            return arguments
+        whole = await _with_resources(files, arguments[self.argument], context)
+        return {**arguments, self.argument: whole}
 
-    Args:
-        plan: the kind, template and fixed members of the body.
-        members: the arguments that become members of the body, with their values.
-        arguments: all arguments of the call, for the template.
-
-    Raises:
-        ToolError: the value of a file argument is not a file, or its base64 is invalid.
-    """
-    fixed = [(Argument(name, "body", name, {}), value) for name, value in plan.fixed.items()]
-    match plan.kind:
-        case "form":
-            written = [
-                pair
-                for argument, value in (*fixed, *members)
-                for pair in pairs(
-                    argument.wire_name, value, argument.style, sends_empty=argument.sends_empty
-                )
-            ]
-            return "&".join(written).encode(), (
-                plan.content_type or "application/x-www-form-urlencoded"
+    def _form(self, value: Mapping[str, Any]) -> str:
+        written: list[str] = []
+        for name, item in value.items():
+            member = self.encoding.get(name, _USUAL)
+            if member.media_type is not None and isinstance(item, (dict, list)):
+                item = json.encode(item).decode()
+            if exploded := exploded_names(item, member.style, member.explode):
+                names = value.keys() | set((self.members or {}).values())
+                if clashes := clashing(exploded, names - {name}):
+                    raise ToolError(
+                        f"{name}: move {', '.join(clashes)} to the argument of that name"
+                    )
+            written += pairs(
+                name, item, member.style, explode=member.explode, sends_empty=member.sends_empty
             )
-        case "multipart":
-            return multipart(
-                [part for argument in (*fixed, *members) for part in _parts(*argument)]
-            )
-    body = {} if plan.template is None else plan.template.filled(arguments)
-    body = {**body, **plan.fixed, **{argument.wire_name: value for argument, value in members}}
-    return json.encode(body), plan.content_type or "application/json"
+        return "&".join(written)
+
+    def _parts(self, name: str, value: Any) -> Iterator[bytes]:
+        member = self.encoding.get(name, _USUAL)
+        media_type = (member.media_type or "").partition(",")[0].strip()
+        single = None if "*" in media_type else media_type or None
+        if member.is_file:
+            arguments = {wire: argument for argument, wire in (self.members or {}).items()}
+            for item in items(value):
+                file = file_from_value(arguments.get(name, name), item)
+                yield file_part(name, file, single)
+            return
+        each = items(value)
+        if isinstance(value, list):
+            if member.style == "json":
+                each = [value]
+            elif not member.explode:
+                each = [separator_of(member.style).join(map(text, each))]
+            elif member.style == "brackets":
+                name = f"{name}[]"
+        for item in each:
+            usual = "application/json" if isinstance(item, (dict, list)) else None
+            yield text_part(name, text(item).encode("utf-8", "replace"), single or usual)
 
 
-def whole_body(argument: Argument, value: Any) -> tuple[bytes, str]:
-    """Return the bytes and media type of a body that is one argument: a file, a text, or JSON.
+_USUAL: Final = Member()
 
-    Raises:
-        ToolError: the value of a file argument is not a file, or its base64 is invalid.
-    """
-    media_type = argument.content_type
-    if argument.is_file:
-        file = file_from_value(argument.name, value)
-        return file.data, media_type or file.media_type or OCTETS
-    if not isinstance(value, str):
-        return json.encode(value), media_type or "application/json"
-    media_type = media_type or "text/plain"
-    is_text = media_type.lower().startswith("text/") and "charset" not in media_type.lower()
-    suffix = "; charset=utf-8" if is_text else ""
+
+def _text(value: str, media_type: str) -> tuple[bytes, str]:
+    suffix = "" if "charset" in media_type.lower() else "; charset=utf-8"
     return value.encode("utf-8", "replace"), f"{media_type}{suffix}"
 
 
-def _parts(member: Argument, value: Any) -> Iterator[bytes]:
-    is_list = isinstance(value, list)
-    if is_list and not member.is_file and member.style not in ("repeat", "brackets"):
-        if member.style in SEPARATORS:
-            value = SEPARATORS[member.style].join(text(item) for item in value if item is not None)
-        yield _text_part(member, member.wire_name, value)
-        return
-    suffix = "[]" if is_list and member.style == "brackets" else ""
-    for item in value if is_list else [value]:
-        if item is None:
-            continue
-        if member.is_file:
-            yield file_part(
-                member.wire_name, file_from_value(member.name, item), member.content_type
-            )
-        else:
-            yield _text_part(member, member.wire_name + suffix, item)
-
-
-def _text_part(member: Argument, name: str, value: Any) -> bytes:
-    usual = "application/json" if isinstance(value, (dict, list)) else None
-    return text_part(name, text(value).encode("utf-8", "replace"), member.content_type or usual)
+async def _with_resources(
+    names: Iterable[str], values: Mapping[str, Any], context: Context
+) -> Mapping[str, Any]:
+    files = {
+        name: await with_resources(name, values[name], context) for name in names if name in values
+    }
+    return {**values, **files}
 
 
 class File(Struct, frozen=True):
@@ -328,7 +377,7 @@ def file_part(name: str, file: File, media_type: str | None = None) -> bytes:
     return _part(name, about, file.media_type or media_type or OCTETS, file.data)
 
 
-def multipart(parts: Sequence[bytes], media_type: str = "multipart/form-data") -> tuple[bytes, str]:
+def multipart(parts: Sequence[bytes], media_type: str) -> tuple[bytes, str]:
     """Return the body with these parts, and its media type with the boundary. The boundary is a
     digest of the parts, so a retry sends the same bytes and no value can contain the boundary."""
     boundary = f"roundgate-{hashlib.sha256(b''.join(parts)).hexdigest()[:40]}"

@@ -6,13 +6,15 @@ This module does no I/O.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast
 
-from msgspec import Struct, field
+from msgspec import Struct
 
-from roundgate.backends.http.bodies import Argument, BodyPlan, encode_body, whole_body
+from roundgate.backends.definitions import method_hints
+from roundgate.backends.http.bodies import FILE, MEDIA_TYPES, Body, BodyKind, Member, Template
+from roundgate.backends.http.config import HttpArgument, HttpToolConfig
 from roundgate.backends.http.credential_config import FRAMING, Taken, header_key
 from roundgate.backends.http.messages import (
     Answer,
@@ -21,112 +23,136 @@ from roundgate.backends.http.messages import (
     result_from_answer,
     with_headers,
 )
-from roundgate.backends.http.values import header_schema, in_header, in_path, pairs, path_text
-from roundgate.errors import ToolError
-from roundgate.protocol import ABSENT, Schema, ToolResult, without_none
+from roundgate.backends.http.plan import Parameter, Place, Plan
+from roundgate.backends.http.values import ListStyle, header_schema, pairs
+from roundgate.protocol import Schema, ToolResult, without_none
 
 PATH_VARIABLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*)\}")
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_HEADER_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?")
-Method: TypeAlias = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
+Location: TypeAlias = Literal["path", "query", "header", "body", "whole_body", "template"]
+"""`body` means a member of the body, `whole_body` the body itself, and `template` the places where
+the body's template names the argument."""
 
 
-class Endpoint(Struct, frozen=True, dict=True):
-    """An endpoint of a service as a tool.
-
-    Raises:
-        ValueError: path, arguments, body and `taken` contradict each other, a default does not
-            match its schema, or a schema is unusable.
-    """
+class Argument(Struct, frozen=True):
+    """An argument and its place in the request."""
 
     name: str
-    description: str
-    method: Method
-    path: str
-    """The path below the service's base URL. `{name}` stands for the path argument with that wire
-    name."""
-    arguments: Sequence[Argument] = ()
-    title: str | None = None
-    headers: Mapping[str, str] = {}
-    """Fixed request headers."""
-    query: Mapping[str, str] = field(default_factory=dict)
-    """Fixed query parameters."""
-    body: BodyPlan = field(default_factory=BodyPlan)
-    pointer: str = ""
-    """JSON Pointer to the part of a JSON answer that is the result."""
-    output_schema: Mapping[str, Any] | None = None
-    read_only: bool | None = None
-    """`readOnlyHint`; `None` derives it from the method."""
-    destructive: bool | None = None
-    """`destructiveHint`; `None` derives it from the method."""
-    idempotent: bool | None = None
-    """`idempotentHint`; `None` derives it from the method."""
-    taken: Taken = field(default_factory=lambda: Taken(FRAMING))
-    result_headers: Mapping[str, str] = field(default_factory=dict)
-    """Header names of the answer, by the members of the result that they become."""
-    max_bytes: int | None = None
-    """The limit for an answer in bytes; `None` means the back end's limit."""
+    wire_name: str
+    """The argument's name in the request."""
+    location: Location
+    config: HttpArgument
 
-    def __post_init__(self) -> None:
-        _check_path(self.path, self.arguments)
-        _check_places(self.arguments, self.taken)
-        _check_body(self.body, self.arguments)
+    @property
+    def has_default(self) -> bool:
+        return "default" in self.config.model_fields_set
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether every request has a value for the argument."""
+        return self.config.required or self.location == "path" or self.has_default
+
+    @property
+    def style(self) -> ListStyle:
+        """The format of a list."""
+        return self.config.list_ or ("json" if self.location in ("path", "header") else "repeat")
+
+    @property
+    def explodes(self) -> bool:
+        """Whether each item of a list has a name of its own."""
+        return self.style in ("repeat", "brackets")
+
+    def schema(self) -> dict[str, Any]:
+        """Return the argument's schema in the tool's definition."""
+        schema = self.config.schema_
+        if self.config.file:
+            is_list = schema.get("type") == "array"
+            schema = {**schema, "items": dict(FILE)} if is_list else dict(FILE)
+        schema = {**schema, **without_none(description=self.config.description)}
+        if self.has_default:
+            schema["default"] = self.config.default
+        return header_schema(schema) if self.location == "header" else schema
+
+
+class Endpoint:
+    """An endpoint of a service as a tool."""
+
+    def __init__(self, config: HttpToolConfig, taken: Taken | None = None) -> None:
+        """Read the declaration of a tool.
+
+        Raises:
+            ValueError: path, arguments, body and `taken` contradict each other, a default does not
+                match its schema, or a schema is unusable.
+        """
+        self.config = config
+        template = Template(config.body) if isinstance(config.body, dict) else None
+        self.arguments = _arguments(config, frozenset() if template is None else template.names)
+        _check_path(config.path, self.arguments)
+        _check_places(self.arguments, taken or Taken(FRAMING))
+        _check_body(config, template, self.arguments)
         for argument in self.arguments:
             _check_default(argument)
-        _ = self._output  # refuses an unusable schema
-
-    def __repr__(self) -> str:
-        return f"Endpoint({self.name!r}, {self.method!r}, {self.path!r})"
+        self._output = None
+        if config.output_schema is not None:
+            self._output = Schema.compile(config.output_schema)
+        self.defaults = {
+            argument.name: argument.config.default
+            for argument in self.arguments
+            if argument.has_default
+        }
+        """The values to send for omitted arguments, by argument name."""
+        self.plan = Plan(
+            config.method,
+            config.path,
+            tuple(
+                _parameter(argument)
+                for argument in self.arguments
+                if argument.location in ("path", "query", "header")
+            ),
+            _body(config, template, self.arguments),
+            {name: value.get_secret_value() for name, value in config.headers.items()},
+            "&".join(pair for name, value in config.query.items() for pair in pairs(name, value)),
+            is_repeatable=self._is_repeatable,
+            wants=tuple(name.lower() for name in config.result_headers.values()),
+            max_bytes=config.max_response_bytes,
+        )
+        """The plan of the requests, without the defaults of arguments."""
 
     @cached_property
-    def _output(self) -> Schema | None:
-        return None if self.output_schema is None else Schema.compile(self.output_schema)
+    def _is_repeatable(self) -> bool:
+        """Whether a request may be sent twice, according to the hints or the method (RFC 9110
+        section 9.2.2)."""
+        if self.config.idempotent is not None:
+            return self.config.idempotent
+        return self.config.read_only is True or self.config.method not in ("POST", "PATCH")
 
     def definition(self) -> dict[str, Any]:
         """Return the tool's definition (schema: `Tool`). Without a destructive hint, clients and
         the gateway assume that the tool is destructive (schema: `ToolAnnotations`)."""
-        safe = self.method in ("GET", "HEAD")
-        destructive = self.destructive
-        if destructive is None:
-            destructive = {"GET": False, "HEAD": False, "DELETE": True}.get(self.method)
-        hints = {
-            "readOnlyHint": safe if self.read_only is None else self.read_only,
-            **without_none(destructiveHint=destructive),
-            "idempotentHint": self.method not in ("POST", "PATCH")
-            if self.idempotent is None
-            else self.idempotent,
-            "openWorldHint": True,
-        }
-        return {
-            "name": self.name,
-            **without_none(title=self.title),
-            "description": self.description,
-            "inputSchema": self._input_schema(),
-            **without_none(outputSchema=self.output_schema),
-            "annotations": hints,
-        }
-
-    def _input_schema(self) -> dict[str, Any]:
-        properties = {argument.name: _member(argument) for argument in self.arguments}
+        config = self.config
+        stated = without_none(
+            readOnlyHint=config.read_only,
+            destructiveHint=config.destructive,
+            idempotentHint=config.idempotent,
+        )
         required = [
-            a.name
-            for a in self.arguments
-            if (a.required or a.location == "path") and a.default is ABSENT
+            argument.name
+            for argument in self.arguments
+            if argument.is_certain and not argument.has_default
         ]
-        return {
+        schema = {
             "type": "object",
-            "properties": properties,
+            "properties": {argument.name: argument.schema() for argument in self.arguments},
             "required": required,
             "additionalProperties": False,
         }
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The values to send for omitted arguments, by argument name."""
         return {
-            argument.name: argument.default
-            for argument in self.arguments
-            if argument.default is not ABSENT
+            "name": config.name,
+            **without_none(title=config.title),
+            "description": config.description,
+            "inputSchema": schema,
+            **without_none(outputSchema=config.output_schema),
+            "annotations": {**method_hints(config.method), **stated},
         }
 
     def request(self, arguments: Mapping[str, Any]) -> Outgoing:
@@ -135,62 +161,7 @@ class Endpoint(Struct, frozen=True, dict=True):
         Raises:
             ToolError: a value is not allowed in a path or header, or is not a file.
         """
-        arguments = {**self.defaults, **arguments}
-        placed = [
-            (argument, arguments[argument.name])
-            for argument in self.arguments
-            if argument.name in arguments
-        ]
-        path = self.path
-        headers = dict(self.headers)
-        query = self.fixed_query()
-        for argument, value in placed:
-            match argument.location:
-                case "path":
-                    path = path.replace(f"{{{argument.wire_name}}}", _path_value(argument, value))
-                case "header" if value is not None:  # a header cannot express null
-                    headers[argument.wire_name] = _header_value(argument, value)
-                case "query":
-                    query += pairs(
-                        argument.wire_name, value, argument.style, sends_empty=argument.sends_empty
-                    )
-        body, content_type = self._body(placed, arguments)
-        if content_type is not None and "content-type" not in map(str.lower, headers):
-            headers["content-type"] = content_type
-        return Outgoing(
-            self.method,
-            path,
-            "&".join(query),
-            headers,
-            body,
-            is_repeatable=self._is_repeatable(),
-            wants=tuple(name.lower() for name in self.result_headers.values()),
-            max_bytes=self.max_bytes,
-            route=self.path,
-        )
-
-    def fixed_query(self) -> list[str]:
-        """Return the fixed query parameters as `name=value`."""
-        return [pair for name, value in self.query.items() for pair in pairs(name, value)]
-
-    def _body(
-        self, placed: Sequence[tuple[Argument, Any]], arguments: Mapping[str, Any]
-    ) -> tuple[bytes | None, str | None]:
-        for argument, value in placed:
-            if argument.location == "whole_body":
-                return whole_body(argument, value)
-        takes_any = any(argument.location == "body" for argument in self.arguments)
-        if not takes_any and not self.body.is_always_sent:
-            return None, None
-        members = [(argument, value) for argument, value in placed if argument.location == "body"]
-        return encode_body(self.body, members, arguments)
-
-    def _is_repeatable(self) -> bool:
-        """Return whether a request may be sent twice, according to the hints or the method (RFC
-        9110 section 9.2.2)."""
-        if self.idempotent is not None:
-            return self.idempotent
-        return self.read_only is True or self.method not in ("POST", "PATCH")
+        return self.plan.request({**self.defaults, **arguments})
 
     def result(self, answer: Answer) -> ToolResult:
         """Return the tool's result for an answer.
@@ -198,42 +169,103 @@ class Endpoint(Struct, frozen=True, dict=True):
         Raises:
             BackendError: the answer is an error, or does not match the declared result.
         """
-        with doubted(not self._is_repeatable()):
-            if not self.result_headers:
-                return result_from_answer(self.name, answer, self.pointer, self._output)
-            plain = result_from_answer(self.name, answer, self.pointer)
-            return with_headers(plain, answer, self.result_headers, self._output)
+        name, pointer, members = self.config.name, self.config.result, self.config.result_headers
+        with doubted(not self._is_repeatable):
+            if not members:
+                return result_from_answer(name, answer, pointer, self._output)
+            plain = result_from_answer(name, answer, pointer)
+            return with_headers(plain, answer, members, self._output)
 
 
-def _member(argument: Argument) -> dict[str, Any]:
-    schema = {
-        **argument.schema,
-        **without_none(description=argument.description),
-        **({} if argument.default is ABSENT else {"default": argument.default}),
-    }
-    return header_schema(schema) if argument.location == "header" else schema
+def _arguments(config: HttpToolConfig, in_template: frozenset[str]) -> list[Argument]:
+    """Return the arguments that the path implies, then the declared ones.
+
+    Raises:
+        ValueError: a fixed value contains an argument's name in braces, or a list in a path or
+            header has the style `repeat` or `brackets`.
+    """
+    variables = PATH_VARIABLE.findall(config.path)
+    usual: Location = "query" if config.method in ("GET", "HEAD", "DELETE") else "body"
+    declared: list[Argument] = []
+    for name, argument in config.arguments.items():
+        wire_name = argument.wire_name or name
+        location = argument.location
+        if location is None and wire_name in variables:
+            location = "path"
+        if location in ("path", "header") and argument.list_ in ("repeat", "brackets"):
+            raise ValueError(
+                f"argument {name!r}: a list in a {location} is comma, pipe, space or json"
+            )
+        elsewhere: Location = "template" if name in in_template else usual
+        declared.append(Argument(name, wire_name, location or elsewhere, argument))
+    named = {item.wire_name for item in declared if item.location == "path"} | {*config.arguments}
+    implied = [
+        Argument(name, name, "path", HttpArgument())
+        for name in dict.fromkeys(variables)
+        if name not in named
+    ]
+    headers = {name: value.get_secret_value() for name, value in config.headers.items()}
+    for place, fixed in (("header", headers), ("query", config.query)):
+        _check_fixed(place, fixed, named | {*variables})
+    return implied + declared
 
 
-def _path_value(placed: Argument, value: Any) -> str:
-    def write(item: str) -> str:
-        return path_text(item, allow_slash=placed.allow_slash)
+def _parameter(argument: Argument) -> Parameter:
+    return Parameter(
+        argument.name,
+        argument.wire_name,
+        cast("Place", argument.location),
+        argument.style,
+        argument.explodes,
+        argument.config.allow_slash,
+        sends_empty=argument.config.send_empty,
+    )
 
-    try:
-        return in_path(value, placed.style, write)
-    except ValueError as error:
-        raise ToolError(f"arguments.{placed.name}: {error}") from None
 
-
-def _header_value(placed: Argument, value: Any) -> str:
-    try:
-        written = in_header(value, placed.style)
-    except ValueError as error:
-        raise ToolError(f"arguments.{placed.name}: {error}") from None
-    if not _HEADER_VALUE.fullmatch(written):
-        raise ToolError(
-            f"arguments.{placed.name}: is sent in an HTTP header and may contain only visible ASCII characters"
+def _body(
+    config: HttpToolConfig, template: Template | None, arguments: Sequence[Argument]
+) -> Body | None:
+    for argument in arguments:
+        if argument.location == "whole_body":
+            media_type = argument.config.content_type or config.content_type
+            if argument.config.file:
+                return Body("binary", media_type or "*/*", required=False, argument=argument.name)
+            return Body("any", media_type or "", required=False, argument=argument.name)
+    members = [argument for argument in arguments if argument.location == "body"]
+    if not members and not config.fixed and template is None:
+        return None
+    kind = _body_kind(config)
+    encoding = dict.fromkeys(config.fixed, Member("repeat"))
+    for argument in members:
+        encoding[argument.wire_name] = Member(
+            argument.style,
+            argument.explodes,
+            argument.config.content_type if kind == "multipart" else None,
+            argument.config.file,
+            argument.config.send_empty,
         )
-    return written
+    return Body(
+        kind,
+        config.content_type or MEDIA_TYPES[kind],
+        required=True,
+        members={argument.name: argument.wire_name for argument in members},
+        encoding=encoding,
+        fixed=config.fixed,
+        template=template,
+    )
+
+
+def _body_kind(config: HttpToolConfig) -> BodyKind:
+    return "json" if isinstance(config.body, dict) else config.body
+
+
+def _check_fixed(place: str, fixed: Mapping[str, str], arguments: Collection[str]) -> None:
+    for name, value in fixed.items():
+        if named := sorted({*PATH_VARIABLE.findall(value)} & {*arguments}):
+            raise ValueError(
+                f"{place} {name!r} is fixed, and {{{named[0]}}} would be sent unchanged; remove it, and give the"
+                f" argument `in: {place}` and `as: {name}`"
+            )
 
 
 def _check_path(path: str, arguments: Sequence[Argument]) -> None:
@@ -282,50 +314,52 @@ def _check_places(placed: Sequence[Argument], taken: Taken) -> None:
         first_names[location, key] = argument.name
 
 
-def _check_body(plan: BodyPlan, placed: Sequence[Argument]) -> None:
-    """Raise ValueError if the body's arguments contradict each other or the plan."""
+def _check_body(
+    config: HttpToolConfig, template: Template | None, placed: Sequence[Argument]
+) -> None:
+    """Raise ValueError if the body's arguments contradict each other or the body."""
     whole = [argument for argument in placed if argument.location == "whole_body"]
     members = {argument.wire_name for argument in placed if argument.location == "body"}
-    if len(whole) > 1 or (whole and (members or plan.is_always_sent)):
+    is_fixed = template is not None or bool(config.fixed)
+    if len(whole) > 1 or (whole and (members or is_fixed)):
         raise ValueError(
             "whole_body is for one argument, and cannot be combined with other arguments in body"
         )
-    template = plan.template
-    top = set(plan.fixed) | (set() if template is None else set(template.members))
+    top = config.fixed.keys() | (set() if template is None else template.members.keys())
     if twice := sorted(members & top):
         raise ValueError(
             f"{', '.join(twice)} is in the body already; set `as`, or remove it from the body"
         )
-    names = {argument.name for argument in placed}
-    if template is not None and (unknown := sorted(template.names - names)):
-        raise ValueError(
-            f"body needs {', '.join(unknown)}, which is not an argument; declare it under arguments,"
-            " or write {{ for a brace"
-        )
-    odd = (
-        []
-        if template is None
-        else [argument.name for argument in placed if template.mentions(argument.name)]
-    )
-    if odd:
-        raise ValueError(
-            f"body has {{{odd[0]}}}, but variables have only letters, digits, _ . and -; rename the"
-            " argument, or write {{ for a brace"
-        )
-    if plan.content_type is not None and plan.kind == "multipart":
+    if template is not None:
+        _check_template(template, [argument.name for argument in placed])
+    is_multipart = config.body == "multipart"
+    if config.content_type is not None and is_multipart:
         raise ValueError(
             "content_type cannot be used with a multipart body, whose parts have their own"
         )
     for argument in placed:
-        is_part = argument.location == "body" and plan.kind == "multipart"
-        if argument.is_file and argument.location != "whole_body" and not is_part:
+        is_part = argument.location == "body" and is_multipart
+        if argument.config.file and argument.location != "whole_body" and not is_part:
             raise ValueError(
                 f"argument {argument.name!r}: a file must be the whole body, or a member with `body: multipart`"
             )
 
 
+def _check_template(template: Template, names: Sequence[str]) -> None:
+    if unknown := sorted(template.names - set(names)):
+        raise ValueError(
+            f"body needs {', '.join(unknown)}, which is not an argument; declare it under arguments,"
+            " or write {{ for a brace"
+        )
+    if odd := next((name for name in names if template.mentions(name)), None):
+        raise ValueError(
+            f"body has {{{odd}}}, but variables have only letters, digits, _ . and -; rename the"
+            " argument, or write {{ for a brace"
+        )
+
+
 def _check_default(argument: Argument) -> None:
-    if argument.default is ABSENT:
+    if not argument.has_default:
         return
-    if problems := Schema.compile(argument.schema).problems(argument.default, "default"):
+    if problems := Schema.compile(argument.schema()).problems(argument.config.default, "default"):
         raise ValueError(f"argument {argument.name!r}: {'; '.join(problems)}")

@@ -1,4 +1,4 @@
-"""Calls that take several requests: idempotency keys, dialogues and jobs; the caller's headers.
+"""Calls: idempotency keys, the caller's headers, dialogues and jobs.
 
 The gateway derives a key from the call: from the sealed state of its round, the client's own key,
 or the task that the call became. A retry, another replica with the same round, and the next worker
@@ -14,9 +14,11 @@ gateway → service   the same method and path, Content-Type: application/vnd.ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
+from urllib.parse import unquote_plus
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,16 +26,18 @@ from msgspec.structs import replace
 from roundgate import json
 from roundgate.auth import Principal
 from roundgate.backends.exchange import AnsweredJob, Answering, Exchange, Kept, NotNow, asked
-from roundgate.backends.http.bodies import Argument, BodyPlan, Template, encode_body
+from roundgate.backends.http.bodies import Template
 from roundgate.backends.http.caller_headers import caller_headers
 from roundgate.backends.http.config import HttpCancelConfig, HttpJobConfig, RemoteConfig
 from roundgate.backends.http.credential_config import header_key
-from roundgate.backends.http.endpoint import PATH_VARIABLE
-from roundgate.backends.http.messages import Answer, Outgoing, Send
-from roundgate.backends.http.values import pairs, path_text, text
+from roundgate.backends.http.endpoint import PATH_VARIABLE, Argument
+from roundgate.backends.http.messages import LARGE_BYTES, Answer, Outgoing, Send
+from roundgate.backends.http.plan import Plan
+from roundgate.backends.http.service import Service
+from roundgate.backends.http.values import clashing, pairs, path_text, text
 from roundgate.errors import BackendError, ParseError, ToolError, UnexpectedAnswer
-from roundgate.protocol import ABSENT
-from roundgate.replay import AnyContext
+from roundgate.protocol import ToolResult
+from roundgate.replay import AnyContext, Context
 
 USUAL: Final = "idempotency-key"
 KEYED: Final = frozenset({"POST", "PATCH"})
@@ -101,6 +105,71 @@ def for_caller(outgoing: Outgoing, config: RemoteConfig, principal: Principal) -
     return replace(outgoing, headers=others | caller_headers(references, principal))
 
 
+class Calling(Struct, frozen=True):
+    """A function that calls one tool, with one request."""
+
+    config: RemoteConfig
+    plan: Plan
+    service: Service
+    timeout_s: float
+    key_header: str | None
+    """The header of the idempotency key that the service accepts."""
+    result: Callable[[Answer], ToolResult]
+    defaults: Mapping[str, Any] = {}
+    """The values to send for omitted arguments."""
+    taken: frozenset[str] = frozenset()
+    """Query parameters and cookies that credentials use."""
+
+    async def __call__(self, context: AnyContext, arguments: Mapping[str, Any]) -> ToolResult:
+        outgoing = self.request(context, arguments)
+        await context.continue_as_task()
+        return await self.result_from(await self.answered(context, outgoing))
+
+    async def with_files(self, context: Context, arguments: Mapping[str, Any]) -> ToolResult:
+        """Call a tool that may take files, which may be named by the URIs of resources."""
+        return await self(context, await self.files_read(context, arguments))
+
+    async def files_read(self, context: Context, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments with the contents of the resources that files name."""
+        body = self.plan.body
+        return arguments if body is None else await body.read_resources(arguments, context)
+
+    def request(self, context: AnyContext, arguments: Mapping[str, Any]) -> Outgoing:
+        """Build the request of a call.
+
+        Raises:
+            BackendError: a fact about the caller is too long for a header.
+            ToolError: a value is not allowed in its part of the request.
+        """
+        if self.defaults:
+            arguments = {**self.defaults, **arguments}
+        outgoing = for_caller(self.plan.request(arguments), self.config, context.principal)
+        if self.taken:
+            _check_taken(outgoing, self.taken)
+        return outgoing
+
+    async def answered(self, context: AnyContext, outgoing: Outgoing) -> Answer:
+        """Send the request of a call with its key; return the answer."""
+        key = await make_key(context, outgoing.method, self.key_header)
+        answer = await self.service.send(with_key(outgoing, key), self.timeout_s, context.deadline)
+        about = {"upstream": self.config.name, "method": outgoing.method, "status": answer.status}
+        await context.log("debug", about)
+        return answer
+
+    async def result_from(self, answer: Answer) -> ToolResult:
+        """Convert an answer to the tool's result, in a thread if it is large."""
+        if len(answer.body) > LARGE_BYTES:
+            return await asyncio.to_thread(self.result, answer)
+        return self.result(answer)
+
+
+def _check_taken(outgoing: Outgoing, taken: frozenset[str]) -> None:
+    """Raise ToolError if a member of an exploded object has the name of a credential."""
+    sent = [*outgoing.query.split("&"), *outgoing.headers.get("cookie", "").split("; ")]
+    if clashes := clashing({unquote_plus(pair.partition("=")[0]) for pair in sent}, taken):
+        raise ToolError(f"{', '.join(clashes)}: is reserved for the gateway; leave it out")
+
+
 def make_exchange(send: Send, outgoing: Outgoing, key: Key | None) -> Exchange:
     """Return the function that sends each request of the dialogue that `outgoing` begins."""
 
@@ -140,11 +209,7 @@ def check_job(job: HttpJobConfig, arguments: Sequence[Argument]) -> None:
         raise ValueError(
             f"job.cancel needs {', '.join(unknown)}, which neither job.variables nor the arguments have"
         )
-    certain = {
-        argument.name
-        for argument in arguments
-        if argument.required or argument.location == "path" or argument.default is not ABSENT
-    }
+    certain = {argument.name for argument in arguments if argument.is_certain}
     for path in _paths(job):
         missing = set(PATH_VARIABLE.findall(path)) - job.variables.keys() - certain
         if optional := sorted(missing & names):
@@ -233,14 +298,14 @@ class Requests(Struct, frozen=True):
         added = [pair for name, value in query.items() for pair in pairs(name, value)]
         body: bytes | None = None
         headers = request.headers
-        plan = None
         if cancel.form is not None:
-            plan = BodyPlan("form", fixed=Template(cancel.form).filled(variables))
+            filled = Template(cancel.form).filled(variables)
+            members = [pair for name, value in filled.items() for pair in pairs(name, value)]
+            body = "&".join(members).encode()
+            headers = {**headers, "content-type": "application/x-www-form-urlencoded"}
         elif cancel.body is not None:
-            plan = BodyPlan(template=Template(cancel.body))
-        if plan is not None:
-            body, content_type = encode_body(plan, (), variables)
-            headers = {**headers, "content-type": content_type}
+            body = json.encode(Template(cancel.body).filled(variables))
+            headers = {**headers, "content-type": "application/json"}
         whole_query = "&".join(filter(None, (request.query, *added)))
         return await self.send(
             replace(request, method=cancel.method, query=whole_query, headers=headers, body=body)

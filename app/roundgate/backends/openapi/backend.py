@@ -13,7 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec.structs import replace
+
 from roundgate.backends.base import DirectCall, Offering, Returned, Shared, Tool
+from roundgate.backends.definitions import method_hints
 from roundgate.backends.http.credentials import Accesses
 from roundgate.backends.http.tls import Certificates
 from roundgate.backends.openapi.config import OpenApiBackendConfig
@@ -23,7 +26,6 @@ from roundgate.backends.openapi.index import (
     Slot,
     chosen,
     fingerprint,
-    hints,
     index_path,
     is_current,
     read,
@@ -34,9 +36,9 @@ from roundgate.replay import AnyContext, Context
 from roundgate.settings import Origin
 
 if TYPE_CHECKING:
+    from roundgate.backends.http.exchanges import Calling
     from roundgate.backends.http.reliability import Hosts
     from roundgate.backends.http.service import Service
-    from roundgate.backends.openapi.requests import Calling
 
 _REMEDY: Final = "run `roundgate compile` with this file again, and keep the written file beside it"
 
@@ -149,7 +151,7 @@ class OpenApiBackend:
         return frozenset(shown | self._config.credentials.keys())
 
     def _tool(self, index: Index, row: Row) -> Tool:
-        definition = index.definition(row, hints(row.method))
+        definition = index.definition(row, method_hints(row.method))
         made: list[Calling] = []
 
         def calling() -> Calling:
@@ -167,7 +169,8 @@ class OpenApiBackend:
         return Tool(definition, call, about=row)
 
     def _calling(self, index: Index, row: Row, definition: Mapping[str, Any]) -> Calling:
-        from roundgate.backends.openapi.requests import Calling
+        from roundgate.backends.http.exchanges import KEYED, Calling
+        from roundgate.backends.http.messages import result_from_answer
         from roundgate.protocol import Schema
 
         config = self._config
@@ -176,14 +179,19 @@ class OpenApiBackend:
         general = () if config.credential is None else (config.credential,)
         credentials = [config.credentials[name] for name in names] or general
         taken = [credential.taken() for credential in credentials]
-        output = definition.get("outputSchema")
+        declared = definition.get("outputSchema")
+        output = None if declared is None else Schema.compile(declared)
+        override = config.override.get(row.name)
+        idempotent = None if override is None else override.idempotent
+        is_repeatable = row.method not in KEYED if idempotent is None else idempotent
         return Calling(
             config,
-            row.name,
-            index.plan(row),
+            replace(index.plan(row), is_repeatable=is_repeatable),
             self._service(index.servers[row.server], names),
-            None if output is None else Schema.compile(output),
-            frozenset().union(*(credential.query | credential.cookies for credential in taken)),
+            config.timeout_s,
+            config.idempotency_key if row.method in KEYED else None,
+            lambda answer: result_from_answer(row.name, answer, "", output, lenient=True),
+            taken=frozenset().union(*(taker.query | taker.cookies for taker in taken)),
         )
 
     def _service(self, base_url: str, names: frozenset[str]) -> Service:

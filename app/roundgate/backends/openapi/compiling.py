@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
+from roundgate.backends.definitions import method_hints
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.documents import (
     Fetch,
@@ -34,7 +36,6 @@ from roundgate.backends.openapi.index import (
     Span,
     Writer,
     fingerprint,
-    hints,
     index_path,
     make_slot,
     taken_names,
@@ -299,7 +300,7 @@ class _Compiler:
                 head=head,
                 tail=tail,
                 schemas=schemas,
-                plan=self._writer.piece(encode(operation.plan.kept())),
+                plan=self._writer.piece(encode(to_builtins(operation.plan))),
             )
         )
 
@@ -310,7 +311,7 @@ class _Compiler:
         members = {
             **title,
             "description": operation.description,
-            "annotations": dict(hints(operation.identity.method)),
+            "annotations": dict(method_hints(operation.identity.method)),
         }
         head = b"," + encode(members)[1:-1] + b',"inputSchema":' + encode(schema)[:-1]
         output = operation.output_schema

@@ -13,11 +13,11 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, convert
 from msgspec.structs import astuple
 
 from roundgate.backends.definitions import StoredDefinition
@@ -28,18 +28,17 @@ from roundgate.json import decode, decode_own, encode
 from roundgate.settings import Origin
 
 if TYPE_CHECKING:
-    from roundgate.backends.openapi.requests import Plan
+    from roundgate.backends.http.plan import Plan
 
 KIND: Final = b"roundgate-index "
 MAGIC: Final = KIND + b"1\n"
-VERSION: Final = 2
+VERSION: Final = 3
 """The compiler's version. An index of another version is out of date."""
 _COMPILED_WITH: Final = (
     *("document", "base_url", "variables", "origins", "references", "overlay", "media_types"),
     *("output_schemas", "strict"),
 )
 """The settings that an index depends on."""
-SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
 _MUTUAL_TLS: Final = "its own certificate: `tls` of the back end, with `cert`"
 _OF_AWS: Final = "x-amazon-apigateway-authtype"
 """An extension of security schemes in documents exported by API Gateway."""
@@ -173,9 +172,9 @@ class Index(Struct, frozen=True):
 
     def plan(self, row: Row) -> Plan:
         """Return the plan of a tool's requests."""
-        from roundgate.backends.openapi.requests import Plan
+        from roundgate.backends.http.plan import Plan
 
-        return Plan.revived(decode(self._piece(row.plan)))
+        return convert(decode(self._piece(row.plan)), Plan)
 
     def may_take_files(self, row: Row) -> bool:
         """Return whether the body of a tool's request may have files. The plan is not decoded."""
@@ -327,20 +326,4 @@ def taken_names(config: OpenApiBackendConfig, slots: Sequence[Slot]) -> dict[str
             *(credential.cookies for credential in taken),
             (credential.cookie for credential in slots if credential.cookie),
         ),
-    }
-
-
-@cache
-def hints(method: str) -> Mapping[str, bool]:
-    """Return the annotations of a tool by the operation's method (RFC 9110 section 9.2).
-
-    `destructiveHint` is omitted, which counts as true, unless the method is safe or DELETE.
-    """
-    safe = method in SAFE
-    destroys = {"destructiveHint": not safe} if safe or method == "DELETE" else {}
-    return {
-        "readOnlyHint": safe,
-        **destroys,
-        "idempotentHint": safe or method in ("PUT", "DELETE"),
-        "openWorldHint": True,
     }

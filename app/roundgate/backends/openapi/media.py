@@ -10,7 +10,8 @@ from typing import Any, Final, Literal, TypeAlias, cast
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from roundgate.backends.http.bodies import FILE
+from roundgate.backends.http.bodies import FILE, Body, BodyKind, Member
+from roundgate.backends.http.values import Style
 from roundgate.backends.openapi.documents import (
     MAX_HOPS,
     DanglingReference,
@@ -18,7 +19,6 @@ from roundgate.backends.openapi.documents import (
     References,
     UnusableOperation,
 )
-from roundgate.backends.openapi.requests import Body, BodyKind, Member, Style
 from roundgate.backends.openapi.schemas import Schemas, as_list, beside_null, object_properties
 
 NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]+")

@@ -14,8 +14,11 @@ from urllib.parse import parse_qsl
 
 from msgspec import Struct
 
+from roundgate.backends.http.bodies import Body
 from roundgate.backends.http.credential_config import FRAMING, header_key
-from roundgate.backends.http.values import header_schema
+from roundgate.backends.http.plan import Parameter, Plan
+from roundgate.backends.http.plan import Place as ParameterPlace
+from roundgate.backends.http.values import Style, header_schema
 from roundgate.backends.openapi import swagger2
 from roundgate.backends.openapi.documents import (
     DanglingReference,
@@ -32,7 +35,6 @@ from roundgate.backends.openapi.media import (
     argument_name,
     media_types,
 )
-from roundgate.backends.openapi.requests import Body, Parameter, ParameterPlace, Plan, Style
 from roundgate.backends.openapi.schemas import Schemas
 
 METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "trace", "query")
@@ -252,7 +254,7 @@ class Document(Struct, frozen=True):
                 path,
                 tuple(arguments.parameters),
                 arguments.body,
-                ", ".join(accepted[:8]) or "*/*",
+                {"accept": ", ".join(accepted[:8]) or "*/*"},
                 query,
             ),
             own_servers=value.get("servers") or raw.item.get("servers"),
